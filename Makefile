@@ -37,7 +37,7 @@ test-slow: .venv/.installed
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow --timeout=3600
 
 bench: .venv/.installed
-	$(BIN)/python -m tests.benchmarks.step_time
+	$(BIN)/python -m analysis.benchmarks.step_time
 
 # Runs them in place; what has been run before lies in workdirs/notebooks/.
 notebooks: .venv/.installed
@@ -51,13 +51,10 @@ docs: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-# The types of the package as it is installed: its folders lie apart here, so mypy is given links.
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf build/types && mkdir -p build/types/optdyn
-	ln -s $(CURDIR)/research/* $(CURDIR)/analysis $(CURDIR)/configs $(CURDIR)/launch build/types/optdyn
-	MYPYPATH=build/types $(BIN)/mypy
+	$(BIN)/mypy
 
 # The reproducible set-up: every package at one version, for every platform and Python from 3.11 on.
 .venv/.installed: pyproject.toml requirements.lock

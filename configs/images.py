@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.config import default
+from optdyn.base.errors import entry
+from optdyn.experiment import default
 
 
 class Standard(NamedTuple):

@@ -5,8 +5,8 @@
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.config import default
+from optdyn.base.errors import entry
+from optdyn.experiment import default
 
 MIB = 2**20
 MODELS = {

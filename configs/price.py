@@ -5,7 +5,7 @@ They have 1 Gbit/s between them, and each computes 32 examples for an update.
 
 from ml_collections import ConfigDict
 
-from optdyn.config import default
+from optdyn.experiment import default
 
 
 def get_config() -> ConfigDict:

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from optdyn.config import default
+from optdyn.experiment import default
 
 
 def get_config() -> ConfigDict:

@@ -3,7 +3,7 @@
     18    basic blocks in stages of 2, 2, 2, 2    11.2 million parameters for 10 classes
     50    bottlenecks in stages of 3, 4, 6, 3     25.6 million for 1,000
 
-with preactivation (`research/problem/models/resnet.py`), of 64 to 512 channels, 2,048 at the
+with preactivation (`problem/models/resnet.py`), of 64 to 512 channels, 2,048 at the
 bottlenecks' ends. Data are those of `configs/images.py`, fashion_mnist if none are named, or
 `synthetic`, drawn images of 224 x 224 in 1,000 classes, to measure with. Images of 28 or 32 pixels
 a side have a stem that keeps their size, those of ImageNet, 224 here, its usual one.
@@ -16,21 +16,29 @@ either. None of these was trained to its end here: that takes an accelerator.
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.config import default
-from optdyn.configs import images
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.experiment import default
 
 STAGES = {"18": (2, 2, 2, 2), "50": (3, 4, 6, 3)}
 SYNTHETIC = "synthetic"
-EPOCHS = {"fashion_mnist": 10, "mnist": 10, "cifar10": 90, "cifar100": 90}  # others: 90
+EXAMPLES = {
+    "mnist": 60_000,
+    "fashion_mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "imagenet2012": 1_281_167,
+    SYNTHETIC: 1024,
+}
+EPOCHS = {"fashion_mnist": 10, "mnist": 10}  # others: 90
 
 
 def get_config(variant: str = "18") -> ConfigDict:
     """DEPTH or DEPTH,DATA. Raises `ConfigError` if there is no such depth or data set."""
     depth, _, name = variant.partition(",")
     stages, name = entry(STAGES, depth), name or "fashion_mnist"
-    entry(dict.fromkeys((*images.STANDARD, SYNTHETIC)), name)
-    config = drawn() if name == SYNTHETIC else images.get_config(name)
+    examples = entry(EXAMPLES, name)
+    config = drawn() if name == SYNTHETIC else od.config(f"images:{name}")
     large = name in (SYNTHETIC, "imagenet2012")
     if name == "imagenet2012":
         config.data.image_size = 224
@@ -41,7 +49,7 @@ def get_config(variant: str = "18") -> ConfigDict:
     config.model.stem = "quarter" if large else "whole"
     config.model.dtype = "bfloat16" if large else "float32"
     config.batch_size = 256
-    epoch = config.log_every = config.checkpoint_every = _examples(name) // config.batch_size
+    epoch = config.log_every = config.checkpoint_every = examples // config.batch_size
     config.steps = EPOCHS.get(name, 90) * epoch
     config.optimizer.learning_rate = 0.1
     config.optimizer.momentum = 0.9
@@ -57,7 +65,3 @@ def drawn() -> ConfigDict:
     config.data.options.update(side=224, classes=1000, examples=1280)
     config.data.streaming = True
     return config
-
-
-def _examples(name: str) -> int:
-    return 1024 if name == SYNTHETIC else images.STANDARD[name].examples

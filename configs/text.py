@@ -14,8 +14,8 @@ has 2.10 to 2.24.) The 1,500 updates end at 1.49. `:small` is the same for 300 u
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.config import default
+from optdyn.base.errors import entry
+from optdyn.experiment import default
 
 STEPS = {"": 1500, "small": 300}
 

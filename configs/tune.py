@@ -22,11 +22,10 @@ committed before any of them was run.
 import numpy as np
 from ml_collections import ConfigDict
 
-from optdyn import timeline
-from optdyn.basics.errors import entry
-from optdyn.basics.trees import Json
-from optdyn.config import default, parse
-from optdyn.experiment import Experiment
+from optdyn import clock
+from optdyn.base.errors import entry
+from optdyn.base.trees import Json
+from optdyn.experiment import Experiment, default, parse
 
 WORKERS = 8
 SECONDS = 1e-3  # an example, on one worker
@@ -121,5 +120,5 @@ def can_win(case: str) -> bool:
 
 def pace(config: Experiment, groups: int) -> float:
     """HE(g), seconds an update."""
-    line = timeline.make(config.cluster, groups=groups, steps=2000, batch_size=config.batch_size)
+    line = clock.make(config.cluster, groups=groups, steps=2000, batch_size=config.batch_size)
     return float(line.seconds[-1]) / len(line.seconds)

@@ -21,29 +21,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("research", "launch", "analysis", "configs", "docs")
-LINKS = ROOT / "build" / "docs"  # the package as it is installed: its folders lie apart here
-PARTS = {"optdyn": "research", **{f"optdyn.{n}": n for n in ("analysis", "configs", "launch")}}
-# Configs are examples, with pages of their own; studies lie beside the package.
-LEFT_OUT = ("optdyn.analysis.notebooks", "optdyn.analysis.studies", "optdyn.configs")
+PACKAGE = ROOT / "research" / "optdyn"
 RECORDS = ROOT / "analysis" / "studies" / "records"
 LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|href)="([^"]+)\"""")
-
-
-def _laid_out() -> None:
-    """The package as it is installed, for mkdocstrings, which looks for it before any hook runs."""
-    package = LINKS / "optdyn"
-    package.mkdir(parents=True, exist_ok=True)
-    inside = [
-        *(ROOT / "research").glob("*"),
-        *(ROOT / n for n in ("analysis", "configs", "launch")),
-    ]
-    for path in inside:
-        link = package / path.name
-        if not link.is_symlink():
-            link.symlink_to(path)
-
-
-_laid_out()
 
 
 def on_config(config: Any) -> Any:
@@ -61,7 +41,6 @@ def on_files(files: Files, *, config: Any) -> Files:
             files.append(File.generated(config, uri, **source))
 
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    pages.append(ROOT / "tests" / "benchmarks" / "links.md")
     for folder in FOLDERS:
         pages += sorted((ROOT / folder).rglob("*.md"))
     for page in pages:
@@ -136,7 +115,7 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
 
 def keys() -> str:
     """All keys of a config, as `optdyn list keys` has them."""
-    from optdyn.launch import listing
+    from optdyn.cli import listing
 
     rows = ["# Keys of a config", "", "As `optdyn list keys` prints them.", ""]
     rows += ["| key | default | what it is |", "|---|---|---|"]
@@ -175,12 +154,9 @@ def cell(text: str) -> str:
 def modules() -> dict[str, Path]:
     """The files of all modules that have a page, packages before what is in them."""
     found = {}
-    for package, folder in PARTS.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            inside = path.relative_to(ROOT / folder).with_suffix("").parts
-            name = ".".join((package, *(part for part in inside if part != "__init__")))
-            if not name.startswith(LEFT_OUT):
-                found[name] = path
+    for path in sorted(PACKAGE.rglob("*.py")):
+        inside = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(("optdyn", *(part for part in inside if part != "__init__")))] = path
     return dict(sorted(found.items()))
 
 
@@ -225,7 +201,7 @@ def names(found: dict[str, Path], packages: set[str]) -> str:
     lines = ["# Public names", "", "What `import optdyn as od` has.", "", "| | |", "|---|---|"]
     for name in optdyn.__all__:
         thing = getattr(optdyn, name)
-        where = next(m for m in (f"optdyn.strategies.{name}", str(thing.__module__)) if m in found)
+        where = next(m for m in (f"optdyn.methods.{name}", str(thing.__module__)) if m in found)
         place = page_of(where, packages).removeprefix("reference/")
         lines.append(
             f"| [`od.{name}`]({place}) | {cell((thing.__doc__ or '').partition(chr(10))[0])} |"

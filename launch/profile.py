@@ -1,41 +1,6 @@
-"""What an update is made of here: `python -m launch.profile --config=FILE --workdir=DIR`.
+"""`optdyn profile`: what an update is made of on this machine."""
 
-Measures the pieces of the hardware model (`research/tuning/phases.py`), writes `pieces.json`, and
-prints them and the flags with which a run's simulated seconds are made of them.
-`python -m launch.local --processes=N -- python -m launch.profile ...` measures an all-reduce of N
-processes in place of the config's network.
-"""
-
-from pathlib import Path
-
-import jax
-import pandas as pd
-
-from optdyn.basics.files import write, write_json
-from optdyn.basics.processes import is_writer
-from optdyn.experiment import Experiment
-from optdyn.launch import app
-from optdyn.outputs.workdir import claim, text_of
-from optdyn.parallel.first_process import own
-from optdyn.tuning.phases import flags, measure, prepare
-
-
-def main(config: Experiment, workdir: Path) -> int:
-    app.one_run(config)
-    work = prepare(config)
-    with own(workdir) as folder:
-        claim(folder, config)
-        write(folder / "config.json", text_of(config))
-        taken = pd.DataFrame(measure(work)).sort_index(axis=1)
-        table = taken.quantile([0.5, 0.25, 0.75]).T
-        table.columns = ["seconds", "lower quartile", "upper quartile"]
-        about = {"device": jax.devices()[0].device_kind, "devices": jax.device_count()}
-        write_json(folder / "pieces.json", {**about, "blocks": work.blocks, **table.to_dict()})
-    if is_writer():
-        print(table.to_string(float_format="{:.4g}".format))
-        print(*flags(table["seconds"].to_dict()))
-    return 0
-
+from optdyn.cli.main import run
 
 if __name__ == "__main__":
-    app.run(main)
+    run("profile")

@@ -15,10 +15,10 @@ import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from optdyn.config import default
-from optdyn.outputs.checkpoints import Checkpoints
+from optdyn.experiment import default
 from optdyn.problem import data
-from optdyn.training import trainer
+from optdyn.train import trainer
+from optdyn.train.checkpoints import Checkpoints
 from tests.often import is_often
 from tests.proc import no_other_worker, usual_signals
 from tests.values import as_experiment

@@ -3,8 +3,8 @@
 What is changed is what git finds different from where this branch left `main`, committed or not; if
 nothing is, the last commit. A test's distance from a changed file is
 
-    0   it is in the file, or in one of its name: research/tuning/phases.py, tuning/test_phases.py
-    1   its case is named after the file: test_step_is_pure[gossip], research/strategies/gossip.py
+    0   it is in the file, or in one of its name: plan/phases.py, tests/tune/test_phases.py
+    1   its case is named after the file: test_step_is_pure[gossip], methods/mix/gossip.py
     n   its file imports the changed one by way of n - 1 others, or says its name in a string
 
 The nearest come first; among files at one distance those first that import fewest. At most 20 files
@@ -50,10 +50,9 @@ def changed(root: Path) -> set[str]:
 
 
 def module(path: str) -> str:
-    """What an import calls it: research/tuning/phases.py is optdyn.tuning.phases."""
+    """What an import calls it: research/optdyn/plan/phases.py is optdyn.plan.phases."""
     name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    first, _, rest = name.partition(".")
-    return {"tests": name, "research": f"optdyn.{rest}".rstrip(".")}.get(first, f"optdyn.{name}")
+    return name.removeprefix("research.")
 
 
 class Suite:
@@ -85,6 +84,7 @@ class Suite:
             elif isinstance(node, ast.Constant) and id(node) not in docstrings:
                 words |= set(re.findall(r"[\w./*-]+", str(node.value)))
         said = {word.removesuffix(".py").replace("/", ".") for word in words if word[0] != "."}
+        said |= {re.sub(r"^launch\.", "optdyn.cli.", word) for word in said}  # the script's command
         return names | said | {module(word) for word in said if "." in word}, words
 
     def distances(self, paths: Collection[str]) -> dict[str, int]:

@@ -35,8 +35,8 @@ OFTEN = {
     "models/test_remat.py::test_is_the_same_function_with_the_same_parameters": ("resmlp",),
     "optimizers/test_delayed.py::test_a_tiny_modern_transformer_learns_under_delay": (),
     "optimizers/test_delayed.py::test_is_optax_on_gradients_one_update_old": (),
-    "outputs/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": ("closed",),
-    "outputs/test_going_on.py::test_a_run_starts_from_anothers_parameters": ("sync",),
+    "train/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": ("closed",),
+    "train/test_going_on.py::test_a_run_starts_from_anothers_parameters": ("sync",),
     "own/test_kinds.py::test_real_devices_and_streams_carry_every_kind": (),
     "own/test_own.py::test_the_examples_run_outside_of_the_checkout_under_other_names": (),
     "own/test_resumed.py::test_a_script_is_known_by_what_is_named_and_not_by_all_its_text": (),
@@ -44,38 +44,38 @@ OFTEN = {
     "papers/test_clocks.py::test_backpropagation_is_pipelined_and_not_stalled": (),
     "papers/test_clocks.py::test_greedy_updates_follow_each_other_at_their_longest_stage": (),
     "papers/test_contest.py::test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so": (),
-    "parallel/test_failure.py::test_a_workdir_in_use_is_refused_on_all_processes": (),
-    "parallel/test_never_flushed.py::test_a_state_is_its_rows_to_the_bit": ("2bw",),
-    "racing/test_race.py::test_a_merged_server_races_too": ("one group",),
-    "racing/test_race.py::test_a_server_in_parts_makes_the_same_updates": ("own0",),
-    "racing/test_race.py::test_it_goes_on_where_it_was_saved": (
+    "devices/test_failure.py::test_a_workdir_in_use_is_refused_on_all_processes": (),
+    "devices/test_never_flushed.py::test_a_state_is_its_rows_to_the_bit": ("2bw",),
+    "race/test_race.py::test_a_merged_server_races_too": ("one group",),
+    "race/test_race.py::test_a_server_in_parts_makes_the_same_updates": ("own0",),
+    "race/test_race.py::test_it_goes_on_where_it_was_saved": (
         "plain",
         "too old",
         "k_sync",
         "elastic",
     ),
-    "racing/test_race.py::test_it_waits_where_nobody_arrives": (
+    "race/test_race.py::test_it_waits_where_nobody_arrives": (
         "plain",
         "k_sync",
         "local steps",
         "elastic",
     ),
-    "racing/test_race.py::test_local_gradients_race_too": (),
-    "racing/test_race.py::test_the_simulator_replays_it": ("metered", "k_sync", "adam"),
-    "strategies/test_accumulation.py::test_parts_make_the_updates_of_the_whole": (
+    "race/test_race.py::test_local_gradients_race_too": (),
+    "race/test_race.py::test_the_simulator_replays_it": ("metered", "k_sync", "adam"),
+    "methods/test_accumulation.py::test_parts_make_the_updates_of_the_whole": (
         "asynchronous",
         "buffered",
     ),
-    "strategies/test_async_local_sgd.py::test_servers_that_heed_age_owe_what_every_method_owes": (
+    "methods/test_async_local_sgd.py::test_servers_that_heed_age_owe_what_every_method_owes": (
         "two",
     ),
-    "strategies/test_battery.py::test_a_pair_with_one_at_its_limit_is_the_other": (
+    "methods/test_battery.py::test_a_pair_with_one_at_its_limit_is_the_other": (
         "asynchronous+daso-daso",
         "asynchronous+local-l",
         "daso+dynamic",
         "daso+local-l",
     ),
-    "strategies/test_battery.py::test_a_run_in_two_parts_equals_the_whole": (
+    "methods/test_battery.py::test_a_run_in_two_parts_equals_the_whole": (
         "sync]",
         "asynchronous]",
         "elastic",
@@ -90,25 +90,25 @@ OFTEN = {
         "stale_pipeline",
         "local]",
     ),
-    "strategies/test_battery.py::test_jit_equals_no_jit": (
+    "methods/test_battery.py::test_jit_equals_no_jit": (
         "sync]",
         "asynchronous]",
         "stale_pipeline]",
     ),
-    "strategies/test_battery.py::test_nothing_recompiles_when_only_numbers_change": (
+    "methods/test_battery.py::test_nothing_recompiles_when_only_numbers_change": (
         "asynchronous+daso",
         "dynamic_batch",
         "gossip",
         "async_local_sgd",
         "stale_pipeline",
     ),
-    "strategies/test_battery.py::test_step_is_pure": (
+    "methods/test_battery.py::test_step_is_pure": (
         "buffered]",
         "local]",
         "stale_pipeline]",
         "elastic]",
     ),
-    "strategies/test_battery.py::test_the_limit_is_synchronous": (
+    "methods/test_battery.py::test_the_limit_is_synchronous": (
         "sgd-a",
         "sgd-b",
         "sgd-d",
@@ -121,89 +121,88 @@ OFTEN = {
         "adam-dynamic_batch",
         "adam-gossip",
     ),
-    "strategies/test_battery.py::test_vmap_equals_a_loop": (
+    "methods/test_battery.py::test_vmap_equals_a_loop": (
         "asynchronous]",
         "elastic]",
         "diloco]",
         "stale_pipeline]",
     ),
-    "strategies/test_compression.py::test_a_message_is_nearer_than_none": (),
-    "strategies/test_compression.py::test_a_node_sends_so_many_bytes": (
+    "methods/test_compression.py::test_a_message_is_nearer_than_none": (),
+    "methods/test_compression.py::test_a_node_sends_so_many_bytes": (
         "bfloat16",
         "top_k-",
         "sign",
         "powersgd",
         "E3M0-1",
     ),
-    "strategies/test_compression.py::test_compressed_messages_equal_the_reference": (
+    "methods/test_compression.py::test_compressed_messages_equal_the_reference": (
         "top_k-",
         "sign",
         "E3M0-model",
         "top_k of 2 bits-model",
     ),
-    "strategies/test_compression.py::test_compression_owes_what_every_method_owes": (
+    "methods/test_compression.py::test_compression_owes_what_every_method_owes": (
         "top_k-test_a_run",
         "top_k-test_the_state",
     ),
-    "strategies/test_compression.py::test_powersgd_does_not_depend_on_how_a_batch_is_divided": (),
-    "strategies/test_compression.py::test_the_clock_counts_the_same_bytes": (
+    "methods/test_compression.py::test_powersgd_does_not_depend_on_how_a_batch_is_divided": (),
+    "methods/test_compression.py::test_the_clock_counts_the_same_bytes": (
         "top_k-",
         "powersgd-1",
         "E3M0",
     ),
-    "strategies/test_compression.py::test_what_is_not_sent_is_kept": (
+    "methods/test_compression.py::test_what_is_not_sent_is_kept": (
         "bfloat16",
         "top_k]",
         "sign",
         "powersgd",
         "E3M0",
     ),
-    "strategies/test_correcting.py::test_corrections_owe_what_every_method_owes": ("two",),
-    "strategies/test_dynamic_batch.py::test_equal_weights_average_the_workers_mean_gradients": (
+    "methods/test_correcting.py::test_corrections_owe_what_every_method_owes": ("two",),
+    "methods/test_dynamic_batch.py::test_equal_weights_average_the_workers_mean_gradients": (
         "shares1",
         "shares3",
     ),
-    "strategies/test_dynamic_batch.py::test_every_worker_computes_its_own_examples_in_order": (
+    "methods/test_dynamic_batch.py::test_every_worker_computes_its_own_examples_in_order": (
         "shares0-",
         "shares2-3",
         "shares4-4",
         "shares5-1",
     ),
-    "strategies/test_dynamic_batch.py::test_the_split_gradient_is_that_of_the_whole_batch": (
+    "methods/test_dynamic_batch.py::test_the_split_gradient_is_that_of_the_whole_batch": (
         "shares0-1]",
         "shares1-3",
         "shares4-4",
     ),
     # To the bit as users compile, which `make test-slow` does.
-    "strategies/test_fragments.py::test_fragments_that_meet_together_are_one_to_the_bit": (),
-    "strategies/test_fragments.py::test_streaming_owes_what_every_method_owes": (),
-    "strategies/test_pairs.py::test_a_pair_trains_to_what_its_better_parent_reaches": (),
-    "strategies/test_pairs.py::test_it_is_what_its_equations_say": (
+    "methods/test_fragments.py::test_fragments_that_meet_together_are_one_to_the_bit": (),
+    "methods/test_fragments.py::test_streaming_owes_what_every_method_owes": (),
+    "methods/test_pairs.py::test_a_pair_trains_to_what_its_better_parent_reaches": (),
+    "methods/test_pairs.py::test_it_is_what_its_equations_say": (
         "asynchronous]",
         "buffered+diloco",
         "gossip]",
         "diloco+gossip]",
         "daso+dynamic",
     ),
-    "strategies/test_snapshots.py::test_a_large_table_is_checkpointed_beside_the_rest": (
+    "methods/test_snapshots.py::test_a_large_table_is_checkpointed_beside_the_rest": (
         "bfl",
         "ho",
     ),
-    "strategies/test_snapshots.py::test_an_update_copies_no_table": ("buffered",),
-    "strategies/test_snapshots.py::test_the_memory_that_is_said_is_what_is_taken": (),
-    "strategies/test_snapshots.py::test_versions_on_the_host_are_exact": ("fresh",),
-    "strategies/test_sparseloco.py::test_the_clock_counts_its_bytes": ("32",),
-    "strategies/test_stale_pipeline.py::test_a_run_resumes_and_the_meter_reads_it": (),
-    "strategies/test_stale_pipeline.py::test_every_stage_computes_with_the_parameters_of_its_age": (
+    "methods/test_snapshots.py::test_an_update_copies_no_table": ("buffered",),
+    "methods/test_snapshots.py::test_the_memory_that_is_said_is_what_is_taken": (),
+    "methods/test_snapshots.py::test_versions_on_the_host_are_exact": ("fresh",),
+    "methods/test_sparseloco.py::test_the_clock_counts_its_bytes": ("32",),
+    "methods/test_stale_pipeline.py::test_a_run_resumes_and_the_meter_reads_it": (),
+    "methods/test_stale_pipeline.py::test_every_stage_computes_with_the_parameters_of_its_age": (
         "2bw",
         "no_stash",
         "predict",
     ),
-    "strategies/test_workers.py::test_in_nodes_every_node_has_workers_of_its_own": (),
-    "strategies/test_workers.py::test_the_meter_says_what_is_evaluated": ("async_local_sgd",),
+    "methods/test_workers.py::test_in_nodes_every_node_has_workers_of_its_own": (),
+    "methods/test_workers.py::test_the_meter_says_what_is_evaluated": ("async_local_sgd",),
     "test_batched_runs.py::test_lanes_are_the_runs_alone": ("mlp",),
     "test_grids.py::test_all_points_can_run": (
-        "combinations",
         "gossip-ladder",
         "arrivals",
         "workers",
@@ -243,12 +242,12 @@ OFTEN = {
     "test_text_config.py::test_learns_more_than_frequencies_in_few_updates": (),
     "test_trainer.py::test_a_convolutional_network_learns": (),
     "test_trainer.py::test_optimizers_of_optax": ("noisy_sgd", "adamw", "lion"),
-    "timeline/test_mutated_traces.py::test_whatever_a_reference_refuses_is_refused": (
+    "clock/test_mutated_traces.py::test_whatever_a_reference_refuses_is_refused": (
         "asynchronous",
         "daso",
         "dynamic_batch",
     ),
-    "timeline/test_prefix.py::test_longer_runs_begin_with_shorter_ones": (
+    "clock/test_prefix.py::test_longer_runs_begin_with_shorter_ones": (
         "sync, gamma",
         "dynamic",
         "local groups",
@@ -260,8 +259,8 @@ OFTEN = {
         "dynamic_batch-sgd",
     ),
     "trajectories/test_single.py::test_nodes_are_metered_between_their_meetings": ("]",),
-    "tuning/test_lowered.py::test_one_lowering_that_serves_for_every_convolution": (),
-    "tuning/test_planner.py::test_every_shape": ("1-1", "2-4", "3-", "4-2", "5-3", "6-4"),
+    "tune/test_lowered.py::test_one_lowering_that_serves_for_every_convolution": (),
+    "tune/test_planner.py::test_every_shape": ("1-1", "2-4", "3-", "4-2", "5-3", "6-4"),
 }
 
 

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.basics.progress import Watch
+from optdyn.base.progress import Watch
 from optdyn.problem import shared_data
-from optdyn.training import batched_runs, driver, memory_checks, program, trainer
-from optdyn.training.trainer import prepare, train
+from optdyn.train import batched_runs, driver, memory_checks, program, trainer
+from optdyn.train.trainer import prepare, train
 from tests.values import as_experiment
 
 QUIET = Watch(lambda: 0, lambda step, text: None)

@@ -11,14 +11,14 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from optdyn.config import parse
-from optdyn.grid import named, resolve
-from optdyn.launch import app, cli
-from optdyn.training.checks import check
+from optdyn.cli import app, main
+from optdyn.experiment import parse
+from optdyn.train.checks import check
+from optdyn.train.grid import named, resolve
 from tests.blocks import MARK, PAGES, ROOT, Command, blocks
 
-OPTDYN = ("-c", "from optdyn.launch.cli import main; main()")
-TUTORIAL = ROOT / "research" / "TUTORIAL.md"  # tests/test_tutorial.py runs it
+OPTDYN = ("-c", "from optdyn.cli.main import main; main()")
+TUTORIAL = ROOT / "docs" / "tutorial.md"  # tests/test_tutorial.py runs it
 WITH = [page for page in PAGES if any(block.commands for block in blocks(page))]
 RUN = [
     page
@@ -26,7 +26,7 @@ RUN = [
     if page != TUTORIAL
     and any(block.runs(each.line) for block in blocks(page) for each in block.commands)
 ]
-BY_MODULE = {command.module: name for name, command in cli.COMMANDS.items()}
+BY_MODULE = {command.module: name for name, command in main.COMMANDS.items()}
 SIZES = {"range(5)": "range(2)", "steps=1000": "steps=50"}  # of what is in blocks of Python
 
 
@@ -70,7 +70,7 @@ def can_be_given(command: Command) -> None:
     name = BY_MODULE.get(command.module, command.module)
     if name == "optdyn":
         name, *arguments = arguments
-    if name not in cli.COMMANDS:
+    if name not in main.COMMANDS:
         return of_a_module(name, arguments)
     if name == "local":
         rest = arguments[arguments.index("--") + 1 :]
@@ -79,10 +79,10 @@ def can_be_given(command: Command) -> None:
         can_be_given(Command(command.line, {}, module, rest[own:]))
         arguments = arguments[: arguments.index("--")]
     given = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-    if cli.COMMANDS[name].also:
-        cli.refuse(cli.COMMANDS[name], arguments)
+    if main.COMMANDS[name].also:
+        main.refuse(main.COMMANDS[name], arguments)
     else:
-        assert set(given) <= set(cli.flags_of(cli.COMMANDS[name])), command.line
+        assert set(given) <= set(main.flags_of(main.COMMANDS[name])), command.line
     if any(re.match("--config[.=]", word) for word in arguments) and name != "price":
         of_a_config(arguments)
 

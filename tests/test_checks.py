@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn import strategies
-from optdyn.analysis import report, tables
-from optdyn.basics import type_checks
-from optdyn.basics.errors import ConfigError
-from optdyn.config import default
-from optdyn.configs import gpt, images, plan, resnet, text, tune
-from optdyn.configs.grids import (
+from configs import gpt, images, plan, resnet, text, tune
+from configs.grids import (
     arrivals,
     daso,
     dynamic_batch,
@@ -28,12 +23,17 @@ from optdyn.configs.grids import (
     staleness,
     workers,
 )
-from optdyn.grid import grid, named, resolve
+from optdyn import methods
+from optdyn.base import type_checks
+from optdyn.base.errors import ConfigError
+from optdyn.experiment import default
 from optdyn.problem import shared_data
 from optdyn.problem.data import own
-from optdyn.training import memory_checks, program, trainer
-from optdyn.training.checks import check, check_parts
-from optdyn.training.warnings import probable_mistakes
+from optdyn.report import report, tables
+from optdyn.train import memory_checks, program, trainer
+from optdyn.train.checks import check, check_parts
+from optdyn.train.grid import grid, named, resolve
+from optdyn.train.warnings import probable_mistakes
 from tests.values import as_experiment
 
 
@@ -344,7 +344,7 @@ def test_a_number_that_another_switches_on_is_warned_of_and_changes_nothing(conf
     assert not probable_mistakes(as_experiment(needs), [f"cluster.{key}"])
 
 
-@pytest.mark.parametrize("name", strategies.built_in())
+@pytest.mark.parametrize("name", methods.built_in())
 def test_what_a_method_does_not_have_it_does_not_read(config, name):
     """Its program and its timeline are the same whatever the whole numbers of other methods are."""
     clusters = {"stale_pipeline": "constant", "local": "constant"}
@@ -352,7 +352,7 @@ def test_what_a_method_does_not_have_it_does_not_read(config, name):
     values |= {"strategy.name": name, "strategy.groups": 4, "cluster.nodes": 4, "steps": 20}
     values |= {"batch_size": 8, "cluster.service": clusters.get(name, "lognormal")}
     plain, other = config(values), config(values)
-    own = strategies.keys_of(strategies.load(name))
+    own = methods.keys_of(methods.load(name))
     for key, value in default().strategy.items():
         if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
             other.strategy[key] = {"compression_bits": 8}.get(key, value + 1)  # 33 are too many

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from optdyn import setup
-from optdyn.config import ConfigError, default, differences, to_json
+from optdyn.clock.network import COLLECTIVES
+from optdyn.experiment import ConfigError, default, differences, to_json
 from optdyn.problem.models.resnet import NORMS, STEMS
-from optdyn.timeline.network import COLLECTIVES
-from optdyn.training.checks import check
+from optdyn.train.checks import check
 from tests.values import as_experiment
 
 HUGE = float("inf")
@@ -166,7 +166,7 @@ COMBINATIONS = [
     ({"strategy.name": "nosuch"}, "strategy.name"),
     ({"strategy.name": "daso+nosuch"}, "strategy.name"),
     ({"strategy.name": "no_such_file:METHOD"}, "strategy.name"),
-    ({"strategy.name": "optdyn.strategies.mix.daso:daso"}, "strategy.name"),
+    ({"strategy.name": "optdyn.methods.mix.daso:daso"}, "strategy.name"),
     ({"strategy.name": "daso+asynchronous", **GRID, "strategy.groups": 4}, "strategy.groups"),
     ({"strategy.name": "daso", "replicas.count": 3}, "replicas.count"),
     ({"parallel.api": "jit", "replicas.count": 3}, "replicas.count"),
@@ -286,7 +286,7 @@ GOOD = [
     {"strategy.name": "daso", "parallel.api": "jit", **GRID},
     {"strategy.name": "daso+dynamic_batch", **GRID, "cluster.speeds": (1, 2, 3, 4)},
     {"strategy.name": "daso+asynchronous", **GRID, "strategy.groups": 2},
-    {"strategy.name": "optdyn.strategies.mix.daso:METHOD", **GRID},
+    {"strategy.name": "optdyn.methods.mix.daso:METHOD", **GRID},
 ]
 
 

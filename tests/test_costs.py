@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from optdyn.configs import gpt, resnet
+from configs import gpt, resnet
+from optdyn.methods.gradient.local_losses import gradients, groups, heads
 from optdyn.problem import problem
 from optdyn.problem.costs import BlockCosts, Cost, block_costs, communicated, of_groups
-from optdyn.strategies.gradient.local_losses import gradients, groups, heads
 from tests.values import as_model
 
 BATCH, WIDTH, CLASSES, K = 32, 64, 10, 4

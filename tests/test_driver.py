@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.strategies.metered import METERED
-from optdyn.training import single
-from optdyn.training.driver import METERED_CHUNK, drive, initial
-from optdyn.training.meter import Windows
-from optdyn.training.trainer import prepare
+from optdyn.methods.metered import METERED
+from optdyn.train import single
+from optdyn.train.driver import METERED_CHUNK, drive, initial
+from optdyn.train.meter import Windows
+from optdyn.train.trainer import prepare
 from tests.values import as_experiment
 
 STEPS = 60

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import InputError
-from optdyn.config import default
-from optdyn.configs import images, plan, quickstart, tune
-from optdyn.configs.grids import daso, dynamic_batch, local
-from optdyn.grid import changed, named, resolve
-from optdyn.launch import app
+from configs import images, plan, quickstart, tune
+from configs.grids import daso, dynamic_batch, local
+from optdyn.base.errors import InputError
+from optdyn.cli import app
+from optdyn.experiment import default
 from optdyn.problem import data
-from optdyn.training import driver, memory_checks, trainer
-from optdyn.training.checks import check
+from optdyn.train import driver, memory_checks, trainer
+from optdyn.train.checks import check
+from optdyn.train.grid import changed, named, resolve
 from tests.own_flags import called
 from tests.values import as_experiment
 
@@ -53,7 +53,7 @@ NASTY = (
     *("x" * 5000, "a\nb", "a\0b", "/nosuch", "..", "/proc/self/mem", "\ud800", "a+b", "+", ":"),
     *(
         "os:getcwd",
-        "optdyn.strategies.mix.daso:METHOD",
+        "optdyn.methods.mix.daso:METHOD",
         "folder:",
         "folder:/nosuch",
         "tfds:",

@@ -19,22 +19,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.analysis import export, raced, report, tables, windows
-from optdyn.basics.errors import InputError
-from optdyn.basics.files import write_json
-from optdyn.basics.hold import LOCK
-from optdyn.basics.progress import Watch
-from optdyn.grid import grid
-from optdyn.launch.points import described, plan
-from optdyn.outputs import versions
-from optdyn.outputs.checkpoints import latest
-from optdyn.outputs.workdir import Metrics
+from optdyn.base.errors import InputError
+from optdyn.base.files import write_json
+from optdyn.base.hold import LOCK
+from optdyn.base.progress import Watch
+from optdyn.cli.points import described, plan
+from optdyn.clock.trace import read
 from optdyn.problem.data import folder as own_images
-from optdyn.racing import race as racing
-from optdyn.racing.worker import Workers, worker
-from optdyn.timeline.trace import read
-from optdyn.training import batched_runs, trainer
-from optdyn.training.trainer import train
+from optdyn.race import race as racing
+from optdyn.race.worker import Workers, worker
+from optdyn.report import export, raced, report, tables, windows
+from optdyn.train import batched_runs, trainer, versions
+from optdyn.train.checkpoints import latest
+from optdyn.train.grid import grid
+from optdyn.train.trainer import train
+from optdyn.train.workdir import Metrics
 from tests.values import as_experiment
 
 VALUES = (

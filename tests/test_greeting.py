@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from optdyn.basics import greeting
-from optdyn.basics.greeting import NONCE, SAID, STRANGERS, Door, call
+from optdyn.base import greeting
+from optdyn.base.greeting import NONCE, SAID, STRANGERS, Door, call
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 WAIT = 20.0  # seconds, until what must come has come

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.config import ConfigError, default
-from optdyn.grid import (
+from optdyn.experiment import ConfigError, default
+from optdyn.train.grid import (
     MOST,
     Points,
     grid,
@@ -23,7 +23,6 @@ from optdyn.grid import (
 )
 
 GRIDS = [
-    ("combinations", (), 200),
     ("daso", (), 10),
     ("dynamic_batch", (), 10),
     ("meter", ("lognormal",), 4),

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from optdyn.config import ConfigError
-from optdyn.training import trainer
-from optdyn.training.trainer import train
+from optdyn.experiment import ConfigError
+from optdyn.train import trainer
+from optdyn.train.trainer import train
 from tests.values import as_experiment
 
 LOCAL = {

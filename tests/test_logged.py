@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from optdyn.launch import train as launcher
-from optdyn.outputs.workdir import tag
+from optdyn.cli import train as launcher
 from optdyn.problem.models.quadratic import curvatures
-from optdyn.training import trainer
-from optdyn.training.trainer import train
+from optdyn.train import trainer
+from optdyn.train.trainer import train
+from optdyn.train.workdir import tag
 from tests.values import as_experiment
 
 FIELDS = {

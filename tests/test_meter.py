@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.basics.progress import Watch
-from optdyn.config import ConfigError
-from optdyn.strategies.metered import METERED
-from optdyn.training import single, trainer
-from optdyn.training.meter import FILE, Windows, in_place, is_plain, lags, shortened, steered
+from optdyn.base.progress import Watch
+from optdyn.experiment import ConfigError
+from optdyn.methods.metered import METERED
+from optdyn.train import single, trainer
+from optdyn.train.meter import FILE, Windows, in_place, is_plain, lags, shortened, steered
 from tests.values import as_experiment
 
 PROBED = {

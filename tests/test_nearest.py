@@ -11,12 +11,12 @@ from tests import nearest
 
 ROOT = Path(__file__).parents[1]
 TREE = {
-    "research/strategies/__init__.py": "",
-    "research/strategies/gossip.py": "",
-    "research/graphs.py": "from optdyn.strategies import gossip",
-    "research/named.py": "",
-    "launch/sweep.py": "def main():\n    from optdyn import graphs",
-    "tests/strategies/test_gossip.py": "def test_mixes(): pass",
+    "research/optdyn/methods/__init__.py": "",
+    "research/optdyn/methods/gossip.py": "",
+    "research/optdyn/graphs.py": "from optdyn.methods import gossip",
+    "research/optdyn/named.py": "",
+    "research/optdyn/cli/sweep.py": "def main():\n    from optdyn import graphs",
+    "tests/methods/test_gossip.py": "def test_mixes(): pass",
     "tests/test_graphs.py": "from optdyn import graphs, named\ndef test_draws(): pass",
     "tests/test_more.py": "from optdyn import graphs\ndef test_more(): pass",
     "tests/test_command.py": "def test():\n    'optdyn.graphs'\n    call('-m', 'launch.sweep')",
@@ -53,18 +53,18 @@ def test_changed_is_what_git_finds(repository):
     """On a clean main the last commit; on a branch what it has committed, edited and added."""
     assert nearest.changed(repository) == set(TREE)
     git(repository, "checkout", "-b", "mine")
-    (repository / "research/named.py").write_text("a = 1")
+    (repository / "research/optdyn/named.py").write_text("a = 1")
     git(repository, "commit", "-a", "-m", "one")
-    assert nearest.changed(repository) == {"research/named.py"}
-    (repository / "launch/sweep.py").write_text("b = 1")
-    (repository / "research/new.py").write_text("c = 1")
+    assert nearest.changed(repository) == {"research/optdyn/named.py"}
+    (repository / "research/optdyn/cli/sweep.py").write_text("b = 1")
+    (repository / "research/optdyn/new.py").write_text("c = 1")
     assert nearest.changed(repository) == {
-        "research/named.py",
-        "launch/sweep.py",
-        "research/new.py",
+        "research/optdyn/named.py",
+        "research/optdyn/cli/sweep.py",
+        "research/optdyn/new.py",
     }
     git(repository, "checkout", "main", "--", ".")
-    assert nearest.changed(repository) == {"research/new.py"}
+    assert nearest.changed(repository) == {"research/optdyn/new.py"}
 
 
 def test_distances_count_imports(tree):
@@ -73,19 +73,19 @@ def test_distances_count_imports(tree):
     `graphs` imports `gossip`, so what imports `graphs` is 2 away; `launch.sweep` is one further.
     """
     suite = nearest.Suite(tree)
-    assert suite.distances(["research/strategies/gossip.py"]) == {
-        "tests/strategies/test_gossip.py": 0,
+    assert suite.distances(["research/optdyn/methods/gossip.py"]) == {
+        "tests/methods/test_gossip.py": 0,
         "tests/test_graphs.py": 2,
         "tests/test_more.py": 2,
         "tests/test_battery.py": nearest.COLLECTED,
     }
-    assert suite.distances(["launch/sweep.py"]) == {"tests/test_command.py": 1}
-    assert suite.distances(["research/named.py"]) == {
+    assert suite.distances(["research/optdyn/cli/sweep.py"]) == {"tests/test_command.py": 1}
+    assert suite.distances(["research/optdyn/named.py"]) == {
         "tests/test_named.py": 0,
         "tests/test_graphs.py": 1,
     }
     assert suite.distances(["README.md"]) == {"tests/test_pages.py": 1}
-    assert suite.distances(["Makefile", "research/gone.py"]) == {}
+    assert suite.distances(["Makefile", "research/optdyn/gone.py"]) == {}
     assert set(suite.distances(["tests/conftest.py"])) == set(suite.tests)
 
 
@@ -93,9 +93,9 @@ def test_the_nearest_is_run_however_far(tree):
     """Where no test is within reach, those at the smallest distance are."""
     for number in range(4):
         text = f"from optdyn import m{number + 1}"
-        (tree / f"research/m{number}.py").write_text(text if number < 3 else "")
+        (tree / f"research/optdyn/m{number}.py").write_text(text if number < 3 else "")
     (tree / "tests/test_far.py").write_text("from optdyn import m0")
-    assert nearest.Suite(tree).distances(["research/m3.py"]) == {"tests/test_far.py": 4}
+    assert nearest.Suite(tree).distances(["research/optdyn/m3.py"]) == {"tests/test_far.py": 4}
 
 
 def test_cases_named_after_a_file_are_next_to_it():
@@ -116,10 +116,10 @@ def test_cases_named_after_a_file_are_next_to_it():
 def test_modules_of_this_project_are_found():
     """Real imports, of all kinds that the project has."""
     used = nearest.Suite(ROOT).used
-    assert "research/strategies/mix/gossip.py" in used["tests/strategies/test_gossip.py"]
-    assert "research/training/trainer.py" in used["tests/conftest.py"]
-    assert "launch/sweep.py" in used["tests/launch/sweeping.py"]
-    assert "launch/python.py" in used["research/__init__.py"]  # inside a function
+    assert "research/optdyn/methods/mix/gossip.py" in used["tests/methods/test_gossip.py"]
+    assert "research/optdyn/train/trainer.py" in used["tests/conftest.py"]
+    assert "research/optdyn/cli/sweep.py" in used["tests/cli/sweeping.py"]
+    assert "research/optdyn/cli/python.py" in used["research/optdyn/__init__.py"]
 
 
 HANGS = """
@@ -137,7 +137,7 @@ def test_a_session_runs_the_nearest_first_and_ends(repository):
     (repository / "tests/test_graphs.py").write_text(HANGS)
     (repository / "tests/test_named.py").write_text("def test_first(): pass")
     git(repository, "commit", "-a", "-m", "tests")
-    (repository / "research/named.py").write_text("a = 2")
+    (repository / "research/optdyn/named.py").write_text("a = 2")
     names = ["test_named.py::test_first", "test_graphs.py::test_hangs", "test_graphs.py::test_last"]
     for left, results in (100, ["PASSED", "SKIPPED", "PASSED"]), (-1, ["SKIPPED"] * 3):
         command = [sys.executable, "-m", "pytest", "-p", "tests.nearest", "-v", "tests"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from optdyn.config import default
-from optdyn.launch import cli, sources
+from optdyn.cli import main, sources
+from optdyn.experiment import default
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("research", "launch", "analysis", "configs", "docs")
@@ -68,7 +68,7 @@ def test_commands_name_what_there_is(page):
     shipped = set(sources.configs())
     for words in commands(page):
         if words[0] == "optdyn":
-            assert words[1].startswith("-") or words[1] in cli.COMMANDS, words
+            assert words[1].startswith("-") or words[1] in main.COMMANDS, words
         for word in words:
             flag, _, value = word.partition("=")
             if (

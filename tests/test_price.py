@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import optdyn
-from optdyn import strategies
-from optdyn.basics.errors import ConfigError, InputError
-from optdyn.config import parse, usual
-from optdyn.launch import price as command
+from optdyn import methods
+from optdyn.base.errors import ConfigError, InputError
+from optdyn.cli import price as command
+from optdyn.experiment import parse, usual
+from optdyn.price import price
+from optdyn.price.shapes import of_model, of_parameters
 from optdyn.setup import Cluster, Data, Model
-from optdyn.training import trainer
-from optdyn.tuning import price
-from optdyn.tuning.shapes import of_model, of_parameters
+from optdyn.train import trainer
 from tests.own_flags import called
 
 STEP, SIZE, NODES = 0.5, 124e6, 64
@@ -356,7 +356,7 @@ def test_streaming_diloco_needs_what_its_paper_prints(model):
 
 def test_a_worker_has_as_many_examples_by_every_method():
     cluster = Cluster(nodes=4, devices_per_node=2, service="constant")
-    for name in strategies.built_in():
+    for name in methods.built_in():
         one = price.with_method(experiment("sync", cluster), name, arrivals=2)
         assert price.examples_of_worker(one) == 8
         assert price.examples_of_worker(price.with_nodes(one, 8)) == 8
@@ -459,7 +459,7 @@ def test_rho_is_an_all_reduce_over_the_computing_of_a_noise_scale():
 
 def test_the_command(tmp_path, monkeypatch, capsys):
     def ran(*arguments):
-        """What `python -m optdyn.launch.price` does, in this process."""
+        """What `python -m optdyn.cli.price` does, in this process."""
         monkeypatch.delitem(sys.modules, command.__name__, raising=False)
         with called(monkeypatch, "optdyn price", arguments), pytest.raises(SystemExit) as ended:
             runpy.run_module(command.__name__, run_name="__main__")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.config import ConfigError, default
+from optdyn.experiment import ConfigError, default
 from optdyn.problem import problem
 from optdyn.problem.models.quadratic import curvatures
 from tests.values import as_experiment, as_model

@@ -16,14 +16,14 @@ import pytest
 from flax import nnx
 
 import optdyn
-from optdyn import setup, strategies
-from optdyn.analysis import efficiency
-from optdyn.basics.errors import ConfigError, InputError
-from optdyn.config import default, parse
-from optdyn.dynamics.moments import FEWEST
+from optdyn import methods, setup
+from optdyn.base.errors import ConfigError, InputError
+from optdyn.cli import in_memory
 from optdyn.evidence.intervals import ratio
-from optdyn.launch import in_memory
-from optdyn.training import trainer
+from optdyn.experiment import default, parse
+from optdyn.momentum.moments import FEWEST
+from optdyn.report import efficiency
+from optdyn.train import trainer
 from tests.values import as_experiment
 
 
@@ -53,12 +53,12 @@ def test_it_is_the_run_that_the_command_makes(tmp_path):
         **{"optimizer.momentum": 0.3, "cluster.nodes": 4, "log_every": 20},
         **{"strategy.name": "asynchronous", "strategy.groups": 4},
     }
-    (tmp_path / "empty.py").write_text("from optdyn.config import default as get_config\n")
+    (tmp_path / "empty.py").write_text("from optdyn.experiment import default as get_config\n")
     given = [f"--config.{key}={value}" for key, value in keys.items()]
     for workdir in ("command", "python"):
         subprocess.run(
             [
-                *(sys.executable, "-m", "optdyn.launch.train"),
+                *(sys.executable, "-m", "optdyn.cli.train"),
                 *(f"--config={tmp_path / 'empty.py'}", *given),
                 f"--workdir={tmp_path / workdir}",
             ],
@@ -311,7 +311,7 @@ def test_metrics_and_transforms_of_a_chain_may_be_things_themselves():
 def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
     """Of the same batches: twenty lines, which the pages show."""
     chosen = base(method=optdyn.asynchronous(groups=4), steps=30, batch_size=2)
-    from optdyn.training.run import batches_of
+    from optdyn.train.run import batches_of
 
     run = trainer.prepare(as_experiment(chosen.config()))
     batches = {k: v[batches_of(run)(0, 30)] for k, v in run.data.train.items()}
@@ -355,7 +355,7 @@ BAD = {
     ),
     "Experiment.cluster must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
     "such as optdyn.Method('MODULE:NAME'), not Sync": lambda: optdyn.Experiment(
-        method=strategies.sync.Sync()  # a class of one's own has no name to be found by again
+        method=methods.sync.Sync()  # a class of one's own has no name to be found by again
     ),
     "experiments = (Experiment(...),): must be a dict": lambda: optdyn.compare([base()]),
     "compare: 'two' must be of type Experiment, not int": lambda: optdyn.compare(
@@ -551,7 +551,7 @@ def test_a_run_without_one_finite_loss_is_shown():
     assert run.log["train_loss"].dtype == float and run.log["train_loss"].isna().all()
 
 
-@pytest.mark.parametrize("name", strategies.built_in())
+@pytest.mark.parametrize("name", methods.built_in())
 def test_the_clock_of_every_method_needs_no_model_or_says_so(name):
     """Of one array it is that of the same bytes of a model; layers are not made up."""
     method = getattr(optdyn, name)(**({"groups": 2} if name in GROUPED else {}))
@@ -637,7 +637,7 @@ def test_links_between_nodes_are_none_of_the_groups_inside():
 
 
 def test_public_names_have_a_docstring_and_are_found():
-    assert set(strategies.built_in()) <= set(optdyn.__all__)
+    assert set(methods.built_in()) <= set(optdyn.__all__)
     for name in optdyn.__all__:
         assert getattr(optdyn, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nosuch'"):

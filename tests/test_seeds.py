@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from optdyn.basics import seeds
+from optdyn.base import seeds
 
 NAMES = ("init", "order", "arrivals", "subspace")
 SEEDS = (0, 1, 2**32 - 1)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from optdyn.config import ConfigError
-from optdyn.configs import gpt, resnet
+from configs import gpt, resnet
+from optdyn.experiment import ConfigError
 from optdyn.problem import data, models
-from optdyn.training.checks import check
+from optdyn.train.checks import check
 from tests.models.parameters import count, shapes
 from tests.values import as_experiment, as_model
 

@@ -11,9 +11,9 @@ ROOT = Path(__file__).parent.parent
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 COMMAND = """
 import os, sys
-from optdyn.basics import streams
+from optdyn.base import streams
 streams.settle()
-from optdyn.basics.progress import Progress
+from optdyn.base.progress import Progress
 kept = open(sys.argv[1], "w")
 line = Progress("run", 3)
 for step in range(4):

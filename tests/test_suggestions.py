@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.basics.errors import closest, meant
-from optdyn.launch import sources
+from optdyn.base.errors import closest, meant
+from optdyn.cli import sources
 
 METHODS = ("sync", "asynchronous", "async_local_sgd", "daso", "diloco", "gossip", "local")
 ALL = tuple(sources.keys())

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from optdyn.basics.errors import ConfigError
-from optdyn.configs import text
+from configs import text
+from optdyn.base.errors import ConfigError
 from optdyn.problem.data import load
-from optdyn.training import trainer
+from optdyn.train import trainer
 from tests.values import as_experiment
 
 

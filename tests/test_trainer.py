@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.basics import seeds
+from optdyn.base import seeds
+from optdyn.clock.base import at
+from optdyn.methods import Event
 from optdyn.problem import data as datasets
-from optdyn.strategies import Event
-from optdyn.timeline.base import at
-from optdyn.training import driver, program, trainer
-from optdyn.training.replicas import record
-from optdyn.training.trainer import train
+from optdyn.train import driver, program, trainer
+from optdyn.train.replicas import record
+from optdyn.train.trainer import train
 from tests.values import as_experiment
 
 SYNC = {"strategy.name": "sync", "strategy.groups": 1}

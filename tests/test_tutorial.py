@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optdyn.launch import points
-from optdyn.training import trainer
+from optdyn.cli import points
+from optdyn.train import trainer
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "research" / "TUTORIAL.md").read_text()
+PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 BLOCKS = re.findall(r"^```(.*?)\n(.*?)^```$", PAGE, re.M | re.S)  # (what it is, text)
 FILES = {kind.removeprefix("python "): text for kind, text in BLOCKS if kind.startswith("python ")}
 COMMANDS = [
@@ -82,7 +82,7 @@ def test_the_run_learns_and_the_grid_is_its_axes(folder):
 
 @pytest.mark.slow
 def test_its_commands(folder):
-    optdyn = [sys.executable, "-c", "from optdyn.launch.cli import main; main()"]
+    optdyn = [sys.executable, "-c", "from optdyn.cli.main import main; main()"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = {}
     for line in COMMANDS:

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 import optdyn
-from optdyn.analysis import penalties
-from optdyn.analysis.tables import TableError
-from optdyn.basics.errors import InputError
-from optdyn.config import usual
-from optdyn.launch import price as command
-from optdyn.launch import sliders, which
+from optdyn.base.errors import InputError
+from optdyn.cli import price as command
+from optdyn.experiment import usual
+from optdyn.price import price
+from optdyn.price.shapes import of_parameters
+from optdyn.report import penalties, sliders, which
+from optdyn.report.tables import TableError
 from optdyn.setup import Cluster, Data, Model
-from optdyn.tuning import price
-from optdyn.tuning.shapes import of_parameters
-from tests.analysis.test_statistical_efficiency import TARGET, write
+from tests.report.test_statistical_efficiency import TARGET, write
 
 NODES, STEP, GIGABITS = 4, 0.5, 1.0
 SHAPES = of_parameters(1e6)
@@ -273,7 +272,7 @@ def test_the_page_needs_nothing_and_every_slider_has_a_label(shown):
 def test_what_the_page_says_is_what_the_command_does(shown):
     """The script's own arithmetic, at a stop, beside penalty times price."""
     found, config, data = shown
-    script = files("optdyn.launch").joinpath("sliders.js").read_text()
+    script = files("optdyn.report").joinpath("sliders.js").read_text()
     call = "console.log(JSON.stringify(look(DATA, {...DATA.start, period: 0})))"
     program = f"{script}\nconst DATA = {json.dumps(data)};\n{call}"
     done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)

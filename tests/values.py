@@ -2,8 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from optdyn.config import parse
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, parse
 from optdyn.setup import Cluster, Model, Pieces
 
 

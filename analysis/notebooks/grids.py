@@ -9,14 +9,11 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from optdyn.config import default
-from optdyn.configs.grids import daso as daso_grid
-from optdyn.configs.grids import dynamic_batch as dynamic_batch_grid
-from optdyn.configs.grids import implicit_momentum as implicit_momentum_grid
-from optdyn.configs.grids import local as local_grid
-from optdyn.configs.grids import quickstart as quickstart_grid
-from optdyn.grid import Point, grid
+import optdyn as od
+from optdyn.experiment import default
+from optdyn.train.grid import Point, grid
 
+MLP: Point = {"model.name": "mlp", "model.hidden": (32,)}
 GROUPS = 8  # whose losses `implicit_momentum` compares with those of momentum 1 - 1/g
 
 
@@ -27,7 +24,7 @@ def get_config(table: str) -> ConfigDict:
 
 def implicit_momentum() -> ConfigDict:
     """The grid of the notebook on implicit momentum."""
-    base = implicit_momentum_grid.get_config("mlp").base
+    base = od.config("grids/implicit_momentum").base
     base.log_every = 5
     base.checkpoint_every = 0
     return grid(base, [*fits(), *equivalents(), metered()])
@@ -35,12 +32,20 @@ def implicit_momentum() -> ConfigDict:
 
 def fits() -> Iterator[Point]:
     """Replicas of the quadratic and of the MLP, for the fits."""
-    tables = {"quadratic": (implicit_momentum_grid.quadratic, 2000)}
-    tables["mlp"] = (implicit_momentum_grid.mlp, 200)
-    for model, (points, replicas) in tables.items():
-        for point in points():
+    for model, replicas in (("quadratic", 2000), ("mlp", 200)):
+        for point in od.config(f"grids/implicit_momentum:{model}").points:
             name = f"{model}-{point['name']}"
             yield {**point, "name": name, "replicas.count": replicas}
+
+
+def asynchronous(groups: int) -> Point:
+    """As many memoryless workers as groups."""
+    return {
+        "strategy.name": "asynchronous",
+        "strategy.groups": groups,
+        "cluster.nodes": groups,
+        "cluster.service": "exponential",
+    }
 
 
 def equivalents() -> Iterator[Point]:
@@ -48,7 +53,7 @@ def equivalents() -> Iterator[Point]:
     alpha = 0.05
     methods: dict[str, Point] = {
         "asynchronous": {
-            **implicit_momentum_grid.asynchronous(GROUPS),
+            **asynchronous(GROUPS),
             "optimizer.learning_rate": alpha,
         },
         "momentum": {
@@ -67,7 +72,7 @@ def equivalents() -> Iterator[Point]:
         for seed in range(5):
             yield {
                 "name": f"{name}-seed{seed}",
-                **implicit_momentum_grid.MLP,
+                **MLP,
                 **method,
                 "steps": 200,
                 "seed": seed,
@@ -78,8 +83,8 @@ def metered() -> Point:
     """One ordinary run of the MLP at g = 4, shuffled epochs of all images, with the meter on."""
     return {
         "name": "meter",
-        **implicit_momentum_grid.MLP,
-        **implicit_momentum_grid.asynchronous(4),
+        **MLP,
+        **asynchronous(4),
         "data.train_examples": 0,
         "data.replacement": False,
         "batch_size": 64,
@@ -94,13 +99,14 @@ def metered() -> Point:
 
 def tradeoff() -> ConfigDict:
     """The quickstart grid's batches of 64: momentum 0.9 kept, and tuned, at 1 to 16 groups."""
-    points = (point for point in quickstart_grid.training() if point["batch_size"] == 64)
-    return grid(quickstart_grid.get_config().base, points)
+    whole = od.config("grids/quickstart")
+    trained = (point for point in whole.points if not point["name"].startswith(("fit", "meter")))
+    return grid(whole.base, [point for point in trained if point["batch_size"] == 64])
 
 
 def daso() -> ConfigDict:
     """20 epochs at 0.3 Gb/s: blocking, and an exchange every 2, 4, 8 batches throughout."""
-    base = daso_grid.get_config().base
+    base = od.config("grids/daso").base
     base.steps = 20 * 31
     base.checkpoint_every = 0
     base.strategy.cooldown_epochs = 2
@@ -118,26 +124,28 @@ def exchanges() -> Iterator[Point]:
                 "strategy.wait": max(batches // 4, 1),
                 "strategy.warmup_epochs": 2 if batches else 20,
                 "strategy.patience": 20,  # no plateau: B and W stay
-                "cluster.bandwidth": 0.3 * daso_grid.GIGABIT,
+                "cluster.bandwidth": 0.3e9 / 8,
                 "seed": seed,
             }
 
 
 def dynamic_batch() -> ConfigDict:
     """Dynamic batches under disturbances, three seeds, and on unlike workers."""
-    base = dynamic_batch_grid.get_config().base
-    some = [point for point in dynamic_batch_grid.disturbed() if point["seed"] < 3]
-    return grid(base, [*some, *dynamic_batch_grid.heterogeneity()])
+    disturbed, unlike = (
+        od.config(f"grids/dynamic_batch:{of}") for of in ("disturbed", "heterogeneity")
+    )
+    some = [point for point in disturbed.points if point["seed"] < 3]
+    return grid(disturbed.base, [*some, *unlike.points])
 
 
 def local_parallelism() -> ConfigDict:
     """The variants of local parallelism on a small network."""
-    base = local_grid.get_config().base
+    whole = od.config("grids/local")
+    base = whole.base
     base.steps = 400
     base.log_every = 40
     base.data.train_evaluated = 1000
-    small = {**local_grid.MLP, "model.width": 64}
-    return grid(base, local_grid.variants(small))
+    return grid(base, [{**point, "model.width": 64} for point in whole.points])
 
 
 def when_asynchrony_pays() -> ConfigDict:

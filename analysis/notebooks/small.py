@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from optdyn.analysis import figures
-from optdyn.analysis.figures import DASHES, OKABE_ITO, Curve
+from optdyn.report import figures
+from optdyn.report.figures import DASHES, OKABE_ITO, Curve
 
 ROOT = Path(__file__).parents[2]
 FOLDER = "OPTDYN_NOTEBOOKS"  # environment variable: where the runs lie, if elsewhere
@@ -38,7 +38,7 @@ def sweep(table: str) -> Path:
     workdir = Path(os.environ.get(FOLDER, ROOT / "workdirs" / "notebooks")) / table
     config = f"--config=analysis/notebooks/grids.py:{table}"
     given = [config, f"--workdir={workdir.resolve()}"]
-    command = [sys.executable, "-m", "optdyn.launch.sweep", *given]
+    command = [sys.executable, "-m", "optdyn.cli.sweep", *given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr)

@@ -4,7 +4,7 @@ Seconds to a loss are updates x seconds an update, SE(g) x HE(g). More groups ma
 until a server is saturated or nobody waits any more, and updates less useful. On four clusters of
 16 memoryless workers and at three mini-batches every number of groups is tuned by itself and run.
 The model sees none of those runs but one synchronous run of the batch: HE(g) is of the arrivals
-alone, and SE(g) = SE(1) P_SE(g) of its noise scale and sharpness (`research/tuning/prediction.py`).
+alone, and SE(g) = SE(1) P_SE(g) of its noise scale and sharpness (`tune/prediction.py`).
 """
 
 from typing import Any
@@ -18,8 +18,8 @@ from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
-from optdyn.grid import Point
-from optdyn.tuning import prediction
+from optdyn.train.grid import Point
+from optdyn.tune import prediction
 
 GROUPS = (1, 2, 4, 8, 16)
 BATCHES = {4: 0.06, 16: 0.24, 64: 0.8}  # the long-run step that searches of one group start from

@@ -15,19 +15,18 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.config import usual
+from optdyn.clock import pipeline
 from optdyn.evidence import arms
 from optdyn.evidence.arms import RATE
 from optdyn.evidence.claim import Verdict, below
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, usual
+from optdyn.methods import Network
+from optdyn.methods.gradient import local
 from optdyn.problem import shared_data
-from optdyn.strategies import Network
-from optdyn.strategies.gradient import local
-from optdyn.timeline import pipeline
-from optdyn.training import program
+from optdyn.train import program
 
 STAGES, MICRO_BATCHES = 4, (4, 16)  # the last is the opponent's
 DATA = "batch divided"  # among the devices: data parallelism, whose exchange is free as links are

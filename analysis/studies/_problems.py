@@ -4,10 +4,9 @@ All are asynchronous SGD by memoryless groups of 16 workers; one group is synchr
 are real, the cluster is simulated.
 """
 
-from optdyn.config import usual
-from optdyn.experiment import Experiment
-from optdyn.grid import Point
+from optdyn.experiment import Experiment, usual
 from optdyn.setup import Cluster, Data, Model
+from optdyn.train.grid import Point
 
 WORKERS = 16
 TARGET = 0.25  # training loss of the networks

@@ -14,16 +14,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from optdyn.config import parse
-from optdyn.configs import tune as cases
+from configs import tune as cases
+from optdyn.cli.tune import tune
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, above
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment
-from optdyn.launch.tune import tune
-from optdyn.tuning import bench
-from optdyn.tuning.choice import Choice
+from optdyn.experiment import Experiment, parse
+from optdyn.tune import bench
+from optdyn.tune.choice import Choice
 
 CASES = {"can win": "small,server", "cannot": "large,uniform"}
 MODES = ("predictive", "omnivore")

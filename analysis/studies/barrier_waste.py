@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.config import usual
+from optdyn.clock.dynamic_batch import clocked, waste
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, shown
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, usual
+from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from optdyn.problem import shared_data
 from optdyn.setup import Cluster, Data, Model
-from optdyn.strategies.gradient.dynamic_batch import DynamicBatch
-from optdyn.timeline.dynamic_batch import clocked, waste
 
 EPOCHS = {"small": 40, "full": 120}
 BATCH, NODES = 128, 4

@@ -28,9 +28,8 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from optdyn.basics.arguments import Parser
-from optdyn.basics.files import write_json
-from optdyn.config import usual
+from optdyn.base.arguments import Parser
+from optdyn.base.files import write_json
 from optdyn.evidence.arms import (
     MOMENTUM,
     OUTER,
@@ -45,9 +44,9 @@ from optdyn.evidence.arms import (
 )
 from optdyn.evidence.contest import Contest, Entry, measure, table
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment
-from optdyn.grid import Point
+from optdyn.experiment import Experiment, usual
 from optdyn.setup import Cluster
+from optdyn.train.grid import Point
 
 CLAIM = None  # it is judged by no rule
 WORKERS, BATCH, SEED = 8, 64, 24

@@ -12,17 +12,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from optdyn.config import usual
+from optdyn.clock.nodes import synchronous
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, usual
+from optdyn.methods.mix.daso import DASO, clock
 from optdyn.problem import shared_data
 from optdyn.setup import Cluster, Data, Model
-from optdyn.strategies.mix.daso import DASO, clock
-from optdyn.timeline.nodes import synchronous
 
 WIDTHS = (784, 512, 512, 10)
 BYTES = 4 * sum((a + 1) * b for a, b in pairwise(WIDTHS))

@@ -1,7 +1,7 @@
 """Implicit momentum is 1 - 1/g, and not only in the first dozen updates.
 
 The theorem (arXiv 1605.09774) says what memoryless asynchrony does to SGD in expectation. It is
-measured on ordinary single runs by the momentum meter (`research/dynamics/moments.py`), which
+measured on ordinary single runs by the momentum meter (`momentum/moments.py`), which
 assumes neither convexity nor a steady state: plain SGD without explicit momentum, 1,000 updates of
 all 4,000 MNIST images or of 4,000 examples of a noisy quadratic, batches of 64 (CNN: 32) drawn with
 replacement, g = 1, 4, 16 groups. One fit to five runs, and one to the second half of each of them,
@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.config import usual
-from optdyn.dynamics import moments
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.study import Study, cores
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, usual
+from optdyn.momentum import moments
 from optdyn.setup import Cluster, Data
-from optdyn.training import single
+from optdyn.train import single
 
 GROUPS = (1, 4, 16)
 CONTRAST = 4  # groups of constant service

@@ -29,10 +29,10 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study, cores
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
+from optdyn.plan import convergence, layers, plans
 from optdyn.problem.models.convolution import default_lowering
 from optdyn.setup import Plan
-from optdyn.training.program import CHUNK
-from optdyn.tuning import convergence, layers, plans
+from optdyn.train.program import CHUNK
 
 DEFAULT = 64
 FITTED = (8, 32, 256)  # mini-batches that the law is fitted to

@@ -1,7 +1,7 @@
 """How far predictions of staleness's cost in updates are off, as one estimate against one bound.
 
 The question behind "does asynchrony pay" is what it costs in updates, P_SE(g, B), with both sides
-tuned. The model says (`research/tuning/prediction.py`)
+tuned. The model says (`tune/prediction.py`)
 
     P_SE(g, B) = 1 + kappa lambda alpha_max / (a*(g, law) (1 + B_noise / B))
 
@@ -16,17 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.config import usual
 from optdyn.evidence.arms import at, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
-from optdyn.grid import Point
+from optdyn.experiment import Experiment, usual
 from optdyn.setup import Cluster
-from optdyn.tuning import prediction
-from optdyn.tuning.prediction import Measured, penalty, stability
+from optdyn.train.grid import Point
+from optdyn.tune import prediction
+from optdyn.tune.prediction import Measured, penalty, stability
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}
 MODEL, BOUND = "cnn", 1.5

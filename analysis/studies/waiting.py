@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.config import usual
 from optdyn.evidence.arms import MOMENTUM, STEP, Arm, at, momenta, rates, rung, tuned
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import mean_ratio, ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
-from optdyn.grid import Point
+from optdyn.experiment import Experiment, usual
+from optdyn.train.grid import Point
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}
 WORKERS, EXAMPLES, TARGET, BOUND = 8, 8, 0.25, 1.1

@@ -4,22 +4,19 @@
     judged  that rate of every arm, three other seeds: training loss and simulated seconds
 
 Arms compensate for the delay, give late gradients a smaller rate, or wait for several (K = 8).
-Arrivals are memoryless and the network is free. `python -m configs.grids.arrivals WORKDIR` prints
-the table of a finished workdir.
+Arrivals are memoryless and the network is free. `python analysis/best_rates.py WORKDIR` prints
+the best setting of each arm.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.configs.grids.pipelines import show
-from optdyn.grid import Point, grid, log_range
-from optdyn.timeline.several import WAITING
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.clock.several import WAITING
+from optdyn.train.grid import Point, grid, log_range
 
 RATES = log_range(0.0125, 3.2, 9)
 LATE = ("inverse", "bounded", "power")
@@ -61,7 +58,7 @@ CHOSEN = {
 
 def get_config(table: str = "ladder") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.steps = 400
     base.log_every = 400
     base.checkpoint_every = 0
@@ -84,7 +81,3 @@ def judged() -> Iterator[Point]:
 
 
 TABLES = {"ladder": ladder, "judged": judged}
-
-
-if __name__ == "__main__":
-    show(Path(sys.argv[1]))

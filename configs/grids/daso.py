@@ -7,7 +7,7 @@
 
 40 epochs of 31 updates. The plateaus of `daso` are such that B and W go through their cycle several
 times between warm-up and cool-down. Losses do not depend on the network: simulated seconds of the
-two at other networks and sizes of model are computed from finished runs by `analysis/network.py`,
+two at other networks and sizes of model are computed from finished runs by `report/network.py`,
 which gives the synchronous ones DASO's network of two levels. `rates` has them as DASO that always
 blocks.
 """
@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid, product
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid, product
 
 EPOCHS = 40
 GIGABIT = 1e9 / 8  # bytes
@@ -26,7 +26,7 @@ GIGABIT = 1e9 / 8  # bytes
 
 def get_config(table: str = "daso") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.batch_size = 128
     base.steps = EPOCHS * 31
     base.log_every = 31

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 import numpy as np
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid, product
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid, product
 
 
 def get_config(table: str = "disturbed") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.steps = 18 * 62  # epochs of 62 updates
     base.log_every = 62
     base.checkpoint_every = 0

@@ -3,20 +3,18 @@
     ladder  learning rates of every graph, iid and with shards of unlike labels, one seed
     judged  the best of these and its two neighbours, three other seeds
 
-`python -m configs.grids.gossip WORKDIR` prints the table of a finished workdir, medians and ranges.
+`python analysis/best_rates.py WORKDIR` prints
+the best setting of each arm.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import product
-from pathlib import Path
 
-import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid, log_range
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid, log_range
 
 RATES = log_range(0.05, 1.6, 6)
 SHARDS = {"iid": 0.0, "shards": 0.1}
@@ -44,7 +42,7 @@ CHOSEN: Mapping[str, float] = {arm: 0.4 for arm in ARMS} | {
 
 def get_config(table: str = "ladder") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.steps = 400
     base.log_every = 400
     base.checkpoint_every = 0
@@ -77,24 +75,3 @@ def judged() -> Iterator[Point]:
 
 
 TABLES = {"ladder": ladder, "judged": judged}
-
-
-def show(workdir: Path) -> None:
-    """A row an arm: its best rate; medians and ranges of the losses of the mean and of node 0, the
-    distance and the seconds; megabytes that a node sends."""
-    table = pd.read_csv(workdir / "results.csv")
-    rate_of = "optimizer.learning_rate"
-    names = ("mean_loss", "train_loss", "node_distance", "simulated_seconds")
-    for arm, rows in table.groupby(table["point"].str.rsplit("-", n=2).str[0], sort=False):
-        medians = rows.groupby(rate_of)["mean_loss"].median()
-        best = rows[rows[rate_of] == medians.idxmin()]
-        cells = (
-            f"{best[name].median():.3g} ({best[name].min():.3g} to {best[name].max():.3g})"
-            for name in names
-        )
-        print(f"| {arm} | {medians.idxmin():.3g} | {' | '.join(cells)} | ", end="")
-        print(f"{best['sent_bytes'].median() / 1e6:.3g} |")
-
-
-if __name__ == "__main__":
-    show(Path(sys.argv[1]))

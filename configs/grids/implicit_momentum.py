@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid
 
 QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}
 MLP = {"model.name": "mlp", "model.hidden": (32,)}
@@ -27,7 +27,7 @@ CNN = {"model.name": "cnn", "model.channels": (4, 8), "model.hidden": (32,)}
 
 
 def get_config(table: str = "mlp") -> ConfigDict:
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.batch_size = 128
     base.data.train_examples = 250
     base.data.replacement = True

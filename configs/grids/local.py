@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.config import default
-from optdyn.grid import Point, grid
+from optdyn.base.errors import entry
+from optdyn.experiment import default
+from optdyn.train.grid import Point, grid
 
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, Point] = {

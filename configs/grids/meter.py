@@ -2,22 +2,22 @@
 
 `--config=configs/grids/meter.py:LAW`, LAW one of `exponential`, `lognormal` (standard deviation
 half the mean), `constant`. Four groups (constant: two) train the quickstart's MLP by plain SGD, on
-four seeds. `python -m analysis.implicit_momentum --workdir=DIR --lags=1 --gradient_lags=1` fits a
+four seeds. `python -m launch.momentum --workdir=DIR --lags=1 --gradient_lags=1` fits a
 lag polynomial to each run and to all, beside one term.
 """
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import grid, product, seeds
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import grid, product, seeds
 
 GROUPS = {"exponential": 4, "lognormal": 4, "constant": 2}
 
 
 def get_config(law: str = "lognormal") -> ConfigDict:
     """Raises `ConfigError` if there is no such law."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.steps = 2000
     base.strategy.groups = base.cluster.nodes = entry(GROUPS, law)
     base.cluster.service, base.cluster.variation = law, 0.5

@@ -3,7 +3,7 @@
     mlp, cnn     1, 4 and 16 groups of 16 workers on MNIST, momentum x learning rate x seeds
     closed_loop  the MLP with 16 groups: momentum held by the loop of YellowFin, and fixed
 
-`python -m analysis.statistical_efficiency --workdir=DIR --target=0.25` tells what a run of g groups
+`python -m launch.efficiency --workdir=DIR --target=0.25` tells what a run of g groups
 takes at momentum 0.9 and at the best, each with its best learning rate. Momenta go below zero:
 the more groups, the more momentum they bring themselves (arXiv 1605.09774). Learning rates are
 given as long-run steps alpha / (1 - mu), since the best of those depends little on mu.
@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid, product
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid, product
 
 TOTAL = 0.9  # momentum that is kept where none is tuned
 MOMENTA = (-0.3, 0.0, 0.3, 0.6, TOTAL)
@@ -37,7 +37,7 @@ LONG_RUN_STEPS = {  # alpha / (1 - mu), around the best of the model and number 
 
 def get_config(table: str = "mlp") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.batch_size = 32
     base.log_every = 25
     base.checkpoint_every = 0

@@ -4,21 +4,19 @@
     judged  that rate of every arm and half of it, three other seeds: training loss and simulated
             seconds
 
-`python -m configs.grids.outer WORKDIR` prints the table of a finished workdir, medians and ranges.
+`python analysis/best_rates.py WORKDIR` prints
+the best setting of each arm.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid, log_range
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid, log_range
 
 RATES = log_range(0.00625, 0.8, 8)
 
@@ -62,7 +60,7 @@ CHOSEN = {
 
 def get_config(table: str = "ladder") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.steps = 400
     base.log_every = 400
     base.checkpoint_every = 0
@@ -93,22 +91,3 @@ def judged() -> Iterator[Point]:
 
 
 TABLES = {"ladder": ladder, "judged": judged}
-
-
-def show(workdir: Path) -> None:
-    """A row an arm: its better rate; loss and seconds, median and range; megabytes a node sends."""
-    table = pd.read_csv(workdir / "results.csv")
-    rate_of = "optimizer.learning_rate"
-    for _, both in table.groupby(table["point"].str.split("-0", n=1).str[0], sort=False):
-        medians = both.groupby(rate_of)["train_loss"].median()
-        rows = both[both[rate_of] == medians.idxmin()]
-        loss, seconds = (
-            f"{rows[name].median():.3g} ({rows[name].min():.3g} to {rows[name].max():.3g})"
-            for name in ("train_loss", "simulated_seconds")
-        )
-        arm, sent = rows["point"].iloc[0].split("-0")[0], rows["sent_bytes"].iloc[0] / 1e6
-        print(f"| {arm} | {medians.idxmin():.3g} | {loss} | {seconds} | {sent:.3g} |")
-
-
-if __name__ == "__main__":
-    show(Path(sys.argv[1]))

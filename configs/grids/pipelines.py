@@ -5,22 +5,18 @@
 
 The question is that of arXiv 2606.03498, with as many workers on either side: local SGD on P nodes
 that meet every H updates, against the stages of a residual MLP of 8 blocks that is never flushed.
-`python -m configs.grids.pipelines WORKDIR` prints the table of a finished workdir, of `ladder` what
-is best, for `CHOSEN`.
+`python analysis/best_rates.py WORKDIR` prints
+the best setting of each arm.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import product
-from pathlib import Path
 
-import numpy as np
-import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.config import default
-from optdyn.grid import Point, grid, log_range
+from optdyn.base.errors import entry
+from optdyn.experiment import default
+from optdyn.train.grid import Point, grid, log_range
 
 RATE = "optimizer.learning_rate"
 STAGES = (2, 4, 8)  # or nodes
@@ -109,26 +105,3 @@ def judged() -> Iterator[Point]:
 
 
 TABLES = {"ladder": ladder, "judged": judged}
-
-
-def show(workdir: Path) -> None:
-    """A row an arm: training loss, median and range; seconds of all updates. Or the best rungs."""
-    table = pd.read_csv(workdir / "results.csv")
-    table["train_loss"] = table["train_loss"].where(table["status"] == "completed", np.inf)
-    arm, setting = table["point"].str.split(",").str[0], ["optimizer.momentum", RATE]
-    for name, rows in table.groupby(arm, sort=False):
-        ladders = rows.groupby(setting)["train_loss"].median()
-        if len(ladders) > 1:
-            momentum, rate = ladders.idxmin()
-            rates = ladders[momentum].index
-            edge = "" if rates[0] < rate < rates[-1] else "  # on an edge"
-            print(f'    "{name}": ({momentum}, {rate:.6g}),{edge}')
-            continue
-        (momentum, rate), loss = ladders.idxmin(), rows["train_loss"]
-        spread = f"{loss.median():.3f} ({loss.min():.3f} to {loss.max():.3f})"
-        seconds = rows["simulated_seconds"].median()
-        print(f"| {name} | {momentum:g}, {rate:.2g} | {spread} | {seconds:.3g} |")
-
-
-if __name__ == "__main__":
-    show(Path(sys.argv[1]))

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from optdyn.config import ConfigError
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid
+import optdyn as od
+from optdyn.experiment import ConfigError
+from optdyn.train.grid import Point, grid
 
 NOTE = """\
 A perceptron with 32 hidden units learns 4,000 MNIST images with 16 simulated workers in g groups,
@@ -53,7 +53,7 @@ DEMO = {1: (0.3, KEPT), 4: (-0.3, 0.3, KEPT), 16: (-0.3, 0.3, KEPT)}  # momenta 
 def get_config(part: str = "") -> ConfigDict:
     if part not in ("", "demo"):
         raise ConfigError(f"config argument {part!r}: must be demo, or left out for all")
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.checkpoint_every = 0
     base.model.hidden = (32,)
     base.data.train_evaluated = 1000

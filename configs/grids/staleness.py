@@ -6,7 +6,7 @@
 
 One worker a group, an MLP on MNIST. What a law costs in updates, with its best learning rate:
 
-    python -m analysis.statistical_efficiency --workdir=DIR --target=0.25 \\
+    python -m launch.efficiency --workdir=DIR --target=0.25 \\
         --where=cluster.service=exponential
 
 (of `variation` --where=cluster.variation=0.1). Constant times deliver in turn, always 15 updates
@@ -18,18 +18,21 @@ from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs.grids import momentum
-from optdyn.grid import Point, grid, product
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid, product
 
 GROUPS = 16
+MOMENTA = (0.0, 0.9)
+LONG_RUN_STEPS = (0.05, 0.1, 0.2, 0.4)  # alpha / (1 - mu), around the best of `grids/momentum`
 
 
 def get_config(table: str = "laws") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = momentum.get_config().base
-    base.update_from_flattened_dict(momentum.MODELS["mlp"])
-    base.steps = momentum.STEPS[GROUPS]
+    base = od.config("grids/momentum").base
+    base.model.name = "mlp"
+    base.model.hidden = (64,)
+    base.steps = 1300
     base.strategy.groups = GROUPS
     return grid(base, settings(entry(TABLES, table)()))
 
@@ -43,12 +46,12 @@ def variation() -> Iterable[Point]:
 
 
 def settings(laws: Iterable[Point]) -> Iterator[Point]:
-    seeds_and_momenta = {"seed": (0, 1, 2), "optimizer.momentum": (0.0, momentum.TOTAL)}
+    seeds_and_momenta = {"seed": (0, 1, 2), "optimizer.momentum": MOMENTA}
     for law in laws:
         name = "-".join(map(str, law.values()))
         for point in product(seeds_and_momenta):
             seed, mu = point.values()
-            for step in momentum.LONG_RUN_STEPS["mlp", GROUPS]:
+            for step in LONG_RUN_STEPS:
                 yield {
                     "name": f"{name}-momentum{mu}-step{step}-seed{seed}",
                     **law,

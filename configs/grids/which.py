@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid
 
 NOTE = """\
 How many updates do nodes that meet seldom, and workers that do not wait, take to a training loss,
@@ -107,7 +107,7 @@ ARMS = {
 
 def get_config(table: str = "both") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.checkpoint_every = 0
     base.model.hidden = (32,)
     base.data.train_evaluated = 1000

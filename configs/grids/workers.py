@@ -3,21 +3,18 @@
     ladder  learning rates of every arm, one seed: which is best after 2000 updates?
     judged  that rate of every arm, three other seeds: training loss and simulated seconds
 
-`python -m configs.grids.workers WORKDIR` prints the table of a finished workdir: of `ladder` the
-best rate of every arm, of `judged` medians and ranges.
+`python analysis/best_rates.py WORKDIR` prints
+the best setting of each arm.
 """
 
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from ml_collections import ConfigDict
 
-from optdyn.basics.errors import entry
-from optdyn.configs import quickstart
-from optdyn.grid import Point, grid, log_range
+import optdyn as od
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point, grid, log_range
 
 RATES = log_range(0.00625, 6.4, 11)
 LOWER = {"nesterov": log_range(0.0000488281, 0.00625, 8)}  # of arms whose best is not among them
@@ -58,7 +55,7 @@ CHOSEN: Mapping[str, float] = {
 
 def get_config(table: str = "ladder") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
-    base = quickstart.get_config()
+    base = od.config("quickstart")
     base.log_every = 2000
     base.checkpoint_every = 0
     base.cluster.nodes = 8
@@ -80,23 +77,3 @@ def judged() -> Iterator[Point]:
 
 
 TABLES = {"ladder": ladder, "judged": judged}
-
-
-def show(workdir: Path) -> None:
-    """A row an arm: its best rate; loss and seconds, median and range; megabytes sent by all."""
-    table = pd.read_csv(workdir / "results.csv")
-    table["arm"] = table["point"].str.replace(r"-[\d.]+(e-\d+)?-\d+$", "", regex=True)
-    rate_of = "optimizer.learning_rate"
-    for arm, every in table.groupby("arm", sort=False):
-        medians = every.groupby(rate_of)["train_loss"].median()
-        rows = every[every[rate_of] == medians.idxmin()]
-        loss, seconds = (
-            f"{rows[name].median():.3g} ({rows[name].min():.3g} to {rows[name].max():.3g})"
-            for name in ("train_loss", "simulated_seconds")
-        )
-        sent = rows["sent_bytes"].iloc[0] / 1e6
-        print(f"| {arm} | {medians.idxmin():.3g} | {loss} | {seconds} | {sent:.3g} |")
-
-
-if __name__ == "__main__":
-    show(Path(sys.argv[1]))

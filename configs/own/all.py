@@ -1,4 +1,4 @@
-"""All that is one's own in one run: what the files beside this one make, by MODULE:NAME.
+"""All that is one's own in one run: what the files beside this one make, by FILE:NAME.
 
     python -m launch.train --config=configs/own/all.py --workdir=workdirs/own
 
@@ -6,11 +6,13 @@ In a folder outside of this checkout the names are those of your own files, `my_
 `path/to/my_model.py:make`; modules are found where Python finds them and in the current folder.
 """
 
+from pathlib import Path
+
 from ml_collections import ConfigDict
 
-from optdyn.config import default
+from optdyn.experiment import default
 
-WHERE = "optdyn.configs.own."
+HERE = Path(__file__).parent
 
 
 def get_config() -> ConfigDict:
@@ -19,23 +21,23 @@ def get_config() -> ConfigDict:
     config.batch_size = 16
     config.log_every = 20
     config.checkpoint_every = 100
-    config.model.name = f"{WHERE}model:make"
+    config.model.name = f"{HERE}/model.py:make"
     config.model.options.widths = (16, 16)
-    config.loss = f"{WHERE}loss:log_cosh"
-    config.metrics = (f"{WHERE}loss:worst", "absolute_error")
-    config.data.name = f"{WHERE}data:load"
+    config.loss = f"{HERE}/loss.py:log_cosh"
+    config.metrics = (f"{HERE}/loss.py:worst", "absolute_error")
+    config.data.name = f"{HERE}/data.py:load"
     config.data.options.noise = 0.05
-    config.optimizer.name = f"{WHERE}optimizer:make"
+    config.optimizer.name = f"{HERE}/optimizer.py:make"
     config.optimizer.learning_rate = 0.1
     config.optimizer.momentum = 0.5
     config.optimizer.options.softness = 0.5
-    config.optimizer.schedule = f"{WHERE}schedule:make"
+    config.optimizer.schedule = f"{HERE}/schedule.py:make"
     config.optimizer.schedule_options.timescale = 50.0
     config.optimizer.warmup_steps = 10
-    config.strategy.name = f"{WHERE}strategy:CLIPPED+asynchronous"
+    config.strategy.name = f"{HERE}/strategy.py:CLIPPED+asynchronous"
     config.strategy.options.largest = 0.2
     config.strategy.groups = 4
     config.cluster.nodes = 4
-    config.cluster.service = f"{WHERE}law:make"
+    config.cluster.service = f"{HERE}/law.py:make"
     config.cluster.service_options.shape = 4.0
     return config

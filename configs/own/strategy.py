@@ -2,7 +2,7 @@
 
     python -m launch.train --config=FILE --workdir=DIR --config.strategy.name=my_strategy:Clipped
 
-`research/strategies/README.md` says what a method is made of. Its fields are keys of
+`methods/README.md` says what a method is made of. Its fields are keys of
 `config.strategy.options`, and it joins with others by '+', as in my_strategy:Clipped+asynchronous.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from optdyn.strategies import Gradients
-from optdyn.timeline import make
+from optdyn.clock import make
+from optdyn.methods import Gradients
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from optdyn.config import ConfigError, default
+from optdyn.experiment import ConfigError, default
 from optdyn.problem import data, problem
 from optdyn.problem.data.augment import augment
-from optdyn.training import trainer
-from tests.parallel.started import start
+from optdyn.train import trainer
+from tests.devices.started import start
 from tests.values import as_experiment, as_model
 
 RNG = np.random.default_rng(0)
@@ -256,7 +256,7 @@ def test_devices_share_an_augmented_batch(run, tmp_path, layouts):
     configs = {name: run | values for name, values in LAYOUTS[layouts].items()}
     (tmp_path / "configs.json").write_text(json.dumps(configs))
     arguments = [str(tmp_path / "configs.json"), str(tmp_path)]
-    start("tests.parallel.train_all", arguments, (), "--xla_force_host_platform_device_count=2")
+    start("tests.devices.train_all", arguments, (), "--xla_force_host_platform_device_count=2")
     found = {name: np.load(tmp_path / f"{name}.npz")["flat"] for name in configs}
     for parameters in found.values():
         # Sums of 64 gradients in another order, a relative 5e-7 of 12 updates of some 1e-1.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.config import default
+from optdyn.experiment import default
 from optdyn.problem.data import feed
-from optdyn.training import run as runs
-from optdyn.training import trainer
+from optdyn.train import run as runs
+from optdyn.train import trainer
 from tests.values import as_experiment
 
 RNG = np.random.default_rng(0)

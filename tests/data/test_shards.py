@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.config import ConfigError, default
+from optdyn.experiment import ConfigError, default
 from optdyn.problem import problem
 from optdyn.problem.data.shards import contiguous, dirichlet, divided, sizes
-from optdyn.training import trainer
-from optdyn.training.checks import check
-from optdyn.training.run import batches_of, feed_of
+from optdyn.train import trainer
+from optdyn.train.checks import check
+from optdyn.train.run import batches_of, feed_of
 from tests.values import as_experiment
 
 LABELS = np.random.default_rng(0).integers(10, size=4000)

@@ -5,9 +5,9 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from optdyn.configs.images import STANDARD, get_config
+from configs.images import STANDARD, get_config
 from optdyn.problem import data, problem
-from optdyn.training.checks import check
+from optdyn.train.checks import check
 from tests.data.builders import examples, of_tfds
 from tests.values import as_experiment
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn.config import ConfigError
+from optdyn.experiment import ConfigError
 from optdyn.problem import data
 from optdyn.problem.data import synthetic
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.benchmarks.intervals import AIM, measure
 from optdyn.evidence.claim import above, below
 from optdyn.evidence.intervals import (
     CHANCES,
@@ -20,7 +21,6 @@ from optdyn.evidence.intervals import (
     ratio_at_best,
     shown,
 )
-from tests.benchmarks.intervals import AIM, measure
 
 TIMES = st.lists(st.floats(1, 1e4), min_size=5, max_size=9)
 

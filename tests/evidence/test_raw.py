@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.studies import _problems as problems
-from optdyn.basics.files import WorkdirError
+from optdyn.base.files import WorkdirError
 from optdyn.evidence import raw, study
 from optdyn.evidence.study import Job, Study
 

@@ -4,7 +4,7 @@ import pytest
 
 import optdyn
 from analysis.studies import _problems as problems
-from optdyn.basics import progress
+from optdyn.base import progress
 from optdyn.evidence.study import Job, Study
 
 

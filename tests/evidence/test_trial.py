@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.studies import _problems as problems
-from optdyn.config import ConfigError
 from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, left_open, to_loss, trial
-from optdyn.experiment import Experiment
-from optdyn.training import trainer
+from optdyn.experiment import ConfigError, Experiment
+from optdyn.train import trainer
 
 
 def small(groups=2):

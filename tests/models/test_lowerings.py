@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.config import default
+from optdyn.experiment import default
 from optdyn.problem import models
 from optdyn.problem.models import base
 from optdyn.problem.models.convolution import Conv, each

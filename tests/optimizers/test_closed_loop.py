@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from optdyn import optimizers, timeline
-from optdyn.config import default
+from optdyn import clock, optimizers
+from optdyn.clock.base import at
+from optdyn.experiment import default
+from optdyn.methods import Event
 from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from optdyn.problem import problem
 from optdyn.problem.models.quadratic import curvatures
-from optdyn.strategies import Event
-from optdyn.timeline.base import at
-from optdyn.training import trainer
-from tests.strategies.composed import asynchronous
+from optdyn.train import trainer
+from tests.methods.composed import asynchronous
 from tests.values import as_cluster, as_experiment, as_model
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios
@@ -39,7 +39,7 @@ def loop(gamma, staleness):
 def arrivals(groups, service, steps, replicas):
     cluster = default().cluster
     cluster.update(nodes=groups, service=service)
-    return timeline.make(
+    return clock.make(
         as_cluster(cluster), groups=groups, steps=steps, batch_size=1, replicas=replicas
     )
 

@@ -6,11 +6,11 @@ import optax
 import pytest
 from optax import contrib
 
-from optdyn.config import default
 from optdyn.evidence.trial import trial
+from optdyn.experiment import default
 from optdyn.problem import shared_data
-from optdyn.training import driver, program, trainer
-from optdyn.training.checks import check
+from optdyn.train import driver, program, trainer
+from optdyn.train.checks import check
 from tests.values import as_experiment
 
 OPTIMIZERS = {

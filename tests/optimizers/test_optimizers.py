@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.config import ConfigError, default
+from optdyn.experiment import ConfigError, default
 from optdyn.optimizers import (
     SCHEDULES,
     arguments,

@@ -9,8 +9,8 @@ import pytest
 import optdyn as od
 from optdyn.optimizers import known, logged, optimizer
 from optdyn.optimizers.soap import soap
-from optdyn.training import driver, trainer
-from optdyn.training.run import batches_of
+from optdyn.train import driver, trainer
+from optdyn.train.run import batches_of
 
 STEPS, RATE, B1, B2, EPS, EVERY = 30, 0.05, 0.9, 0.95, 1e-8, 7
 SHAPES = {"matrix": (3, 4), "kernel": (2, 2, 3), "vector": (5,)}

@@ -7,13 +7,13 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.config import ConfigError, default
+from optdyn.experiment import ConfigError, default
+from optdyn.methods import Event
 from optdyn.optimizers import staleness
-from optdyn.strategies import Event
-from optdyn.training import trainer
-from optdyn.training.checks import check
-from tests.strategies import composed
-from tests.strategies.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, H, arrivals
+from optdyn.train import trainer
+from optdyn.train.checks import check
+from tests.methods import composed
+from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, H, arrivals
 from tests.values import as_experiment
 
 NAMES = ("learning_rate", "momentum")

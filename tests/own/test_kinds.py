@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from optdyn.problem import losses, problem
 from optdyn.problem.data import DataError, load, own
 from optdyn.problem.data.own import checked
-from optdyn.training import trainer
-from tests.parallel.started import start
+from optdyn.train import trainer
+from tests.devices.started import start
 from tests.values import as_experiment, as_model
 
 RNG = np.random.default_rng(0)
@@ -237,7 +237,7 @@ def test_blocks_without_parameters_are_trained_and_saved(config, tmp_path, monke
         "    def __call__(self, x):\n        return x.reshape(len(x), -1)\n\n\n"
         "def make(classes):\n    return [('flat', Flat()), ('out', nn.Dense(classes))]\n"
     )
-    values = {"model.name": "flat_blocks:make", "data.name": "optdyn.configs.own.data:load"}
+    values = {"model.name": "flat_blocks:make", "data.name": "configs.own.data:load"}
     values |= {"data.train_examples": 0, "steps": 20, "metrics": ("absolute_error",)}
     whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")
     assert whole["parameters"] == 3 * 2 + 2
@@ -264,7 +264,7 @@ def test_real_devices_and_streams_carry_every_kind(tmp_path):
     listed = tmp_path / "configs.json"
     listed.write_text(json.dumps({name: common | values for name, values in configs.items()}))
     flags = "--xla_force_host_platform_device_count=2"
-    start("tests.parallel.train_all", [str(listed), str(tmp_path)], (), flags)
+    start("tests.devices.train_all", [str(listed), str(tmp_path)], (), flags)
     found = {name: np.load(tmp_path / f"{name}.npz")["flat"] for name in configs}
     for name, flat in found.items():
         # Two devices sum 16 gradients in another order: 60 updates of 1e-2, each off by 2^-22.

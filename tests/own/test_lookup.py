@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from optdyn.basics import lookup
-from optdyn.basics.fields import plain
-from optdyn.config import ConfigError, default, parse, read, to_json
-from optdyn.launch.registries import KINDS, listed
+from optdyn.base import lookup
+from optdyn.base.fields import plain
+from optdyn.cli.registries import KINDS, listed
+from optdyn.experiment import ConfigError, default, parse, read, to_json
 
 KEY = "config.some.key"
 

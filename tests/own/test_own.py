@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optdyn.basics import lookup
-from optdyn.basics.errors import InputError
-from optdyn.config import ConfigError
-from optdyn.training import checks, trainer
-from optdyn.training.warnings import probable_mistakes
+from optdyn.base import lookup
+from optdyn.base.errors import InputError
+from optdyn.experiment import ConfigError
+from optdyn.train import checks, trainer
+from optdyn.train.warnings import probable_mistakes
 from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ import jax, jax.numpy as jnp, optax
 from flax import linen as nn
 from optdyn.problem import data
 from optdyn.problem.models.mlp import mlp
-from optdyn.strategies.chosen import load
-from optdyn.timeline import service
+from optdyn.methods.chosen import load
+from optdyn.clock import service
 
 
 def model(classes, hidden):
@@ -109,7 +109,7 @@ def started(folder, *arguments):
 
 def test_the_examples_run_outside_of_the_checkout_under_other_names(tmp_path, rows):
     for path in EXAMPLES.glob("*.py"):
-        text = path.read_text().replace('WHERE = "optdyn.configs.own."', 'WHERE = "my_"')
+        text = path.read_text().replace("{HERE}/", "my_")
         (tmp_path / f"my_{path.name}").write_text(text)
     small = ["--config.steps=20", "--config.log_every=10", "--config.checkpoint_every=10"]
     done = started(tmp_path, *small, "--workdir=run")
@@ -172,7 +172,7 @@ LINES = {
         "def f(): return lambda rng, shape: rng.nosuch(shape)": "AttributeError",
         "def f(mean): return lambda rng, shape: 1": "missing 1 required positional argument",
     },
-    "strategy.name": {"def f(): pass": "must be a Method of optdyn.strategies"},
+    "strategy.name": {"def f(): pass": "must be a Method of optdyn.methods"},
     "data.name": {
         "def f(): return 3": "is a int: must be optdyn.problem.data.Data, or a dict",
         "def f(): return {'train': {'x': np.ones((4, 2))}, 'tests': 3}": "has 'tests': only",
@@ -203,7 +203,7 @@ def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
 def regression(config, **values):
     """A small MLP on the example of one's own data."""
     made = config({"model.name": "mlp", "model.hidden": (4,), "data.train_examples": 0})
-    made.update_from_flattened_dict({"data.name": "optdyn.configs.own.data:load", **values})
+    made.update_from_flattened_dict({"data.name": "configs.own.data:load", **values})
     return made
 
 
@@ -244,7 +244,7 @@ def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog):
 
 
 def test_a_run_of_ones_own_is_one_compilation_with_others_that_differ_in_numbers(config, folder):
-    from optdyn.training import batched_runs
+    from optdyn.train import batched_runs
 
     text = "def law(shape=2.0): return lambda rng, size: rng.gamma(shape, 1 / shape, size)\n"
     text += "def rate(learning_rate, steps, by): return lambda t: learning_rate / by\n"
@@ -273,11 +273,11 @@ from dataclasses import dataclass
 from jax import lax
 
 from optdyn.core import Rule
-from optdyn.strategies import Mixes
-from optdyn.strategies.mix.averaging_clock import every_update, turns
-from optdyn.strategies.mix.messages import own_event
-from optdyn.strategies.mix.nodes import inside
-from optdyn.timeline.nodes import of_meetings
+from optdyn.methods import Mixes
+from optdyn.methods.mix.averaging_clock import every_update, turns
+from optdyn.methods.mix.messages import own_event
+from optdyn.methods.mix.nodes import inside
+from optdyn.clock.nodes import of_meetings
 
 
 @dataclass(frozen=True)

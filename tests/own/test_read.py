@@ -7,18 +7,18 @@ import sys
 import pytest
 from absl import flags
 
-from optdyn import strategies
-from optdyn.analysis import implicit_momentum, network, penalties, report, windows
-from optdyn.analysis.lags import groups_of
-from optdyn.analysis.relevant_keys import heeds
-from optdyn.analysis.tables import TableError, points
-from optdyn.basics import lookup
-from optdyn.basics.errors import ConfigError
-from optdyn.config import default, read, to_json
+from optdyn import methods
+from optdyn.base import lookup
+from optdyn.base.errors import ConfigError
+from optdyn.cli import app, price, show, train
 from optdyn.evidence import raw
 from optdyn.evidence.study import TRIALS
-from optdyn.launch import app, price, show, train
+from optdyn.experiment import default, read, to_json
+from optdyn.momentum.lags import groups_of
 from optdyn.problem import own_code
+from optdyn.report import implicit_momentum, network, penalties, report, windows
+from optdyn.report.relevant_keys import heeds
+from optdyn.report.tables import TableError, points
 from tests.own_flags import called
 from tests.test_which import ARMS, TARGET, sweep
 
@@ -113,7 +113,7 @@ def test_a_json_config_runs_no_code_by_itself(command, there, folder, key, main)
     [
         ("data", "subprocess:getoutput", {"cmd": "touch it_ran"}),
         ("data", "mine.py:getoutput", {"cmd": "touch it_ran"}),  # imported there, not written
-        ("data", "optdyn.launch.local:run", {"command": ("touch", "it_ran"), "processes": 1}),
+        ("data", "optdyn.cli.local:run", {"command": ("touch", "it_ran"), "processes": 1}),
         ("data", "numpy:load", {"file": "x.npy", "allow_pickle": True}),
         ("model", "builtins:exec", {}),
         ("model", "optax:adam", {}),  # of another kind
@@ -231,12 +231,12 @@ def test_trials_of_a_strangers_code_are_kept_and_run_none_of_it(folder, there):
 
 def test_what_this_process_has_used_itself_is_known_to_its_pages(folder):
     name = "method_of_mine.py:Mine"
-    text = "from optdyn.strategies.chosen import load\nclass Mine(load('asynchronous')): pass\n"
+    text = "from optdyn.methods.chosen import load\nclass Mine(load('asynchronous')): pass\n"
     (folder / "method_of_mine.py").write_text(text)
     config = {"strategy.name": name, "strategy.groups": 4}
-    assert strategies.seen(name) is None
+    assert methods.seen(name) is None
     assert heeds(config, "strategy.groups") and heeds(config, "strategy.period")
     assert groups_of({"strategy": {"name": name, "groups": 4}}) == 4  # else 4 would pass for 1
-    strategies.load(name)
-    assert strategies.arrives(name)
+    methods.load(name)
+    assert methods.arrives(name)
     assert heeds(config, "strategy.groups") and not heeds(config, "strategy.period")

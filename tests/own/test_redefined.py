@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn.basics import lookup, sources
-from optdyn.config import ConfigError
+from optdyn.base import lookup, sources
+from optdyn.experiment import ConfigError
 from optdyn.problem import costs, problem, shared_data
-from optdyn.training import program, trainer
+from optdyn.train import program, trainer
 from tests.values import as_experiment, as_model
 
 CELLS = """
@@ -143,7 +143,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             "def a(): return lambda rng, shape: rng.standard_exponential(shape)",
         ),
         "strategy.name": (
-            "from optdyn.strategies.chosen import load\na = load('asynchronous')",
+            "from optdyn.methods.chosen import load\na = load('asynchronous')",
             "a = load('sync')",
         ),
     }

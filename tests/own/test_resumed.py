@@ -10,17 +10,17 @@ from types import ModuleType
 import pytest
 from ml_collections import ConfigDict
 
-from optdyn.analysis import tables
-from optdyn.basics.errors import InputError
+from optdyn.base.errors import InputError
+from optdyn.cli.points import plan
 from optdyn.evidence.study import Job, Study
-from optdyn.grid import grid
-from optdyn.launch.points import plan
 from optdyn.problem import own_code
-from optdyn.racing.race import race
-from optdyn.training import checks, trainer
-from optdyn.training.replicas import record
+from optdyn.race.race import race
+from optdyn.report import tables
+from optdyn.train import checks, trainer
+from optdyn.train.grid import grid
+from optdyn.train.replicas import record
 from tests.own.test_own import ROOT, started
-from tests.racing.test_race import at_random
+from tests.race.test_race import at_random
 from tests.values import as_experiment
 
 LOSS = "from my_helper import PLUS\ndef f(outputs, batch): return (outputs**2).sum(-1) + PLUS\n"
@@ -244,7 +244,7 @@ def test_what_things_hold_is_part_of_the_code_that_reads_them(config, monkeypatc
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
     """Or it could not be given more steps. And in every process alike."""
     text = (
-        "from optdyn.problem import own_code\nfrom optdyn.config import default, parse\n"
+        "from optdyn.problem import own_code\nfrom optdyn.experiment import default, parse\n"
         "def loss(o, b): return o.sum(-1) * (1 if 'x' in {'x', 'y', 'z'} else 2)\n"
         "config = default()\nconfig.loss = '__main__:loss'\nconfig.steps = 100\n"
         "print(own_code.fingerprint(parse(config)))\n"
@@ -328,7 +328,7 @@ def test_tables_have_a_column_of_the_files_whose_code_differs(by_path, config, f
 
 def test_the_command(tmp_path):
     """An edited file is a line and exit code 2, and with `--config.code=any` the run goes on."""
-    text = "from optdyn.config import default\ndef get_config():\n    config = default()\n"
+    text = "from optdyn.experiment import default\ndef get_config():\n    config = default()\n"
     text += "    config.model.name, config.loss = 'quadratic', 'my_loss.py:f'\n    return config\n"
     (tmp_path / "my_all.py").write_text(text)
     (tmp_path / "my_helper.py").write_text("PLUS = 0")
@@ -347,7 +347,7 @@ def test_the_command(tmp_path):
     told = started(tmp_path, *every, "--config.steps=20", "--config.code=any")
     assert told.returncode == 0 and "other code from here on: my_loss.py" in told.stderr
     done = started(tmp_path, "--workdir=new", *every[1:], "--config.steps=10")
-    command = "-c", "from optdyn.launch.cli import main; main()", "config", "run", "new"
+    command = "-c", "from optdyn.cli.main import main; main()", "config", "run", "new"
     assert output(tmp_path, *command) == "steps: 20 -> 10\n"
     (tmp_path / "my_helper.py").write_text("PLUS = 2000")
     done = started(tmp_path, "--workdir=new", *every[1:], "--config.steps=20", "--config.code=any")

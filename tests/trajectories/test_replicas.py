@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.basics import seeds
-from optdyn.basics.hold import LOCK
-from optdyn.launch import app
+from optdyn.base import seeds
+from optdyn.base.hold import LOCK
+from optdyn.cli import app
+from optdyn.clock.base import at
+from optdyn.methods import Event
 from optdyn.problem.models.quadratic import curvatures
-from optdyn.strategies import Event
-from optdyn.timeline.base import at
-from optdyn.training import program, replicas, trainer
-from optdyn.training.replicas import record, whole_gradient
+from optdyn.train import program, replicas, trainer
+from optdyn.train.replicas import record, whole_gradient
 from tests.values import as_experiment
 
 STEPS, COUNT, MOMENTA = 12, 5, (-0.4, 0.0, 0.6)

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.dynamics import moments
+from optdyn.methods import metered
+from optdyn.momentum import moments
 from optdyn.problem import data as datasets
 from optdyn.problem.problem import batches
-from optdyn.strategies import metered
-from optdyn.training import program, single, trainer
+from optdyn.train import program, single, trainer
 from tests.values import as_experiment
 
 STEPS = 12

@@ -1,0 +1,166 @@
+"""What bounds an update on CPUs, in 4 minutes: `python -m analysis.benchmarks.limits`.
+
+    peak      operations a second of a large product of float32 matrices, and the share of it that
+              an update of the MLP and of LeNet-5 reaches
+    flags     the trainer's update with flags of XLA over the one without, processes in turn
+    leaves    an iteration of a scan whose carry of 4 MB has 60 or 300 leaves, over one with 4
+    unrolled  two and four updates an iteration of the scan, over one; the MLP in plain JAX
+    layouts   dense weights held as (outputs, inputs), over (inputs, outputs); the same
+
+Every round runs all once, in random order. The models are those of `step_time.py`. Floats differ
+with the flags of fused operations.
+"""
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from analysis.benchmarks.record import publish
+from analysis.benchmarks.step_time import Timer, by_hand, config_of, in_turn, ours, spread
+from optdyn.problem import costs
+from optdyn.train import trainer
+from optdyn.train.program import problem_of
+from tests.values import as_experiment
+
+SIZE, BYTES = 1536, 4_000_000  # of a matrix that is multiplied, of a carry
+ITERATIONS = 200
+UPDATES = {"mlp": 200, "cnn": 60}
+PROGRAMS = {"MLP": ("mlp", 1), "MLP, 16 groups": ("mlp", 16), "LeNet-5": ("cnn", 1)}
+FLAGS = {
+    "none": "",
+    "ynn, but reductions": "--xla_cpu_experimental_ynn_fusion_type=-reduce",
+    "ynn, none": "--xla_cpu_experimental_ynn_fusion_type=",
+    "one queue": "--xla_cpu_enable_concurrency_optimized_scheduler=false",
+}
+Row = dict[str, Any]
+
+
+def trained(rounds: int) -> dict[str, np.ndarray]:
+    """Seconds an update of the trainer's own programs, (rounds,) each."""
+    timers = {
+        name: ours(config_of(model, g), UPDATES[model]) for name, (model, g) in PROGRAMS.items()
+    }
+    return in_turn(timers, rounds)
+
+
+def product() -> float:
+    """Operations a second of a product of two float32 matrices, the best of five."""
+    x = jnp.ones((SIZE, SIZE))
+    multiply = jax.jit(lambda x: x @ x)
+    jax.block_until_ready(multiply(x))
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(multiply(x))
+        best = min(best, time.perf_counter() - start)
+    return 2 * SIZE**3 / best
+
+
+def operations_of(config: ConfigDict) -> float:
+    """Floating-point operations of one update, by the model."""
+    experiment = as_experiment(config)
+    run = trainer.prepare(experiment)
+    batch = {
+        name: jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
+        for name, leaf in run.data.train.items()
+    }
+    problem = problem_of(experiment, run.data.classes)
+    found = costs.block_costs(problem, run.params, batch)
+    return costs.of_groups(found, ((0, len(found.trunk)),)).total
+
+
+def peak(seconds: dict[str, np.ndarray]) -> Iterator[Row]:
+    most = product()
+    yield {"what": f"product of {SIZE} x {SIZE}, GFLOP/s", "median": most / 1e9}
+    for name, (model, groups) in PROGRAMS.items():
+        if groups == 1:
+            done = operations_of(config_of(model, 1)) / seconds[name]
+            yield {"what": f"{name}: share of that", **spread(done / most)}
+
+
+def flags(rounds: int, each: int) -> Iterator[Row]:
+    """Over the least seconds of no flag in the same round, which others disturb least."""
+    found: dict[str, list[list[float]]] = {name: [] for name in FLAGS}
+    order = np.random.default_rng(0)
+    for _ in range(rounds):
+        for name in order.permutation(list(FLAGS)):
+            command = [sys.executable, "-m", __spec__.name, "--one", str(each)]
+            env = os.environ | {"XLA_FLAGS": FLAGS[name]}
+            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+            found[name].append([float(word) for word in done.stdout.split()[-len(PROGRAMS) :]])
+    for name, program in itertools.product(FLAGS, PROGRAMS):
+        if name != "none":
+            at = list(PROGRAMS).index(program)
+            ratios = np.array(found[name])[:, at] / np.array(found["none"])[:, at]
+            yield {"what": f"flags, {name}: {program}", **spread(ratios)}
+
+
+def of_leaves(count: int) -> Timer:
+    """Seconds an iteration of a loop that multiplies a carry of so many leaves."""
+    carry = [jnp.ones(BYTES // 4 // count) for _ in range(count)]
+    factors = jnp.ones(ITERATIONS)
+
+    def step(leaves: list[jax.Array], factor: jax.Array) -> tuple[list[jax.Array], None]:
+        return [leaf * factor for leaf in leaves], None
+
+    # Factors are an argument: of constants that are 1 XLA would make nothing at all.
+    loop = jax.jit(lambda *given: jax.lax.scan(step, *given)[0], donate_argnums=0)
+
+    def once() -> float:
+        nonlocal carry
+        start = time.perf_counter()
+        carry = jax.block_until_ready(loop(carry, factors))
+        return (time.perf_counter() - start) / ITERATIONS
+
+    return once
+
+
+def tried(rounds: int) -> Iterator[Row]:
+    pieces = {f"leaves of the carry, {n}": of_leaves(n) for n in (4, 60, 300)}
+    seconds = in_turn(pieces, rounds)
+    first, *rest = seconds
+    for name in rest:
+        ms = 1e3 * float(np.median(seconds[name]))
+        yield {"what": f"{name} over 4", **spread(seconds[name] / seconds[first]), "ms": ms}
+    n = UPDATES["mlp"]
+    ways = {
+        "unrolled, 2": by_hand("mlp", n, unroll=2),
+        "unrolled, 4": by_hand("mlp", n, unroll=4),
+        "layouts, (outputs, inputs)": by_hand("mlp", n, turned=True),
+    }
+    seconds = in_turn({"plain": by_hand("mlp", n), **ways}, rounds)
+    for name in ways:
+        yield {"what": f"{name}: MLP in plain JAX", **spread(seconds[name] / seconds["plain"])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--processes", type=int, default=5, help="of each set of flags")
+    parser.add_argument(
+        "--one", type=int, help="rounds of this process, which prints least seconds"
+    )
+    parser.add_argument("--out", type=Path, default=Path("workdirs/limits.json"))
+    given = parser.parse_args()
+    if given.one:
+        print(*(float(each.min()) for each in trained(given.one).values()))
+        return
+    seconds = trained(given.rounds)
+    rows = [*peak(seconds), *tried(given.rounds), *flags(given.processes, given.rounds)]
+    publish(pd.DataFrame(rows), given.out, rounds=given.rounds, processes=given.processes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,500 @@
+"""Simulated seconds held against real ones over links of a known rate: `links.md` tells of them.
+
+    python -m analysis.benchmarks.links                # all rows, about 35 minutes on 2 quiet cores
+    python -m analysis.benchmarks.links --minutes=9    # as many as fit; the same command goes on
+    python -m analysis.benchmarks.links --only=delay,loss    # links that take time or lose packets
+
+Every process is a node in a network namespace of its own, bound to a core, behind a link that `tc`
+shapes (`shaped.py`). Of each row are measured, in turn and by all nodes at once:
+
+    link       a plain TCP transfer around the ring
+    small      an all-reduce of 1 kB by those who carry the method's messages; if that is beside the
+               computing, while the node computes
+    step       updates of plain SGD on a node by itself, without a network
+    own        updates of the method on a node by itself: with what it makes of its messages
+    together   updates of the method on all nodes, over the links
+
+The method's own clock says the seconds of as many updates on that cluster: a node computes as long
+as `own` took it, a link has the bandwidth of the plain transfer, and a message the latency of a
+small one. That is there and back on a link that takes time, as gloo's receiver asks before it is
+sent to. Rows that the record has are skipped, unless `--again`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+import pandas as pd
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from analysis.benchmarks import shaped
+from analysis.benchmarks.neighbours import Neighbours, neighbours
+from analysis.benchmarks.record import publish
+from optdyn import methods
+from optdyn.base import processes
+from optdyn.base.files import write_json
+from optdyn.cli import cache
+from optdyn.clock.base import Timeline
+from optdyn.devices import overlap
+from optdyn.experiment import Experiment, default
+from optdyn.price.shapes import of_model
+from optdyn.train import driver, program, trainer
+from optdyn.train.run import Run
+from tests.values import as_experiment
+
+MARK = "found: "
+ROW_SECONDS, START_SECONDS = 150, 90  # that a row and a job's start may take, or it is ended
+SMALL, BESIDE = 25, 8  # all-reduces of 1 kB, one after the other, by gloo and by the hosts
+PLAIN = 0.25  # seconds of the link's rate in a plain transfer
+MEASURED = ("link", "turn", "small", "sent", "step", "own", "together")
+SECONDS = ["measured", "simulated", "step", "own", "waiting", "wire", "latency", "rest"]
+WANTED = {"median": 1.10, "worst": 1.25}
+
+
+class Size(NamedTuple):
+    """Of an MLP whose exchange over such a link takes about as long as its computing."""
+
+    hidden: tuple[int, ...]
+    batch: int  # examples of a node, of which there are 4,000 for all
+
+    def of(self, nodes: int) -> int:
+        return min(self.batch, 4000 // nodes)
+
+
+SIZES = {
+    20: Size((64,), 2000),
+    100: Size((256, 128), 2000),
+    1000: Size((1024, 1024), 256),
+    5000: Size((2048, 2048), 128),
+}
+
+
+class Row(NamedTuple):
+    method: str
+    megabits: int  # a second, of each link in each direction
+    period: int = 1  # updates; of DASO its batches
+    nodes: int = 2
+    delay: float = 0.0  # ms that a packet is under way, each way
+    loss: float = 0.0  # % of the packets to each node
+
+    def __str__(self) -> str:
+        far = [f"delay {self.delay:g}"] * (self.delay > 0) + [f"loss {self.loss:g}"] * (
+            self.loss > 0
+        )
+        return " ".join([*far, *map(str, self[:4])])
+
+    @property
+    def updates(self) -> int:
+        return max(8, self.period, min(2 * self.period, 16))
+
+
+# Its keys of config.strategy, and those that the period decides.
+METHODS: Mapping[str, tuple[dict[str, Any], Callable[[int], dict[str, int]]]] = {
+    "sync": ({"name": "sync"}, lambda h: {}),
+    "local SGD": ({"name": "model_averaging"}, lambda h: {"period": h}),
+    "DiLoCo": ({"name": "diloco"}, lambda h: {"period": h}),
+    "streaming": (
+        {"name": "diloco", "fragments": 4},
+        lambda h: {"period": h, "delay": h // 8},
+    ),
+    "DASO": (
+        {"name": "daso", "warmup_epochs": 0, "cooldown_epochs": 0},
+        lambda h: {"max_batches": h, "wait": max(h // 4, 1)},
+    ),
+    "top-k": (
+        {"name": "model_averaging", "compression": "top_k", "compression_share": 0.05},
+        lambda h: {"period": h},
+    ),
+    "gossip": ({"name": "gossip", "graph": "complete", "gossip_order": "adapt"}, lambda h: {}),
+}
+APART = ("streaming", "DASO")  # whose exchange the hosts carry, beside the computing
+PERIODS = {"sync": (1,), "gossip": (1,), "DASO": (2, 8, 32), "streaming": (8, 16, 32)}
+PERIODS |= {"DiLoCo": (1, 8, 32, 128)}
+USUAL = (1, 8, 32)
+FAR = (("sync", 1), ("local SGD", 1), ("local SGD", 8), ("DiLoCo", 8))
+DELAYS, LOSSES = (2.0, 20.0), (0.1, 1.0)
+
+
+def all_rows() -> list[Row]:
+    """Those of two nodes, a core each, and some of four, which share the cores.
+
+    Of two nodes there are also links that take time, and some that lose packets.
+    """
+    pairs = [
+        Row(method, megabits, period)
+        for megabits in SIZES
+        for method in METHODS
+        for period in PERIODS.get(method, USUAL)
+    ]
+    four = [
+        Row(method, megabits, period, nodes=4)
+        for megabits in (100, 1000)
+        for method, period in (("sync", 1), ("DiLoCo", 8), ("streaming", 8), ("gossip", 1))
+    ]
+    far = [
+        Row(method, megabits, period, **link)
+        for link in [{"delay": ms} for ms in DELAYS] + [{"loss": share} for share in LOSSES]
+        for megabits in (100, 1000)
+        for method, period in FAR
+    ]
+    return pairs + four + far
+
+
+def row_of(found: Mapping[str, Any]) -> Row:
+    """The row that was measured; older records say nothing of delay and loss."""
+    return Row(**{name: found[name] for name in Row._fields if name in found})
+
+
+def config_of(row: Row, nodes: int, api: str, plain: bool = False) -> Experiment:
+    """The row's method on so many nodes, or plain SGD."""
+    size, config = SIZES[row.megabits], default()
+    config.steps = config.log_every = row.updates
+    config.checkpoint_every = 0
+    config.model.hidden = size.hidden
+    config.batch_size = size.of(row.nodes) * nodes
+    config.optimizer.learning_rate = 0.01
+    config.cluster.nodes = nodes
+    config.cluster.service = "constant"
+    config.parallel.api = api
+    keys, by_period = METHODS["sync" if plain else row.method]
+    config.strategy.update(keys | by_period(row.period))
+    return as_experiment(config)
+
+
+def line_of(config: Experiment) -> Timeline:
+    """The updates of a config by its method's clock, as one epoch."""
+    shapes = of_model(config)
+    network = methods.Network(shapes.problem, shapes.params, shapes.examples)
+    return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
+
+
+def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable[[], float]:
+    """Seconds of the first n updates, called as the trainer calls them, inside `around`."""
+    with around():
+        state, examples, events, indices, _ = driver.first(run, n)
+
+    def padded(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate(
+            [leaf, np.zeros((program.CHUNK - len(leaf), *leaf.shape[1:]), leaf.dtype)]
+        )
+
+    events = events._replace(choice=jax.tree.map(padded, line_of(run.config).choice))
+
+    def once() -> float:
+        nonlocal state
+        with around():
+            begun = time.perf_counter()
+            state, infos = run.program.advance(state, examples, events, indices, n)
+        assert np.isfinite(np.asarray(infos["loss"])[:n]).all()
+        return time.perf_counter() - begun
+
+    return once
+
+
+def api_of(row: Row) -> str:
+    return "overlap" if row.method in APART else "shard_map"
+
+
+@contextmanager
+def lone() -> Iterator[None]:
+    """Inside, a process of a job is one by itself, whose only device is its own."""
+    carrier, local = ThreadPoolExecutor(1), jax.local_devices()[:1]
+    with (
+        mock.patch.object(jax, "process_count", return_value=1),
+        mock.patch.object(jax, "devices", return_value=local),
+        mock.patch.object(jax, "device_count", return_value=1),
+        mock.patch.object(overlap.ring, "joined", return_value=overlap.ring.Ring(carrier.submit)),
+    ):
+        yield
+
+
+def by_itself(row: Row, plain: bool = False) -> Run:
+    """The method on this process's device alone, or plain SGD, as the same kind of program."""
+    with lone():
+        return trainer.prepare(config_of(row, 1, "shard_map" if plain else api_of(row), plain))
+
+
+def of_nodes(value: Any) -> np.ndarray:
+    """(nodes, ...) float64 of every process."""
+    return np.asarray(multihost_utils.process_allgather(np.float32(value))).astype(float)
+
+
+def measured(row: Row, ring: Neighbours, rounds: int, ordinary: bool = False) -> dict[str, Any]:
+    """What the row's processes find; all must call this together."""
+    alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
+    shaped.preferred(False)  # heartbeats would wait until all is compiled
+    run = trainer.prepare(config_of(row, row.nodes, api_of(row)))
+    n, size = row.updates, int(row.megabits * 1e6 / 8 * PLAIN)
+    timers = {
+        "step": timer(by_itself(row, plain=True), n, lone),
+        "own": timer(by_itself(row), n, lone),
+        "together": timer(run, n),
+    }
+    small = busy_sum(timers["step"]) if row.method in APART else small_sum()
+    found: dict[str, list[float]] = {name: [] for name in MEASURED}
+    for each in timers.values():
+        each()  # compiles
+    small(), ring.turns(20)
+    shaped.preferred(alone and not ordinary)
+    for _ in range(rounds):
+        found["link"].append(size / ring.ring(size))
+        found["turn"].append(ring.turns(50))
+        multihost_utils.sync_global_devices("together")
+        found["small"] += [small() / (2 * (row.nodes - 1)) for _ in range(2)]
+        for name, each in timers.items():
+            multihost_utils.sync_global_devices("together")
+            before = shaped.sent_bytes(f"node{jax.process_index()}")
+            found[name].append(each() / n)
+            if name == "together":
+                after = shaped.sent_bytes(f"node{jax.process_index()}")
+                found["sent"].append((after - before) / n)
+    together = {name: of_nodes(values).tolist() for name, values in found.items()}
+    return together | {"parameter_bytes": program.parameter_bytes(run.params)}
+
+
+def small_sum() -> Callable[[], float]:
+    """Seconds of an all-reduce of 1 kB by gloo, the mean of some."""
+
+    def body(_: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, "node") / jax.lax.axis_size("node")
+
+    mesh = Mesh(np.array(jax.devices()), "node")
+    loop = partial(jax.lax.fori_loop, 0, SMALL, body)
+    compiled = jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=P(), out_specs=P()))
+    ones = jax.device_put(np.ones(256, np.float32), NamedSharding(mesh, P()))
+
+    def once() -> float:
+        begun = time.perf_counter()
+        jax.block_until_ready(compiled(ones))
+        return (time.perf_counter() - begun) / SMALL
+
+    return once
+
+
+def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
+    """The same by the hosts, beside the computing."""
+    carrier = overlap.ring.joined()
+
+    def once() -> float:
+        beside = threading.Thread(target=computing)
+        beside.start()
+        time.sleep(0.01)
+        begun = time.perf_counter()
+        for _ in range(BESIDE):
+            carrier.begin(partial(np.ones, 256, np.float32)).result()
+        seconds = (time.perf_counter() - begun) / BESIDE
+        beside.join()
+        return seconds
+
+    return once
+
+
+def work(rows: Iterable[Row], rounds: int, ordinary: bool) -> None:
+    """One process of the job of these rows."""
+    cache.enable()
+    processes.initialize()
+    ring = neighbours(jax.process_index(), jax.process_count())
+    for row in rows:
+        found = measured(row, ring, rounds, ordinary)
+        if processes.is_writer():
+            print(MARK + json.dumps(row._asdict() | found), flush=True)
+
+
+def simulated(row: Row, **keys: Any) -> float:
+    """Seconds an update by the method's clock, from the first update to the last."""
+    config = config_of(row, row.nodes, "").with_({f"cluster.{k}": v for k, v in keys.items()})
+    return float(line_of(config).seconds[-1]) / row.updates
+
+
+def account(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds an update of a row, measured and simulated, and what they are made of.
+
+    Of the round in the middle, by the ratio of the two: a round's parts follow one another, and the
+    machine's pace changes from round to round. With an even number of rounds, the upper one.
+    """
+    rounds = len(found["together"][0])
+    every = sorted((_account(found, i) for i in range(rounds)), key=lambda each: each["ratio"])
+    each = {"least": every[0]["ratio"], "most": every[-1]["ratio"]}
+    return {**row_of(found)._asdict(), **every[rounds // 2], **each}
+
+
+def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
+    """That of one round."""
+    row = row_of(found)
+    step, own, link, together = (
+        np.array(found[name])[:, i] for name in ("step", "own", "link", "together")
+    )
+
+    def clock(service: np.ndarray, **network: float) -> float:
+        mean = float(service.mean())
+        each = mean / SIZES[row.megabits].of(row.nodes)
+        speeds = tuple((mean / service).tolist())
+        return simulated(row, seconds_per_example=each, speeds=speeds, **network)
+
+    bandwidth, latency = float(link.min()), float(np.median(found["small"]))
+    alone, wired = clock(own), clock(own, bandwidth=bandwidth)
+    whole = clock(own, bandwidth=bandwidth, latency=latency)
+    nominal = row.megabits * 1e6 / 8 * shaped.PAYLOAD / shaped.FRAME
+    measured = float(together.max())  # until the last node has it
+    return {
+        "Mbit/s": bandwidth * 8e-6,
+        "measured": measured,
+        "simulated": whole,
+        "ratio": measured / whole,
+        "step": float(step.mean()),
+        "own": float(own.mean() - step.mean()),
+        "waiting": alone - float(own.mean()),
+        "wire": wired - alone,
+        "latency": whole - wired,
+        "rest": measured - whole,
+        "ratio by step": measured / clock(step, bandwidth=bandwidth, latency=latency),
+        "ratio by rate": measured / clock(own, bandwidth=nominal),
+    }
+
+
+def run_rows(rows: list[Row], options: list[str], until: float) -> Iterator[dict[str, Any]]:
+    """What is found of the rows, a job for all of a link; none begins after the second `until`."""
+    link = attrgetter("nodes", "delay", "loss", "megabits")
+    for (nodes, delay, loss, megabits), job_rows in groupby(sorted(rows, key=link), link):
+        if time.monotonic() < until:
+            with shaped.network(nodes, delay / 1e3) as network:
+                network.shape(megabits * 1e6)
+                if loss:
+                    network.lose(loss / 100)
+                yield from _job(network, list(job_rows), options, until)
+
+
+def _job(
+    network: shaped.Network, rows: list[Row], options: list[str], until: float
+) -> Iterator[dict[str, Any]]:
+    worker = [sys.executable, "-m", "analysis.benchmarks.links", *options]
+    worker.append(f"--work={json.dumps(rows)}")
+    late, enough = threading.Event(), False
+    with subprocess.Popen(
+        shaped.started(network, worker), stdout=subprocess.PIPE, text=True
+    ) as job:
+
+        def ended() -> None:
+            late.set()
+            job.terminate()  # what it does to its processes, and once more, kills them
+            time.sleep(10)
+            job.terminate()
+
+        def watch(seconds: float) -> threading.Timer:
+            timer = threading.Timer(seconds, ended)
+            timer.daemon = True
+            timer.start()
+            return timer
+
+        timer = watch(START_SECONDS + ROW_SECONDS)
+        try:
+            assert job.stdout
+            for line in job.stdout:
+                if MARK not in line:
+                    print(line, end="", file=sys.stderr)
+                    continue
+                timer.cancel()
+                yield json.loads(line.partition(MARK)[2])
+                if enough := time.monotonic() > until:
+                    job.terminate()
+                    break
+                timer = watch(ROW_SECONDS)
+            job.wait()
+        finally:
+            timer.cancel()
+            if job.poll() is None:
+                job.terminate()
+    if late.is_set():
+        raise SystemExit(f"a row of {rows[0].nodes} nodes took over {ROW_SECONDS} s, and was ended")
+    if job.returncode and not enough:
+        said = f"the job of {rows[0].nodes} nodes ended with {job.returncode}"
+        raise SystemExit(f"{said}; the same command goes on")
+
+
+def table_of(every: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A row each, in ms an update."""
+    table = pd.DataFrame([account(found) for found in every])
+    table[SECONDS] *= 1e3
+    return table
+
+
+def summary(table: pd.DataFrame) -> dict[str, Any]:
+    """How far off the clocks are, whichever way."""
+    off = np.exp(np.abs(np.log(table["ratio"])))
+    found = {"rows": len(off), "median": float(off.median()), "worst": float(off.max())}
+    return found | {"median ratio": float(table["ratio"].median())}
+
+
+def save(every: Mapping[Row, Mapping[str, Any]], out: Path, rounds: int) -> None:
+    """Prints the table and writes the record, from which the next start goes on."""
+    table = table_of(every.values())
+    about = {
+        "rounds": rounds,
+        "off": summary(table),
+        "wanted": WANTED,
+        "kernel": platform.release(),
+    }
+    publish(table, out, **about, found=list(every.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after so many")
+    parser.add_argument(
+        "--only", default="", help="rows that begin so, as sync, 'DASO 100 8' or 'loss 1'"
+    )
+    parser.add_argument(
+        "--ordinary", action="store_true", help="threads of a process may take the core from others"
+    )
+    parser.add_argument("--again", action="store_true", help="also rows that the record has")
+    parser.add_argument("--out", type=Path, default=Path("workdirs/links.json"))
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        rows = [Row(*each) for each in json.loads(arguments.work)]
+        return work(rows, arguments.rounds, arguments.ordinary)
+    if not arguments.inside:
+        command = [sys.executable, "-m", "analysis.benchmarks.links", *sys.argv[1:], "--inside"]
+        command = shaped.alone(command)
+        os.execvp(command[0], command)
+    kept = json.loads(arguments.out.read_text())["found"] if arguments.out.exists() else []
+    every = {row_of(found): found for found in kept}
+    asked = tuple(arguments.only.split(","))
+    rows = [row for row in all_rows() if str(row).startswith(asked)]
+    if not rows:
+        raise SystemExit(f"--only={arguments.only}: there is no row that begins so")
+    rows = [row for row in rows if arguments.again or row not in every]
+    until = time.monotonic() + 60 * arguments.minutes
+    options = [f"--rounds={arguments.rounds}", *["--ordinary"] * arguments.ordinary]
+    for found in run_rows(rows, options, until):
+        row = row_of(found)
+        every[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(arguments.out, {"found": list(every.values())})
+        print(row, "measured", file=sys.stderr, flush=True)
+    save(every, arguments.out, arguments.rounds)
+
+
+if __name__ == "__main__":
+    with processes.leaving_on_failure():
+        main()

@@ -1,0 +1,289 @@
+"""How often the momentum meter's intervals cover: `python -m analysis.benchmarks.meter_coverage`.
+
+Single ordinary runs in shuffled epochs, simulated arrivals, one fit a run: how many 95 % intervals
+hold what theory says, how wide they are, how often the J test rejects at 5 %. `small`: an MLP
+784-64-64-10 on 4,000 MNIST images, 1,000 updates of 64. `widths`: more runs of two of these, whose
+estimates' own deviation says how narrow an interval of this estimator can be. `real`: LeNet-5 and a
+residual network on the 60,000 images of Fashion-MNIST (900 and 600 updates), and a transformer of 2
+blocks on text (600 of 32 sequences). `windows`: parts of 1,200 updates of 48 by that MLP with 6
+groups, rate 0.02, each fitted by itself, as a short window's reading may be off where a whole run's
+is not. `weak`: synchronous runs of the smaller MLP 784-32-10, where theory says 0, and little tells
+momentum from none. `laws`: the runs of `small` under laws of service that are not one term of
+momentum, with lags of steps and of gradients; what is to be covered is the equivalent momentum, E
+tau / (1 + E tau). That is 1 - 1/g whatever the law, as g groups are g - 1 updates late in the mean,
+but less where a bound makes them wait. `races`: the same of races of real workers (extra `ray`), E
+tau being that of each trace. A fit is believed if neither the J test nor the order of arrivals
+rejects its model.
+Runs that have ended are kept in a file of lines, and are not done again.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from analysis.benchmarks.record import publish
+from configs import images
+from optdyn.experiment import default
+from optdyn.momentum import order_of_arrivals
+from optdyn.momentum.moments import NORMAL, REJECTED, NotIdentified, fit
+from optdyn.problem import data as datasets
+from optdyn.problem import shared_data
+from optdyn.race.race import race
+from optdyn.report import raced
+from optdyn.train import meter, single
+from optdyn.train.single import Recording
+from optdyn.train.workdir import rows
+from tests.values import as_experiment
+
+PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
+SHORT = {
+    "all": (0.0, 1.0),
+    **{f"updates {a} to {a + 200}": (a / 1200, (a + 200) / 1200) for a in (0, 400, 1000)},
+    "updates 0 to 400": (0.0, 1 / 3),
+    "updates 400 to 800": (1 / 3, 2 / 3),
+}
+
+
+def small() -> Iterator[dict[str, Any]]:
+    yield from ({"groups": g, "seeds": 100} for g in (1, 4, 16))
+    for momentum, rate in ((0.3, 0.05), (0.6, 0.05), (0.9, 0.02)):
+        yield {"groups": 1, "momentum": momentum, "rate": rate, "seeds": 100}
+    for g, momentum, rate in ((4, 0.5, 0.05), (16, 0.5, 0.02), (4, -0.3, 0.05), (16, -0.3, 0.05)):
+        for lags in (1, 2):
+            yield {"groups": g, "momentum": momentum, "rate": rate, "lags": lags, "seeds": 32}
+    yield {"groups": 4, "service": "constant", "seeds": 32}
+    for g in (4, 16):
+        for part in PARTS:
+            yield {"groups": g, "optimizer": "adam", "rate": 1e-3, "part": part, "seeds": 32}
+
+
+def widths() -> Iterator[dict[str, Any]]:
+    """Enough runs for the estimates' own deviation, which bounds what an interval can be."""
+    yield from ({"groups": g, "seeds": 300} for g in (4, 16))
+
+
+def real() -> Iterator[dict[str, Any]]:
+    for model, rate in (("lenet", 0.05), ("resnet", 0.05), ("transformer", 0.1)):
+        for optimizer, own in (("sgd", rate), ("adam", 1e-3)):
+            for g in (4, 16):
+                for part in PARTS:
+                    cell = {"model": model, "optimizer": optimizer, "rate": own, "groups": g}
+                    yield {**cell, "part": part, "seeds": 4}
+
+
+def windows() -> Iterator[dict[str, Any]]:
+    for replacement in (False, True):
+        for part in SHORT:
+            cell = {"groups": 6, "rate": 0.02, "batch": 48, "steps": 1200}
+            yield {**cell, "replacement": replacement, "part": part, "seeds": 40}
+
+
+def weak() -> Iterator[dict[str, Any]]:
+    yield {"groups": 1, "hidden": (32,), "seeds": 40}
+
+
+def laws() -> Iterator[dict[str, Any]]:
+    """K = `lags` past steps and M = `gradient_lags` past gradients."""
+    yield {"groups": 4, "seeds": 100}  # exponential: the model is right
+    yield {"groups": 2, "service": "constant", "lags": 0, "gradient_lags": 1, "seeds": 100}
+    yield {"groups": 4, "service": "constant", "lags": 0, "gradient_lags": 3, "seeds": 100}
+    for law in ("gamma", "lognormal"):
+        for variation in (0.5, 0.7):
+            for gradient_lags in (1, 2):
+                cell = {"groups": 4, "service": law, "variation": variation, "lags": 1}
+                yield {**cell, "gradient_lags": gradient_lags, "seeds": 100}
+    for gradient_lags in (1, 2):
+        cell = {"groups": 4, "service": "exponential", "bound": 4, "lags": 1}
+        yield {**cell, "gradient_lags": gradient_lags, "seeds": 100}
+
+
+def races() -> Iterator[dict[str, Any]]:
+    for g in (2, 4):
+        for lags, gradient_lags in ((1, 0), (1, 1), (0, g - 1)):
+            cell = {"race": True, "groups": g, "lags": lags, "gradient_lags": gradient_lags}
+            yield {**cell, "seeds": 30}
+
+
+CELLS = {
+    "small": small,
+    "widths": widths,
+    "real": real,
+    "windows": windows,
+    "weak": weak,
+    "laws": laws,
+    "races": races,
+}
+
+
+def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
+    """Of what `small` and `real` say of a run."""
+    model = cell.get("model", "mlp")
+    config = images.get_config("fashion_mnist") if model in ("lenet", "resnet") else default()
+    config.batch_size, config.steps = 64, {"mlp": 1000, "lenet": 900}.get(model, 600)
+    if model == "mlp":
+        config.data.train_examples, config.model.hidden = 4000, cell.get("hidden", (64, 64))
+    elif model == "resnet":
+        config.model.update(name="resnet", blocks=3, channels=(8, 16, 32))
+    elif model == "transformer":
+        config.data.update(name="kjv", sequence_length=64)
+        config.model.update(name="transformer", blocks=2, width=64)
+        config.batch_size = 32
+    config.batch_size = cell.get("batch", config.batch_size)
+    config.steps = cell.get("steps", config.steps)
+    config.data.replacement = cell.get("replacement", False)
+    config.seed, config.checkpoint_every, config.log_every = seed, 0, config.steps
+    config.optimizer.name = cell.get("optimizer", "sgd")
+    config.optimizer.learning_rate = cell.get("rate", 0.05)
+    config.optimizer.momentum = cell.get("momentum", 0.0)
+    config.strategy.name = "asynchronous" if cell["groups"] > 1 else "sync"
+    config.strategy.groups = config.cluster.nodes = cell["groups"]
+    config.cluster.service = cell.get("service", "exponential")
+    config.cluster.variation = cell.get("variation", config.cluster.variation)
+    config.strategy.staleness_bound = cell.get("bound", -1)
+    return config
+
+
+class Run(NamedTuple):
+    """What a run recorded, the groups that arrived (T,), and of a race its equivalent momentum."""
+
+    recording: Recording
+    worker: np.ndarray
+    momentum: float | None = None
+
+
+def recorded(cell: dict[str, Any], config: ConfigDict) -> Run:
+    one, steps = as_experiment(config), config.steps
+    if not cell.get("race"):
+        line = one.timeline(steps_per_epoch=1, update_bytes=0)
+        return Run(single.record(one), line.worker)
+    from optdyn.race.on_ray import ray_workers  # an extra, which the other cells do without
+
+    windows = {"probes.momentum": True, "probes.window": steps, "probes.every": steps}
+    one = one.with_({**windows, "cluster.service": "race"})
+    with TemporaryDirectory(prefix="optdyn-race-") as folder:
+        workdir = Path(folder, "race")
+        race(one, workdir, partial(ray_workers, gpus=0.0, servers=1, address=""))
+        sketches = np.load(workdir / meter.FILE).swapaxes(0, 1)
+        found = raced.load(workdir)
+    late = found.staleness.mean()
+    return Run(Recording(*sketches, np.zeros(steps)), found.worker, float(late / (1 + late)))
+
+
+def truth(cell: dict[str, Any]) -> list[float]:
+    """phi_1, ..., of the model that is fitted: of the whole update, or of the raw steps.
+
+    With lags of gradients it is the equivalent momentum alone; races say their own.
+    """
+    implicit, explicit = 1 - 1 / cell["groups"], cell.get("momentum", 0.0)
+    if "bound" in cell:
+        line = as_experiment(config_of(cell, 0)).timeline(steps_per_epoch=1, update_bytes=0)
+        late = float(line.staleness.mean())
+        return [late / (1 + late)]
+    if "gradient_lags" in cell:
+        return [implicit]
+    if cell.get("lags", 1) == 2:
+        return [implicit + explicit, -implicit * explicit]
+    return [explicit if cell["groups"] == 1 else implicit]
+
+
+def fitted(cell: dict[str, Any], config: ConfigDict, run: Run) -> dict[str, Any]:
+    """A line: coefficients, standard errors and p-values, or why there are none."""
+    recorded = run.recording
+    lags, updates = cell.get("lags", 1), len(recorded.losses)
+    late = cell.get("gradient_lags", 0)
+    start, stop = (round(x * updates) for x in (PARTS | SHORT)[cell.get("part", "all")])
+    examples = len(next(iter(shared_data.load(as_experiment(config)).train.values())))
+    moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
+    replacement = bool(config.data.replacement)
+    past = max(lags, 1 + late)
+    heed = datasets.away(start, stop, config.batch_size, examples, past, replacement)
+    try:
+        it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, late, heed=[heed])
+    except NotIdentified as error:
+        return {"refused": str(error)}
+    ages = order_of_arrivals.ages(run.worker[start:stop], cell["groups"], late)
+    found = {"p": it.p, "arrivals": order_of_arrivals.chance([ages]) if lags else 1.0}
+    if late:
+        return {"phi": [it.momentum], "error": [it.momentum_error], **found}
+    return {"phi": it.phi.tolist(), "error": it.phi_error.tolist(), **found}
+
+
+def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[str, Any]]:
+    """Does what is not in the file of lines yet, a run once for all that is fitted to it."""
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    found = rows(lines)
+    known = {(json.dumps(line["cell"], sort_keys=True), line["seed"]) for line in found}
+    held: tuple[str, Any] = ("", None)
+    for seed in range(seeds):
+        for cell in cells:
+            if seed >= cell["seeds"] or (json.dumps(cell, sort_keys=True), seed) in known:
+                continue
+            config = config_of(cell, seed)
+            if held[0] != config.to_json_best_effort():
+                held = config.to_json_best_effort(), recorded(cell, config)
+            line = fitted(cell, config, held[1])
+            found.append({"cell": cell, "seed": seed, **line, "truth": held[1].momentum})
+            with lines.open("a") as file:
+                file.write(json.dumps(found[-1]) + "\n")
+    return found
+
+
+def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFrame:
+    """One row a cell and coefficient."""
+    every = []
+    for cell in cells:
+        own = [line for line in lines if line["cell"] == cell]
+        told = [line for line in own if "phi" in line]
+        for k, theory in enumerate(truth(cell)):
+            if not told:
+                every.append({**cell, "theory": theory, "runs": 0, "refused": len(own)})
+                continue
+            true = np.array([line.get("truth") or theory for line in told])
+            phi, error = (np.array([line[name][k] for line in told]) for name in ("phi", "error"))
+            covers = abs(phi - true) < NORMAL * error
+            # As `train/meter.py` tells it: a model is not believed if one of both tests rejects.
+            p = [2 * min(line["p"], line.get("arrivals", 1.0)) for line in told]
+            believed = np.array(p) >= REJECTED
+            every.append(
+                {
+                    **{name: value for name, value in cell.items() if name != "seeds"},
+                    "coefficient": k + 1,
+                    "theory": true.mean(),
+                    "mean": phi.mean(),
+                    "sd": phi.std(),
+                    "half-width": NORMAL * np.median(error),
+                    "covers": covers.mean(),
+                    "J rejects": np.mean([line["p"] < 0.05 for line in told]),
+                    "believed": believed.sum(),
+                    "covers if believed": covers[believed].mean() if believed.any() else np.nan,
+                    "runs": len(told),
+                    "refused": len(own) - len(told),
+                }
+            )
+    return pd.DataFrame(every)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--cells", choices=tuple(CELLS), default="small")
+    parser.add_argument("--seeds", type=int, default=100, help="runs of each cell, at most")
+    parser.add_argument("--lines", type=Path, help="file of the runs that have ended")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    name = f"meter_coverage_{arguments.cells}"
+    cells = list(CELLS[arguments.cells]())
+    lines = arguments.lines or Path(f"workdirs/{name}.jsonl")
+    found = measure(cells, lines, arguments.seeds)
+    publish(table(cells, found), arguments.out or Path(f"workdirs/{name}.json"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The meter on meetings: the momentum of SlowMo's and DiLoCo's outer step, read from noisy runs.
+
+    python -m analysis.benchmarks.outer_momentum
+
+Four nodes train on a noisy quadratic and meet every H updates. A meeting is an update of momentum
+mu in a bowl of the effective curvature k (`momentum/two_phase.py`). So the meter's fit
+(`momentum/moments.py`) gets the steps of meetings, and k theta as their gradients. Told
+are its momentum and rate beside those of the outer step, in how many of 40 seeds the meter does not
+refuse, and in how many of these its interval covers.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+
+from analysis.benchmarks.record import publish
+from optdyn.base.trees import Params
+from optdyn.experiment import Experiment, usual
+from optdyn.momentum.moments import Fit, NotIdentified, fit
+from optdyn.momentum.two_phase import effective_curvature
+from optdyn.problem.models.quadratic import curvatures
+from optdyn.setup import Cluster, Data, Model
+from optdyn.train import driver, trainer
+
+DIMENSION, CONDITION, NODES, RATE = 16, 20.0, 4, 0.1
+SEEDS, MEETINGS = 40, 400
+
+
+class Case(NamedTuple):
+    method: str
+    momentum: float  # mu
+    period: int  # H
+    rate: float = 0.7  # a
+
+    @property
+    def nesterov(self) -> bool:
+        return self.method == "diloco"
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.momentum:g} {self.period}"
+
+
+CASES = (
+    Case("slowmo", 0.0, 8),
+    Case("slowmo", 0.5, 8),
+    Case("slowmo", 0.8, 32),
+    Case("diloco", 0.5, 8),
+    Case("diloco", 0.9, 8),
+    Case("diloco", 0.9, 32),
+)
+
+
+def config_of(case: Case, meetings: int, noise: float, seed: int) -> Experiment:
+    outer = (
+        {"outer_learning_rate": case.rate, "outer_momentum": case.momentum}
+        if case.nesterov
+        else {"slow_learning_rate": case.rate, "slow_momentum": case.momentum}
+    )
+    keys = {f"strategy.{key}": value for key, value in outer.items()}
+    return usual().with_(
+        {"strategy.name": case.method, "strategy.period": case.period, **keys},
+        seed=seed,
+        steps=meetings * case.period,
+        batch_size=NODES,
+        model=Model("quadratic", dimension=DIMENSION, condition=CONDITION, noise=noise),
+        data=Data(train_examples=2000, replacement=True),
+        cluster=Cluster(nodes=NODES),
+        **{"optimizer.learning_rate": RATE, "optimizer.momentum": 0.0},
+    )
+
+
+def _flat(params: Params) -> np.ndarray:
+    """(n,) float64."""
+    return np.concatenate([np.asarray(x, float).ravel() for x in jax.tree.leaves(params)])
+
+
+def after_meetings(config: Experiment) -> np.ndarray:
+    """(meetings + 1, dimension) theta at the start and after every meeting."""
+    run, period = trainer.prepare(config), config.strategy.keys["period"]
+    theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)
+    for chunk in driver.drive(run, driver.initial(run), 0, stops):
+        chunk.make()
+        if chunk.step in stops and chunk.n:
+            theta.append(_flat(chunk.state.state.outer[0][0])[:DIMENSION])
+    return np.array(theta)
+
+
+def read(case: Case, meetings: int, seed: int) -> Fit:
+    """The meter's fit to a run, with a gradient before it where the outer step looks ahead."""
+    theta = after_meetings(config_of(case, meetings, noise=1.0, seed=seed))
+    k = effective_curvature(curvatures(DIMENSION, CONDITION), RATE, case.period)
+    return fit([(np.diff(theta, axis=0), k * theta[:-1])], gradient_lags=int(case.nesterov))
+
+
+def rows(seeds: int) -> Iterator[dict[str, Any]]:
+    for case in CASES:
+        found = [of for seed in range(seeds) if (of := _unless_refused(case, seed))]
+        told = {"method": case.method, "H": case.period, "momentum": case.momentum}
+        told |= {"seeds": seeds, "read in": len(found)}
+        if found:
+            momenta, rates = np.array([(of.phi[0], of.eta[0]) for of in found]).T
+            low, high = np.array([of.phi_interval[0] for of in found]).T
+            told["covered"] = int(((low <= case.momentum) & (case.momentum <= high)).sum())
+            told |= {"read": float(momenta.mean()), "deviation": float(momenta.std())}
+            told["half-width"] = float(np.median(high - low)) / 2
+            told["rate"] = case.rate * (1 + case.momentum * case.nesterov)
+            told["rate, read"] = float(rates.mean())
+        yield told
+
+
+def _unless_refused(case: Case, seed: int) -> Fit | None:
+    try:
+        return read(case, MEETINGS, seed)
+    except NotIdentified:
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--out", type=Path, default=Path("workdirs/outer_momentum.json"))
+    asked = parser.parse_args()
+    publish(pd.DataFrame(rows(asked.seeds)), asked.out, meetings=MEETINGS)
+
+
+if __name__ == "__main__":
+    main()

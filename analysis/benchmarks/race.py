@@ -1,0 +1,253 @@
+"""Races that are real: `-m analysis.benchmarks.race [--only=replay,overhead,predicted]`.
+
+    replay      4 workers race for 2,000 updates, an MLP and LeNet-5, whose dense blocks a merged
+                server has or not; the parameters of the replay over the race's, by the same two
+                programs and by the simulator's one
+    overhead    seconds an update of a race with one worker over those of `launch.train`, of
+                batches so large that the latter are 20 ms
+    kills       one race in which 20 workers and 5 servers are killed at random times
+    predicted   updates a second of 2 and 4 workers, predicted from a race of one by cores that
+                they share and a server that they queue for (`clock/shared_cores.py`); rounds in
+                turn, the cores that were busy before each. The race of one runs beside another
+
+Differences are the largest of a parameter, over the largest parameter. XLA sums in an order that
+depends on its threads, so this process takes as many as a worker has, and the simulator's takes all
+that there are. Needs the extra `ray`.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from analysis.benchmarks.record import publish
+from configs import quickstart
+from optdyn.base.files import rows
+from optdyn.race.race import race, replaying
+from optdyn.report.raced import Race, load
+from optdyn.report.reality import summarize
+from optdyn.train.checkpoints import parameters
+from tests.race.test_ray import servers, step, workers
+from tests.values import as_experiment
+
+STEPS, EARLY, GROUPS = 2000, 200, 4
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "cnn": {"model.name": "cnn", "optimizer.learning_rate": 0.05},
+}
+MERGED = {**MODELS["cnn"], "strategy.fresh": ("hidden0", "classifier")}
+OVERHEAD = {"data.replacement": True, "log_every": 100, "checkpoint_every": 400}
+BATCH = {"mlp": 14_000, "cnn": 448}  # about as large as takes so long:
+SECONDS = 0.020  # an update
+ROUNDS = 5
+RACING = (2, 4)  # workers that are predicted from one
+PREDICTED = {"mlp": 4000, "cnn": 1500}  # updates of such races
+PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
+
+
+def config_of(groups: int, steps: int, values: dict[str, Any]) -> ConfigDict:
+    config = quickstart.get_config()
+    shared = {"strategy.name": "asynchronous", "strategy.groups": groups, "cluster.nodes": groups}
+    config.update_from_flattened_dict({**shared, "steps": steps, **values})
+    return config
+
+
+def started(
+    module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any], threads: str = ""
+) -> Any:
+    """The command for what `config_of` says, started; `threads`: of XLA, if not of all cores."""
+    given = {"strategy.name": "asynchronous", "strategy.groups": groups, "cluster.nodes": groups}
+    keys = (f"--config.{key}={value}" for key, value in {**given, "steps": steps, **values}.items())
+    line = [sys.executable, "-m", module, "--config=configs/quickstart.py", f"--workdir={workdir}"]
+    quiet, env = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k != "NPROC"}
+    env |= {"NPROC": threads} if threads else {}
+    return subprocess.Popen([*line, *keys], env=env, stdout=quiet, stderr=quiet)
+
+
+def ended(process: Any) -> None:
+    if process.wait():
+        raise RuntimeError(f"{' '.join(process.args)} ended with {process.returncode}")
+
+
+def difference(one: Path, other: Path) -> float:
+    a, b = (
+        np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(parameters(path)[1])])
+        for path in (one, other)
+    )
+    return float(np.abs(a - b).max() / np.abs(a).max())
+
+
+def replay(folder: Path) -> list[dict[str, Any]]:
+    """One row a model and length."""
+    found = []
+    for model, values in {**MODELS, "cnn, merged": MERGED}.items():
+        raced = folder / model
+        ended(started("launch.race", raced, GROUPS, STEPS, values))
+        order = pd.read_csv(raced / "trace.csv")["worker"].tolist()
+        source = {"cluster.service": "trace", "cluster.trace": str(raced / "trace.csv")}
+        for steps in (EARLY, STEPS):
+            halves, whole = raced / f"halves{steps}", raced / f"whole{steps}"
+            again = config_of(GROUPS, steps, {**values, "cluster.service": "race"})
+            race(as_experiment(again), halves, replaying(order))
+            ended(started("launch.train", whole, GROUPS, steps, {**values, **source}))
+            about: dict[str, Any] = {"model": model, "updates": steps}
+            about["replay by the simulator"] = f"{difference(halves, whole):.1e}"
+            if steps == STEPS:
+                about["replay by the same programs"] = f"{difference(raced, halves):.1e}"
+            found.append(about)
+    return found
+
+
+def overhead(folder: Path) -> list[dict[str, Any]]:
+    """One row a model: an update after the first log point, with its evaluation; runs in turn."""
+
+    def measured(module: str, workdir: Path, values: dict[str, Any]) -> float:
+        ended(started(module, workdir, 1, 400, values))
+        log = rows(workdir / "metrics.jsonl")
+        done = log[-1]["step"] - log[1]["step"]
+        return (log[-1]["wall_seconds"] - log[1]["wall_seconds"]) / done
+
+    found = []
+    for model, batch in BATCH.items():
+        values = {**MODELS[model], **OVERHEAD, "batch_size": batch}
+        first = measured("launch.train", folder / f"{model} first", values)
+        values["batch_size"] = batch = round(batch * SECONDS / first)
+        seconds: dict[str, list[float]] = {"launch.train": [], "launch.race": []}
+        for i in range(ROUNDS):
+            for module, every in seconds.items():
+                every.append(measured(module, folder / f"{model}{module}{i}", values))
+        simulated, real = (np.array(each) for each in seconds.values())
+        ratios = real / simulated
+        about: dict[str, Any] = {"model": model, "batch": batch}
+        about |= {f"ms, {name}": 1000 * float(np.median(v)) for name, v in seconds.items()}
+        about |= {"ratio": float(np.median(ratios)), "from": float(ratios.min())}
+        found.append(about | {"to": float(ratios.max()), "wanted": "at most 1.3"})
+    return found
+
+
+def kills(folder: Path, of_workers: int = 20, of_servers: int = 5) -> list[dict[str, Any]]:
+    """One row: how many were killed, and that each update is there once."""
+    rng, workdir, steps = random.Random(0), folder / "kills", 20_000
+    process = started("launch.race", workdir, GROUPS, steps, {"checkpoint_every": 100})
+    done = {"workers": 0, "servers": 0}
+    for kind in rng.sample([workers] * of_workers + [servers] * of_servers, 25):
+        while len(workers(process.pid)) < GROUPS or not step(workdir):
+            time.sleep(0.1)
+            if process.poll() is not None:
+                raise RuntimeError("it ended before all were killed")
+        time.sleep(rng.uniform(0, 3))
+        if victims := kind(process.pid):
+            os.kill(rng.choice(victims), signal.SIGKILL)
+            done[kind.__name__] += 1
+        if kind is servers:
+            time.sleep(1)
+    ended(process)
+    trace = pd.read_csv(workdir / "trace.csv")
+    again = config_of(GROUPS, steps, {"checkpoint_every": 100, "cluster.service": "race"})
+    halves = folder / "again"
+    race(as_experiment(again), halves, replaying(trace["worker"]))
+    batches = trace["control.batch"]
+    return [
+        {
+            **done,
+            "updates": len(trace),
+            "wanted": steps,
+            "batches used twice": int(batches.duplicated().sum()),
+            "batches left out": int(batches.max()) + 1 - len(batches),
+            "race and replay": difference(workdir, halves),
+            "status": json.loads((workdir / "summary.json").read_text())["status"],
+        }
+    ]
+
+
+def busy_cores(seconds: float = 1.0) -> float:
+    """Cores that others use, while this process sleeps (Linux)."""
+
+    def used() -> float:
+        user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+        return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    before = used()
+    time.sleep(seconds)
+    return (used() - before) / seconds
+
+
+def at_once(folder: Path, races: int, groups: int, model: str) -> list[Race]:
+    """So many races of the same length at the same time, each with a server of its own."""
+    values = {"log_every": 500, "checkpoint_every": 0, **PLAIN, **MODELS[model]}
+    steps = PREDICTED[model] * (2 if races > 1 else 1)  # most of which all of them run
+    workdirs = [folder / f"{groups} {i}" for i in range(races)]
+    every = [started("launch.race", w, groups, steps, values, threads="1") for w in workdirs]
+    for process in every:
+        ended(process)
+    return [load(workdir) for workdir in workdirs]
+
+
+def predicted(folder: Path) -> list[dict[str, Any]]:
+    """One row a model and number of workers: medians over the rounds, and the worst of them.
+
+    The law is that of a race of one worker beside others of its kind, one to a core, so that no
+    core is idle, as none is in the races that are predicted. `alone`: the same of one by itself.
+    """
+    cores, found = os.cpu_count() or 1, []
+    for model in PREDICTED:
+        rounds: dict[int, list[dict[str, float]]] = {groups: [] for groups in RACING}
+        busy = list[float]()
+        for i in range(ROUNDS):
+            own = folder / f"{model} {i}"
+            busy.append(busy_cores())
+            (lone,) = at_once(own / "alone", 1, 1, model)
+            beside = at_once(own / "beside", cores, 1, model)[0]
+            for groups in RACING:
+                busy.append(busy_cores())
+                (race,) = at_once(own, 1, groups, model)
+                by, alone = (summarize(race, of, cores=float(cores)) for of in (beside, lone))
+                rounds[groups].append(
+                    {
+                        "measured": by["updates_a_second"],
+                        "predicted": by["shared"]["updates_a_second"][0],
+                        "from one alone": alone["shared"]["updates_a_second"][0],
+                        "by workers alone": alone["simulated"]["updates_a_second"][0],
+                    }
+                )
+        for groups, every in rounds.items():
+            each = {name: np.array([one[name] for one in every]) for name in every[0]}
+            off = {name: values / each["measured"] - 1 for name, values in each.items()}
+            about: dict[str, Any] = {"model": model, "workers": groups}
+            about["cores busy before"] = float(np.median(busy))
+            for name in ("measured", "predicted"):
+                about[f"updates/s, {name}"] = float(np.median(each[name]))
+            worst = abs(off["predicted"]).max()
+            about |= {"off by": f"{np.median(off['predicted']):+.1%}", "at most": f"{worst:.1%}"}
+            for name in ("from one alone", "by workers alone"):
+                about[name] = f"{np.median(off[name]):+.1%}"
+            found.append(about | {"wanted": "15 %"})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="replay,overhead,kills,predicted")
+    parser.add_argument("--out", type=Path, default=Path("analysis/benchmarks/records"))
+    given = parser.parse_args()
+    os.environ["NPROC"] = str(max((os.cpu_count() or 1) // GROUPS, 1))
+    parts = {"replay": replay, "overhead": overhead, "kills": kills, "predicted": predicted}
+    for name in given.only.split(","):
+        with tempfile.TemporaryDirectory(prefix="optdyn-race-") as folder:
+            publish(pd.DataFrame(parts[name](Path(folder))), given.out / f"race_{name}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A network of one's own for a few processes: each in a namespace, behind a link of a given rate.
+
+Nodes are `node0`, `node1`, ... at 10.77.0.1, 10.77.0.2, ...; each hangs on a bridge by a pair of
+virtual Ethernet devices, both ends of which are shaped by `tc`'s token bucket. The bridge's end can
+lose packets. Where packets are to take time, `relay.py` is in the bridge's place, and the node's
+end alone is shaped. All of it belongs to namespaces without names, so it is gone when the processes
+are, however they end, and no file of the machine is changed: nodes see an /etc/hosts of their own.
+To be root is enough, or where the kernel allows it, and but for the relay, to be anybody.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from optdyn.cli.local import bound_to_parent
+
+FRAME, PAYLOAD = 1514, 1448  # bytes of an Ethernet frame, and of the data in it
+BURST = 6e-4  # seconds of its rate that a token bucket lets pass at once
+LEAST = 2 * FRAME + 72  # bytes of it
+QUEUE = 32 * 2**20  # bytes that wait before any are dropped
+LONGEST = 60.0  # seconds until a node that does not answer is given up
+NICE = -15  # of a node's session
+RANDOM = 2**32 - 0x1000 + 56  # linux/filter.h: where a classifier finds a number that is drawn
+NAMESPACES = ("unshare", "--net", "--uts", "--mount")
+
+
+def address(node: int) -> str:
+    return f"10.77.0.{node + 1}"
+
+
+def alone(command: Sequence[str]) -> list[str]:
+    """The command in a network namespace of its own. Raises `OSError` where there can be none."""
+    for more in ([], ["--map-root-user"]):
+        with contextlib.suppress(FileNotFoundError):
+            if subprocess.run([*NAMESPACES, *more, "true"], capture_output=True).returncode == 0:
+                return [*NAMESPACES, *more, *command]
+    raise OSError("no network namespace can be made here: be root, and have util-linux")
+
+
+class Network(NamedTuple):
+    """Nodes that are there; `pids`: a process in the namespaces of each."""
+
+    pids: tuple[int, ...]
+    has_bridge: bool = True
+
+    def at_node(self, node: int, command: Sequence[str]) -> list[str]:
+        where = ["-t", str(self.pids[node]), "-n", "-u", "-m", f"--wd={Path.cwd()}"]
+        return ["nsenter", *where, *command]
+
+    def shape(self, bits: float) -> None:
+        """So many bits a second on every link, in each direction.
+
+        The bridge's end has twice the burst, so that the node's own decides.
+        """
+        for node in range(len(self.pids)):
+            for device, wide in ((f"node{node}", 1), (f"bridge{node}", 2))[: 1 + self.has_bridge]:
+                burst = wide * max(LEAST, BURST * bits / 8)
+                line = f"tc qdisc replace dev {device} root handle 1: tbf rate {bits:.0f}bit"
+                command = f"{line} limit {QUEUE} burst {burst:.0f}".split()
+                _call(self.at_node(node, command) if wide == 1 else command)
+
+    def lose(self, share: float) -> None:
+        """From here on so many of the packets to each node are lost, each by a draw of its own.
+
+        To be called once, on links that are shaped and have a bridge, before any connection is
+        made: nodes then send no packet that stands for several. A classifier that draws a number
+        sends what is to be lost into a queue that holds nothing.
+        """
+        rate = f"rate 1gbit quantum {FRAME}"  # which nothing has
+        drawn = f"4,32 0 0 {RANDOM},53 0 1 {share * 2**32:.0f},6 0 0 0,6 0 0 {2**32 - 1}"
+        for node in range(len(self.pids)):
+            _call(self.at_node(node, f"ip link set node{node} gso_max_segs 1".split()))
+            _lines(
+                f"tc qdisc add dev bridge{node} parent 1:1 handle 2: htb",
+                f"tc class add dev bridge{node} parent 2: classid 2:1 htb {rate}",
+                f"tc qdisc add dev bridge{node} parent 2:1 pfifo limit 0",
+            )
+            line = f"tc filter add dev bridge{node} parent 2: bpf bytecode"
+            _call([*line.split(), drawn, "flowid", "2:1"])
+
+
+@contextlib.contextmanager
+def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
+    """So many nodes, in a network namespace that is this process's own (`alone`).
+
+    A packet from one to the other is under way for `delay` seconds.
+    """
+    with contextlib.ExitStack() as stack:
+        hosts = Path(stack.enter_context(tempfile.TemporaryDirectory()), "hosts")
+        names = [f"{address(node)} node{node}\n" for node in range(nodes)]
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(names))
+        hold = [*NAMESPACES, "sh", "-c", "echo in; exec sleep infinity"]
+        made = Network(tuple(stack.enter_context(_held(hold)) for _ in range(nodes)), not delay)
+        if delay:
+            pids = map(str, made.pids)
+            command = [sys.executable, "-m", "analysis.benchmarks.relay", str(delay), *pids]
+            stack.enter_context(_held(command))
+        else:
+            _lines("ip link set lo up", "ip link add bridge type bridge", "ip link set bridge up")
+            stack.callback(_lines, "ip link del bridge")
+        for node, pid in enumerate(made.pids):
+            if made.has_bridge:
+                _lines(
+                    f"ip link add bridge{node} type veth peer name node{node} netns {pid}",
+                    f"ip link set bridge{node} master bridge up",
+                )
+                stack.callback(_lines, f"ip link del bridge{node}")
+            for line in (
+                f"hostname node{node}",
+                f"mount --bind {hosts} /etc/hosts",
+                "ip link set lo up",
+                f"ip addr add {address(node)}/24 dev node{node}",
+                f"ip link set node{node} up",
+            ):
+                _call(made.at_node(node, line.split()))
+        yield made
+
+
+@contextlib.contextmanager
+def _held(command: Sequence[str]) -> Iterator[int]:
+    """A process that is there until the end, from when it has said that it is."""
+    held = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=bound_to_parent())
+    with held:
+        assert held.stdout
+        try:
+            if not held.stdout.readline():
+                raise OSError(f"{' '.join(command)}: ended before it began")
+            yield held.pid
+        finally:
+            held.kill()
+
+
+def _lines(*lines: str) -> None:
+    for line in lines:
+        _call(line.split())
+
+
+def _call(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LONGEST)
+
+
+def preferred(alone: bool) -> None:
+    """This process has its core before all others, where that may be asked for.
+
+    Other work on the machine would be stragglers that no clock knows of. Where it is `alone` on its
+    core, its threads do not take the core from one another either (`links.md`). Else its session
+    comes first: the kernel divides cores by session, so a niceness would say nothing.
+    """
+    policy, priority = (os.SCHED_FIFO, 1) if alone else (os.SCHED_OTHER, 0)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(NICE))
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it may have ended
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+
+
+def sent_bytes(device: str) -> int:
+    """Bytes, with all headers, that this network namespace's device has sent."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    of = dict(line.split(":") for line in lines if ":" in line)
+    return int({name.strip(): counts for name, counts in of.items()}[device].split()[8])
+
+
+def started(network: Network, command: Sequence[str]) -> list[str]:
+    """The command of a job of `launch.local` whose processes are at the nodes, on a core each.
+
+    Cores are shared in turns where there are fewer.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    proxied = "${no_grpc_proxy:+no_grpc_proxy=" + address(0) + "}"
+    enter = "; ".join(
+        f'[ "$OPTDYN_PROCESS" = {node} ] && exec '
+        + " ".join(network.at_node(node, ["taskset", "-c", str(cores[node % len(cores)])]))
+        + f' env OPTDYN_COORDINATOR="$at" JAX_COORDINATOR_BIND_ADDRESS="$at" {proxied} "$@"'
+        for node in range(len(network.pids))
+    )
+    shell = f'at={address(0)}:"${{OPTDYN_COORDINATOR##*:}}"; {enter}; exit 1'
+    count = f"--processes={len(network.pids)}"
+    return [sys.executable, "-m", "launch.local", count, "--", "sh", "-c", shell, "sh", *command]

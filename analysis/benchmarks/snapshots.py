@@ -1,0 +1,176 @@
+"""Asynchronous updates as groups and parameters grow: `python -m analysis.benchmarks.snapshots`.
+
+MLPs 784-h-h-10 of 10^4 to 10^7 parameters on MNIST, batch 16, SGD with momentum 0.9, groups from 4
+to 1,024 whose versions are kept as `config.strategy.snapshots` says; or, by `--parameters 10m` or
+`124m`, that of `configs/gpt.py` in float32, on 8 drawn sequences of 256 tokens. A process each of a
+way and a size, in which groups only become more, so that its peak is that of the last. Per row:
+
+    seconds     an update, the median of the rounds
+    over sync   of the synchronous one that was run in turn, the median of ratios
+    GiB         what the process took at its peak, more than after a small run
+    said        what `train/memory_checks.py` says before the run
+
+What would not fit into `--memory` is left out. Exponents are slopes of logarithms, of the last
+three points of each line: groups at each size, parameters at each number of groups.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from ml_collections import ConfigDict
+
+from analysis.benchmarks.record import publish
+from configs import gpt
+from optdyn.experiment import default
+from optdyn.train import driver, memory_checks, trainer
+from optdyn.train.program import CHUNK
+from tests.values import as_experiment
+
+KEPT = {"device": "", "bfloat16": "bfloat16", "host": "host"}
+SECONDS = 0.2  # of updates in a row that are timed together
+FITTED = 3  # points of an exponent
+
+
+def config_of(size: str, groups: int, kept: str = "") -> ConfigDict:
+    """Of a number of parameters, or a size of `configs/gpt.py`."""
+    config = transformer(size) if size in gpt.SIZES else mlp(int(float(size)))
+    config.steps = config.log_every = CHUNK
+    config.checkpoint_every = 0
+    config.optimizer.momentum, config.optimizer.learning_rate = 0.9, 0.01
+    config.cluster.nodes = groups
+    if groups > 1:
+        config.strategy.update(name="asynchronous", groups=groups, snapshots=kept)
+    return config
+
+
+def mlp(size: int) -> ConfigDict:
+    """795 h + 10 parameters of one hidden layer, h^2 + 796 h + 10 of two: whichever is wider."""
+    config = default()
+    width = (math.sqrt(796**2 + 4 * size) - 796) / 2
+    config.model.hidden = (size // 795,) if size < 2**18 else (int(width), int(width))
+    config.batch_size = 16
+    return config
+
+
+def transformer(size: str) -> ConfigDict:
+    config = default()
+    whole = gpt.get_config(f"{size},synthetic")
+    config.model, config.data = whole.model, whole.data
+    config.model.dtype = "float32"
+    config.data.options.length, config.data.train_examples = 256, 256
+    config.batch_size = 8
+    return config
+
+
+class Updates:
+    """A run's program and its state, to be timed."""
+
+    def __init__(self, config: ConfigDict):
+        self.run = trainer.prepare(as_experiment(config))
+        self.state, *self.rest, _ = driver.first(self.run, CHUNK)
+        self.seconds(1)  # compiles
+
+    def seconds(self, n: int) -> float:
+        """An update, of the next n."""
+        examples, *events = self.rest
+        self.rest = examples, *jax.tree.map(lambda leaf: np.roll(leaf, -n, axis=0), events)
+        begun = time.perf_counter()
+        self.state, infos = self.run.program.advance(self.state, *self.rest, n)
+        np.asarray(infos["loss"])
+        return (time.perf_counter() - begun) / n
+
+
+def in_turn(updates: Updates, plain: Updates, n: int, rounds: int) -> tuple[float, float]:
+    """Medians, of rounds of n updates each: seconds an update, and their ratio."""
+    pairs = np.array([(updates.seconds(n), plain.seconds(n)) for _ in range(rounds)])
+    return float(np.median(pairs[:, 0])), float(np.median(pairs[:, 0] / pairs[:, 1]))
+
+
+def resident(kind: str) -> int:
+    """Bytes of this process, as Linux shows them."""
+    return 1024 * int(Path("/proc/self/status").read_text().split(kind)[1].split()[0])
+
+
+def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -> Iterator[dict]:
+    """A row a number of groups, as long as they fit."""
+    plain = Updates(config_of(size, 1))
+    Updates(config_of(size, 2, KEPT[kept]))
+    before = resident("VmRSS:")
+    n = int(np.clip(SECONDS / plain.seconds(4), 1, CHUNK))
+    parameters = trainer.provenance(plain.run)["parameters"]
+    for count in groups:
+        if 4 * parameters * count / (2 if kept == "bfloat16" else 1) > most:
+            return
+        updates = Updates(config_of(size, count, KEPT[kept]))
+        seconds, ratio = in_turn(updates, plain, n, rounds)
+        need = memory_checks.need_of(
+            updates.run.config, updates.run.program.rule, updates.run.params
+        )
+        yield {
+            "kept": kept,
+            "parameters": parameters,
+            "groups": count,
+            "seconds": seconds,
+            "over sync": ratio,
+            "GiB": (resident("VmHWM:") - before) / 2**30,
+            "said": (need.device + need.host) / 2**30,
+        }
+        del updates
+
+
+def exponents(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Of seconds and memory, along groups and along parameters, the other being held."""
+    found = []
+    for kept, own in table.groupby("kept"):
+        for along, at in (("groups", "parameters"), ("parameters", "groups")):
+            for held, line in own.groupby(at):
+                line = line.sort_values(along)[-FITTED:]
+                if len(line) == FITTED:
+                    logs = np.log(line[[along, "seconds", "GiB"]].to_numpy().clip(1e-9))
+                    slopes = np.polyfit(logs[:, 0], logs[:, 1:], 1)[0]
+                    of = {"kept": kept, "of": along, at: int(held)}
+                    found.append(of | {"seconds": slopes[0], "memory": slopes[1]})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kept", nargs="+", choices=KEPT, default=list(KEPT))
+    parser.add_argument("--parameters", nargs="+", default=["1e4", "1e5", "1e6", "1e7"])
+    parser.add_argument("--groups", type=int, nargs="+", default=[4, 16, 64, 256, 1024])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", type=float, default=4.0, help="GiB of a table, at most")
+    parser.add_argument("--out", type=Path, default=Path("workdirs/snapshots.json"))
+    parser.add_argument("--here", action="store_true", help="the first way and size, as JSON")
+    arguments = parser.parse_args()
+    counts, rounds, most = sorted(arguments.groups), arguments.rounds, arguments.memory * 2**30
+    if arguments.here:
+        for row in rows_of(arguments.kept[0], arguments.parameters[0], counts, rounds, most):
+            print(json.dumps(row), flush=True)
+        return
+    found = []
+    for size in arguments.parameters:
+        for kept in arguments.kept:
+            asked = ["--here", f"--kept={kept}", f"--parameters={size}", f"--rounds={rounds}"]
+            asked += [f"--memory={arguments.memory}", "--groups", *map(str, counts)]
+            command = [sys.executable, "-m", "analysis.benchmarks.snapshots", *asked]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            found += [json.loads(line) for line in done.stdout.splitlines()]
+    table = pd.DataFrame(found)
+    slopes = exponents(table)
+    print(pd.DataFrame(slopes).to_string(index=False, float_format="{:.2f}".format, na_rep=""))
+    publish(table, arguments.out, rounds=rounds, exponents=slopes)
+
+
+if __name__ == "__main__":
+    main()

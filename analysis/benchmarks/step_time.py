@@ -1,0 +1,223 @@
+"""Time an update, as ratios of programs run in turn: `python -m analysis.benchmarks.step_time`.
+
+    asynchronous   one simulated asynchronous update, 16 groups, over one synchronous update
+    hand-written   the trainer's update over a `lax.scan` of the same update in plain jax and optax;
+                   and of that the asynchronous one, which keeps a version for each group, over the
+                   synchronous one: less than this no program of such a table takes
+    torch          the trainer's update over torch's, eager and by `torch.compile`
+                   (`--torch=PYTHON`, one that has torch)
+
+MLP 784-256-256-10 and LeNet-5 (channels 6 and 16, dense layers 120 and 84) on MNIST, batch 64, SGD
+with momentum 0.9. Every round runs all programs once, in random order, and gives one of each ratio;
+the table has their medians and quartiles.
+"""
+
+import argparse
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+from ml_collections import ConfigDict
+
+from analysis.benchmarks.record import publish
+from optdyn.core import Event
+from optdyn.experiment import default
+from optdyn.problem.models.convolution import convolve, max_pool
+from optdyn.train import trainer
+from optdyn.train.program import CHUNK
+from tests.values import as_experiment
+
+BATCH = 64
+Timer = Callable[[], float]  # seconds an update
+
+
+def config_of(model: str, groups: int) -> ConfigDict:
+    config = default()
+    config.steps = config.log_every = CHUNK
+    config.checkpoint_every = 0
+    config.batch_size = BATCH
+    config.model.name = model
+    config.model.hidden = (256, 256) if model == "mlp" else (120, 84)
+    config.optimizer.momentum = 0.9
+    config.optimizer.learning_rate = 0.01
+    config.cluster.nodes = groups
+    config.strategy.name = "asynchronous" if groups > 1 else "sync"
+    config.strategy.groups = groups
+    return config
+
+
+def repeated(config: ConfigDict) -> Callable[[int], Any]:
+    """The trainer's own compiled program for so many updates, called as the trainer calls it."""
+    run = trainer.prepare(as_experiment(config))
+    layout, rng = run.program.layout, np.random.default_rng(0)
+    indices = rng.integers(run.examples, size=(CHUNK, config.batch_size)).astype(np.int32)
+    events = Event(run.timeline.choice, run.hypers)
+    examples = layout.put_examples(run.data.train)
+    state = layout.put_state(run.program.rule.init(run.params))
+
+    def loop(updates: int) -> Any:
+        nonlocal state
+        for done in range(0, updates, CHUNK):
+            n = min(updates - done, CHUNK)
+            state, losses = run.program.advance(state, examples, events, indices, n)
+        return state, losses
+
+    return loop
+
+
+def ours(config: ConfigDict, updates: int) -> Timer:
+    """Seconds of one of so many updates of the trainer's own program."""
+    loop = repeated(config)
+
+    def once() -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(loop(updates))
+        return (time.perf_counter() - start) / updates
+
+    return once
+
+
+def by_hand(
+    model: str, updates: int, unroll: int = 1, turned: bool = False, groups: int = 0
+) -> Timer:
+    """What a researcher would write for this one model and nothing else.
+
+    The loop may do several updates an iteration, and dense weights may be (outputs, inputs). With
+    `groups` it is asynchronous: one of them, drawn, delivers a gradient at the version that it
+    last read, and reads the new one.
+    """
+    run = trainer.prepare(as_experiment(config_of(model, 1)))
+    images, labels = (jnp.asarray(run.data.train[name]) for name in ("image", "label"))
+    rng = np.random.default_rng(0)
+    indices = jnp.asarray(rng.integers(len(labels), size=(updates, BATCH)).astype(np.int32))
+    slots = jnp.asarray(rng.integers(max(groups, 1), size=updates).astype(np.int32))
+    tx = optax.sgd(0.01, momentum=0.9)
+
+    def loss(params: list, x: jax.Array, y: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32) / 255
+        for i, (w, b) in enumerate(params):
+            if w.ndim == 4:
+                x = jax.nn.relu(max_pool(convolve(x, w) + b))
+                continue
+            x = x.reshape(len(x), -1) @ (w.T if turned else w) + b
+            if i < len(params) - 1:
+                x = jax.nn.relu(x)
+        return optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
+
+    def train(params, opt_state, versions, images, labels, indices, slots):
+        def step(carry, event):
+            (params, opt_state, versions), (chosen, slot) = carry, event
+            read = jax.tree.map(lambda v: v[slot], versions) if groups else params
+            value, grads = jax.value_and_grad(loss)(read, images[chosen], labels[chosen])
+            updates, opt_state = tx.update(grads, opt_state, params)
+            params = optax.apply_updates(params, updates)
+            if groups:
+                versions = jax.tree.map(lambda v, p: v.at[slot].set(p), versions, params)
+            return (params, opt_state, versions), value
+
+        return jax.lax.scan(step, (params, opt_state, versions), (indices, slots), unroll=unroll)
+
+    names = [name for name, _ in run.program.problem.blocks]
+    leaves = [jax.tree.leaves(run.params[name])[::-1] for name in names]
+    held = [(w.T if turned and w.ndim == 2 else w, b) for w, b in leaves]
+    params = [(jnp.array(w), jnp.array(b)) for w, b in held]  # copies: the arguments are donated
+    versions = jax.tree.map(lambda p: jnp.stack([p] * groups), params) if groups else ()
+    state = (params, tx.init(params), versions)
+    compiled = jax.jit(train, donate_argnums=(0, 1, 2))
+
+    def once() -> float:
+        nonlocal state
+        start = time.perf_counter()
+        state, losses = compiled(*state, images, labels, indices, slots)
+        jax.block_until_ready((state, losses))
+        return (time.perf_counter() - start) / updates
+
+    return once
+
+
+def by_torch(python: str, form: str, model: str, updates: int) -> Timer:
+    """`torch_updates.py` under another interpreter, with as many threads as there are cores."""
+    script = Path(__file__).with_name("torch_updates.py")
+    command = [python, str(script), str(os.cpu_count()), form]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    if process.stdin is None or process.stdout is None:
+        raise OSError("torch: no pipes")
+    into, out = process.stdin, process.stdout
+
+    def once() -> float:
+        print(model, updates, file=into, flush=True)
+        return float(out.readline())
+
+    return once
+
+
+def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
+    """Seconds an update, (rounds,) each: every round runs all once, in random order."""
+    for timer in timers.values():
+        timer()  # compiles
+    order = np.random.default_rng(0)
+    seconds = {name: np.zeros(rounds) for name in timers}
+    for i in range(rounds):
+        for name in order.permutation(list(timers)):
+            seconds[name][i] = timers[name]()
+    return seconds
+
+
+def spread(ratios: np.ndarray) -> dict[str, float | str]:
+    """Median and quartiles, as a table has them."""
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    return {"median": float(middle), "quartiles": f"{low:.3f} to {high:.3f}"}
+
+
+def measure(rounds: int, updates: dict[str, int], python: str | None) -> pd.DataFrame:
+    """One row a ratio: median and quartiles over the rounds, and milliseconds an update."""
+    rows = []
+    for model, n in updates.items():
+        timers = {
+            "sync": ours(config_of(model, 1), n),
+            "asynchronous": ours(config_of(model, 16), n),
+            "hand-written": by_hand(model, n),
+            "hand-written asynchronous": by_hand(model, n, groups=16),
+        }
+        forms = {"torch eager": "eager", "torch.compile": "compiled"} if python else {}
+        timers |= {name: by_torch(python, form, model, n) for name, form in forms.items()}
+        seconds = in_turn(timers, rounds)
+        pairs = [("asynchronous", "sync", 1.05), ("sync", "hand-written", 1.03)]
+        pairs += [("hand-written asynchronous", "hand-written", 1.05)]
+        pairs += [("asynchronous", "hand-written asynchronous", 1.03)]
+        pairs += [("sync", name, 0.6) for name in forms]
+        for name, over, wanted in pairs:
+            rows.append(
+                {
+                    "model": model,
+                    "ratio": f"{name} / {over}",
+                    **spread(seconds[name] / seconds[over]),
+                    "wanted at most": wanted,
+                    "ms": 1e3 * np.median(seconds[name]),
+                    "ms of the other": 1e3 * np.median(seconds[over]),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
+    parser.add_argument("--out", type=Path, default=Path("workdirs/step_time.json"))
+    arguments = parser.parse_args()
+    table = measure(arguments.rounds, {"mlp": 200, "cnn": 60}, arguments.torch)
+    publish(table, arguments.out, rounds=arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Notebooks, each of one question: `make notebooks` executes them, in place."""

@@ -1,0 +1,6 @@
+"""`optdyn efficiency`: what staleness costs in updates."""
+
+from optdyn.cli.main import run
+
+if __name__ == "__main__":
+    run("efficiency")

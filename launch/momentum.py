@@ -1,0 +1,6 @@
+"""`optdyn momentum`: implicit momentum, fitted to recordings."""
+
+from optdyn.cli.main import run
+
+if __name__ == "__main__":
+    run("momentum")

@@ -1,0 +1,6 @@
+"""`optdyn prepare`: a data set, for config.data.name=tfds:NAME."""
+
+from optdyn.cli.main import run
+
+if __name__ == "__main__":
+    run("prepare")

@@ -1,0 +1,179 @@
+"""The errors that a command answers in one line, and the words of that line.
+
+It needs the standard library only: typing errors are answered before anything else is imported.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from difflib import SequenceMatcher
+from operator import attrgetter
+from typing import Any, NoReturn, TypeVar
+
+from optdyn.base.streams import put
+
+T = TypeVar("T")
+LONGEST = 80  # characters of a value that a message shows
+LEAST = 0.65  # likeness from which on a name may have been meant
+NEAR = 0.03  # names that are less like it than the best by more than this are not told
+CUT, SHORT = 0.94, 0.9  # likeness of a name that was cut off, and of its initials
+
+
+class InputError(ValueError):
+    """Something that was given cannot be used; the message is one line: what, where, what would do.
+
+    A command prints it and exits with code 2.
+    """
+
+
+class ConfigError(InputError):
+    """A configuration that cannot run; the message is one line: what, where, what would do."""
+
+
+def require(config: object, name: str, holds: Callable[[Any], object], wanted: str) -> None:
+    """Raises `ConfigError` unless the value of a key is as wanted."""
+    value = _at(config, name)
+    if not is_as_wanted(holds, value):
+        raise ConfigError(f"config.{name} = {shown(value)}: must be {wanted}")
+
+
+def is_as_wanted(holds: Callable[[Any], object], value: object) -> bool:
+    """Whether the test holds of a value; a value that it cannot be asked of is not as wanted."""
+    try:
+        return bool(holds(value))
+    except TypeError:
+        return False
+
+
+def refuse(*wrongs: tuple[object, str]) -> None:
+    """Raises `ConfigError` with the line of the first pair (whether it is wrong, line) that is."""
+    for wrong, line in wrongs:
+        if wrong:
+            raise ConfigError(line)
+
+
+@contextmanager
+def refused_at(where: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Inside, an error of these kinds becomes a `ConfigError` that begins with `where`.
+
+    A `ConfigError` stays what it is.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except kinds as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def require_known(key: str, among: Iterable[str], line: str) -> None:
+    """Raises `ConfigError` with the line, and which key may be meant, unless it is among these."""
+    if key not in (names := [*among]):
+        raise ConfigError(f"{line}{meant(key, names)}")
+
+
+def one_of(name: str, value: object, values: Sequence[str]) -> None:
+    """Raises `ConfigError` unless the value is one of these."""
+    if value not in values:
+        raise ConfigError(f"{name} = {shown(value)}: must be {one_of_these(value, values)}")
+
+
+def one_of_these(value: object, values: Sequence[str]) -> str:
+    """The words for what a value must be, where it is none of these."""
+    return f"one of {', '.join(map(repr, values))}{meant(str(value), values)}"
+
+
+def and_(names: Sequence[str]) -> str:
+    """`one, two and three`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
+def entry(table: Mapping[str, T], name: str) -> T:
+    """What a config file's argument names, `--config=FILE:NAME`.
+
+    Raises `ConfigError`, which lists the names, if it is none of the table's.
+    """
+    if name not in table:
+        known = ", ".join(map(repr, filter(None, table))) + ", or left out" * ("" in table)
+        raise ConfigError(
+            f"config argument {shown(name)}: must be one of {known}{meant(name, table)}"
+        )
+    return table[name]
+
+
+def shown(value: object) -> str:
+    """The value in one line of at most `LONGEST` characters, whatever it is."""
+    if is_dataclass(value) or callable(value):  # whose texts are long, or say where they lie
+        return getattr(value, "__name__", f"{type(value).__name__}(...)")
+    if hasattr(value, "keys"):
+        return "a dict"
+    try:
+        if isinstance(value, (list, tuple)):
+            inner = ", ".join(map(shown, value[:LONGEST]))
+            text = f"({inner}{',' * (len(value) == 1)})"
+        else:
+            text = repr(value)
+    except (ValueError, RecursionError):  # a number of more digits than Python writes out
+        text = f"a value of type {type(value).__name__}"
+    text = one_line(text)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
+def one_line(said: object) -> str:
+    """The text of an error, or any other, without line breaks."""
+    return " ".join(str(said).split())
+
+
+def print_error(error: object) -> int:
+    """Prints an error in one line on standard error; returns 2, the exit code of bad input."""
+    put(f"error: {one_line(error)}\n")
+    return 2
+
+
+def fail(message: str, code: int = 2) -> NoReturn:
+    """Ends the program with one line on standard error and that exit code; 2 is of bad input."""
+    print_error(message)
+    sys.exit(code)
+
+
+def _at(config: object, name: str) -> Any:
+    """The value of a dotted key of an experiment."""
+    return attrgetter(name)(config)
+
+
+def closest(name: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """The names that are most like it, by their last parts, the likest first.
+
+    Parts end at a dot or a slash. `learning_rate` is like `optimizer.learning_rate`, `lr` too.
+    """
+    alike = {other: _likeness(_last(name), _last(other)) for other in names}
+    least = max([LEAST, *(value - NEAR for value in alike.values())])
+    found = [other for other, value in alike.items() if value >= least]
+    whole = {other: round(SequenceMatcher(None, name, other).ratio(), 1) for other in found}
+    return sorted(found, key=lambda other: (-alike[other], -whole[other]))[:most]
+
+
+def meant(name: str, names: Iterable[str], most: int = 3) -> str:
+    """`; did you mean this or that?`, the end of a line that refuses a name; '' if none is like it.
+
+    The names are as they are to be shown.
+    """
+    found = closest(name, names, most)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _last(name: str) -> str:
+    return re.split(r"[./]", str(name).lower().lstrip("-"))[-1]
+
+
+def _likeness(one: str, other: str) -> float:
+    """From 0 to 1, the same."""
+    if one == other:
+        return 1.0
+    words = re.findall(r"[^\W_]+", other)
+    if len(words) > 1 and one == "".join(word[0] for word in words):
+        return SHORT
+    ratio = SequenceMatcher(None, one, other).ratio()
+    return max(ratio, CUT) if len(one) > 2 and other.startswith(one) else ratio

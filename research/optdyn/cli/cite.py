@@ -1,0 +1,87 @@
+"""BibTeX of the papers that a run used: `optdyn cite DIR [DIR ...]`, of runs or of sweeps.
+
+Of its methods, its compression, its rules of staleness and its closed loop of momentum; their files
+name the papers by arXiv numbers, and `cli/references.bib` has an entry of each. optdyn itself is
+the first. More papers may be named in a method's file than a run with its settings needs; of some
+that are named beside a method's own the entry is the number alone.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from optdyn.cli import sources
+
+REFERENCES = Path(__file__).with_name("references.bib")
+NUMBER = re.compile(r"\b\d{4}\.\d{4,5}\b")
+STALENESS = {"delay_compensation", "staleness_rate", "error_feedback"}  # transforms of a chain
+OPTDYN = """\
+@software{optdyn,
+  author = {{The optdyn authors}},
+  title = {optdyn: optimization dynamics of parallel training, in JAX},
+  license = {MIT}
+}"""
+
+
+def references() -> dict[str, str]:
+    """{arXiv number: its BibTeX entry}."""
+    entries = re.findall(r"^@\w+\{.*?^\}", REFERENCES.read_text(), re.M | re.S)
+    return {NUMBER.findall(entry)[0]: entry for entry in entries}
+
+
+def bare(number: str) -> str:
+    """The entry of a paper that `references.bib` does not have."""
+    url = f"https://arxiv.org/abs/{number}"
+    return f"@misc{{arxiv{number},\n  title = {{arXiv:{number}}},\n  url = {{{url}}}\n}}"
+
+
+def modules(config: Mapping[str, Any]) -> Iterator[str]:
+    """The modules of what a run's config names, as `launch.sources` names them."""
+    strategy, optimizer = config.get("strategy", {}), config.get("optimizer", {})
+    own = set(sources.methods())
+    names = strategy.get("name", "").split("+")
+    yield from (sources.module_of(name) for name in names if name in own)
+    if compression := strategy.get("compression"):
+        yield sources.module_of("powersgd" if compression == "powersgd" else "compression")
+    if optimizer.get("name") == "closed_loop":
+        yield "optimizers.closed_loop"
+    if not STALENESS.isdisjoint(optimizer.get("chain", ())):
+        yield "optimizers.staleness"
+
+
+def papers(config: Mapping[str, Any]) -> list[str]:
+    """The arXiv numbers that the files of what a run used name, each once."""
+    named = [number for module in modules(config) for number in NUMBER.findall(sources.doc(module))]
+    return list(dict.fromkeys(named))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the entries; 2 and one line on standard error for folders without a run."""
+    from optdyn.base.errors import InputError
+    from optdyn.base.files import read_json  # here, for it takes long
+
+    if not arguments or arguments[0].startswith("-"):
+        print("error: optdyn cite DIR [DIR ...]: give the workdir of a run", file=sys.stderr)
+        return 2
+    configs = []
+    for folder in map(Path, arguments):
+        files = [folder / "config.json", *sorted(folder.glob("points/*/config.json"))]
+        found = [file for file in files if file.exists()]
+        if not found:
+            print(f"error: {folder}: no run in it; give the workdir of one", file=sys.stderr)
+            return 2
+        try:
+            configs += [read_json(file) for file in found]
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    numbers = dict.fromkeys(number for config in configs for number in papers(config))
+    known = references()
+    print("\n\n".join([OPTDYN, *(known.get(number) or bare(number) for number in numbers)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

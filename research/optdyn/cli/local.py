@@ -1,0 +1,269 @@
+"""Several processes on this machine, as one JAX job:
+
+    python -m launch.local --processes=4 -- python -m launch.train --config=FILE --workdir=DIR
+
+Starts the command that many times and prints what the processes write, line by line, with the
+number of the process before each line. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 go to all of them, and
+one of the first two once more kills them. If one fails the others are ended, and what it last said
+is printed last. The exit code is 0, or that of the first process that failed (128 + the number of
+the signal, if one ended it).
+"""
+
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock, Thread
+from typing import IO, NamedTuple
+
+from absl import app, flags
+
+from optdyn.base import signals
+from optdyn.base.errors import fail
+
+GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+DRAIN = 2.0  # seconds to wait for output whose writer is gone
+LAST_LINES = 20  # lines of standard error repeated for the process that failed
+STDOUT, STDERR = 1, 2
+
+
+class Child(NamedTuple):
+    """A process, leader of its own group, and the last lines it wrote to standard error."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    errors: deque[bytes]
+
+    def send(self, number: int) -> None:
+        """Signals the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def code(self) -> int:
+        """The exit code as a shell gives it: 128 + the signal's number if one ended it."""
+        code = self.process.wait()
+        return code if code >= 0 else 128 - code
+
+
+Event = int | Child  # a signal that came, or a process that ended
+
+
+def run(command: Sequence[str], processes: int, devices: int | None = None) -> int:
+    """Runs `command` `processes` times until all have ended; returns the exit code for the whole.
+
+    `devices` is the number of devices of each process: virtual ones on the CPU, where None leaves
+    XLA_FLAGS as it is, or that many GPUs, where None is one. Raises OSError if the command cannot
+    be started. Takes over signals.
+    """
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    signals.take(lambda number, _: events.put(number), *signals.ENDING, *signals.SAVING)
+    children: list[Child] = []
+    threads: list[Thread] = []
+    output = Lock()
+    port = free_port()
+    try:
+        for rank in range(processes):
+            env = environment(os.environ, rank, processes, port, devices)
+            children.append(Child(rank, _start(command, env), deque(maxlen=LAST_LINES)))
+        for child in children:
+            threads += _attend(child, events, output)
+        stopped, failed = _watch(children, events)
+    finally:
+        for child in children:
+            if child.process.poll() is None:
+                child.send(signal.SIGKILL)
+        for child in children:
+            child.process.wait()
+        deadline = time.monotonic() + DRAIN
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    if failed:
+        with contextlib.suppress(OSError):
+            _write(STDERR, _obituary(failed))
+        return failed.code()
+    return 128 + stopped if any(child.code() for child in children) else 0
+
+
+def environment(
+    base: Mapping[str, str], rank: int, processes: int, port: int, devices: int | None = None
+) -> dict[str, str]:
+    """Environment of process `rank`: `base`, and what `research.processes` reads."""
+    address = f"127.0.0.1:{port}"
+    # One for each device, for all may wait in a collective at once; beyond the cores each takes
+    # time from the others by watching for work.
+    threads = str(max(devices or 1, _cores() // processes))
+    first, each = rank * (devices or 1), devices or 1
+    env = {
+        "PYTHONUNBUFFERED": "1",  # a line is forwarded when it is printed
+        "NPROC": threads,  # XLA's thread pool on the CPU
+        "OMP_NUM_THREADS": threads,
+        "JAX_LOCAL_DEVICE_IDS": ",".join(str(first + i) for i in range(each)),  # GPUs
+        **base,
+        "OPTDYN_COORDINATOR": address,
+        "OPTDYN_PROCESSES": str(processes),
+        "OPTDYN_PROCESS": str(rank),
+        "JAX_COORDINATOR_BIND_ADDRESS": address,  # by default it listens to the whole network
+    }
+    if any("_proxy" in name.lower() for name in base):
+        env["no_grpc_proxy"] = "127.0.0.1"  # or they would look for each other beyond the proxy
+    if devices:
+        flag = f"--xla_force_host_platform_device_count={devices}"
+        env["XLA_FLAGS"] = f"{base.get('XLA_FLAGS', '')} {flag}".strip()
+    return env
+
+
+def free_port() -> int:
+    """A TCP port that nothing on this machine's loopback uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=bound_to_parent(),
+    )
+
+
+def bound_to_parent() -> Callable[[], None] | None:
+    """What a new process does first, so that the kernel kills it should this one be killed.
+
+    It is for `preexec_fn`.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent, set_death_signal = ctypes.CDLL(None).prctl, os.getpid(), 1
+
+    def bind() -> None:
+        prctl(set_death_signal, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return bind
+
+
+def _attend(child: Child, events: queue.SimpleQueue[Event], output: Lock) -> list[Thread]:
+    """Threads that forward a process's output and report its end."""
+    process, prefix = child.process, f"[{child.rank}] ".encode()
+
+    def forward(source: IO[bytes], target: int, kept: deque[bytes]) -> None:
+        with source:
+            for line in source:
+                kept.append(prefix + line.removesuffix(b"\n"))
+                try:
+                    with output:
+                        _write(target, kept[-1] + b"\n")
+                except OSError:  # nobody reads any more
+                    if target == STDOUT:
+                        return  # which the process learns, as it would alone
+
+    def wait() -> None:
+        process.wait()
+        child.send(signal.SIGKILL)  # to what it started and left behind
+        events.put(child)
+
+    assert process.stdout and process.stderr
+    threads = [
+        Thread(target=forward, args=(process.stdout, STDOUT, deque(maxlen=1)), daemon=True),
+        Thread(target=forward, args=(process.stderr, STDERR, child.errors), daemon=True),
+        Thread(target=wait, daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _write(target: int, data: bytes) -> None:
+    # Unbuffered: Python could not end while a thread waits in a buffer for a reader that sleeps.
+    while data:
+        data = data[os.write(target, data) :]
+
+
+def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple[int, Child | None]:
+    """Until all have ended, or are to be killed: the signal that came, and who failed first."""
+    running = list(children)
+    stopped = pressed = 0
+    failed: Child | None = None
+    deadline: float | None = None
+
+    def send(number: int) -> None:
+        for child in running:
+            child.send(number)
+
+    while running:
+        try:
+            event = events.get(timeout=deadline and max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(event, Child):
+            running.remove(event)
+            expected = {0, *(128 + number for number in (stopped, pressed) if number)}
+            if failed is None and event.code() not in expected:
+                failed, deadline = event, time.monotonic() + GRACE
+                send(signal.SIGTERM)
+        elif event in (signal.SIGINT, signal.SIGTERM):
+            if pressed or failed:
+                break
+            pressed, stopped = event, stopped or event
+            send(event)
+        else:
+            if event == signal.SIGHUP:
+                stopped = stopped or event
+            send(event)
+    return stopped, failed
+
+
+def _obituary(child: Child) -> bytes:
+    code = child.process.returncode
+    how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+    how += ":" if child.errors else " and wrote nothing to standard error"
+    return b"\n".join([f"process {child.rank} ended with {how}".encode(), *child.errors, b""])
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        fail(str(error))
+
+
+def main() -> None:
+    processes = flags.DEFINE_integer(
+        "processes", None, "How many to start.", lower_bound=1, required=True
+    )
+    devices = flags.DEFINE_integer(
+        "devices_per_process", None, "Virtual CPU devices, or GPUs, of each.", lower_bound=1
+    )
+
+    def start(arguments: Sequence[str]) -> int:
+        if not arguments[1:]:
+            fail("no command; write it after two dashes: --processes=2 -- python -m launch.train")
+        try:
+            return run(arguments[1:], processes.value, devices.value)
+        except OSError as error:
+            fail(f"cannot start {arguments[1]}: {error.strerror}")
+
+    app.run(start, flags_parser=_parse)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""The papers' claims, with verdicts: `python -m launch.papers --workdir=DIR [--only=CLAIM,...]`.
+
+Every claim is a file of a folder, by default of `analysis/studies` below the current one: a
+sentence, what is measured against which tuned opponent, and the rule of the verdict, which is
+committed before the run that counts. Settings are chosen on some seeds and judged on others;
+`--seed=N` takes other seeds for both. `--scale=full` measures more and longer. Writes
+`scoreboard.json`, and as pages with a picture a claim `scoreboard.html` and `scoreboard.md`. Claims
+that are `LONG` are judged only where they are named. Interrupted or killed, the same command goes
+on: trials that ended are remembered.
+
+`--claims=FOLDER` judges the claims of your own that are files there. Their rules and files are
+written into `FOLDER/claims.lock` before the run, and what differs from it later is listed
+(`evidence/lock.py`).
+
+`--ship=FILE` writes all that a workdir remembers as one Parquet file, and ends. `--trials=FILE,...`
+begins with what such files have, so that what was run on another machine is not run again.
+"""
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import matplotlib
+from absl import app as absl_app
+from absl import flags, logging
+from matplotlib.figure import Figure
+
+from optdyn.base import lookup, processes, sources
+from optdyn.base.errors import InputError, meant
+from optdyn.base.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
+from optdyn.base.hold import held, writable
+from optdyn.base.progress import say
+from optdyn.base.streams import tell
+from optdyn.cli import app, interruptible
+from optdyn.evidence import lock, raw
+from optdyn.evidence.claim import WORDS, Claim, Verdict
+from optdyn.evidence.study import Study
+from optdyn.report import figures, scoreboard
+from optdyn.report.tables import replace
+
+STUDIES = Path("analysis/studies")  # the project's own claims, in a checkout: they have no lock
+SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
+BETWEEN = 1000  # seeds of one --seed and the next
+
+
+def names(folder: Path) -> list[str]:
+    """The names of a folder's claims, in the order of the scoreboard.
+
+    A file whose CLAIM is None is no claim. Raises `InputError` where a claim is not whole.
+    """
+    found = [module.name for module in pkgutil.iter_modules([str(folder)])]
+    every = {name: load(name, folder) for name in found if not name.startswith("_")}
+    claims = [name for name, module in every.items() if module.CLAIM is not None]
+    return sorted(claims, key=lambda name: int(every[name].CLAIM.number))
+
+
+def usual(folder: Path) -> list[str]:
+    """Names of those that do not take hours."""
+    return [name for name in names(folder) if not getattr(load(name, folder), "LONG", False)]
+
+
+def load(name: str, folder: Path) -> ModuleType:
+    """The module of a claim. Raises `InputError` where it is not whole."""
+    file = folder.resolve() / f"{name}.py"
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # for processes that measure, too
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        raise InputError(f"{file}: cannot be imported ({lookup.told(error)})") from error
+    if sources.file_of(module) != file:
+        raise InputError(f"{file}: another module is called {name!r}; it needs another name")
+    if getattr(module, "CLAIM", file) is None:
+        return module
+    for part in ("measure", "verdict", "picture"):
+        if not callable(getattr(module, part, None)):
+            raise InputError(f"{file}: has no function {part!r} (optdyn.evidence.claim)")
+    claim = getattr(module, "CLAIM", None)
+    if not isinstance(claim, Claim) or not isinstance(claim.number, int):
+        raise InputError(f"{file}: has no CLAIM that is an optdyn.evidence.claim.Claim of a number")
+    return module
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a folder's claims have a lock file: all but the project's own."""
+    return folder.resolve() != STUDIES.resolve()
+
+
+def study_of(workdir: Path, scale: str, seed: int, name: str, folder: Path) -> Study:
+    """The study of a claim; seeds of different `seed` have nothing in common."""
+    scales = getattr(load(name, folder), "SEEDS", SCALES)
+    if scale not in scales:
+        raise InputError(f"{name}: has no --scale={scale}, but {', '.join(scales)}")
+    choose, report = scales[scale]
+    first = BETWEEN * seed
+    return Study(
+        workdir,
+        scale,
+        range(first + 500, first + 500 + choose),
+        range(first, first + report),
+    )
+
+
+def judge(name: str, study: Study, folder: Path) -> dict[str, Any]:
+    """Measures a claim and judges it: its row of the scoreboard."""
+    module, begun = load(name, folder), time.monotonic()
+    files = {"files": lock.blobs(module)} if is_locked(folder) else {}
+    result = module.measure(study)
+    try:
+        json.dumps(result)
+    except TypeError as error:
+        raise InputError(
+            f"{module.__file__}: measure() must return JSON values: {error}"
+        ) from error
+    verdict = Verdict(*module.verdict(result))
+    if verdict.word not in WORDS:
+        raise ValueError(f"{name}: the verdict {verdict.word!r} is none of {WORDS}")
+    with matplotlib.rc_context(figures.STYLE):
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        module.picture(result, figure)
+        replace(study.workdir / f"{name}.svg", figures.svg(figure))
+    return {
+        "claim": name,
+        **module.CLAIM._asdict(),
+        "verdict": verdict.word,
+        "by": verdict.by,
+        "scale": study.scale,
+        "seeds": {"choose": study.choose, "report": study.report},
+        "minutes": (time.monotonic() - begun) / 60,
+        "commit": committed(Path(str(module.__file__))),
+        **files,
+        "result": result,
+    }
+
+
+def committed(file: Path) -> str:
+    """The commit that a claim's file was last changed in, with '+' if it has changed since."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(file.parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", file.name)
+        return git("log", "-1", "--format=%h", "--", file.name) + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def run(
+    workdir: Path, chosen: Sequence[str], scale: str, seed: int, folder: Path
+) -> dict[str, Any]:
+    """The scoreboard with the chosen claims judged; those that are in it already stay.
+
+    Where claims are locked, all of them are locked first.
+    """
+    board = opened(workdir, scale, seed)
+    if is_locked(folder):
+        board["deviations"] = lock.lock(folder, {n: load(n, folder) for n in names(folder)})
+        for name, said in board["deviations"].items():
+            say(f"{name}: {'; '.join(said)}")
+    for name in chosen:
+        if name not in board["claims"]:
+            say(f"{name}: {load(name, folder).CLAIM.sentence}")
+            with study_of(workdir, scale, seed, name, folder) as study:
+                board["claims"][name] = judge(name, study, folder)
+            row = board["claims"][name]
+            say(f"  {row['verdict']}: {row['by']}")
+        elif board["claims"][name].get("files") not in (None, lock.blobs(load(name, folder))):
+            say(f"{name}: was judged by other files than there are; another --workdir judges anew")
+        write_json(workdir / "scoreboard.json", board)
+    ordered, other = rows(board), board.get("deviations", {})
+    replace(workdir / "scoreboard.html", scoreboard.html(workdir, ordered, other))
+    replace(workdir / "scoreboard.md", scoreboard.markdown(ordered, other))
+    return board
+
+
+def rows(board: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The claims that are judged, in the order of the scoreboard."""
+    return sorted(board["claims"].values(), key=lambda row: int(row["number"]))
+
+
+def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
+    """The scoreboard of a workdir; `WorkdirError` if it is of another scale or seed."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    board = read_json(workdir / "scoreboard.json")
+    if not board:
+        return {"scale": scale, "seed": seed, "claims": {}}
+    if (board["scale"], board["seed"]) != (scale, seed):
+        raise WorkdirError(
+            f"workdir {workdir} has --scale={board['scale']} --seed={board['seed']}; "
+            "take another workdir for others"
+        )
+    return board
+
+
+def main(_: Sequence[str]) -> int:
+    interruptible()
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    given = flags.FLAGS
+    folder = Path(given.claims) if given.claims else STUDIES
+    try:
+        if not folder.is_dir():
+            said = f"--claims={folder}: no such folder"
+            ours = ", which is the default and lies in the project's checkout; name claims of yours"
+            raise InputError(said if given.claims else said + ours)
+        every = names(folder)
+        chosen = given.only or usual(folder)
+    except InputError as error:
+        app.fail(str(error))
+    if given.ship and (given.trials or given.only or given.claims):
+        app.fail("--ship writes what there is, and ends: not with --trials, --only or --claims")
+    if given.ship and not Path(given.workdir).is_dir():
+        app.fail(f"--workdir={given.workdir}: no such folder")
+    if every and not chosen:
+        app.fail(f"--only is empty, and all claims take hours: {', '.join(every)}; name some")
+    if not every:
+        app.fail(f"--claims={folder}: has no claims; a claim is a file there (evidence/claim.py)")
+    for name in chosen:
+        if name not in every:
+            hint = meant(name, every) or f"; there are {', '.join(every)}"
+            app.fail(f"--only={name}: no such claim{hint}")
+    try:
+        processes.devices()
+        writable(Path(given.workdir))
+        with held(Path(given.workdir)), writing(), permitted():
+            if given.ship:
+                tell(f"{given.ship}: {raw.ship(Path(given.workdir), Path(given.ship))}")
+                return 0
+            for file in given.trials:
+                say(f"{file}: {raw.unpack(Path(file), Path(given.workdir))}")
+            board = run(Path(given.workdir), chosen, given.scale, given.seed, folder)
+    except InputError as error:
+        app.fail(str(error))
+    except DiskFull as error:
+        app.fail(str(error), code=1)
+    except KeyboardInterrupt:
+        say("stopped: the same command goes on")
+        return 130
+    tell(scoreboard.table(rows(board), board.get("deviations", {})))
+    return 0
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("workdir", None, "Folder to write to and to resume from.")
+    flags.DEFINE_list("only", None, "Claims to judge; by default all that do not take hours.")
+    flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
+    flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
+    flags.DEFINE_string("claims", "", "Folder of claims; by default analysis/studies below here.")
+    flags.DEFINE_list("trials", [], "Files of raw results that the workdir is to have.")
+    flags.DEFINE_string("ship", "", "File that the workdir's raw results are written to.")
+    flags.mark_flag_as_required("workdir")
+    absl_app.run(main, flags_parser=app.parse)

@@ -1,0 +1,150 @@
+"""What to train with: `python -m launch.plan --config=configs/plan.py --workdir=DIR`.
+
+Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709.06622), for one
+device of `config.plan.memory` bytes and the network of `config.cluster`: the largest mini-batch,
+the mini-batch and the algorithm of every convolution that train soonest, how many devices keep
+`config.plan.efficiency` (lemma 1), and the parameter servers that hide their communication (lemma
+2). Everything is measured on this machine, with the program that `launch.train` runs. The answer is
+a table and DIR/plan.json; the same command prints it again.
+
+Updates to train are `config.steps` at `config.batch_size`; `config.plan.noise_scale` says what they
+are at another mini-batch. If it is 0, the worst of all noise scales is reckoned with, under which
+no larger mini-batch pays. `--dry_run` says what would be measured.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from optdyn.base.errors import refuse
+from optdyn.base.files import as_json, read_json, write, write_json
+from optdyn.base.progress import end_line, number
+from optdyn.base.trees import bytes_of
+from optdyn.cli import app, dry
+from optdyn.clock.network import exchange
+from optdyn.devices.first_process import own
+from optdyn.experiment import Experiment
+from optdyn.plan import convergence, layers, planner, plans
+from optdyn.plan.convergence import Updates
+from optdyn.plan.planner import Interval
+from optdyn.report import plan as plan_text
+from optdyn.train import trainer
+from optdyn.train.checks import check
+from optdyn.train.workdir import claim, text_of
+
+
+def run(config: Experiment, workdir: Path) -> dict[str, Any]:
+    """The plan: measured, or as `plan.json` of this workdir has it.
+
+    Nothing is written before it is known that an update of one example fits.
+    """
+    check(config)
+    refuse(
+        (
+            config.cluster.bandwidths or config.cluster.latencies,
+            "config.cluster.bandwidths, config.cluster.latencies: the lemmas know one link, by "
+            "config.cluster.bandwidth and latency",
+        )
+    )
+    if (workdir / "config.json").exists():
+        claim(workdir, config)
+        if made := read_json(workdir / "plan.json"):
+            return made
+    updates, source = updates_to_train(config)
+    of = plans.device(config)
+    with own(workdir) as folder:
+        claim(folder, config)
+        write(folder / "config.json", text_of(config))
+        return _measured(config, folder, of, updates, source)
+
+
+def _measured(
+    config: Experiment, workdir: Path, of: plans.Device, updates: Updates, source: str
+) -> dict[str, Any]:
+    plan: dict[str, Any] = {
+        "memory": config.plan.memory,
+        "largest": plans.proof(of),
+        "source": source,
+    }
+    plan |= plans.decision(config.plan, of, updates)
+    (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
+    plan |= cluster(config, bytes_of(of.run.params), update["seconds"]["median"])
+    write_json(workdir / "plan.json", plan | trainer.provenance(of.run))
+    return read_json(workdir / "plan.json")
+
+
+def updates_to_train(config: Experiment) -> tuple[Updates, str]:
+    """How many updates training takes at a mini-batch, and where that is from."""
+    known, batch, noise = Interval(*[config.steps] * 3), config.batch_size, config.plan.noise_scale
+    if not noise:
+        return convergence.unknown(known, batch), "config.steps, the worst of all noise scales"
+    return convergence.of_noise(known, batch, noise), f"config.steps, noise scale {noise:.4g}"
+
+
+def cluster(config: Experiment, size: int, seconds: float) -> dict[str, Any]:
+    """Devices by lemma 1 and parameter servers by lemma 2, for T_C = `seconds`, S_p = `size`.
+
+    Devices divide the mini-batch, so that a worker of lemma 2 computes for T_C / N_w.
+    """
+    alpha, most = config.plan.efficiency, config.plan.devices
+    overhead = exchange(config.cluster, size)
+    ratio = overhead / seconds
+    count = planner.gpus(ratio, alpha, most)
+    bandwidth = config.cluster.bandwidth
+    needed = planner.parameter_servers(size, count, bandwidth, seconds / count) if bandwidth else 0
+    return {
+        "devices": {
+            "count": count,
+            "most": most,
+            "target_efficiency": alpha,
+            "efficiency": planner.efficiency(ratio, count),
+            "speedup": planner.speedup(ratio, count),
+            "overhead_seconds": overhead,
+            "overhead_ratio": ratio,
+            "seconds_per_update": planner.seconds_per_update(seconds, overhead, count),
+        },
+        "servers": {
+            "count": needed,
+            "parameter_bytes": size,
+            "workers": count,
+            "bandwidth": bandwidth,
+            "compute_seconds": seconds,
+        },
+    }
+
+
+def described(config: Experiment) -> Iterator[str]:
+    """Lines on what would be measured. Raises what `run` raises."""
+    check(config)
+    (known, source), of = updates_to_train(config), plans.start(config)
+    kinds, batch, begun = layers.distinct(of.convolutions), of.batch, time.monotonic()
+    need = of.update(batch, of.own).bytes
+    each = time.monotonic() - begun
+    wanted = ", ".join(f"{b:,}" for b in config.plan.batches)
+    yield f"convolutions    {len(of.convolutions)}, of {len(kinds)} kinds"
+    yield f"memory          {config.plan.memory:,} bytes; an update of {batch:,} takes {need:,}"
+    yield f"mini-batches    {wanted or f'{batch:,}, the largest that fits, and one in between'}"
+    yield f"updates         {known(batch).median:,.0f} at {batch:,}, from {source}"
+    yield f"programs        about {of.programs}, to be made and measured"
+    yield f"one of them     {number(each)} s to make, less than others if it was kept from before"
+
+
+def main(config: Experiment, workdir: Path) -> int:
+    app.one_run(config)
+    plan = run(config, workdir)
+    end_line()
+    print(as_json(plan) if app.in_json() else plan_text.text(plan))
+    return 0
+
+
+def define() -> None:
+    """The flag of this command besides those of all (`app.run`)."""
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
+
+
+if __name__ == "__main__":
+    define()
+    app.run(dry.asked(main, described))

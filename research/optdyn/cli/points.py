@@ -1,0 +1,125 @@
+"""The points of a grid before they run: which are here, what they share, what they will cost."""
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ml_collections import ConfigDict
+
+from optdyn.base.files import read_json, unlike
+from optdyn.experiment import ConfigError
+from optdyn.train import batched_runs
+from optdyn.train.grid import Point, named, resolve
+from optdyn.train.workdir import claim, damaged, free
+
+DONE = ("completed", "diverged")
+SHOWN = 12  # points of a compilation that a dry run names
+SHORT = "to go on"  # it has ended, with fewer steps than the grid has now, or its files are damaged
+
+
+class Entry(NamedTuple):
+    """A point of the grid and what is known of it beforehand."""
+
+    name: str
+    point: Point
+    compilation: Hashable  # equal where one serves
+    log_every: int
+    updates: int  # of all replicas together
+    left: int  # of these, not made yet
+    examples: int  # an update
+    batched: bool  # it can be one of many in a program
+    threaded: bool  # it can run beside others; else it occupies all devices, or is a recording
+    status: str  # of its summary, or SHORT; '': it has none
+    seconds_per_update: float  # wall-clock, of a finished one
+
+
+def plan(config: ConfigDict, workdir: Path, shard: str = "0/1") -> list[Entry]:
+    """The checked points of a shard of the grid; those of one compilation follow one another.
+
+    Writes nothing. Raises `ConfigError`, and `WorkdirError` if a point's folder holds another run.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if not match or int(match[1]) >= int(match[2]):
+        raise ConfigError(f"--shard={shard}: must be i/n, number i from 0 to n - 1 of n shards")
+    mine = islice(list(named(config)), int(match[1]), None, int(match[2]))
+    entries = [_entry(config, workdir, name, point) for name, point in mine]
+    first = {entry.compilation: i for i, entry in reversed(list(enumerate(entries)))}
+    return sorted(entries, key=lambda entry: first[entry.compilation])
+
+
+def folder_of(workdir: Path, name: str) -> Path:
+    """The workdir of a point."""
+    return workdir / "points" / name
+
+
+def compilations(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """The entries, as `plan` orders them, that share a compilation."""
+    return [list(group) for _, group in groupby(entries, lambda entry: entry.compilation)]
+
+
+def described(entries: Sequence[Entry], at_a_time: int) -> Iterator[str]:
+    """Lines for who wants to know what would run; seconds are those of finished points."""
+    groups = compilations(entries)
+    yield f"{len(entries)} points, {len(groups)} compilations: {_counted(entries)}"
+    for number, group in enumerate(groups, start=1):
+        yield f"compilation {number}: {len(group)} points, {_cost(group, at_a_time)}"
+        for entry in group[:SHOWN]:
+            updates = f"{entry.updates:,} updates of {entry.examples:,} examples"
+            yield f"  {entry.name}  {updates}  {entry.status or 'new'}"
+        if len(group) > SHOWN:
+            yield f"  and {len(group) - SHOWN:,} more"
+    yield f"in all: {_cost(entries, at_a_time)}"
+
+
+def _cost(entries: Sequence[Entry], at_a_time: int) -> str:
+    left = [entry for entry in entries if entry.status not in DONE]
+    examples = sum(entry.left * entry.examples for entry in left)
+    text = f"{sum(entry.left for entry in left):,} updates to run, on {examples:,} examples"
+    seconds = [_seconds(group) for group in compilations(entries)]
+    if left and None not in seconds:
+        total = sum(filter(None, seconds)) / at_a_time
+        text += f", about {total / 60:.0f} minutes" if total > 120 else f", about {total:.0f} s"
+    return text
+
+
+def _seconds(group: Sequence[Entry]) -> float | None:
+    """The seconds of what is left, one after the other; None if no such point has finished."""
+    left = sum(entry.left for entry in group if entry.status not in DONE)
+    known = [e.seconds_per_update for e in group if e.status in DONE and e.seconds_per_update]
+    if not left:
+        return 0.0
+    return left * sum(known) / len(known) if known else None
+
+
+def _counted(entries: Sequence[Entry]) -> str:
+    statuses = Counter(entry.status or "new" for entry in entries)
+    return ", ".join(f"{count} {status}" for status, count in statuses.items())
+
+
+def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
+    resolved, folder = resolve(config, name, point), folder_of(workdir, name)
+    if (folder / "config.json").exists():
+        claim(folder, resolved, free(resolved))
+    summary, replicas = read_json(folder / "summary.json"), resolved.replicas.count
+    if why := unlike(summary):
+        raise ConfigError(f"{folder / 'summary.json'}: {why}")
+    status = summary.get("status") or ""
+    is_short = summary.get("steps", resolved.steps) != resolved.steps
+    if status in DONE and (is_short or damaged(folder)):
+        status = SHORT
+    return Entry(
+        name=name,
+        point=point,
+        compilation=batched_runs.compilation(resolved),
+        log_every=resolved.log_every,
+        updates=resolved.steps * max(replicas, 1),
+        left=max(resolved.steps - (summary.get("step") or 0), 0) * max(replicas, 1),
+        examples=resolved.batch_size,
+        batched=batched_runs.is_batched(resolved),
+        threaded=batched_runs.is_one_program(resolved),
+        status=status,
+        seconds_per_update=(summary.get("wall_seconds") or 0.0) / max(summary.get("step") or 0, 1),
+    )

@@ -1,0 +1,487 @@
+"""What ways of parallelising take in seconds, without training: `optdyn price`.
+
+    optdyn price --parameters=124e6 --step_seconds=0.5 --methods=all --periods=1,32,128
+
+is of 64 nodes between which there is 1 Gbit/s, with stragglers (`configs/price.py`). The first
+table is of the first of the `--bandwidths`, the fastest method on top: seconds an update, examples
+a second, what the workers' time goes to, bytes a node and a link, and staleness. The second has the
+share that computes on every network, and the Gbit/s that half of it and more would need.
+
+Seconds are those of the method's own clock on `config.cluster`: simulated, with its stragglers. The
+model is that of a `--config`, by its shapes, or so many float32 `--parameters`; a worker computes
+for its part of an update as the config says, or so many `--step_seconds`. All other keys are the
+config's, as `--config.cluster.variation=0.5`. Methods combine, `--methods=diloco+async_local_sgd`;
+`--nodes`, `--periods` and `--compression` take lists. `--out=FILE` writes all figures as JSON.
+
+    optdyn price --penalty=WORKDIR --parameters=124e6 --step_seconds=0.5 --methods=all
+
+says which method: of the finished runs in the workdir of a sweep, how many updates every method
+takes to a training loss (`--target`) over tuned synchronous training, times what an update of it
+takes on this cluster. `--where=KEY=VALUE` chooses among runs of several problems. Workdirs are a
+list.
+`--noise_scale=B`, in examples, says where DiLoCo and top-k pay (`price/who_pays.py`).
+`--page=FILE.html` writes one offline page with sliders for bandwidth, nodes, stragglers and period,
+of some thousand prices, which take a minute or two.
+"""
+
+import math
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from optdyn.base.errors import ConfigError, InputError, and_, one_line
+from optdyn.cli import app
+from optdyn.experiment import Experiment
+from optdyn.setup import Cluster
+
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
+USUAL = "price"  # the config without a --config
+LONGEST = 10_000  # updates of a period
+WIDE = 100  # characters of a line of notes
+NONE = "none"  # in a list of compressions
+# Of a page with sliders, where nothing else is said: curves, and nodes over those of the cluster.
+METHODS = ("sync", "asynchronous", "diloco", "async_local_sgd")
+PERIODS = ("8", "32", "128")
+SIZES = (0.125, 0.25, 0.5, 1, 2)
+VARIED = {"lognormal": "log-normal", "gamma": "gamma"}
+UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
+HEAD_OF_TIMES = (
+    ("seconds", "examples", "seconds", "% of time", "", "", "MB a", "MB a", "staleness,"),
+    (
+        "an update",
+        "a second",
+        "an epoch",
+        "computing",
+        "waiting",
+        "exchange",
+        "node",
+        "link",
+        "updates",
+    ),
+)
+Rows = Sequence[dict[str, Any]]
+
+
+def define() -> None:
+    """The flags of this command besides those of all (`app.run`)."""
+    flags.DEFINE_list("methods", [], "Names of methods, or 'all'; by default the config's.")
+    flags.DEFINE_list("bandwidths", ["1", "0.1", "10", "100"], "Gbit/s between nodes.")
+    flags.DEFINE_list(
+        "periods", [], "Updates from one exchange to the next, where a method has it."
+    )
+    flags.DEFINE_list(
+        "compression", [], "What messages go through, 'none' among them, where a method has it."
+    )
+    flags.DEFINE_list("nodes", [], "Numbers of nodes; by default the config's.")
+    flags.DEFINE_string(
+        "parameters",
+        None,
+        "Parameters of a float32 model, as 124e6 or 124M; by default the config's.",
+    )
+    flags.DEFINE_float("step_seconds", None, "Seconds that a worker computes for an update.")
+    flags.DEFINE_bool("needed", True, "Whether to find the Gbit/s for shares of computing.")
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
+    flags.DEFINE_string("out", "", "JSON file of all figures.")
+    flags.DEFINE_string("page", "", "HTML file with sliders for the cluster.")
+    flags.DEFINE_list("penalty", [], "Workdirs of sweeps that measured updates to a loss.")
+    flags.DEFINE_float("target", None, "Training loss that updates of --penalty are counted to.")
+    flags.DEFINE_float("noise_scale", None, "Gradient noise scale of the problem, in examples.")
+    flags.DEFINE_list("where", [], "KEY=VALUE of configs, which runs of --penalty agree with.")
+
+
+def rows(
+    config: Experiment,
+    shapes: Any,
+    methods: Sequence[str],
+    bandwidths: Sequence[float],
+    keys: Sequence[dict[str, Any]] = ({},),
+    needed: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """A row a method and values of keys of config.strategy: prices by Gbit/s, or why it has none.
+
+    Values that say nothing of a method make no row more.
+    """
+    from optdyn.clock.base import TimelineError
+    from optdyn.price import price
+
+    for name in methods:
+        for values in price.owned(name, keys):
+            row: dict[str, Any] = {"method": name, "nodes": config.cluster.nodes}
+            try:
+                one = price.with_method(config, name, **values)
+                row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
+                row |= _said(one, name, values)
+                of = price.priced(one, shapes)
+                row["prices"] = {b: of(b * price.GIGABIT)._asdict() for b in bandwidths}
+                if needed:
+                    found = price.needed(of, SHARES, bandwidths)
+                    row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
+            except (ConfigError, TimelineError) as error:
+                row |= {**values, "refused": one_line(error)}
+            yield row
+
+
+def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
+    """The rows as text, the fastest on the first network on top."""
+    first, ordered = bandwidths[0], sorted(bandwidths)
+    priced = [row for row in found if "prices" in row]
+    priced.sort(key=lambda row: -row["prices"][first]["examples_per_second"])
+    several = len({row["nodes"] for row in found}) > 1
+    width = max([len(_named(row, several)) for row in priced], default=0)
+    if priced:
+        has_epochs = any(row["prices"][first]["epoch_seconds"] for row in priced)
+        yield f"at {first:g} Gbit/s".ljust(width) + _cells(*HEAD_OF_TIMES[0], epochs=has_epochs)
+        yield " " * width + _cells(*HEAD_OF_TIMES[1], epochs=has_epochs)
+        for row in priced:
+            yield f"{_named(row, several):{width}}" + _times(row["prices"][first], has_epochs)
+        yield ""
+        yield (
+            " " * width
+            + "  computing, %, at Gbit/s".ljust(8 * len(ordered))
+            + ("  Gbit/s for computing" if "needed" in priced[0] else "")
+        )
+        shares = "".join(f"{100 * s:>8g}%" for s in SHARES) if "needed" in priced[0] else ""
+        yield " " * width + "".join(f"{b:>8g}" for b in ordered) + shares
+    for row in priced:
+        cells = "".join(f"{100 * row['prices'][b]['computing']:>8.3g}" for b in ordered)
+        wanted = "".join(f"{_speed(v):>9}" for v in row.get("needed", {}).values())
+        yield f"{_named(row, several):{width}}{cells}{wanted}"
+    refused = [row for row in found if "refused" in row]
+    yield from [""] * bool(priced and refused)
+    for row in refused:
+        yield f"No price of {_named(row, several)}: {row['refused']}"
+
+
+def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[str]:
+    """What the figures are of, in sentences; `assumed`: the step's seconds are of no such model."""
+    from optdyn import methods as strategies
+    from optdyn.price import price
+
+    priced = {row["method"] for row in found if "prices" in row}
+    said = [
+        "Seconds are simulated, each method's by its own clock; nothing was trained.",
+        "Examples a second say how fast data goes through, not how fast the loss falls: rare "
+        "exchanges and stale gradients may cost updates, which only training can tell; with "
+        "--penalty=WORKDIR, of a sweep, they count.",
+        "Waiting is for slower workers, or for work that is dropped.",
+        "MB a node are those of all messages between nodes, for a step of one node; MB a link what "
+        "the busiest link, a node's or the server's, carries one way while all nodes make a step.",
+    ]
+    if any(None in row.get("needed", {}).values() for row in found):
+        said.append("'never' is where workers wait so much that no network is fast enough.")
+    methods = {name: price.with_method(config, name).methods for name in sorted(priced)}
+    alone = [name for name, method in methods.items() if method.groups > 1]
+    if alone:
+        said.append(f"An update of {and_(alone)} is of one worker or a few, of the others of all.")
+    if any(not hasattr(strategies.chosen(name).read, "graph") for name in alone):
+        said.append("Their server's own link is as wide as it takes, but for a server_bandwidth.")
+    if any("daso" in name.split("+") for name in priced):
+        said.append("daso is between its first and last epochs, before any plateau of the loss.")
+    if any("local" in name.split("+") for name in priced):
+        said.append("The computing of local has that of its auxiliary heads in it.")
+    if assumed:
+        said.append(
+            "A step's seconds are the config's cluster.seconds_per_example, whatever the size of "
+            "the model; --step_seconds has yours."
+        )
+    for sentence in said:
+        yield from textwrap.wrap(sentence, WIDE)
+
+
+def pays(
+    config: Experiment, size: int, noise_scale: float, bandwidths: Sequence[float]
+) -> list[dict[str, float]]:
+    """By Gbit/s: rho, and seconds of DiLoCo and top-k over the best synchronous training."""
+    from optdyn.clock.network import between_nodes
+    from optdyn.price import price, who_pays
+
+    cluster, found = config.cluster, list[dict[str, float]]()
+    for gigabits in bandwidths:
+        exchange = between_nodes(cluster.with_(bandwidth=gigabits * price.GIGABIT), size)
+        rho = who_pays.rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
+        over = {name: who_pays.over_best(name, rho) for name in who_pays.METHODS}
+        found.append({"gigabits": gigabits, "rho": rho, **over})
+    return found
+
+
+def table_of_pays(found: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
+    """The same as text, with what it is."""
+    names = list(found[0])[2:]
+    yield "Gbit/s".rjust(8) + "rho".rjust(10) + "".join(f"{name:>10}" for name in names)
+    for row in found:
+        cells = "".join(f"{row[name]:>10.3g}" for name in ("rho", *names))
+        yield f"{row['gigabits']:>8g}{cells}"
+    yield from textwrap.wrap(
+        f"rho: seconds of an all-reduce, over those in which all workers compute {noise_scale:g} "
+        f"examples. {and_(names)}: seconds to a loss that they take there, over the best of "
+        "synchronous training with its best batch and outer momentum on one node. It is what a "
+        "contest of a perceptron on 8 workers found at that rho, with heavy-ball SGD on both "
+        "sides.",
+        WIDE,
+    )
+
+
+def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
+    """What all prices are of, in a sentence."""
+    from optdyn.price import price
+
+    cluster: Cluster = config.cluster
+    nodes = f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices"
+    nodes = nodes.removesuffix(" of 1 devices")
+    each = price.examples_of_worker(config)
+    law = f"{VARIED.get(str(cluster.service), str(cluster.service))} times"
+    law += f" ({cluster.variation:.0%})" if str(cluster.service) in VARIED else ""
+    named = f" of {config.model.name}" if is_model else ""
+    said = (
+        f"{nodes}, {shapes.bytes // 4:,} parameters{named} in {shapes.bytes / 1e6:,.0f} MB, "
+        f"{each * cluster.seconds_per_example:.3g} s a step of {each:g} examples, {law}."
+    )
+    return textwrap.fill(said, WIDE)
+
+
+def main(config: Experiment, workdir: Path) -> int:
+    from optdyn.base.files import as_json, write, write_json
+    from optdyn.price import price
+
+    app.one_run(config)
+    price.check(config)
+    given = flags.FLAGS
+    penalties = _penalties(given.penalty, given.target, given.where)
+    noise_scale = given.noise_scale
+    if noise_scale is not None:
+        _number("noise_scale", noise_scale)
+    measured = [arm.name for arm in penalties.arms] if penalties else []
+    usual = METHODS if given.page else [config.strategy.name]
+    names = _methods(given.methods or measured or usual)
+    bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
+    if not bandwidths:
+        raise InputError("--bandwidths is empty; name a number of Gbit/s")
+    keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
+    out, page = _file("out", given.out), _file("page", given.page)
+    clusters, shapes = _clusters(config, given.nodes, given.parameters, given.step_seconds)
+    found = [
+        row
+        for each in clusters
+        for row in rows(each, shapes, names, bandwidths, keys, given.needed)
+    ]
+    if not any("prices" in row for row in found):
+        raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
+    is_model = given.parameters is None
+    assumed = not is_model and given.step_seconds is None
+    headings = [heading(each, shapes, is_model) for each in clusters]
+    lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found, assumed)]
+    told: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
+    if noise_scale is not None:
+        told["who_pays"] = list[Any]()
+        for each in clusters:
+            found_of = pays(each, shapes.bytes, noise_scale, bandwidths)
+            lines += ["", *table_of_pays(found_of, noise_scale)]
+            told["who_pays"] += [{"nodes": each.cluster.nodes, **row} for row in found_of]
+    if penalties:
+        told["which"] = []
+        for each in clusters:
+            said, answers = _which(each, shapes, penalties, bandwidths, found)
+            lines += ["", *said]
+            told["which"] += answers
+    if out:
+        write_json(out, told)
+    if page:
+        write(page, _page(clusters, shapes, penalties, names, keys, bandwidths[0], lines))
+    print(*([as_json(told)] if app.in_json() else lines), sep="\n")
+    if page:
+        print(f"\n{page}: the page with sliders", file=sys.stderr if app.in_json() else None)
+    return 0
+
+
+def _clusters(
+    config: Experiment, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
+) -> tuple[list[Experiment], Any]:
+    """The experiment on every number of nodes, and the shapes of the model's parameters."""
+    from optdyn.price import price
+    from optdyn.price.shapes import of_model, of_parameters
+
+    numbers = [_whole("nodes", text) for text in nodes] or [config.cluster.nodes]
+    count = None if parameters is None else _count("parameters", parameters)
+    if step_seconds is not None:
+        _number("step_seconds", step_seconds)
+    if config.cluster.bandwidths:
+        raise ConfigError("config.cluster.bandwidths: must be (), for --bandwidths says all links")
+    clusters = [price.with_nodes(config, number) for number in dict.fromkeys(numbers)]
+    shapes = of_model(config) if count is None else of_parameters(count)
+    if step_seconds is not None:
+        clusters = [price.step_of(each, step_seconds) for each in clusters]
+    return clusters, shapes
+
+
+def _page(
+    clusters: Sequence[Experiment],
+    shapes: Any,
+    penalties: Any,
+    names: Sequence[str],
+    keys: Sequence[dict[str, Any]],
+    gigabits: float,
+    printed: Sequence[str],
+) -> str:
+    """The page with sliders, which start at the first of the clusters; `printed` begins with it."""
+    from optdyn.report import sliders
+
+    nodes = sorted({each.cluster.nodes for each in clusters})
+    if len(nodes) == 1:
+        nodes = sorted({max(round(nodes[0] * factor), 1) for factor in SIZES})
+    of_methods = sliders.curves_of_methods(names, keys)
+    curves = list(sliders.curves_of_arms(penalties) if penalties else of_methods)
+    data = sliders.grid(clusters[0], shapes, curves, nodes, gigabits)
+    start = f"The sliders start at {' '.join(printed[0].split())}"
+    return sliders.render(data, start, "\n".join(printed), penalties)
+
+
+def _penalties(sources: Sequence[str], target: float | None, where: Sequence[str]) -> Any:
+    """What was measured in the sources, `penalties.Measured`; None if there are none."""
+    if not sources:
+        for flag, value in (("target", target), ("where", where)):
+            if value:
+                raise InputError(f"--{flag}: says something of --penalty, which is not given")
+        return None
+    from optdyn.report import penalties
+
+    paths = [Path(source) for source in sources]
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"--penalty: there is no {str(path)!r}")
+    return penalties.measured(paths, math.nan if target is None else target, where)
+
+
+def _which(
+    config: Experiment, shapes: Any, penalties: Any, bandwidths: Sequence[float], found: Rows
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Which method is best on a cluster: as lines, and as JSON has it, by bandwidth."""
+    from optdyn.price import price
+    from optdyn.report import which
+
+    every, others = which.answers(config, shapes, penalties, bandwidths), list[str]()
+    for row in found:
+        if row["nodes"] == config.cluster.nodes:
+            keys = {k: row[k] for k in ("period", "compression") if k in row}
+            one = price.with_method(config, row["method"], **keys)
+            if not which.has(penalties, one):
+                others.append(which.named(row["method"], one))
+    lines = [*which.table(every[0], others), "", *which.sentences(every, penalties, config)]
+    known = {"nodes": config.cluster.nodes, "not measured": others}
+    return lines, [
+        {"gigabits": gigabits, **known, "rows": [row._asdict() for row in its], "refused": refused}
+        for gigabits, its, refused in every
+    ]
+
+
+def _methods(given: Sequence[str]) -> list[str]:
+    """The methods that are meant. Raises `ConfigError` at one that there is not."""
+    from optdyn import methods as strategies
+
+    every = [
+        each for name in given for each in (strategies.built_in() if name == "all" else [name])
+    ]
+    for name in every:
+        strategies.chosen(name)
+    return list(dict.fromkeys(every))
+
+
+def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
+    """Values of keys of config.strategy, every one with every other. Raises `InputError`."""
+    from optdyn.base.errors import one_of
+    from optdyn.methods.mix.compression import NAMES
+
+    every: list[dict[str, Any]] = [{}]
+    if periods:
+        every = [{"period": _whole("periods", text, LONGEST)} for text in periods]
+    for name in compressions:
+        one_of("--compression", name, (NONE, *filter(None, NAMES)))
+    if compressions:
+        own = [{"compression": "" if name == NONE else name} for name in compressions]
+        every = [one | other for one in every for other in own]
+    return every
+
+
+def _said(one: Experiment, name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The keys that a row is of: the period of every method that has one, and those given."""
+    from optdyn import methods as strategies
+
+    period = {"period": one.methods.get("period", 1)}
+    return (period if strategies.owns(name, "period") else {}) | values
+
+
+def _named(row: dict[str, Any], several: bool) -> str:
+    compression = row.get("compression")
+    parts = [row["method"], str(row["period"]) if "period" in row else "", compression or ""]
+    return " ".join(filter(None, parts)) + f", {row['nodes']:,} nodes" * several
+
+
+def _times(price: dict[str, Any], epochs: bool) -> str:
+    shares = (
+        f"{round(100 * price[name], 3) + 0.0:.3g}" for name in ("computing", "waiting", "exchange")
+    )
+    return _cells(
+        f"{price['seconds']:.4g}",
+        f"{price['examples_per_second']:.4g}",
+        f"{price['epoch_seconds']:.4g}",
+        *shares,
+        _megabytes(price["network_bytes"]),
+        _megabytes(price["link_bytes"]),
+        f"{price['staleness']:.3g}",
+        epochs=epochs,
+    )
+
+
+def _cells(*texts: str, epochs: bool) -> str:
+    widths = (11, 10, 10, 11, 9, 10, 10, 10, 12)
+    cells = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=True)]
+    return "".join(cells if epochs else cells[:2] + cells[3:])
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.4g}" if size < 1e10 else f"{size / 1e6:,.0f}"
+
+
+def _speed(gigabits: float | None) -> str:
+    return "never" if gigabits is None else f"{gigabits:.3g}"
+
+
+def _number(flag: str, text: Any) -> float:
+    try:
+        if 0 < (value := float(text)) < math.inf:
+            return value
+    except ValueError:
+        pass
+    raise InputError(f"--{flag}: {text!r} must be a finite number above 0")
+
+
+def _count(flag: str, text: str) -> float:
+    """A number, as 124e6, 124M or 1.3B."""
+    unit = UNITS.get(text[-1:].upper())
+    return _number(flag, text[:-1]) * unit if unit else _number(flag, text)
+
+
+def _whole(flag: str, text: str, most: int = 2**20) -> int:
+    value = _number(flag, text)
+    if value % 1 or value > most:
+        raise InputError(f"--{flag}: {text!r} must be a whole number from 1 to {most:,}")
+    return int(value)
+
+
+def _file(flag: str, name: str) -> Path | None:
+    """Where something is to be written; raises `InputError` where there is no such folder."""
+    if not name:
+        return None
+    if not Path(name).parent.is_dir() or Path(name).is_dir():
+        raise InputError(f"--{flag}: {name!r} must be a file in a folder that is there")
+    return Path(name)
+
+
+if __name__ == "__main__":
+    if not any(argument.lstrip("-").split("=")[0] == "config" for argument in sys.argv[1:]):
+        sys.argv.insert(1, f"--config={USUAL}")
+    define()
+    app.run(main, workdir=app.NONE)

@@ -1,0 +1,87 @@
+"""A config as it is resolved: `optdyn config --config=NAME [--config.KEY=VALUE]`, as JSON.
+
+`--changed` prints only the keys that differ from the defaults, by their dotted names. Of a grid the
+base is printed, and the points. Nothing is checked, run or written.
+
+`optdyn config DIR1 DIR2` prints in which keys the configs of two workdirs differ.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from optdyn.base.errors import InputError
+from optdyn.base.files import read_json
+from optdyn.cli import app
+from optdyn.experiment import check_whole, default, differences, to_json
+from optdyn.problem.own_code import entries
+
+
+def shown(config: ConfigDict, changed: bool) -> dict[str, Any]:
+    """What is printed of a config; `changed`: {dotted name: value} of what is not the default."""
+    if app.is_grid(config):
+        base = shown(config.base, changed)
+        return {"base": base, "note": config.get("note", ""), "points": list(config.points)}
+    held = json.loads(to_json(config))
+    return (
+        dict(_values(held, differences(held, json.loads(to_json(default()))))) if changed else held
+    )
+
+
+def between(one: Path, other: Path) -> Iterator[str]:
+    """A line for every key in which the configs of two workdirs differ. Raises `InputError`."""
+    held = [_config(workdir) for workdir in (one, other)]
+    files = [entries(config.pop("code")) for config in held]
+    names = differences(held[0], held[1])
+    first, second = (dict(_values(config, names)) for config in held)
+    for name in names:
+        yield f"{name}: {_text(first.get(name))} -> {_text(second.get(name))}"
+    for name in differences(files[0], files[1]):
+        yield f"code.{name}: {_text(files[0].get(name))} -> {_text(files[1].get(name))}"
+
+
+def main(config: ConfigDict, workdir: Path) -> int:
+    print(json.dumps(shown(config, flags.FLAGS.changed), indent=2, default=repr))
+    return 0
+
+
+def _values(config: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for name in names:
+        value: Any = config
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        yield name, value
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else json.dumps(value)
+
+
+def _config(workdir: Path) -> dict[str, Any]:
+    path = workdir / "config.json"
+    if not (held := read_json(path)):
+        raise InputError(f"{path}: cannot be read (there is none)")
+    check_whole(held, path)
+    return held
+
+
+def _compared(folders: Sequence[str]) -> int:
+    try:
+        lines = list(between(*map(Path, folders)))
+    except InputError as error:
+        app.fail(str(error))
+    print(*(lines or ["the configs are the same"]), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    folders = sys.argv[1:]
+    if len(folders) == 2 and not any(name.startswith("-") for name in folders):
+        sys.exit(_compared(folders))
+    flags.DEFINE_bool("changed", False, "Print only what is not the default.")
+    app.run(main, workdir=app.NONE, parsed=False)

@@ -1,0 +1,267 @@
+"""A grid of runs: `python -m launch.sweep --config=configs/grids/NAME.py --workdir=DIR`.
+
+Each point has a workdir of its own, `DIR/points/NAME`, as `launch.train` would leave it. The same
+command resumes, runs what a grown grid has new, and goes on with points where `base.steps` is more
+now. `results.csv` has the points that have ended, also while others run. At the end implicit
+momentum is fitted to recorded replicas, `results.csv` and `report.html` are written of all points
+that are there, and the best of them are shown.
+
+    --together=threads   several at a time, each with the floats of `launch.train`; the default
+              =vmap      many of one compilation as one program; floats differ by rounding
+              =auto      the faster of the two on this backend, which is measured
+    --threads=N          how many at a time; 0: the cores of this machine
+    --shard=i/n          every n-th point from number i on: n such commands, i = 0, ..., n - 1,
+                         share a grid and know nothing of one another
+    --target=LOSS        training loss that the points are compared by their way to
+    --dry_run            only shows the points, what they share and what they will cost
+
+`DIR/together/` keeps how the points of a compilation are run, and what was measured.
+"""
+
+import math
+import os
+import signal
+import zlib
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextvars import copy_context
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple
+
+import jax
+from absl import flags
+from ml_collections import ConfigDict
+
+from optdyn.base.files import read_json, write_json
+from optdyn.base.processes import is_writer
+from optdyn.base.progress import Come, Sweep, Watch, say, stoppable
+from optdyn.base.streams import tell
+from optdyn.cli import app
+from optdyn.cli.points import DONE, Entry, described, folder_of, plan
+from optdyn.devices.first_process import agreed, own
+from optdyn.experiment import ConfigError
+from optdyn.problem import shared_data
+from optdyn.report import implicit_momentum, report, tables
+from optdyn.train import batched_runs, trainer
+from optdyn.train.grid import of_point, resolve
+from optdyn.train.memory_checks import available
+from optdyn.train.replicas import record
+from optdyn.train.trainer import Run
+
+
+class Going(NamedTuple):
+    """What all points of a sweep look at while they run."""
+
+    config: ConfigDict
+    workdir: Path
+    threads: int
+    memory: float  # bytes for what runs at a time
+    line: Sweep
+    come: Come
+    failed: Event  # one of them has: the others are to stop
+    results: Callable[[str], None]  # writes what there is of `results.csv`, the point with it
+
+    def prepare(self, entry: Entry) -> Run:
+        folder = folder_of(self.workdir, entry.name)
+        config = resolve(self.config, entry.name, entry.point)
+        with of_point(entry.name):
+            return trainer.prepare(config, begun=trainer.begun(folder))
+
+    def watch(self, entry: Entry) -> Watch:
+        def stopped() -> int:
+            return self.come.stopped or (signal.SIGTERM if self.failed.is_set() else 0)
+
+        def show(step: int, text: str) -> None:
+            self.line.show(entry.name, step)
+
+        return Watch(stopped, show, asked=lambda: self.come.asked)
+
+    def end(self, entry: Entry, summary: dict[str, Any]) -> None:
+        if summary["status"] in DONE:
+            self.line.end(entry.name, summary["status"])
+            self.results(entry.name)
+
+
+def main(config: ConfigDict, workdir: Path) -> int:
+    app.many_runs(config)
+    chosen = flags.FLAGS
+    if chosen.target is not None and not math.isfinite(chosen.target):
+        raise ConfigError(f"--target={chosen.target}: must be a finite training loss")
+    entries = agreed(plan(config, workdir, chosen.shard))
+    threads = chosen.threads or cores()
+    if chosen.dry_run:
+        if is_writer():
+            tell(*described(entries, threads))
+        return 0
+    shard = chosen.shard.replace("/", "-of-")
+    with own(workdir, f".lock.{shard}"):  # shards have no point in common
+        number = sweep(config, workdir, entries, chosen.together, threads)
+        if number:
+            return 128 + number
+        write(config, workdir)
+    return 0
+
+
+def write(config: ConfigDict, workdir: Path) -> None:
+    """Fits what is recorded and not fitted, and writes the tables of all points that are there."""
+    if not is_writer():
+        return
+    for file in workdir.glob("points/*/trajectories.npz"):
+        if not (file.parent / "implicit_momentum.json").exists():
+            implicit_momentum.fit_workdir(file.parent)
+    if config.get("note"):
+        tables.replace(workdir / tables.NOTE, config.note)
+    tables.write_results(workdir, _swept(config))
+    target = math.nan if flags.FLAGS.target is None else flags.FLAGS.target
+    path = report.write(workdir, target=target)
+    best = report.best(workdir, target)
+    tell(*[best] * bool(best), path)
+
+
+def _swept(config: ConfigDict) -> tuple[str, ...]:
+    """The keys that the grid's points name, each a column of the results."""
+    return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
+
+
+def sweep(
+    config: ConfigDict, workdir: Path, entries: Sequence[Entry], way: str, threads: int
+) -> int:
+    """Runs the points that are not done; the number of the signal that stopped it, else 0."""
+    done = {entry.name: entry.status for entry in entries if entry.status in DONE}
+    line = Sweep(workdir.name, {entry.name: entry.updates for entry in entries}, done)
+    with stoppable() as come:
+        results = tables.following(workdir, _swept(config)) if is_writer() else lambda name: None
+        memory = available() / 2
+        going = Going(config, workdir, threads, memory, line, come, Event(), results)
+        left = [entry for entry in entries if entry.status not in DONE]
+        if way != "threads":
+            left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]
+        _in_threads(going, [entry for entry in left if entry.threaded])
+        number = _one_by_one(going, [entry for entry in left if not entry.threaded])
+        return number or (0 if line.is_done else come.stopped)
+
+
+def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
+    budget = batched_runs.MemoryBudget(going.memory)
+    sizes = dict[Hashable, int]()
+
+    def work(entry: Entry) -> None:
+        watch = going.watch(entry)
+        if watch.stopped():
+            return
+        run = going.prepare(entry)
+        with shared_data.COMPILE_LOCK:
+            if entry.compilation not in sizes:
+                sizes[entry.compilation] = batched_runs.memory(run)
+        with budget.take(sizes[entry.compilation]):
+            training = trainer.training(run, folder_of(going.workdir, entry.name), watch)
+            going.end(entry, trainer.run_to_end(training))
+
+    with ThreadPoolExecutor(going.threads) as pool:
+        try:
+            # In copies of the context, for `lookup.once`.
+            started = [pool.submit(copy_context().run, work, entry) for entry in entries]
+            for future in as_completed(started):
+                future.result()
+        except KeyboardInterrupt:
+            os._exit(128 + signal.SIGINT)  # at once: nothing that a thread leaves is harmful
+        except BaseException:
+            going.failed.set()
+            raise
+
+
+def _in_lanes(going: Going, group: Sequence[Entry], way: str) -> Sequence[Entry]:
+    """Runs a group as lanes of one program; returns it if it is to be run otherwise."""
+    if not group[0].batched:
+        return group
+    key = repr((jax.default_backend(), group[0].compilation, group[0].updates, group[0].log_every))
+    path = going.workdir / "together" / f"{zlib.crc32(key.encode()):08x}.json"
+    choice = read_json(path)
+    if not choice or choice["asked"] != way:
+        if len(group) == 1:
+            return group
+        choice = _choose(going, group, way)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, choice)
+    lanes = choice["lanes"]
+    if choice["together"] == "threads":
+        return group
+    for start in range(0, len(group), lanes):
+        part = group[start : start + lanes]
+        if going.come.stopped:
+            break
+        runs = [going.prepare(entry) for entry in part]
+        folders = [folder_of(going.workdir, entry.name) for entry in part]
+        summaries = batched_runs.train(runs, folders, lanes, [going.watch(entry) for entry in part])
+        for entry, summary in zip(part, summaries, strict=True):
+            going.end(entry, summary)
+    return ()
+
+
+def _choose(going: Going, group: Sequence[Entry], way: str) -> dict[str, Any]:
+    """How to run a group, and on what grounds; says so."""
+    runs = [going.prepare(entry) for entry in group[: batched_runs.LANES]]
+    lanes = batched_runs.lanes_of(runs, batched_runs.LANES, going.memory)
+    choice: dict[str, Any] = {
+        "asked": way,
+        "together": "vmap" if lanes > 1 else "threads",
+        "lanes": lanes,
+    }
+    said = f"{len(group)} points like {group[0].name}: "
+    if way == "auto" and lanes > 1:
+        rates = batched_runs.measure(runs, lanes, going.threads)
+        choice |= {"together": "vmap" if rates.vmap > rates.threads else "threads"}
+        choice |= {"threads": going.threads, "measured": rates._asdict()}
+        said += f"{rates.threads:.3g} updates/s in {going.threads} threads, {rates.vmap:.3g} as "
+        said += f"{lanes} lanes, whose parameters differ by {rates.difference:.2g} of the largest "
+        said += f"after {rates.updates} updates; "
+    taken = f"{lanes} lanes of one program" if choice["together"] == "vmap" else "threads"
+    say(said + taken)
+    return choice
+
+
+def _one_by_one(going: Going, entries: Sequence[Entry]) -> int:
+    """Runs on all devices, and recordings of replicas; the number of the signal that stopped it."""
+    for entry in entries:
+        if going.come.stopped:
+            break
+        folder = folder_of(going.workdir, entry.name)
+        config = resolve(going.config, entry.name, entry.point)
+        if config.replicas.count:
+            summary = record(config, folder)
+        else:
+            training = trainer.training(going.prepare(entry), folder, going.watch(entry))
+            summary = trainer.run_to_end(training)
+        if summary["status"] == "interrupted":
+            return summary["signal"]
+        going.end(entry, summary)
+    return 0
+
+
+def _in_step(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Groups of one compilation that log at the same updates."""
+    groups: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.compilation, entry.updates, entry.log_every), []).append(entry)
+    return list(groups.values())
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def define() -> None:
+    """The flags of this command besides those of all (`app.run`)."""
+    flags.DEFINE_enum("together", "threads", ["threads", "vmap", "auto"], "How points share.")
+    flags.DEFINE_integer("threads", 0, "Points at a time; 0: as many as cores.", lower_bound=0)
+    flags.DEFINE_string("shard", "0/1", "i/n: every n-th point, from number i on.")
+    flags.DEFINE_float("target", None, "Training loss to compare the points by.")
+    flags.DEFINE_bool("dry_run", False, "Only show what would run.")
+
+
+if __name__ == "__main__":
+    define()
+    app.run(main)

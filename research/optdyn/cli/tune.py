@@ -1,0 +1,231 @@
+"""Tuning groups, momentum and learning rate: `python -m launch.tune --config=... --workdir=DIR`.
+
+Tunes and trains in turn on the simulated cluster, until the training loss is at
+`config.tune.target`: in a mode that predicts what it can (`tune/predictive.py`), or as
+the authors of Omnivore's automatic optimizer do it (`omnivore.py`). `decisions.jsonl` has every
+probe and decision as it is made; interrupted or killed, the same command goes on from there. At the
+end: `results.csv` and `summary.json`. `--dry_run` says what there is to choose from and how long it
+can take, at most.
+
+With `config.tune.mode=ladders` it is any method with any optimizer: learning rate, momentum,
+period, outer numbers and compression, by simulated seconds to the target, each run of
+`config.steps` updates at most (`ladders.py`). `trials.jsonl` has every run.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from absl import flags
+
+from optdyn.base.files import as_json, read_json, write, write_json
+from optdyn.base.progress import clock, number, say
+from optdyn.base.streams import tell
+from optdyn.cli import app, dry
+from optdyn.devices.first_process import own
+from optdyn.experiment import Experiment
+from optdyn.report.tables import replace
+from optdyn.setup import Tune
+from optdyn.train import history, trainer
+from optdyn.train.checkpoints import Checkpoints, saving
+from optdyn.train.workdir import claim, text_of
+from optdyn.tune import bench, ladders
+from optdyn.tune.bench import Cluster
+from optdyn.tune.choice import Choice, Point
+from optdyn.tune.journal import Journal, Line, Method
+from optdyn.tune.omnivore import omnivore
+from optdyn.tune.predictive import predictive
+
+SHOWN = {  # columns of the result that are printed
+    "seconds_to_target": "seconds to the target",
+    "with_probes": "with probes",
+    "updates": "updates",
+    "picked": "picked: g/momentum/rate",
+}
+MODES = {"predictive": predictive, "omnivore": omnivore}
+LADDERS = "ladders"
+
+
+def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
+    """Tunes and trains, or goes on with it, and returns the summary: `tuned` or `search`.
+
+    Raises what `bench.prepare` raises, and `WorkdirError`.
+    """
+    search: Callable[[Path], dict[str, Any]]
+    if config.tune.mode == LADDERS:
+        run = trainer.prepare(config)
+        ladders.ladders(config)
+        search = partial(_on_ladders, config)
+    else:
+        cluster = bench.prepare(config)
+        run, search = cluster.run, partial(_tuned, config, cluster)
+    with own(workdir) as folder, saving(folder):
+        claim(folder, config, ("log_every", "checkpoint_every", "plan"))
+        if finished := read_json(folder / "summary.json"):
+            say(f"already finished: {workdir}")
+            return finished
+        write(folder / "config.json", text_of(config))
+        history.started(folder, 0, config.steps)
+        summary = {"status": "completed", **search(folder), **trainer.provenance(run)}
+        summary |= history.told(folder)
+        write_json(folder / "summary.json", summary)
+        return summary
+
+
+def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
+    return {"search": ladders.tuned(config, workdir)}
+
+
+def _tuned(config: Experiment, cluster: Cluster, workdir: Path) -> dict[str, Any]:
+    given = config.tune
+    with Checkpoints(workdir) as checkpoints:
+        journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
+        method = Method(cluster, journal, given.target, checkpoints)
+        MODES[given.mode](method, cluster.groups, given)
+    tuned = result(journal.lines)
+    replace(workdir / "results.csv", pd.DataFrame([tuned]).to_csv(index=False))
+    return {"tuned": tuned}
+
+
+def result(lines: Sequence[Line]) -> dict[str, Any]:
+    """Seconds to the target without the probes (infinite: not reached) and with, and the settings.
+
+    A probe that is gone on with, as a longer one or as an epoch, is the beginning of it, and counts
+    once. `overhead` is the other probes' part of all seconds; `settings`, g/mu/alpha, are what it
+    trained with, `picked` the first of them.
+    """
+    probes = [line for line in lines if line["what"] in ("probe", "limits")]
+    epochs = [line for line in lines if line["what"] == "train"]
+    trained = sum(line["seconds"] for line in epochs)
+    probed = _seconds([*probes, *epochs]) - trained
+    reached = bool(epochs) and epochs[-1]["reached"]
+    return {
+        "seconds_to_target": trained if reached else math.inf,
+        "with_probes": probed + trained if reached else math.inf,
+        "overhead": probed / (probed + trained),
+        "probe_seconds": probed,
+        "train_seconds": trained,
+        "probes": len(probes),
+        "updates": sum(line["updates"] for line in epochs),
+        "picked": _shown(epochs[0]) if epochs else "",
+        "settings": " ".join(map(_shown, epochs)),
+    }
+
+
+def _shown(line: Line) -> str:
+    return f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
+
+
+def _seconds(attempts: Sequence[Line]) -> float:
+    """The seconds of probes; those of one point and setting are one run, as long as the longest."""
+    longest: dict[tuple[Any, ...], float] = {}
+    for line in attempts:
+        key = tuple(line.get(name) for name in (*Point._fields, *Choice._fields))
+        longest[key] = max(longest.get(key, 0.0), line["seconds"])
+    return sum(longest.values())
+
+
+def described(config: Experiment) -> Iterator[str]:
+    """Lines on what is tried and how long it can take. Raises what `bench.prepare` raises."""
+    if config.tune.mode == LADDERS:
+        yield from _climbed(config)
+        return
+    cluster, given = bench.prepare(config), config.tune
+    most = given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
+    each = dry.seconds_per_update(cluster.run)
+    yield f"groups          {', '.join(map(str, cluster.groups))}"
+    yield f"{given.mode:15} {_searched(given)}"
+    yield f"target          a training loss of {given.target:g}"
+    yield f"seconds         {number(given.seconds)} of training at most, simulated"
+    yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
+    yield (
+        f"in all          {clock(most * each)} at most, besides probes: {most:,.0f} updates, if "
+        f"{cluster.groups[-1]} groups never get there"
+    )
+
+
+def _searched(given: Tune) -> str:
+    """The momenta and learning rates that the mode begins with, in words."""
+    if given.mode == "omnivore":
+        momenta, rates = (
+            ", ".join(f"{value:g}" for value in values)
+            for values in (given.momenta, given.learning_rates)
+        )
+        return f"momentum {momenta}; learning rates {rates}, at first"
+    return "momentum and learning rate from the measured noise scale and sharpness, at first"
+
+
+def _climbed(config: Experiment) -> Iterator[str]:
+    """Lines on the ladders, and on what a run of the search takes at most."""
+    run, start = trainer.prepare(config), ladders.arm(config)
+    for key, ladder in start.ladders.items():
+        i = start.start[key]
+        below, here, above = (f"{ladder(i + by):g}" for by in (-1, 0, 1))
+        yield f"{key}: from {here}, beside it {below} and {above}"
+    yield (
+        f"seeds           {ladders.CHOOSE} choose, {ladders.REPORT} report, to a training loss of "
+        f"{config.tune.target:g}"
+    )
+    each = dry.seconds_per_update(run)
+    yield f"a run           {clock(config.steps * each)} at most: {config.steps:,} updates"
+
+
+def found(search: dict[str, Any], workdir: Path) -> Iterator[str]:
+    """The setting that a search on ladders ended with, what it took, and how to train with it."""
+    read = {  # a run that missed is null where a summary is read again
+        key: [math.inf if each is None else each for each in search[key]]
+        for key in ("updates", "seconds")
+    }
+    seconds, updates = np.median(read["seconds"]), read["updates"]
+    missed = sum(map(math.isinf, updates))
+    for key, value in search["setting"].items():
+        yield f"{key} = {value:g}"
+    yield (
+        f"{seconds:.4g} simulated seconds and {np.median(updates):.4g} updates to a training loss "
+        f"of {search['target']:g}: medians of {len(updates)} other seeds ({min(updates):.4g} to "
+        f"{max(updates):.4g} updates; {missed} missed it)"
+    )
+    inside = "worse" if search["interior"] else "not all worse: config.steps may be too few"
+    yield f"{search['settings_tried']} settings were tried; the rungs beside it are {inside}"
+    yield f"{workdir}/trials.jsonl: every run"
+    flags = " ".join(f"--config.{key}={value:g}" for key, value in search["setting"].items())
+    yield f"next: train with {flags}"
+
+
+def told(tuned: dict[str, Any], workdir: Path) -> Iterator[str]:
+    """What tuning took, where the rest is, and how to train with what was chosen."""
+    table = pd.DataFrame([tuned])[list(SHOWN)].rename(columns=SHOWN)
+    yield table.to_string(index=False, float_format="{:.3g}".format)
+    yield f"{workdir}/results.csv: all that was measured, and the settings of every epoch"
+    if picked := tuned["picked"]:
+        groups, momentum, rate = picked.split("/")
+        yield (
+            f"next: train with --config.strategy.groups={groups} "
+            f"--config.optimizer.momentum={momentum} --config.optimizer.learning_rate={rate}"
+        )
+
+
+def main(config: Experiment, workdir: Path) -> int:
+    app.one_run(config)
+    summary = tune(config, workdir)
+    if app.in_json():
+        tell(as_json(summary))
+    elif config.tune.mode == LADDERS:
+        tell(*found(summary["search"], workdir))
+    else:
+        tell(*told(summary["tuned"], workdir))
+    return 0
+
+
+def define() -> None:
+    """The flag of this command besides those of all (`app.run`)."""
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
+
+
+if __name__ == "__main__":
+    define()
+    app.run(dry.asked(main, described))

@@ -1,0 +1,264 @@
+"""Shares of the batch that follow the workers' speeds, epoch by epoch (DBS, arXiv 2007.11831).
+
+    r_i' = (r_i / t_i) / sum_j (r_j / t_j)        b_i = B r_i' in whole numbers, their sum B
+
+t_i is the time that worker i took over its shares of the last epoch, without communication. An
+update ends with the slowest worker and then the all-reduce. r_i / t_i is a rate, examples a second;
+between epochs the rates are smoothed, which the paper does not do (`smoothing` 0 is the paper's).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from optdyn.base import seeds
+from optdyn.base.trees import Tree
+from optdyn.clock.base import Shares, Timeline, TimelineError, from_arrivals
+from optdyn.clock.nodes import draws, together
+from optdyn.clock.shares import shares
+from optdyn.setup import Cluster
+
+CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
+
+
+class Following(Protocol):
+    """How shares follow speeds: whether they do, and how much past rates weigh, in [0, 1)."""
+
+    @property
+    def adapt(self) -> bool: ...
+    @property
+    def smoothing(self) -> float: ...
+
+
+class Costs(NamedTuple):
+    """What the workers' time is made of: a step of b examples takes b c + d."""
+
+    example: np.ndarray  # c, (epochs, workers) seconds an example
+    delay: np.ndarray  # d, (epochs, workers) seconds a step
+
+
+def smooth(rates: np.ndarray, measured: np.ndarray, weight: float) -> np.ndarray:
+    """Moving average, geometric, of measured rates; `weight`, in [0, 1), of those before.
+
+    A rate more than `CHANGE` away from its average replaces it. One less away is averaged and after
+    two epochs right to weight^2 CHANGE. By the average alone, a change of speed by 4 would be right
+    to 5 % after two epochs only with a weight of 0.19, which leaves 83 % of the noise.
+    """
+    changed = np.abs(np.log(measured / rates)) > CHANGE
+    return np.where(changed, measured, rates**weight * measured ** (1 - weight))
+
+
+def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> Costs:
+    """Seconds an example by the speeds and `disturbances`; delays by chance.
+
+    A disturbance (worker, first epoch, last epoch, factor) multiplies the seconds of an example
+    from the first to the last epoch. The paper's come with `disturbance_probability` to a worker
+    that has none, at the start of an epoch: some `disturbance_seconds` an epoch, spread over its
+    steps, for some `disturbance_epochs`, both drawn evenly between the two numbers given.
+    `TimelineError` if a disturbance cannot be.
+    """
+    workers = cluster.worker_count
+    speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)
+    example = cluster.seconds_per_example / speeds * slowdowns(cluster, epochs)
+
+    least, most = cluster.disturbance_seconds
+    shortest, longest = cluster.disturbance_epochs
+    delay = np.zeros((epochs, workers))
+    rng = seeds.generator(seed, "disturbances")
+    until = np.zeros(workers, int)
+    for epoch in range(epochs):
+        # Every epoch draws alike, so a longer run begins with the shorter one.
+        struck = rng.random(workers) < cluster.disturbance_probability
+        seconds = rng.uniform(least, most, workers)
+        lasting = rng.integers(shortest, longest + 1, workers)
+        for worker in np.flatnonzero(struck & (until <= epoch)):
+            until[worker] = epoch + lasting[worker]
+            delay[epoch : until[worker], worker] = seconds[worker] / steps_per_epoch
+    return Costs(example, delay)
+
+
+def slowdowns(cluster: Cluster, epochs: int) -> np.ndarray:
+    """(epochs, workers) factors of a worker's seconds: the `disturbances` of the cluster."""
+    factors = np.ones((epochs, cluster.worker_count))
+    for worker, first, last, factor in _disturbances(cluster):
+        disturbed = (first <= np.arange(epochs)) & (np.arange(epochs) <= last)
+        factors[disturbed, int(worker)] *= factor
+    return factors
+
+
+def ideal_seconds(costs: Costs, batch_size: int) -> np.ndarray:
+    """(epochs,) seconds of a step, without all-reduce and noise, if shares could be fractions.
+
+    All workers end together: sum_i (T - d_i) / c_i = B. No step is shorter than the longest delay.
+    """
+    together = (batch_size + (costs.delay / costs.example).sum(-1)) / (1 / costs.example).sum(-1)
+    return np.maximum(together, costs.delay.max(-1))
+
+
+def dynamic_batch(cluster: Cluster, strategy: Following, **run: Tree) -> Timeline:
+    """The timeline of `clocked`."""
+    return clocked(cluster, strategy, **run)[0]
+
+
+def waste(made: Timeline, busy: np.ndarray) -> float:
+    """The share of the workers' time in which they wait, for one another or for the exchange."""
+    return 1 - float(busy.sum() / (busy.shape[1] * made.seconds[-1]))
+
+
+def clocked(
+    cluster: Cluster,
+    strategy: Following,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    update_bytes: int = 0,
+    seed: int = 0,
+) -> tuple[Timeline, np.ndarray]:
+    """The timeline of `steps` synchronous updates by all workers of the cluster.
+
+    And, (steps, workers), the seconds that each of them is at work in each.
+
+    Its choice is `Shares`, (steps, workers): equal in the first epoch, then what the rates of
+    the epochs before make of them, or always equal if `strategy.adapt` is false (the baseline: the
+    same draws and disturbances). An example takes its cost times a draw of unit mean from the law
+    `service`, one draw a worker and step; the all-reduce of `update_bytes` is that of synchronous
+    SGD (`nodes.together`).
+    `TimelineError` if the batch has fewer examples than there are workers.
+    """
+    workers = cluster.worker_count
+    cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
+    factors = draws(cluster, steps, seed).reshape(steps, workers)
+
+    def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
+        return share * cost.example[epoch] * factors[window] + cost.delay[epoch]
+
+    def update(compute: np.ndarray) -> np.ndarray:
+        each = compute.reshape(-1, cluster.nodes, cluster.devices_per_node)
+        return together(cluster, each, update_bytes)
+
+    return _followed(strategy, steps, steps_per_epoch, batch_size, workers, seconds, update)
+
+
+def in_nodes(
+    cluster: Cluster,
+    strategy: Following,
+    draws: np.ndarray,
+    *,
+    steps_per_epoch: int,
+    batch_size: int,
+    seed: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes that divide each their own even part of the batch among their k devices.
+
+    `draws`, (steps, nodes, k), of unit mean. Returns the seconds of every device and its shares,
+    both of that shape.
+    """
+    steps, nodes, k = draws.shape
+    cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
+
+    def divided(node: int) -> tuple[np.ndarray, np.ndarray]:
+        own = slice(node * k, (node + 1) * k)
+
+        def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
+            mean = share * cost.example[epoch, own]
+            return mean * draws[window, node] + cost.delay[epoch, own]
+
+        batch = batch_size // nodes
+        made, busy = _followed(strategy, steps, steps_per_epoch, batch, k, seconds, _slowest)
+        return busy, made.choice.shares
+
+    each, taken = zip(*map(divided, range(nodes)), strict=True)
+    return np.stack(each, axis=1), np.stack(taken, axis=1)
+
+
+def measured(
+    cluster: Cluster,
+    strategy: Following,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    worker_seconds: Sequence[Sequence[float]],
+) -> Timeline:
+    """The timeline of real workers, as far as their measured speeds decide it.
+
+    `worker_seconds`, (epochs past, workers): seconds an update without communication. The timeline
+    ends with the epoch after those, or with the run. Its own seconds are those that the epoch
+    before predicts, in the first epoch `seconds_per_example`. The `work` of its shares is the
+    disturbances, whole numbers of times that a worker really goes through its examples
+    (`TimelineError` if they are not whole).
+    """
+    workers = cluster.worker_count
+    known = min(steps, steps_per_epoch * (len(worker_seconds) + 1))
+    factors = slowdowns(cluster, -(-known // steps_per_epoch))
+    if np.any(factors % 1):
+        raise TimelineError(
+            f"config.cluster.disturbances = {cluster.disturbances!r}: with service='measured' the "
+            "slowdowns are work that is really done, and must be whole numbers"
+        )
+
+    def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
+        return np.asarray(worker_seconds[epoch] if epoch < len(worker_seconds) else share)[None]
+
+    made, _ = _followed(strategy, known, steps_per_epoch, batch_size, workers, seconds, _slowest)
+    share = made.choice.shares
+    an_example = np.full((len(factors), workers), cluster.seconds_per_example)
+    past = np.reshape(worker_seconds, (-1, workers))[: len(factors) - 1]
+    an_example[1:] = past / share[::steps_per_epoch][: len(past)]
+    each = np.repeat(an_example, steps_per_epoch, axis=0)[:known]
+    work = np.repeat(factors, steps_per_epoch, axis=0)[:known].astype(np.int32)
+    seconds_of = np.cumsum((share * each).max(axis=1))
+    return made._replace(seconds=seconds_of, choice=Shares(share, work))
+
+
+def _followed(
+    strategy: Following,
+    steps: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    workers: int,
+    seconds: Callable[[int, np.ndarray, slice], np.ndarray],
+    update: Callable[[np.ndarray], np.ndarray],
+) -> tuple[Timeline, np.ndarray]:
+    """Shares that follow `seconds(epoch, shares, window)`, (steps of the window, workers).
+
+    `update` makes of those the seconds of the updates. Also returned: those, (steps, workers).
+    """
+    share = shares(np.ones(workers), batch_size)
+    rates = None
+    taken = np.empty((steps, workers), np.int32)
+    lengths, busy = np.empty(steps), np.empty((steps, workers))
+    for epoch, start in enumerate(range(0, steps, steps_per_epoch)):
+        window = slice(start, start + steps_per_epoch)
+        compute = seconds(epoch, share, window)
+        taken[window], busy[window], lengths[window] = share, compute, update(compute)
+        if strategy.adapt:
+            found = share / compute.mean(axis=0)
+            rates = found if rates is None else smooth(rates, found, strategy.smoothing)
+            share = shares(rates, batch_size)
+    alone = np.zeros(steps, np.int32)  # one group, that of all workers
+    made = from_arrivals(alone, np.cumsum(lengths), 1)._replace(choice=Shares(taken))
+    return made, busy
+
+
+def _slowest(compute: np.ndarray) -> np.ndarray:
+    """(steps,) seconds of updates without an exchange, from those of the workers."""
+    return compute.max(axis=1)
+
+
+def _disturbances(cluster: Cluster) -> np.ndarray:
+    workers = cluster.worker_count
+    try:
+        table = np.asarray(cluster.disturbances, np.float64).reshape(-1, 4)
+    except (TypeError, ValueError):
+        table = np.full((1, 4), np.nan)
+    worker, first, last, factor = table.T
+    good = np.isin(worker, np.arange(workers)) & (first >= 0) & (first <= last) & (factor > 0)
+    if not np.all(good & np.isfinite(factor)):
+        raise TimelineError(
+            f"cluster.disturbances = {cluster.disturbances!r}: each must be (worker, first epoch, "
+            f"last epoch, factor), workers are 0..{workers - 1}"
+        )
+    return table

@@ -1,0 +1,317 @@
+"""Arrivals recorded elsewhere: a CSV file with a header and the columns `worker,seconds`.
+
+One row an update: the group that delivered (0, 1, ...; of several the last) and when, in seconds
+from the start. `version`, if it is there, is how many updates the gradient's parameters had. The
+fields of what the run's timeline decided are columns `control.FIELD`, or `control.FIELD.0`,
+`control.FIELD.1`, ... where a field has several numbers, and those of nodes are
+`control.inner.FIELD.0` and so on. A real run records itself in such a file.
+
+Nothing in the file is believed that something else decides. A clock makes the timeline of a replay
+as it makes all others, from the order of the arrivals, and asks the file only for what it cannot
+know, such as measured shares. What the file says besides must be what the clock has found.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from optdyn.base.trees import Choice
+from optdyn.clock.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
+from optdyn.clock.versions import NOBODY, Versions, blank, fill
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PREFIX = "control."
+COLUMN = re.compile(r"control\.(?P<name>.+?)(?:\.(?P<number>\d+))?")
+BATCH = "batch"
+SERVED = "served"  # a column that a race adds: seconds that its server is at an update
+CLOSE = 1e-6  # relative, of numbers that are float32
+
+
+class Held(NamedTuple):
+    """The first updates of a file."""
+
+    path: str
+    worker: np.ndarray  # (steps,) int32
+    seconds: np.ndarray  # (steps,) float64
+    fields: Mapping[str, np.ndarray]  # (steps,) or (steps, n) float64, by name
+    version: np.ndarray | None = None  # (steps,)
+    inside: str = ""  # before the names of the fields of a choice inside nodes
+    named: frozenset[int] = frozenset()  # workers in the whole file
+
+    @property
+    def inner(self) -> "Held":
+        """The trace, whose fields are now those of the choice inside nodes."""
+        return self._replace(inside=self.inside + "inner.")
+
+    def order(self, worker: np.ndarray) -> "Held":
+        """A trace that says that workers arrived in this order, and nothing else."""
+        return self._replace(worker=worker, fields={})
+
+    def node(self, node: int, nodes: int) -> "Held":
+        """The arrivals inside one of so many nodes. The file has no seconds of theirs."""
+        worker = self.inner.inside + "worker"
+        found = self.fields.get(worker)
+        width = found.shape[1] // nodes if found is not None and found.ndim > 1 else 1
+        every = self.inner.numbers("worker", (nodes, width))[:, node]
+        self.require(worker, every == np.floor(every), "whole numbers")
+        fields = {"worker": every} if width > 1 else {}
+        for name in ("dropped", "receive", "send", "into", "merge"):  # seconds decide these
+            said = self.fields.get(self.inner.inside + name)
+            if said is not None and said.ndim > 1 and said.shape[1] % nodes == 0:
+                fields[name] = said.reshape(len(said), nodes, -1)[:, node]
+        order, clock = every[:, -1].astype(np.int32), np.arange(len(every), dtype=float)
+        return Held(self.path, order, clock, fields)
+
+    def has(self, field: str) -> bool:
+        """Whether the file has columns of that field."""
+        return self.inside + field in self.fields
+
+    def numbers(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """(steps, *shape) float64. Raises `TimelineError` if the file has not as many columns."""
+        name, steps = self.inside + field, len(self.seconds)
+        count = math.prod(shape)
+        found = self.fields.get(name)
+        if found is None or found.shape != ((steps, count) if shape else (steps,)):
+            many = f".0 to .{count - 1}" if shape else ""
+            raise TimelineError(f"trace {self.path}: needs the columns {PREFIX}{name}{many}")
+        return found.reshape(steps, *shape)
+
+    def whole(self, field: str, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
+        """`numbers` as int32, from `least` to `most`; `TimelineError` where one is none."""
+        found = self.numbers(field, shape)
+        good = (found == np.floor(found)) & (found >= least) & (found <= most)
+        self.require(field, good, f"whole numbers from {least} to {most}")
+        return found.astype(np.int32)
+
+    def flags(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """`numbers` as bool; `TimelineError` where one is neither 0 nor 1."""
+        return self.whole(field, shape, 0, 1).astype(bool)
+
+    def require(self, field: str, good: np.ndarray, wanted: str) -> None:
+        """Raises `TimelineError`, which names the first row where it isn't `good`, (steps, ...)."""
+        bad = np.flatnonzero(~good.reshape(len(good), -1).all(axis=1))
+        if len(bad):
+            t = bad[0]
+            has = np.atleast_1d(self.fields[self.inside + field][t])
+            shown = ", ".join(f"{number:g}" for number in has[:8]) + ", ..." * (len(has) > 8)
+            raise TimelineError(
+                f"trace {self.path}: update {t} has {PREFIX}{self.inside}{field} = {shown}: "
+                f"must be {wanted}"
+            )
+
+    def groups(self, worker: np.ndarray, groups: int) -> None:
+        """Raises `TimelineError` where a worker is no group of so many."""
+        strangers = worker[~np.isin(worker, np.arange(groups))]
+        if len(strangers):
+            raise TimelineError(
+                f"trace {self.path}: worker {strangers[0]:g}, but groups are 0..{groups - 1}"
+            )
+
+    def has_all(self, groups: int) -> None:
+        """Raises `TimelineError` if one of so many groups is not in the file."""
+        missing = sorted(set(range(groups)) - self.named)
+        if missing and self.named and not self.has("read"):
+            raise TimelineError(f"trace {self.path}: no arrival of worker {missing[0]} of {groups}")
+
+    def workers(self, shape: tuple[int, ...], groups: int) -> np.ndarray:
+        """(steps, *shape) int32: whose all the arrivals of an update are."""
+        found = self.numbers("worker", shape)
+        self.groups(found, groups)
+        return found.astype(np.int32)
+
+
+def table_of(path: str | Path) -> "pd.DataFrame":
+    """The file, to the bit. Raises `OSError`, and `ValueError` if it is no CSV file."""
+    import pandas as pd  # here, for it takes long and few runs need it
+
+    return pd.read_csv(path, float_precision="round_trip")
+
+
+def read(path: str, steps: int) -> Held:
+    """The first `steps` rows of the file. Raises `TimelineError`."""
+    try:
+        table = table_of(path)
+        worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
+        seconds = table["seconds"].to_numpy(np.float64)
+        version = table["version"].to_numpy(np.float64)[:steps] if "version" in table else None
+        fields = {name: held[:steps] for name, held in _fields(table)}
+    except OSError as error:
+        raise TimelineError(f"trace {path}: {error.strerror or error}") from error
+    except (KeyError, ValueError) as error:
+        raise TimelineError(
+            f"trace {path}: not a CSV file with the columns worker (integers) and seconds, "
+            f"and {PREFIX}NAME (numbers) if any"
+        ) from error
+    if len(worker) < steps:
+        raise TimelineError(f"trace {path}: {len(worker)} arrivals, the run has {steps} steps")
+    strange = worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))]
+    if len(strange):
+        raise TimelineError(f"trace {path}: worker {strange[0]:g} is no whole number from 0 up")
+    if not np.all(np.isfinite(seconds)) or np.any(np.diff(seconds) < 0) or seconds[:1].sum() < 0:
+        raise TimelineError(f"trace {path}: seconds must be finite, from 0 up and in order")
+    for name, held in fields.items():
+        if not np.isfinite(held).all():
+            raise TimelineError(f"trace {path}: {PREFIX}{name} has what is no finite number")
+    named = frozenset(np.unique(worker).astype(int).tolist())
+    return Held(
+        path, worker[:steps].astype(np.int32), seconds[:steps], fields, version, named=named
+    )
+
+
+def arrived(
+    held: Held,
+    groups: int,
+    bound: float,
+    arrivals: int,
+    waiting: str,
+    worker: np.ndarray,
+    delay_bound: float = math.inf,
+    has_limit: bool = False,
+) -> Timeline:
+    """The timeline of arrivals in that order, (steps,) or, of K `arrivals` an update, (steps, K).
+
+    With a finite `bound` of the staleness groups waited for one another, and where updates are of K
+    `arrivals` they wait as `waiting` says (`several.py`). With a finite `delay_bound`, or where
+    time `has_limit`, it also says whose arrivals were dropped. Raises `TimelineError`.
+    """
+    held.groups(worker, groups)
+    drops = delay_bound < np.inf or has_limit
+    if (worker.ndim, bound, waiting, drops) == (1, np.inf, NOBODY, False):
+        if held.has("read"):
+            return _read(held, worker)
+        made = from_arrivals(worker, held.seconds, groups)
+        t, late = np.arange(len(worker), dtype=np.int32), made.staleness
+        # Its reader was the first, or read as many updates ago as it is late (`versions.py`).
+        return made._replace(batch=np.where(late == t, worker, groups + t - late - 1))
+    dropped = held.flags("dropped", (groups,)) if drops else None
+    made = blank(groups, len(worker), arrivals, waiting, drops)
+    order = Versions(made, groups, bound, arrivals, waiting, delay_bound)
+    try:
+        fill(order, worker, held.seconds, dropped, order.drop if has_limit else None)
+    except TimelineError as error:
+        raise TimelineError(f"trace {held.path}: {error}") from error
+    return made
+
+
+def _read(held: Held, worker: np.ndarray) -> Timeline:
+    """The timeline of arrivals whose reads do not follow from their order."""
+    read, write = (held.whole(name, (), 0, len(worker)) for name in ("read", "write"))
+    slots, late = 1 + int(max(read.max(), write.max())), staleness_of(read, write)
+    return Timeline(worker, late, held.seconds, slots, Arrival(worker, read, write))
+
+
+def versions(line: Timeline) -> np.ndarray:
+    """(steps,) int, how many updates that others read each gradient had in its parameters.
+
+    Of several gradients it is that of the last. Workers that take local steps are read from where
+    they exchange, and only then; of gradients that are gathered in a table, where it is `applied`.
+    """
+    late = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
+    exchange = getattr(line.choice, "applied", getattr(line.choice, "exchange", None))
+    updates = np.arange(len(late)) if exchange is None else np.cumsum(exchange) - exchange
+    return updates - late
+
+
+def checked(held: Held, line: Timeline) -> Timeline:
+    """The timeline that a clock has made of the file, at its seconds.
+
+    Raises `TimelineError` where the file says something else than that.
+    """
+    if (t := _first(held.worker, line.worker)) is not None:
+        raise TimelineError(
+            f"trace {held.path}: update {t} has worker {held.worker[t]}, and it is that of "
+            f"{line.worker[t]}"
+        )
+    version = versions(line) if held.version is not None else None
+    wrong = _first(held.version, version)
+    if held.version is not None and version is not None and wrong is not None:
+        raise TimelineError(
+            f"trace {held.path}: arrival {wrong}, of worker {held.worker[wrong]}, says version "
+            f"{held.version[wrong]:g}, and by the order of arrivals it had read {version[wrong]}"
+        )
+    line = line._replace(batch=line.batch if BATCH in held.fields else None)
+    known = _columns(line)
+    for name, found in held.fields.items():
+        if name not in known:
+            raise TimelineError(
+                f"trace {held.path}: {PREFIX}{name} is of another method, this one has "
+                f"{', '.join(PREFIX + each for each in known) or 'no such columns'}"
+            )
+        expected = known[name]
+        if found.shape != expected.shape:
+            many = f".0 to .{expected.shape[1] - 1}" if expected.ndim > 1 else ""
+            raise TimelineError(f"trace {held.path}: needs the columns {PREFIX}{name}{many}")
+        if (t := _first(found, expected)) is not None:
+            one, other = (np.ravel(each[t]) for each in (found, expected))
+            place = np.flatnonzero(~np.isclose(one, other, CLOSE, 0))[0]
+            raise TimelineError(
+                f"trace {held.path}: update {t} has {PREFIX}{name}{f'.{place}' * (len(one) > 1)} = "
+                f"{one[place]:g}, and by the config and the order of arrivals it is "
+                f"{other[place]:g}"
+            )
+    return line._replace(seconds=held.seconds)
+
+
+def columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
+    """What a file says of a timeline besides `worker` and `seconds`: (steps,) or (steps, n).
+
+    That is all that these two don't say. In a race of single arrivals, and where groups read when
+    they write, the order of the workers also says which versions are read.
+    """
+    every, choice = _columns(line, window), line.choice
+    by_order: tuple[str, ...] = ("worker",)
+    if line.batch is not None or getattr(choice, "read", None) is getattr(choice, "worker", 0):
+        by_order = ("worker", "read", "write")
+    several = line.batch is None or line.batch.ndim > 1
+    return {n: v for n, v in every.items() if n not in by_order or (several and v.ndim > 1)}
+
+
+def _columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
+    """All that can be said of a timeline."""
+    fields = dict(_leaves(line.choice)) | ({} if line.batch is None else {BATCH: line.batch})
+    cut = {name: np.asarray(v[window]) for name, v in fields.items()}
+    cut = {name: v.astype(np.int32) if v.dtype == bool else v for name, v in cut.items()}
+    return {
+        name: v if v.ndim == 1 else v.reshape(len(v), math.prod(v.shape[1:]))
+        for name, v in cut.items()
+    }
+
+
+def _leaves(choice: Choice, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a choice by the names that their columns have."""
+    for name, value in zip(getattr(choice, "_fields", ()), choice, strict=True):
+        if name == "inner":
+            yield from _leaves(value, f"{inside}inner.")
+        elif isinstance(value, Mapping):
+            yield from ((inside + key, leaf) for key, leaf in value.items())
+        elif hasattr(value, "shape"):
+            yield inside + name, value
+
+
+def _first(found: np.ndarray | None, expected: np.ndarray | None) -> int | None:
+    """The first row in which they differ, if there is one."""
+    if found is None or expected is None:
+        return None
+    same = np.isclose(found, expected, CLOSE, 0)
+    rows = np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
+    return int(rows[0]) if len(rows) else None
+
+
+def _fields(table: "pd.DataFrame") -> Iterator[tuple[str, np.ndarray]]:
+    """(rows,) or (rows, n) float64 by name."""
+    numbers: dict[str, list[str]] = {}
+    for column in table.columns:
+        if match := COLUMN.fullmatch(column):
+            numbers.setdefault(match["name"], []).append(column)
+    for name, of in numbers.items():
+        if of == [PREFIX + name]:
+            yield name, table[of[0]].to_numpy(np.float64)
+        else:
+            each = [f"{PREFIX}{name}.{n}" for n in range(len(of))]
+            yield name, table[each].to_numpy(np.float64)

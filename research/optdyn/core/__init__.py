@@ -1,0 +1,199 @@
+"""What every update rule is: two pure functions of (state, event, batch), put together of pieces.
+
+    gradient   (params, event, batch) -> loss, grads             of one device's part of the batch
+    update     an optax optimizer, of all parameters or block by block
+    read       which version the gradient is taken at            gradient, update -> rule
+    mix        what nodes with parameters of their own exchange  rule -> rule
+
+A rule never sees seconds or clusters. The timeline decides which slot an update reads and which
+it writes; the trainer scans `step` over those events.
+
+Pieces are written for one device, with collectives over named axes: `data`, devices that share a
+batch and hold the same parameters, and `node`, which hold their own. An axis is a `vmap` where it
+is simulated and a mesh axis where it is real (`devices`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from optdyn.base.trees import Array, Choice, Hyper, Params, State, Tree
+
+Batch = dict[str, jax.Array]
+Info = dict[str, jax.Array]  # float32 scalars: `loss`, of the batch, and what else the log may show
+Loss = Callable[[Params, Batch], jax.Array]
+
+
+class Event(NamedTuple):
+    """One update, as the update rule sees it. All leaves are scalars inside the scan."""
+
+    choice: Choice  # what the timeline decides of it, a NamedTuple of the method's own
+    hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
+    staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
+
+
+class Apart(NamedTuple):
+    """The step of a node, cut where nodes exchange: for a host that carries the messages itself.
+
+    A step is `update`, then of every fragment that is sent `message`, of every one that is received
+    `landed`, given the sum of its messages over the nodes, and `merge`. No piece asks other nodes.
+    """
+
+    update: Callable[[State, Event, Batch], tuple[State, Info]]
+    message: Callable[..., jax.Array]  # (state, fragment, blocking) -> (numbers,)
+    landed: Callable[..., State]  # (state, fragment, total), the sum of what was sent last
+    merge: Callable[[State, Event], State]  # of what landed last
+    fragments: int
+
+
+class Rule(NamedTuple):
+    """`init(params) -> state`; `step(state, event, batch) -> (state, info)`."""
+
+    init: Callable[[Params], State]
+    step: Callable[[State, Event, Batch], tuple[State, Info]]
+    apart: Apart | None = None  # the same step in pieces, where it can be cut
+
+
+# The batch's loss and its gradient, means over the examples: devices average what they have.
+Gradient = Callable[[Params, Event, Batch], tuple[jax.Array, Params]]
+
+
+class Update(NamedTuple):
+    """`apply(grads, opt_state, params, event, read_params) -> (params, opt_state)`.
+
+    `read_params`: what the gradient was taken at. It reaches the optimizer beside `staleness` and
+    the event's hyperparameters, as further arguments of an optax transform that takes them.
+    """
+
+    init: Callable[[Params], Tree]
+    apply: Callable[..., tuple[Params, Tree]]
+
+
+def whole(loss: Loss, parts: int = 1) -> Gradient:
+    """The gradient of the batch's loss; of `parts` equal parts of it, one after the other.
+
+    Parts take less memory and have the same mean.
+    """
+    of = jax.value_and_grad(loss)
+
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        def add(
+            total: tuple[jax.Array, Params], part: Batch
+        ) -> tuple[tuple[jax.Array, Params], None]:
+            return jax.tree.map(jnp.add, total, of(params, part)), None
+
+        if parts == 1:
+            return of(params, batch)
+        split = {name: x.reshape(parts, -1, *x.shape[1:]) for name, x in batch.items()}
+        nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        total, _ = jax.lax.scan(add, nothing, split)
+        return jax.tree.map(lambda leaf: leaf / parts, total)
+
+    return gradient
+
+
+class Message(NamedTuple):
+    """What a worker sends that computed a gradient by itself."""
+
+    loss: jax.Array
+    grads: Tree  # `Params`; of parameters on servers of their own a list of handles
+
+
+def send_gradient(gradient: Gradient, update: Update) -> Callable[..., Message]:
+    """What a worker of a race does that sends a gradient of one batch."""
+
+    def work(given: Params, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> Message:
+        return Message(*gradient(given, Event((), hyper), batch(chosen[0])))
+
+    return work
+
+
+def parts(batch: Tree, count: int) -> Tree:
+    """(count, ...) of each leaf: example i is of part i mod `count`; or so many messages."""
+    if isinstance(batch, Message):
+        return batch
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), batch)
+
+
+def received(gradient: Gradient) -> Gradient:
+    """The gradient of a batch, or the one that it brings where it is a `Message`."""
+
+    def given(params: Params, event: Event, batch: Batch | Message) -> tuple[jax.Array, Params]:
+        if isinstance(batch, Message):
+            return batch.loss, batch.grads
+        return gradient(params, event, batch)
+
+    return given
+
+
+def averaged(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
+    """The mean of the gradients over the devices of an axis; the loss stays each one's own.
+
+    `message` sends all leaves as one: faster on real devices, a needless copy where the axis is
+    simulated.
+    """
+    sums = all_reduce if message else jax.lax.psum
+
+    def mean(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        loss, grads = gradient(params, event, batch)
+        devices = jax.lax.axis_size(axis)
+        return loss, jax.tree.map(lambda leaf: leaf / devices, sums(grads, axis))
+
+    return mean
+
+
+def together(optimizer: optax.GradientTransformationExtraArgs) -> Update:
+    """One optimizer of all parameters."""
+
+    def apply(
+        grads: Params, opt_state: Tree, params: Params, event: Event, read_params: Params
+    ) -> tuple[Params, Tree]:
+        more = {"staleness": event.staleness, "read_params": read_params}
+        updates, opt_state = optimizer.update(grads, opt_state, params, **event.hyper, **more)
+        return optax.apply_updates(params, updates), opt_state
+
+    return Update(optimizer.init, apply)
+
+
+def by_block(optimizer: optax.GradientTransformationExtraArgs) -> Update:
+    """An optimizer a block: each block that has a gradient is updated, by itself."""
+    one = together(optimizer)
+
+    def init(params: Params) -> dict[str, Tree]:
+        return {name: one.init(own) for name, own in params.items()}
+
+    def apply(
+        grads: Params, opt_state: Tree, params: Params, event: Event, read_params: Params
+    ) -> tuple[Params, dict[str, Tree]]:
+        params, opt_state, stale = dict(params), dict(opt_state), event.staleness
+        for name, grad in grads.items():
+            own = event._replace(staleness=stale[name]) if isinstance(stale, dict) else event
+            params[name], opt_state[name] = one.apply(
+                grad, opt_state[name], params[name], own, read_params[name]
+            )
+        return params, opt_state
+
+    return Update(init, apply)
+
+
+def all_reduce(tree: Tree, axis: str) -> Tree:
+    """Sum of a pytree over the devices of an axis, as one message and not one a leaf."""
+    vector, tree_of = ravel_pytree(tree)
+    return tree_of(jax.lax.psum(vector, axis))
+
+
+def distance(every: Params) -> float:
+    """The RMS distance of rows, leaves (n, ...), from their mean, over the mean's norm."""
+    return float(_distance(every))
+
+
+@jax.jit
+def _distance(every: Params) -> jax.Array:
+    means = jax.tree.map(lambda leaf: leaf.mean(0), every)
+    apart = jax.tree.map(lambda leaf, mean: leaf - mean, every, means)
+    count = len(jax.tree.leaves(apart)[0])
+    return optax.global_norm(apart) / count**0.5 / optax.global_norm(means)

@@ -1,0 +1,84 @@
+"""Named axes on one device: the update rule of one device, mapped over all of them."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optdyn.base.trees import State, Tree
+from optdyn.core import Batch, Event, Info, Params, Rule, distance
+
+
+class Nodes(NamedTuple):
+    """States of all nodes."""
+
+    state: State  # leaves (nodes, ...)
+
+    @property
+    def params(self) -> Params:
+        """The parameters of the first node."""
+        return jax.tree.map(lambda leaf: leaf[0], self.every)
+
+    @property
+    def every(self) -> Params:
+        """The parameters of all nodes, leaves (nodes, ...)."""
+        return jax.vmap(lambda state: state.params)(self.state)
+
+    def logged(self) -> dict[str, float]:
+        """How far nodes are from their mean."""
+        return {"node_distance": distance(self.every)}
+
+
+def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule:
+    """The rule on `nodes` nodes of so many devices; each is given its part of the batch.
+
+    Parts have one size and follow one another. The devices of a node hold the same state, so one a
+    node is kept. `rule.step` sees the axes `node` and `data` and must leave every state equal
+    along `data`.
+    """
+    inside = over_workers(rule, devices).step
+
+    def init(params: Params) -> Nodes:
+        state = rule.init(params)
+        return Nodes(jax.tree.map(lambda leaf: jnp.repeat(leaf[None], nodes, axis=0), state))
+
+    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
+        every = jax.vmap(inside, (0, None, 0), axis_name="node")
+        after, info = every(state.state, event, _split(batch, nodes))
+        return Nodes(after), _means(info)
+
+    return Rule(init, step)
+
+
+def over_workers(rule: Rule, workers: int) -> Rule:
+    """The rule on `workers` devices of the axis `data`, each given its part of the batch."""
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[Tree, Info]:
+        every = jax.vmap(rule.step, (None, None, 0), (None, 0), axis_name="data")
+        after, info = every(state, event, _split(batch, workers))
+        return after, _means(info)
+
+    return Rule(rule.init, step)
+
+
+def _means(info: Info) -> Info:
+    """The means of what each device says, or each node."""
+    return jax.tree.map(lambda leaf: leaf.mean(axis=0), info)
+
+
+def _split(batch: Batch, parts: int) -> Batch:
+    return jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), batch)
+
+
+def one_node(rule: Rule) -> Rule:
+    """The rule of one real device, its state kept as that of one node among `Nodes`."""
+
+    def init(params: Params) -> Nodes:
+        return Nodes(jax.tree.map(lambda leaf: leaf[None], rule.init(params)))
+
+    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
+        own = jax.tree.map(lambda leaf: leaf[0], state.state)
+        after, info = rule.step(own, event, batch)
+        return Nodes(jax.tree.map(lambda leaf: leaf[None], after)), info
+
+    return Rule(init, step)

@@ -1,0 +1,273 @@
+"""One run of a config until its training loss is low enough, and its curve on the way there.
+
+A trial trains as `trainer.train` does, to the same floats, but leaves no workdir. Its log points
+are geometric, so that a crossing is known as finely late in training as it is early: to 8 % where
+the loss falls, which `left_open` tells. Intervals of claims are of the crossings' values.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from optdyn.base import lookup
+from optdyn.base.progress import Watch
+from optdyn.base.trees import Json
+from optdyn.clock.base import Meeting, Timeline, chosen
+from optdyn.clock.network import between_nodes, broadcast
+from optdyn.core import State
+from optdyn.evidence.crossing import Crossing, crossing, of_runs
+from optdyn.experiment import ConfigError, Experiment
+from optdyn.optimizers import schedules
+from optdyn.problem import own_code, shared_data
+from optdyn.problem.problem import Examples
+from optdyn.train import program, trainer
+from optdyn.train.driver import drive
+from optdyn.train.program import EVALUATED, Program
+from optdyn.train.trainer import Run
+from optdyn.train.workdir import rows as rows_of
+
+SPACING = 1.08  # updates from one log point to the next
+FIRST = 16  # the first log point after the start
+BLOWN_UP = 100.0  # times the first loss: what is above has diverged
+MOST_KEPT = 2**31  # bytes of the timelines that a process keeps
+_kept = 0
+SILENT = Watch(lambda: 0, lambda step, text: None)  # nobody waits for it, nobody stops it
+
+
+class Curve(NamedTuple):
+    """The log points of a run, from update 0 on."""
+
+    updates: list[int]
+    seconds: list[float]  # simulated
+    losses: list[float]  # training loss of the examples that `config.data.train_evaluated` says
+    status: str  # 'reached' the target, 'ended' before it, 'diverged'
+    test: dict[str, float]  # metrics of the test set at the end; {} if it diverged or was cut short
+    met: Sequence[float] = ()  # simulated seconds, with a last meeting where the loss is of a mean
+
+
+@lookup.once()
+def trial(
+    config: Experiment,
+    target: float = -math.inf,
+    most: float = math.inf,
+    clock: str = "updates",
+    first: int = FIRST,
+) -> Curve:
+    """Trains until the training loss is at most `target`, or to the end of `config.steps`.
+
+    It looks whether it is there at geometric log points, of which `first` is the first.
+
+    It also ends where more than `most` of the clock have passed, 'updates' or simulated 'seconds'.
+    With `config.probes.mean` the loss is that of the nodes' mean, which they would have if they met
+    then; the seconds `met` have this `meeting`. Raises what `trainer.prepare` raises, and
+    `ConfigError` for a config of real devices.
+    """
+    if config.parallel.api:
+        raise ConfigError("config.parallel.api: trials are of one device")
+    if config.methods.get("snapshots", "") == "host":
+        raise ConfigError(
+            "config.strategy.snapshots = 'host': trials hold versions on the device, which trains "
+            "the same; it must be ''"
+        )
+    if config.probes.momentum:  # what the meter logs may steer the run
+        return _logged(config, target, most, clock)
+    run = trainer.prepare(config, timeline_of=timeline_of)
+    put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
+    _, sample, test = shared_data.put(run.data, put, config)
+    state = run.program.layout.put_state(run.program.rule.init(run.params))
+    rows, status = [_row(run, 0, loss(state, sample))], ""
+    for chunk in drive(run, state, 0, _log_points(first, config.steps), rows):
+        chunk.make()
+        if not np.isfinite(chunk.infos["loss"]).all():
+            status = "diverged"
+        elif chunk.step == chunk.until:
+            rows.append(_row(chunk.run, chunk.step, loss(chunk.state, sample)))
+            status = _status(rows, target, most, clock)
+        if status:
+            break
+    finite = [row for row in rows if math.isfinite(row["train_loss"])]
+    whole = status == "reached" or (not status and chunk.step == config.steps)
+    metrics = program.evaluate(run.program, chunk.state.params, test) if whole else {}
+    return _curve(finite, status or "ended", metrics)
+
+
+class _Decided(NamedTuple):
+    """What a config decides already, and so is no part of the key of a cache."""
+
+    known: dict[str, Any]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Decided)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def timeline_of(config: Experiment, **known: Any) -> Timeline:
+    """`Experiment.timeline`, drawn once for all learning rates and momenta: no clock sees them.
+
+    Searches try dozens of those with the same seeds. What is drawn must not be written to.
+    """
+    if known.get("epochs") or any(own_code.names(config)):
+        return config.timeline(**known)
+    same = {"optimizer.learning_rate": 1.0, "optimizer.momentum": 0.0}
+    return _drawn(config.with_(same), _Decided(known))
+
+
+@lru_cache(maxsize=256)
+def _drawn(config: Experiment, decided: _Decided) -> Timeline:
+    global _kept
+    line, size = config.timeline(**decided.known), 0
+    for leaf in jax.tree.leaves(line):
+        if isinstance(leaf, np.ndarray):
+            leaf.setflags(write=False)  # it is shared
+            size += leaf.nbytes
+    _kept += size
+    if _kept > MOST_KEPT:  # those of ten thousand nodes have 160 MB each
+        _drawn.cache_clear()
+        _kept = size
+    return line
+
+
+def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve:
+    """The same of a run that is logged, every `config.log_every` updates, and goes to the end."""
+    chosen = config
+    if clock == "updates":
+        optimizer = config.optimizer  # whose schedule is of the whole run
+        decay = optimizer.decay_steps or schedules.rest(config.steps, optimizer.warmup_steps)
+        of_all = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": decay}
+        steps = int(min(config.steps, max(most, 1)))
+        chosen = config if steps == config.steps else config.with_(of_all, steps=steps)
+    summary, rows = logged(chosen)
+    found = [row for row in rows if row["train_loss"]]
+    reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)
+    kept = found if reached is None else found[: reached + 1]
+    whole = reached is not None or (summary["status"] == "completed" and chosen == config)
+    status = "ended" if summary["status"] == "completed" else summary["status"]
+    metrics = {k[5:]: v for k, v in kept[-1].items() if k.startswith("test_")} if whole else {}
+    return _curve(kept, status if reached is None else "reached", metrics)
+
+
+def _curve(rows: Sequence[Json], status: str, test: dict[str, float]) -> Curve:
+    names = ("step", "simulated_seconds", "train_loss")
+    updates, seconds, losses = ([row[name] for row in rows] for name in names)
+    met = [row["met"] if "met" in row else row["simulated_seconds"] for row in rows]
+    return Curve(updates, seconds, losses, status, test, met)
+
+
+def logged(config: Experiment) -> tuple[Json, list[Json]]:
+    """The summary and the log of a run, whose workdir is gone afterwards."""
+    with TemporaryDirectory(prefix="optdyn-") as folder:
+        summary = trainer.run_to_end(
+            trainer.training(trainer.prepare(config), Path(folder), SILENT)
+        )
+        return summary, rows_of(Path(folder) / "metrics.jsonl")
+
+
+def cut(curve: Curve, most: float, clock: str = "updates") -> Curve:
+    """What the curve would be had its trial ended where more than `most` had passed."""
+    passed = np.flatnonzero(np.asarray(getattr(curve, clock)) >= most)
+    if not passed.size or (passed[0] == len(curve.updates) - 1 and curve.status == "reached"):
+        return curve
+    end = int(passed[0]) + 1
+    return Curve(
+        curve.updates[:end], curve.seconds[:end], curve.losses[:end], "ended", {}, curve.met[:end]
+    )
+
+
+def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
+    """Updates or simulated seconds after which the training loss first was at most `loss`.
+
+    The loss is taken to fall exponentially between two log points; infinite if it never got there.
+    """
+    return float(between([curve], loss, clock).value[0])
+
+
+def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> list[float]:
+    """What the log points leave possible at the least and at the most, over `to_loss`; medians.
+
+    1 where the loss is missed, or is there at the start.
+    """
+    low, value, high = between(curves, loss, clock)
+    known = np.isinf(value) | (value == 0)
+    ends = [np.where(known, 1.0, end / np.where(known, 1.0, value)) for end in (low, high)]
+    return [float(np.median(end)) for end in ends]
+
+
+def between(curves: Sequence[Curve], loss: float, clock: str = "updates") -> Crossing:
+    """`to_loss` of each of the curves, with the ends of what its log points leave possible."""
+    found = []
+    for curve in curves:
+        clocks = np.array([curve.updates, getattr(curve, clock)], float).T
+        wanted = math.nan if curve.status == "diverged" else loss
+        found.append(crossing(clocks, np.asarray(curve.losses), wanted, exponential=True))
+    return of_runs(found, 1)
+
+
+def _log_points(first: int, steps: int) -> list[int]:
+    """Geometric; where a timeline follows the log, the end of every epoch is one besides."""
+    points, point = list[int](), first
+    while point < steps:
+        points.append(point)
+        point = max(point + 1, math.ceil(point * SPACING))
+    return [*points, steps]
+
+
+def _row(run: Run, step: int, loss: float) -> Json:
+    seconds = float(run.timeline.seconds[step - 1]) if step else 0.0
+    met = seconds + meeting(run, step)
+    return {"step": step, "simulated_seconds": seconds, "met": met, "train_loss": loss}
+
+
+def meeting(run: Run, step: int) -> float:
+    """Seconds of an all-reduce after which all nodes have the mean of what they have.
+
+    None for parameters that are not the mean of nodes, and where all have just met: not only
+    neighbours, and not in what was sent some updates before, after which nodes went on apart.
+    """
+    if not (run.config.probes.mean and step):
+        return 0.0
+    met, last = chosen(run.timeline, Meeting), step - 1
+    if met and met.to is None and met.receive[last].all() and not met.waited[last].any():
+        return 0.0
+    cluster, size = run.config.cluster, program.parameter_bytes(run.params)
+    return between_nodes(cluster, size) + broadcast(cluster, size)
+
+
+@lru_cache(maxsize=64)
+def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Examples], float]:
+    """The mean loss of a state's parameters, compiled whole: it is asked for at every log point."""
+
+    @jax.jit
+    def total(state: State, examples: Examples) -> jax.Array:
+        if mean_of_nodes:
+            params = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.every)
+        else:
+            params = state.params
+        return of.evaluate(params, examples)[0]
+
+    def mean(state: State, examples: Examples) -> float:
+        count = len(next(iter(examples.values())))
+        parts = (
+            {name: leaf[start : start + EVALUATED] for name, leaf in examples.items()}
+            for start in range(0, count, EVALUATED)
+        )
+        return sum(float(total(state, part)) for part in parts) / count
+
+    return mean
+
+
+def _status(rows: Sequence[Json], target: float, most: float, clock: str) -> str:
+    loss = rows[-1]["train_loss"]
+    if not loss <= BLOWN_UP * max(rows[0]["train_loss"], target):
+        return "diverged"
+    if loss <= target:
+        return "reached"
+    passed = rows[-1]["step" if clock == "updates" else "simulated_seconds"]
+    return "ended" if passed >= most else ""

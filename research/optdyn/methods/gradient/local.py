@@ -1,0 +1,206 @@
+"""Local parallelism (arXiv 2012.03837): groups of blocks learn from losses of their own.
+
+    grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
+
+The gradients are made in `local_losses.py`; this file makes a method of them. Blocks are updated
+one by one, so with several servers (`asynchronous.py`) none waits for another.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+
+from optdyn.base.errors import ConfigError, refuse, refused_at
+from optdyn.base.fields import field
+from optdyn.base.trees import Json, Tree
+from optdyn.clock import pipeline
+from optdyn.clock.base import Timeline
+from optdyn.clock.nodes import equal_parts
+from optdyn.core import Batch, Event, Gradient, Params
+from optdyn.devices.layout import Layout, mesh
+from optdyn.methods.gradient import similarity
+from optdyn.methods.gradient.local_losses import VARIANTS, gradients, groups, heads
+from optdyn.methods.gradient.stages import stages
+from optdyn.methods.method import Gradients, Methods, Network, Setting
+from optdyn.methods.shared_fields import MicroBatches
+from optdyn.problem import models
+from optdyn.problem.costs import Costs, Groups, block_costs, of_groups, of_stages
+from optdyn.problem.models import base
+from optdyn.problem.models.base import Blocks
+from optdyn.problem.problem import Problem
+from optdyn.setup import Setup
+
+
+def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
+    """The sum over the groups, of one device; its loss is that of the last group, the model's.
+
+    The parameters must have the heads that the groups need (`heads`). Shared heads need trunk
+    blocks whose outputs have the shape of the last one's.
+    """
+    own = gradients(problem, groups, shared)
+
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        grads, _, value = own(params, problem.input(batch), batch)
+        return value, grads
+
+    return gradient
+
+
+def costs(of: "Local", setup: Setup, network: Network) -> tuple[Costs, pipeline.Work]:
+    """What an update costs, whole and on the stages of the cluster."""
+    whole, params, examples = network
+
+    def shape(leaf: Tree) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((setup.batch_size, *leaf.shape[1:]), leaf.dtype)
+
+    made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
+    own, stages = of.over(len(made.trunk)), setup.cluster.nodes
+    cuts = [len(made.trunk) * i // stages for i in range(stages)]
+    placed = cuts if stages > 1 else ()  # on one node as if every group had a device
+    return of_groups(made, own, of.shared_heads, placed), of_stages(made, own, cuts)
+
+
+@dataclass(frozen=True)
+class Local(Gradients, MicroBatches):
+    variant: str = field(
+        "greedy",
+        "local: which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
+        one_of=VARIANTS,
+        static=True,
+    )
+    window: int = field(2, "local, overlapping: blocks of a group.", at_least=1, static=True)
+    chunks: int = field(2, "local, chunked: groups of consecutive blocks.", at_least=1, static=True)
+    shared_heads: bool = field(
+        False, "local: whether every head is the model's own last block.", static=True
+    )
+    probes: bool = field(
+        False,
+        "local: whether the log has gradient cosines and linear probes of the blocks.",
+        static=True,
+    )
+
+    laws = ("constant",)
+    cluster = ("latencies", "bandwidths")
+
+    def over(self, blocks: int) -> Groups:
+        """The groups over so many trunk blocks. Raises ValueError."""
+        return groups(self.variant, blocks, self.window, self.chunks)
+
+    def gradient(self, problem: Problem) -> Gradient:
+        return local(problem, self.over(len(problem.blocks) - 1), self.shared_heads)
+
+    def servers(self, problem: Problem) -> dict[str, int]:
+        """A block and its head are kept in one place."""
+        names = [name for name, _ in problem.blocks]
+        own = {name: place for place, name in enumerate(names)}
+        return own | {base.head_of(name): own[name] for name in problem.heads}
+
+    def heads(self, blocks: Blocks) -> Sequence[str]:
+        return heads(blocks, self.over(len(blocks) - 1), self.shared_heads)
+
+    def parts(self, stages: int) -> int:
+        return self.micro_batches if self.variant == "backprop" and stages > 1 else 1
+
+    def slower(self, setup: Setup, network: Network) -> float:
+        """An update on one device over one of backpropagation there, in operations."""
+        _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
+        return float(work.forward.sum() + work.backward.sum())
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """The stages that the blocks are spread over (`clock/pipeline.py`)."""
+        setup = setting.setup
+        _, work = costs(self, setup, setting.model)
+        filled = self.variant == "backprop" and setup.cluster.nodes > 1
+        size = {"steps": setup.steps, "batch_size": setup.batch_size}
+        return pipeline.of_cluster(setup.cluster, self.micro_batches * filled, work, **size)
+
+    def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
+        """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
+        setup = setting.setup
+        each = equal_parts(setup.cluster, setup.batch_size)
+        return draws * each * self.slower(setup, setting.model), ()
+
+    def check(self, setup: Setup, methods: Methods) -> None:
+        cluster = setup.cluster
+        blocks = len(models.make(setup.model, classes=2)) - 1
+        with refused_at("config.strategy", ValueError):
+            own = self.over(blocks)
+        if methods.read or methods.mix:  # then no device has but a part of the blocks
+            return
+        refuse(
+            (
+                blocks % cluster.nodes,
+                f"config.cluster.nodes = {cluster.nodes}: must divide the model's {blocks} blocks",
+            ),
+            (
+                self.shared_heads and cluster.nodes > 1,
+                "config.strategy.shared_heads: several nodes share no parameters",
+            ),
+        )
+        parts = cluster.devices_per_node * self.parts(cluster.nodes)
+        wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of backprop on several "
+        wanted += "nodes x strategy.micro_batches)"
+        setup.require("batch_size", setup.batch_size % parts == 0, wanted)
+        cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
+        crossing = [group for group in own if any(group[0] < cut < group[1] for cut in cuts)]
+        if crossing and self.variant != "backprop":
+            a, b = crossing[0]
+            raise ConfigError(
+                f"config.cluster.nodes = {cluster.nodes}: blocks {a} to {b - 1} learn together and "
+                "must be on one node; on several, variants are 'greedy', 'backprop', or 'chunked' "
+                "with chunks that end where nodes do"
+            )
+
+    def report(self, setup: Setup, network: Network) -> Json:
+        """Operations, bytes and memory of an update. Raises `ConfigError`."""
+        whole, params, examples = network
+        if self.shared_heads:
+            through = partial(base.activations, whole.blocks)
+            hs = jax.eval_shape(through, params, whole.input(examples))
+            if any(hs[end].shape != hs[-2].shape for _, end in self.over(len(hs) - 2)):
+                raise ConfigError(
+                    "config.strategy.shared_heads: the groups of this model's blocks end in "
+                    "outputs of different shapes, which one head cannot take"
+                )
+        made, _ = costs(self, setup, network)
+        return {
+            "total_flops": made.total,
+            "sequential_flops": made.sequential,
+            "latency_flops": made.latency,
+            "communicated_bytes": made.communicated,
+            "group_memory_bytes": list(made.memory),
+        }
+
+    def layout(
+        self,
+        problem: Problem,
+        optimizer: optax.GradientTransformationExtraArgs,
+        nodes: int,
+        devices: int,
+    ) -> "Layout":
+        """Blocks on devices of their own, which is the axis that nothing else here has."""
+        own, on = self.over(len(problem.blocks) - 1), mesh(("stage", "data"), (nodes, devices))
+        return stages(problem, optimizer, own, on, self.parts(nodes))
+
+    def probe(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
+        """`(params, train, test) -> {name: scalar}`: cosines and linear probes, if asked."""
+        if not self.probes:
+            return None
+        own = self.over(len(problem.blocks) - 1)
+        cosine = similarity.cosines(problem, own, self.shared_heads)
+        linear = similarity.linear_probe(problem)
+
+        def measure(params: Params, train: Batch, test: Batch) -> dict[str, jax.Array]:
+            found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}
+            return {
+                f"{name}_{block}": v for name, each in found.items() for block, v in each.items()
+            }
+
+        return measure
+
+
+METHOD = Local

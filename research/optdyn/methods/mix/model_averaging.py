@@ -1,0 +1,168 @@
+"""Model averaging, also called local SGD: nodes train by themselves and average what they have.
+
+    x_i <- 1/P sum_j x_j        every H updates, of P nodes
+
+This is the rule of `outer.py` with the weights 0 and 1, and nodes wait for it. H = 1 is synchronous
+SGD, but not with Adam. Post-local SGD (Lin et al., arXiv 1808.07217) has H = 1 in its first T_0
+updates. Streaming (Douillard et al., arXiv 2501.18512) does the same with fragments of the
+parameters, which take turns, and with what was sent tau updates before:
+
+    x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
+    x_i <- 1/P sum_j x_j(t - tau) + (x_i - x_i(t - tau))      where merges correct, as in CO2
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import optax
+from jax import lax
+
+from optdyn import optimizers
+from optdyn.base.errors import ConfigError, refuse
+from optdyn.base.fields import field
+from optdyn.clock.base import Meeting, Timeline
+from optdyn.core import Rule
+from optdyn.methods.method import Methods, Mixes, Setting
+from optdyn.methods.mix import averaging_clock, nodes
+from optdyn.methods.mix.messages import Messages
+from optdyn.methods.mix.outer import INNER_STATES, outer
+from optdyn.methods.mix.quantized import WHOLE
+from optdyn.methods.shared_fields import FRACTION, Compressed, Fragmented, Periodic
+from optdyn.setup import Setup
+
+MERGINGS = ("mix", "correct")
+# Of the cluster's keys (`method.OPTIONAL`), those that the clock knows of nodes that never leave.
+ALWAYS_THERE = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal")
+
+
+@dataclass(frozen=True)
+class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
+    synchronous_updates: int = field(
+        0,
+        "model_averaging, diloco, slowmo: T_0, the first updates, with an average after each.",
+        at_least=0,
+    )
+    mixing: float = field(
+        0.0,
+        "model_averaging, diloco, slowmo: a, the part that nodes keep of their own parameters.",
+        **FRACTION,
+        static=True,
+    )
+    merging: str = field(
+        "mix",
+        "model_averaging, diloco, slowmo: what nodes make of what arrives and their own, 'mix', or "
+        "'correct', which keeps all that they did since the sending.",
+        one_of=MERGINGS,
+        static=True,
+    )
+    inner_state: str = field(
+        "kept",
+        "model_averaging, diloco, slowmo: what a node's optimizer is where it receives, 'kept', "
+        "'averaged' or 'reset'.",
+        one_of=INNER_STATES,
+        static=True,
+    )
+
+    cluster: ClassVar[tuple[str, ...]] = (*ALWAYS_THERE, "presence")
+    info = ("sent_bytes",)
+    over_graphs: ClassVar[bool] = True  # its mean may be one of neighbours
+    # Fields that the outer optimizer is given at every update, with the values that are the mean.
+    mean: ClassVar[Mapping[str, float]] = {}
+
+    @property
+    def cycle(self) -> int:
+        return self.period
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = f"from 1 to config.strategy.period = {self.period}"
+        self.require("fragments", 1 <= self.fragments <= self.period, wanted)
+        turn = self.period // self.fragments
+        wanted = f"from 0 to {turn - 1}, less than config.strategy.period // config.strategy."
+        self.require("delay", 0 <= self.delay < turn, wanted + "fragments")
+        mixes = self.merging == "mix" or not self.mixing
+        self.require("mixing", mixes, "0 with config.strategy.merging = 'correct'")
+        apart = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
+        wanted = f"'kept' with config.strategy.{apart} = {getattr(self, apart, None)}, as the state"
+        wanted += " of an optimizer is of all parameters and of now"
+        self.require("inner_state", self.inner_state == "kept" or not apart, wanted)
+
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
+        """The rule with the mean, or with the `outer` optimizer."""
+        a = self.mixing
+        return outer(
+            inner,
+            lambda waited: (a * lax.axis_size("node"), 1 - a),
+            self.outer(),
+            Messages(compression=self.compressed(), senders=senders),
+            fragments=self.fragments,
+            inner_state=self.state_where_met,
+            corrects=self.merging == "correct",
+        )
+
+    @property
+    def state_where_met(self) -> str:
+        """What becomes of a node's optimizer state where it receives: of `outer.INNER_STATES`."""
+        return self.inner_state
+
+    def states(self, meeting: Meeting) -> np.ndarray | None:
+        """(steps, 2) whether first and second moments are averaged; None: at every meeting."""
+        return None
+
+    def outer(self) -> optax.GradientTransformation | None:
+        """The optimizer of the outer step; None is the mean."""
+        return None
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """When nodes meet (`averaging_clock.py`); the first, synchronous updates take the mean."""
+        return self.with_numbers(averaging_clock.clock(self, setting, methods))
+
+    def with_numbers(self, line: Timeline) -> Timeline:
+        """The timeline with the numbers of the outer optimizer, which are its every update's."""
+        first = np.arange(len(line.seconds)) < self.synchronous_updates
+        numbers = {
+            name: np.where(first, value, getattr(self, name)).astype(np.float32)
+            for name, value in self.mean.items()
+        }
+        return line._replace(choice=line.choice._replace(outer=numbers)) if numbers else line
+
+    def check(self, setup: Setup, methods: Methods) -> None:
+        nodes.check(setup, methods)
+        name = setup.optimizer.name
+        refuse(
+            (
+                self.state_where_met == "averaged" and optimizers.has_bases(name),
+                f"config.optimizer.name = {name!r}: must be another where nodes average their "
+                "optimizers' states, as the mean of several bases is none",
+            )
+        )
+        if not setup.cluster.presence:
+            return
+        more = [key for key in ("delay", "mixing", "compression") if getattr(self, key)]
+        more += ["merging"] * (self.merging == "correct")
+        more += ["compression_bits"] * (self.compression_bits != WHOLE)
+        more += ["fragments"] * (self.fragments > 1)
+        more += ["inner_state"] * (self.state_where_met == "averaged")
+        if more or setup.parallel.api == "overlap":
+            which = f"strategy.{more[0]}" if more else "parallel.api"
+            raise ConfigError(
+                f"config.{which}: must be as it is by default with config.cluster.presence, where "
+                "nodes meet whole and at once, those that are there"
+            )
+
+    def why_no_overlap(self) -> str:
+        """What takes more of the nodes than one sum of messages."""
+        if self.compression:
+            return f"compresses its messages (config.strategy.compression = {self.compression!r})"
+        if self.compression_bits != WHOLE:
+            return f"sends numbers of config.strategy.compression_bits = {self.compression_bits}"
+        if self.merging == "correct":
+            return "keeps what nodes did meanwhile (config.strategy.merging = 'correct')"
+        if self.state_where_met == "averaged":
+            return "averages its optimizers' states too (config.strategy.inner_state = 'averaged')"
+        return ""
+
+
+METHOD = ModelAveraging

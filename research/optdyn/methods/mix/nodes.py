@@ -1,0 +1,104 @@
+"""What nodes with parameters of their own do between their meetings, and how long it takes them."""
+
+from functools import partial
+
+import jax
+import numpy as np
+
+from optdyn.base import seeds
+from optdyn.base.errors import refuse
+from optdyn.clock import nodes as hierarchy
+from optdyn.clock.nodes import Inside, Within
+from optdyn.methods.method import Gradients, Methods, Setting
+from optdyn.setup import Setup
+
+SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
+
+
+def needs_rate(setup: Setup) -> None:
+    """Raises `ConfigError` if there is no learning rate, as where optax has one of its own."""
+    setup.optimizer.require(
+        "learning_rate",
+        setup.optimizer.learning_rate != 0,
+        "other than 0 for this method, which scales what it keeps by it; an optax transformation "
+        "has a rate of its own, which the method does not see (optdyn.sgd and others tell it)",
+    )
+
+
+def check(setup: Setup, methods: Methods) -> None:
+    """Raises `ConfigError` if the batch cannot be divided among all devices."""
+    devices = setup.cluster.worker_count
+    wanted = f"a multiple of the cluster's {devices} devices (config.cluster.nodes x config."
+    wanted += "cluster.devices_per_node)"
+    setup.require("batch_size", setup.batch_size % devices == 0, wanted)
+    cluster = setup.cluster
+    far = [key for key in ("regions", "diurnal", "presence") if getattr(cluster, key)]
+    refuse(
+        (
+            far and methods.read,
+            f"config.cluster.{''.join(far[:1])}: of nodes that compute as a whole, not of groups "
+            "inside them",
+        ),
+        (
+            cluster.regions and (cluster.latencies or cluster.bandwidths),
+            "config.cluster.regions: says all links, beside latencies and bandwidths",
+        ),
+        (
+            cluster.server_bandwidth,
+            "config.cluster.server_bandwidth: nodes that meet have no server",
+        ),
+    )
+
+
+def inside(setting: Setting, methods: Methods) -> Inside:
+    """The clock of the nodes by themselves."""
+    if methods.read:
+        return partial(_groups, setting, methods)
+    if methods.gradient and methods.gradient.work:
+        return partial(_devices, setting, methods.gradient)
+    return partial(_equal, setting)
+
+
+def _equal(setting: Setting, steps: int) -> Within:
+    """Nodes whose devices take equal parts of a batch."""
+    setup, size = setting.setup, setting.update_bytes
+    each = hierarchy.node_seconds(setup.cluster, steps, setup.batch_size, size, setup.seed)
+    return Within(*each)
+
+
+def _devices(setting: Setting, gradient: Gradients, steps: int) -> Within:
+    """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
+    assert gradient.work
+    setup = setting.setup
+    draws = hierarchy.draws(setup.cluster, steps, setup.seed)
+    seconds, choice = gradient.work(setting, draws)
+    return Within(*hierarchy.exchanged(setup.cluster, seconds, setting.update_bytes), choice)
+
+
+def _groups(setting: Setting, methods: Methods, steps: int) -> Within:
+    """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
+    assert methods.read
+    whole, cluster, lines = setting.setup, setting.setup.cluster, []
+    k = cluster.devices_per_node
+    for node in range(cluster.nodes):
+        setup = whole.with_(
+            cluster=cluster.with_(
+                nodes=1,
+                speeds=cluster.speeds[node * k : (node + 1) * k],
+                latency=cluster.local_latency,
+                bandwidth=cluster.local_bandwidth,
+                latencies=(),  # which are those between nodes
+                bandwidths=(),
+            ),
+            steps=steps,
+            batch_size=whole.batch_size // cluster.nodes,
+            seed=seeds.number(whole.seed, f"node {node}", below=2**32),
+        )
+        held = setting.held and setting.held.node(node, whole.cluster.nodes)
+        own = setting._replace(setup=setup, replicas=0, held=held)
+        lines.append(methods.read.clock(own, methods.inside))
+    each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
+    decided = [(line.choice, line.staleness) for line in lines]
+    choice, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *decided)
+    slots = [getattr(choice, name).max() for name in SLOTS if hasattr(choice, name)]
+    return Within(each, each, choice, staleness, 1 + int(max(slots)))

@@ -1,0 +1,268 @@
+"""Asynchronous SGD with compute groups (arXiv 1605.09774, 1606.04487).
+
+    x_{t+1} = x_t - alpha grad f(stale_{r(t)}, fresh_t)     x_t = (stale_t, fresh_t)
+
+r(t) is the version that the arriving group had read. The workers of a group take one gradient
+together; the groups do not wait for one another. Staleness is nowhere in this file: it follows from
+the order of arrivals, which the timeline decides. Fresh blocks are those that one server both keeps
+and computes, so that nobody holds an old copy: the merged fully-connected servers of 1606.04487. By
+default there are none.
+
+Group i may send C(g + e_i) in the place of a gradient g, C a `compression`, and keeps what that
+leaves out, e_i <- g + e_i - C(g + e_i), for its next message.
+
+Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
+order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
+
+The versions that are still to be read lie in a table (`snapshots.py`). What all groups that share
+parameters ask of a config is in `groups.py`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn.base import seeds
+from optdyn.base.errors import ConfigError, one_of, refuse
+from optdyn.base.fields import field
+from optdyn.base.trees import bytes_of
+from optdyn.clock.base import Timeline, staleness_of
+from optdyn.clock.compute_groups import make
+from optdyn.clock.service import DRAWN, is_drawn
+from optdyn.clock.trace import Held
+from optdyn.clock.versions import Versions
+from optdyn.core import (
+    Array,
+    Batch,
+    Event,
+    Gradient,
+    Info,
+    Params,
+    Rule,
+    Update,
+)
+from optdyn.core.snapshots import Slot, State, is_rounded, packed
+from optdyn.methods.merged import cut
+from optdyn.methods.method import Methods, Setting, slowed
+from optdyn.methods.mix.compression import fed_back
+from optdyn.methods.mix.messages import Compression
+from optdyn.methods.read import groups
+from optdyn.methods.shared_fields import Compressed, MergedServer
+from optdyn.problem import models
+from optdyn.setup import Pieces, Setup
+
+SLOTS = ("read", "write")
+HABITS = ("diurnal", "presence", "server_bandwidth")  # of `clock/volunteers.py`
+
+
+def asynchronous(
+    gradient: Gradient,
+    update: Update,
+    slots: int,
+    fresh: tuple[str, ...] = (),
+    servers: Mapping[str, int] | None = None,
+    rounded: bool = False,
+    small: Compression | None = None,
+) -> Rule:
+    """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
+
+    Slots are read before one is written (`snapshots.read_first`), so XLA updates the table in
+    place: a step costs a synchronous one plus a copy of the stale blocks. `event.choice` is an
+    `Arrival`; with `servers`, the number of each block's server, its slots are (servers,). Messages
+    may be `small`, of as many groups as slots at most.
+    Versions are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept
+    besides.
+
+    `init` raises ValueError if the parameters are no dict of blocks, or if a name in `fresh` is not
+    one of its keys.
+    """
+
+    def init(params: Params) -> State:
+        if type(params) is not dict:  # nor another mapping: what is read from the table is a dict
+            raise ConfigError(
+                "init: parameters must be a dict of blocks, such as {'all': params}, not of type "
+                f"{type(params).__name__}"
+            )
+        if unknown := sorted(set(fresh) - set(params)):
+            raise ValueError(f"fresh block {unknown[0]!r}: one of {', '.join(params)}")
+        stale = {name: block for name, block in params.items() if name not in fresh}
+        row = jax.tree.map(packed, stale) if rounded else stale
+        table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), row)
+        first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
+        kept = {name: block for name, block in params.items() if rounded or name in fresh}
+        nothing = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), params)
+        return State(table, first, update.init(params), kept, nothing if small else ())
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        choice = event.choice
+        read, write = (slot_of(slots, state.slots) for slots in (choice.read, choice.write))
+        seen = state.at(read) | (choice.seen or {})
+        loss, grads = gradient(seen, event, batch)
+        if small:
+            grads, errors = fed_back(small, grads, state.errors, choice.worker)
+            state = state._replace(errors=errors)
+        if servers and event.staleness is not None:
+            each = jnp.asarray(event.staleness)
+            stale_by = {block: each[server] for block, server in servers.items()}
+            event = event._replace(staleness=stale_by)
+        params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
+        return state.after(params, opt_state, write), {"loss": loss}
+
+    def slot_of(slots: Array, stale: Params) -> Slot:
+        slots = jnp.asarray(slots, jnp.int32)
+        if servers is None:
+            return slots
+        return {block: slots[server] for block, server in servers.items() if block in stale}
+
+    return Rule(init, step)
+
+
+@dataclass(frozen=True)
+class Asynchronous(groups.Grouped, MergedServer, Compressed):
+    staleness_bound: int = field(
+        -1, "asynchronous: updates that a group may be ahead of the slowest; -1: any.", at_least=-1
+    )
+
+    laws = (*DRAWN, "race", "geometric")
+    cluster = ("pieces", "split", "overlap", "speeds", "regions", *HABITS)
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Rule:
+        rounded, small = is_rounded(self.snapshots), self.compressed()
+        return asynchronous(gradient, update, slots, self.fresh, servers, rounded, small)
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """Arrivals of `groups` groups, of every server by itself where the gradient is local.
+
+        Then update t is the t-th arrival at each of them, its choice is (steps, servers), and the
+        seconds are those of the last. A group sends each server its block, all of them when it has
+        computed all.
+        """
+        setup, sent = setting.setup, dict[int, int]()
+        size: dict[str, Any] = {
+            "groups": self.groups,
+            "steps": setup.steps,
+            "batch_size": setup.batch_size,
+        }
+        size |= {"update_bytes": setting.update_bytes, "replicas": setting.replicas}
+        size |= {"staleness_bound": self.staleness_bound, "merged": bool(self.fresh)}
+        held, small = setting.held, self.compressed()
+        if small and setting.network:
+            size["message_bytes"] = setting.update_bytes * small.part(setting.network.params)
+        if not methods.by_block:
+            return make(setup.cluster, seed=setup.seed, held=held, **size)
+        server_of = methods.servers(setting.model.problem)
+        assert server_of
+        servers = len(set(server_of.values()))
+        if setup.cluster.service == "race" or (held and not held.has("worker")):
+            order = held and held.order(held.worker)
+            line = make(setup.cluster, held=order, **size)  # in one order, that of all servers
+            same = _of_servers([line] * servers)._replace(batch=line.batch)
+            return _renumbered(held, same) if held and held.has("read") else same
+        if held:
+            orders = held.workers((servers,), self.groups)
+            own = [held.order(order) for order in orders.T]
+            return _of_servers([make(setup.cluster, held=each, **size) for each in own])
+        cluster = slowed(setting, methods)
+        for name, block in setting.model.params.items():
+            number = server_of[name]
+            sent[number] = sent.get(number, 0) + bytes_of(block)
+        names = [f"server {server}" for server in range(1, len(sent))]
+        drawn = [setup.seed, *(seeds.number(setup.seed, name, below=2**32) for name in names)]
+        each = [
+            make(cluster, seed=seed, **size | {"update_bytes": sent[server]})
+            for server, seed in enumerate(drawn)
+        ]
+        return _of_servers(each)
+
+    def check(self, setup: Setup, methods: Methods) -> None:
+        cluster = setup.cluster
+        super().check(setup, methods)
+        if cluster.service == "race" and self.fresh:
+            _merges(setup, methods, self.fresh)
+        local, bound = methods.by_block, self.staleness_bound
+        pieces, small = cluster.pieces != Pieces(), ("", "top_k", "sign")
+        one_of("config.strategy.compression of asynchronous", self.compression, small)
+        habit = next((key for key in HABITS if getattr(cluster, key)), "")
+        apart = local or bound >= 0 or cluster.pieces != Pieces()
+        ordered = is_drawn(cluster.service) or cluster.service in groups.RECORDED
+        refuse(
+            (
+                habit and (apart or setup.replicas.count or not is_drawn(cluster.service)),
+                f"config.cluster.{habit}: of one run of groups by themselves, whose times are "
+                "drawn from a law, without config.cluster.pieces, a staleness bound, or blocks "
+                "with servers of their own",
+            ),
+            (
+                bound >= 0 and (not ordered or cluster.pieces != Pieces()),
+                "config.strategy.staleness_bound: groups wait for one another only where their "
+                "times are drawn or recorded, config.cluster.service one of "
+                f"{', '.join((*DRAWN, *groups.RECORDED))} and no pieces",
+            ),
+            (
+                bound >= 0 and setup.replicas.count,
+                "config.strategy.staleness_bound: only of runs, not of replicas",
+            ),
+            (
+                self.compressed() and (methods.gradient or self.fresh or self.snapshots == "host"),
+                "config.strategy.compression: of groups that send whole gradients, all of which "
+                "their server keeps on the device",
+            ),
+            (
+                self.compressed() and (cluster.service in ("race", "geometric") or habit or pieces),
+                "config.strategy.compression: of groups whose times are drawn, config.cluster."
+                f"service one of {', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}",
+            ),
+            (
+                self.compressed() and self.groups == 1,
+                "config.strategy.compression: of 2 groups at least, as one has no server",
+            ),
+        )
+
+    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
+        """The order of arrivals in a race, which writes who reads when."""
+        bound = self.staleness_bound if self.staleness_bound >= 0 else math.inf
+        return Versions(line, self.groups, bound)
+
+
+def _renumbered(held: Held, line: Timeline) -> Timeline:
+    """The timeline with the slots that a trace has, whose race numbered them by itself.
+
+    Raises `TimelineError` where they hold other versions.
+    """
+    read, write = (held.whole(n, line.staleness.shape[1:], 0, len(line.seconds)) for n in SLOTS)
+    late = [staleness_of(*own) for own in zip(read.T, write.T, strict=True)]
+    held.require("read", line.staleness == np.array(late).T, "where its version was written")
+    slots = max(line.slots, 1 + int(max(read.max(), write.max())))
+    return line._replace(slots=slots, choice=line.choice._replace(read=read, write=write))
+
+
+def _of_servers(each: Sequence[Timeline]) -> Timeline:
+    """The timeline of servers by themselves, whose update is the last of theirs."""
+    choice, staleness = jax.tree.map(
+        lambda *leaves: np.stack(leaves, axis=-1), *((line.choice, line.staleness) for line in each)
+    )
+    last = np.max([line.seconds for line in each], axis=0)
+    return each[0]._replace(seconds=last, staleness=staleness, choice=choice, batch=None)
+
+
+def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> None:
+    """Raises `ConfigError` where a race can have no merged server."""
+    cut([name for name, _ in models.make(setup.model, classes=2)], fresh)
+    wanted = f"config.strategy.fresh = {fresh!r}: in a race"
+    refuse(
+        (methods.gradient, f"{wanted} groups must take the gradient of the whole model's loss"),
+        (
+            setup.probes.steer,
+            f"{wanted} config.probes.steer must be False, as these blocks are ahead",
+        ),
+    )
+
+
+METHOD = Asynchronous

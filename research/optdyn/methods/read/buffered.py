@@ -1,0 +1,125 @@
+"""Updates of several arrivals: K-sync, K-async and their kin, and buffered aggregation.
+
+    x_{t+1} = x_t - alpha 1/K sum_j grad f_j(x_{t - tau_j})      j = 1, ..., K
+
+The gradients of n groups are gathered, and their mean is applied at the Kth. Who waits meanwhile,
+and so what tau_j is, is the clock's matter alone (`clock/several.py`; Dutta et al., arXiv
+1803.01113). FedBuff (Nguyen et al., arXiv 2106.06639), whose clients send one gradient each, is
+`k_batch_async`. f_j is the loss of a Kth of the batch, so that an update is of as many examples as
+it is elsewhere: with K = n all of `k_sync` is synchronous SGD, and `k_batch_async` with K = 1
+asynchronous SGD.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from optdyn import core
+from optdyn.base.fields import field
+from optdyn.base.trees import bytes_of
+from optdyn.clock.base import Timeline
+from optdyn.clock.service import DRAWN
+from optdyn.clock.versions import WAITING, Versions
+from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
+from optdyn.core.snapshots import State, is_rounded
+from optdyn.methods.method import Methods, Setting
+from optdyn.methods.read import groups
+from optdyn.methods.read.asynchronous import asynchronous
+from optdyn.setup import Setup
+
+
+def buffered(
+    gradient: Gradient, update: Update, slots: int, arrivals: int, rounded: bool = False
+) -> Rule:
+    """Rule of K `arrivals` an update; `event.choice` is an `Arrival` of as many reads, (K,).
+
+    Example i of a device's part of a batch is of arrival i mod K, however many devices there are.
+    The optimizer is given the means of what was read and of how late it is. A step also says the
+    bytes that groups send (`sent_bytes`). Versions are exact or `rounded`, as in `asynchronous`.
+    """
+    alone = asynchronous(gradient, update, slots, rounded=rounded)
+
+    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        after, info = (
+            alone.step(state, event, batch) if arrivals == 1 else mean(state, event, batch)
+        )
+        sent = jnp.float32(arrivals * bytes_of(after.params))
+        return after, info | {"sent_bytes": sent}
+
+    def mean(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+        def one(arrival: tuple) -> tuple:
+            slot, examples = arrival
+            seen = state.at(slot)
+            return *gradient(seen, event, examples), seen
+
+        def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:
+            return jax.tree.map(jnp.add, total, one(arrival)), None
+
+        every = event.choice.read, core.parts(batch, arrivals)
+        shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], every))
+        total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), every)
+        loss, grads, seen = jax.tree.map(lambda leaf: leaf / arrivals, total)
+        late = None if event.staleness is None else jnp.mean(event.staleness)
+        event = event._replace(staleness=late)
+        params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
+        slot = jnp.asarray(event.choice.write, jnp.int32)
+        return state.after(params, opt_state, slot), {"loss": loss}
+
+    return Rule(alone.init, step)
+
+
+@dataclass(frozen=True)
+class Buffered(groups.Grouped):
+    arrivals: int = field(
+        1, "buffered: K, gradients of an update, a Kth of the batch each.", at_least=1, static=True
+    )
+    waiting: str = field("k_batch_async", "buffered: who waits for whom meanwhile.", one_of=WAITING)
+
+    single = False
+    laws = (*DRAWN, "race")
+    cluster = ("split", "overlap", "speeds")
+    info = ("sent_bytes",)
+    limit: ClassVar[float] = 0.0  # mean services after which a group begins again; 0: never
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Rule:
+        return buffered(gradient, update, slots, self.arrivals, is_rounded(self.snapshots))
+
+    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+        """Groups compute a Kth of the batch, and send a gradient and read parameters for it.
+
+        Whoever is dropped stops at once. Where the gradient is local a group sends all blocks
+        together.
+        """
+        return groups.together(
+            self,
+            setting,
+            methods,
+            batch_size=setting.setup.batch_size // self.arrivals,
+            several_of=(self.arrivals, self.waiting),
+            allotted=self.limit,
+        )
+
+    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
+        """The order of arrivals in a race, which writes who reads when."""
+        return Versions(line, self.groups, arrivals=self.arrivals, waiting=self.waiting)
+
+    def check(self, setup: Setup, methods: Methods) -> None:
+        super().check(setup, methods)
+        nodes, devices = methods.devices(setup)
+        wanted = f"at most config.strategy.groups = {self.groups}, of which each delivers once "
+        wanted += f"with {self.waiting!r}"
+        self.require("arrivals", self.arrivals <= self.groups or "batch" in self.waiting, wanted)
+        parts = self.arrivals * setup.parallel.accumulation
+        parts *= nodes * devices if methods.mix else devices if setup.parallel.api else 1
+        wanted = f"a multiple of {parts} (config.strategy.arrivals x devices that share it x "
+        wanted += "config.parallel.accumulation)"
+        setup.require("batch_size", setup.batch_size % parts == 0, wanted)
+
+
+METHOD = Buffered

@@ -1,0 +1,143 @@
+"""The lag polynomials that asynchrony stands for, and what one number can say of them.
+
+    phi(L) E d_t = -eta(L) E G_t        d_t = x_{t+1} - x_t,  L d_t = d_{t-1}
+    phi(L) = 1 - sum_{k=1..K} phi_k L^k,    eta(L) = sum_{m=0..Mg} eta_m L^m
+
+Heavy-ball SGD of momentum mu and learning rate alpha, its gradients taken at x_{t - tau}, obeys
+(1 - mu L) E d_t = -alpha sum_m P(tau = m) E G_{t-m}. A geometric staleness of mean g - 1 makes the
+sum a lag polynomial of its own (arXiv 1605.09774):
+
+    (1 - mu L) (1 - (1 - 1/g) L) E d_t = -(alpha / g) E G_t
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.signal import lfilter
+
+from optdyn import methods as strategies
+from optdyn.momentum.moments import equivalent_momentum
+
+TAKING = ("latency", "bandwidth", "server_bandwidth")  # of the cluster: not memoryless times
+APART = ("latencies", "bandwidths", "regions", "presence")  # workers are unlike, or away
+RESPONSE = 4096  # terms of an impulse response: 0.99 ** 4096 is 1e-18
+
+
+class Theory(NamedTuple):
+    phi: tuple[float, ...]  # phi_1 .. phi_K
+    eta: tuple[float, ...]  # eta_0 .. eta_Mg
+
+
+def groups_of(config: Mapping[str, Any]) -> int:
+    """Groups that arrive by themselves: one where everybody waits for everybody.
+
+    Of methods whose code is not run here as many as the config has.
+    """
+    strategy = config["strategy"]
+    methods = strategies.seen(strategy["name"])
+    return strategy["groups"] if not methods or strategies.arrives(strategy["name"]) else 1
+
+
+def theory(config: Mapping[str, Any]) -> Theory | None:
+    """The lag polynomials of a run of plain or heavy-ball SGD; None where no theorem gives them.
+
+    Exact for synchronous runs, for 'geometric' staleness, for 'exponential' service of groups of
+    one worker and equal speeds (a group of more delivers with its slowest, which is not
+    memoryless), and for 'constant' service at equal speeds, once every group has arrived; where no
+    group waits for another (`staleness_bound`) or for the server (`pieces`), links take no time or
+    the same for all, and nothing is dropped (`delay_bound`), kept back (`compression`) or `fresh`.
+    """
+    optimizer, name, groups = config["optimizer"], config["strategy"]["name"], groups_of(config)
+    varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
+    varies = varies or config.get("probes", {}).get("steer")
+    more = optimizer.get("options") or optimizer.get("chain")
+    plain = optimizer.get("name", "sgd") == "sgd" and not more and not varies
+    if not plain or not strategies.is_simple(name):
+        return None
+    alpha, mu = optimizer["learning_rate"], optimizer["momentum"]
+    if groups == 1:
+        return Theory((mu,), (alpha,))
+    if memoryless(config):
+        implicit = 1 - 1 / groups
+        phi = (mu + implicit, -mu * implicit) if mu else (implicit,)
+        return Theory(phi, (alpha / groups,))
+    if config["cluster"]["service"] == "constant" and _is_whole(config) and _alike(config):
+        return Theory((mu,) if mu else (), (0.0,) * (groups - 1) + (alpha,))
+    return None
+
+
+def memoryless(config: Mapping[str, Any]) -> bool:
+    """Whether the implicit momentum is 1 - 1/g, under any optimizer and schedule.
+
+    It is if every group is as likely as another to arrive next, whoever came before, and brings all
+    of its gradient, of blocks that are equally late.
+    """
+    groups, cluster = groups_of(config), config["cluster"]
+    if not strategies.is_simple(config["strategy"]["name"]):
+        return False
+    if groups == 1:
+        return True
+    if not _is_whole(config):
+        return False
+    if cluster["service"] == "geometric":
+        return True
+    workers = cluster.get("nodes", groups) * cluster.get("devices_per_node", 1)
+    network = any(cluster.get(key) for key in TAKING)
+    exponential = cluster["service"] == "exponential" and not network
+    return exponential and _alike(config) and workers == groups
+
+
+def _is_whole(config: Mapping[str, Any]) -> bool:
+    """Whether a group brings all of its gradient, of blocks that are equally late."""
+    return not (config["strategy"].get("fresh") or config["strategy"].get("compression"))
+
+
+def _alike(config: Mapping[str, Any]) -> bool:
+    """Whether all workers are of one speed and link, and none waits or leaves or is dropped."""
+    cluster, strategy = config["cluster"], config["strategy"]
+    bounded = strategy.get("staleness_bound", -1) >= 0
+    if strategies.owns(strategy["name"], "delay_bound"):
+        bounded = bounded or strategy.get("delay_bound", 0) > 0
+    pieces = any(cluster.get("pieces", {}).values())
+    apart = pieces or any(cluster.get(key) for key in APART)
+    return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not apart
+
+
+def geometric_distance(phi: np.ndarray, eta: np.ndarray) -> float:
+    """Total variation between the normalized impulse response and a geometric one of its mean.
+
+    `phi` (K,) and `eta` (Mg + 1,). 0: one term of momentum says it all; 1: it says nothing. NaN
+    where the recursion is unstable or its mean lag belongs to no geometric law.
+    """
+    polynomial = np.concatenate([[1.0], -np.asarray(phi, float)])
+    momentum = equivalent_momentum(phi, eta)
+    if not abs(momentum) < 1 or (abs(np.roots(polynomial)) >= 1).any():
+        return float("nan")
+    response = lfilter(eta, polynomial, np.eye(1, RESPONSE)[0])
+    geometric = (1 - momentum) * momentum ** np.arange(RESPONSE)
+    return float(abs(response / response.sum() - geometric).sum() / 2)
+
+
+def compared(expected: Theory | None, fitted: Mapping[str, Any]) -> dict[str, Any]:
+    """`theory_NAME` and `NAME_covers` of phi, eta, momentum and learning_rate.
+
+    `fitted` has `ok` and `NAME_interval`, one (low, high) or one a term. Terms that the theory
+    lacks are 0; None where there is no theory, no fit, or too few terms fitted.
+    """
+    names = ("phi", "eta", "momentum", "learning_rate")
+    truths: tuple[Any, ...] = (None,) * 4
+    if expected:
+        momentum = float(equivalent_momentum(np.array(expected.phi), np.array(expected.eta)))
+        truths = (expected.phi, expected.eta, momentum, sum(expected.eta))
+    found: dict[str, Any] = {}
+    for name, truth in zip(names, truths, strict=True):
+        interval = np.array(fitted[f"{name}_interval"]).reshape(-1, 2)
+        missing = len(interval) - np.size(truth)
+        found[f"theory_{name}"], found[f"{name}_covers"] = truth, None
+        if fitted["ok"] and expected and missing >= 0:
+            low, high = interval.T
+            values = np.pad(np.atleast_1d(truth), (0, missing))
+            covers = ((low <= values) & (values <= high)).tolist()
+            found[f"{name}_covers"] = covers if isinstance(truth, tuple) else covers[0]
+    return found

@@ -1,0 +1,283 @@
+"""Tree optimizer of optax, of `OWN` or of the user's, its numbers traced arguments of `update`.
+
+Hyperparameters arrive with each update (`Event.hyper`), so that learning-rate schedules, momentum
+and every other number are data: changing them recompiles nothing.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from optax import contrib
+
+from optdyn.base import lookup
+from optdyn.base.cache_keys import Key
+from optdyn.base.errors import ConfigError, refuse
+from optdyn.base.fields import OPTIONS, Options, plain
+from optdyn.base.trees import Array, Hyper, Params, State, Tree
+from optdyn.optimizers import closed_loop, soap, staleness
+from optdyn.optimizers.schedules import SCHEDULES, learning_rates
+from optdyn.problem import own_code
+from optdyn.setup import Setup
+
+__all__ = [
+    "KEY",
+    "OWN",
+    "SCHEDULES",
+    "TRANSFORMS",
+    "arguments",
+    "chain",
+    "check",
+    "follows_delays",
+    "has_bases",
+    "is_fixed",
+    "is_heavy_ball",
+    "known",
+    "learning_rates",
+    "logged",
+    "maker",
+    "optimizer",
+    "options",
+    "takes_momentum",
+    "transform",
+]
+
+Make = Callable[..., optax.GradientTransformation]
+
+OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop, "soap": soap.soap}
+AFTER: Mapping[str, Make] = {"error_feedback": staleness.error_feedback}  # the optimizer
+BEFORE: Mapping[str, Make] = {
+    make.__name__: make for make in (staleness.delay_compensation, staleness.staleness_rate)
+}
+TRANSFORMS: Mapping[str, Make] = {**BEFORE, **AFTER}
+CONTRIB = "contrib."  # before the name of one of optax.contrib
+KEY = "config.optimizer.name"
+Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its arguments
+
+
+def known() -> dict[str, Make]:
+    """All registered optimizers by name: functions with an argument `learning_rate`."""
+    of = {"": optax, CONTRIB: contrib}
+    found = {prefix + n: getattr(module, n) for prefix, module in of.items() for n in dir(module)}
+    return {
+        name: make
+        for name, make in {**found, **OWN}.items()
+        if not inspect.isclass(make) and "learning_rate" in _parameters(make)
+        if not name.removeprefix(CONTRIB).startswith(("_", "scale_by_"))
+    }
+
+
+def maker(name: str) -> Make | None:
+    """The function that makes the optimizer, as optax's do; None if there is none.
+
+    Raises `ConfigError` for a name of the user's own that cannot be imported.
+    """
+    if lookup.is_own(name):
+        return lookup.find(KEY, name, {})
+    where, short = (contrib, name[len(CONTRIB) :]) if name.startswith(CONTRIB) else (optax, name)
+    return OWN.get(name, getattr(where, short, None))
+
+
+def arguments(name: str) -> tuple[str, ...]:
+    """Names of the arguments of the optimizer called `name`; () if there is no such function."""
+    return _parameters(maker(name))
+
+
+def _parameters(function: object) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(cast(Make, function)).parameters)
+    except (TypeError, ValueError):  # not callable, or only an alias of a type
+        return ()
+
+
+def takes_momentum(name: str) -> bool:
+    """Whether the optimizer called `name` has an argument `momentum`."""
+    return "momentum" in arguments(name)
+
+
+def is_fixed(name: str) -> bool:
+    """Whether the optimizer called `name` has a learning rate of its own that nobody sets."""
+    return bool(getattr(maker(name), "fixed", False))
+
+
+def is_heavy_ball(name: str) -> bool:
+    """Whether the optimizer called `name` is v <- g + mu v, x <- x - alpha v."""
+    return name in ("sgd", "closed_loop")
+
+
+def follows_delays(name: str) -> bool:
+    """Whether the optimizer called `name` is told one delay, that of the gradient of an update."""
+    return name == "closed_loop"
+
+
+def has_bases(name: str) -> bool:
+    """Whether the optimizer called `name` keeps bases, of several of which no mean is one."""
+    return name == "soap"
+
+
+def options(setup: Setup, groups: int) -> Options:
+    """`config.optimizer.options`, and the delay where it is told one: the mean of so many groups.
+
+    That is g - 1.
+    """
+    given = setup.optimizer.options
+    if not follows_delays(setup.optimizer.name):
+        return given
+    return Options({"staleness": groups - 1} | given)
+
+
+def transform(name: str) -> Make:
+    """The function that makes the transform `name` of `config.optimizer.chain`.
+
+    One of TRANSFORMS, of optax or of the user's own. Raises `ConfigError` if there is none.
+    """
+    if not lookup.is_own(name) and name not in TRANSFORMS:
+        of_optax = getattr(optax, name, None)
+        if inspect.isfunction(of_optax) and not name.startswith("_"):
+            return of_optax
+    return lookup.find("config.optimizer.chain", name, TRANSFORMS)
+
+
+def chain(setup: Setup) -> Chain:
+    """The names in `config.optimizer.chain`, each with those of `chain_options` that it takes."""
+    given = setup.optimizer.chain_options
+    taken = [(name, _parameters(transform(name))) for name in setup.optimizer.chain]
+    return tuple((n, Options({k: v for k, v in given.items() if k in of})) for n, of in taken)
+
+
+def logged(state: State) -> dict[str, float]:
+    """What the log shows of a rule's state: mu and mu_T of a closed loop's last update."""
+    states = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_loop)
+    loop = next(filter(_is_loop, states), None)  # after a chain of others, or alone
+    if loop is None:
+        return {}
+    return {"explicit_momentum": float(loop.explicit), "total_momentum": float(loop.total)}
+
+
+def _is_loop(state: State) -> bool:
+    return isinstance(state, closed_loop.State)
+
+
+def optimizer(
+    name: str,
+    hyper_names: tuple[str, ...],
+    options: Mapping[str, object] = OPTIONS,
+    chain: Sequence[tuple[str, Mapping[str, object]]] = (),
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer called `name`; `update(grads, state, params, **hyper)` takes its numbers.
+
+    `hyper_names` are the arguments given at each update, `options` those fixed at compile time.
+    `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
+    Gradients go through the transforms of a `chain` before, names with options; its steps go
+    through those that come `AFTER`.
+    """
+    make, options = cast(Make, maker(name)), plain(options)
+    before, after = (
+        [transform(other)(**plain(given)) for other, given in chain if (other in AFTER) == late]
+        for late in (False, True)
+    )
+
+    def chained(hyper: Hyper | dict[str, float]) -> optax.GradientTransformationExtraArgs:
+        one = optax.with_extra_args_support(make(**hyper, **options))
+        return optax.chain(*before, one, *after) if before or after else one
+
+    def init(params: Params) -> optax.OptState:
+        return _apart(chained(dict.fromkeys(hyper_names, 0.0)).init(params), params)
+
+    def update(
+        grads: Params,
+        state: optax.OptState,
+        params: Params | None = None,
+        *,
+        staleness: Tree = None,
+        read_params: Params | None = None,
+        **hyper: Array,
+    ) -> Tree:
+        more = {"staleness": staleness, "read_params": read_params}
+        return chained(hyper).update(grads, state, params, **more)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _apart(state: State, params: Params) -> Tree:
+    """The state with copies of arrays that are in it twice or are parameters: each is donated."""
+    seen = {id(leaf) for leaf in jax.tree.leaves(params)}
+
+    def own(leaf: Array) -> Array:
+        kept = jnp.copy(leaf) if isinstance(leaf, jax.Array) and id(leaf) in seen else leaf
+        seen.add(id(leaf))
+        return kept
+
+    return jax.tree.map(own, state)
+
+
+def check(setup: Setup, groups: int, params: Params) -> None:
+    """Traces an update of the optimizer of a setup with so many groups, for parameters like these.
+
+    Raises `ConfigError`, in one line, if it fails, needs what no update is given, or returns what
+    the next update could not take. Once for all configs of that optimizer and such parameters.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    given = options(setup, groups), chain(setup)
+    own = own_code.objects(setup, own_code.OPTIMIZER)
+    shapes = tuple((x.shape, x.dtype) for x in leaves)
+    _checked(setup.optimizer.name, *given, own, structure, shapes)
+
+
+def words(name: str) -> str:
+    """What lines call the optimizer of that name."""
+    if lookup.is_own(name) or name in OWN:
+        return lookup.words(name) or name
+    return f"optax.{name}"
+
+
+@lru_cache(maxsize=64)
+def _checked(
+    name: str,
+    options: Options,
+    chain: Chain,
+    own: Key,
+    structure: jax.tree_util.PyTreeDef,
+    leaves: Sequence[tuple[tuple[int, ...], np.dtype]],
+) -> None:
+    taken = arguments(name)
+    makers = [maker(name), *(transform(other) for other, _ in chain)]
+    own_names = (lookup.words(other) or other for other, _ in reversed(chain))
+    made_by = " after ".join((words(name), *own_names))
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
+    params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+
+    def updated(params: Params, hyper: Hyper) -> tuple[Tree, Tree]:
+        made = optimizer(name, tuple(hyper), options, chain)
+        before = made.init(params)
+        more = {"staleness": jnp.int32(0), "read_params": params}
+        updates, after = made.update(params, before, params, **hyper, **more)
+        return (params, before), (updates, after)
+
+    try:
+        before, after = jax.eval_shape(updated, params, hyper)
+    except Exception as error:
+        why = lookup.told(error, *makers) if own else lookup.shown(str(error), 300)
+        raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
+
+    def shapes(tree: Tree) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
+
+    said = f"config.optimizer: {made_by} cannot be used (an update changes the structure, the "
+    said += "shapes or the types of its"
+    refuse(
+        (
+            any(0 in leaf.shape for leaf in jax.tree.leaves(before)),
+            f"config.optimizer: {made_by} cannot be used (its state has arrays without a number, "
+            "which checkpoints cannot hold)",
+        ),
+        (shapes(before[0]) != shapes(after[0]), f"{said} parameters)"),
+        (shapes(before[1]) != shapes(after[1]), f"{said} state)"),
+    )

@@ -1,0 +1,112 @@
+"""How many updates training takes, by its mini-batch.
+
+McCandlish et al., "An empirical model of large-batch training" (arXiv 1812.06162): to a loss, with
+the learning rate tuned for every mini-batch of B examples,
+
+    updates(B) = U_min (1 + B_noise / B) = U_min + E_min / B        B_noise = E_min / U_min
+
+However large the mini-batch, training takes U_min updates at least; however small it is, E_min
+examples at least. At the gradient noise scale B_noise it takes twice as many of both. If B_noise is
+0 a larger mini-batch is useless, and if it is infinite all mini-batches take as many examples.
+
+Each function below returns updates(B) as an interval of level `planner.LEVEL`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import least_squares
+
+from optdyn.plan.planner import Interval, PlanError, student
+
+TIGHT = {"xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
+
+Updates = Callable[[int], Interval]  # of a mini-batch
+
+
+class Law(NamedTuple):
+    least: float  # U_min
+    examples: float  # E_min
+
+    @property
+    def noise(self) -> float:
+        """B_noise, in examples; infinite where U_min is 0."""
+        return self.examples / self.least if self.least else math.inf
+
+
+def fit(batches: ArrayLike, updates: ArrayLike) -> Law:
+    """The law of runs at two mini-batches or more: least squares of logarithms, neither below 0.
+
+    Raises PlanError if the mini-batches are all the same, or anything is not above 0 and finite.
+    """
+    b, u = np.asarray(batches, float), np.asarray(updates, float)
+    if np.unique(b).size < 2 or not (np.isfinite([b, u]) & (np.array([b, u]) > 0)).all():
+        raise PlanError("updates by mini-batch: two of these or more, all above 0 and finite")
+    unit = np.exp([np.log(u).mean(), np.log(u * b).mean()])
+    terms = np.stack([np.full_like(b, unit[0]), unit[1] / b], 1)
+
+    def errors(x: np.ndarray) -> np.ndarray:
+        return np.log(terms @ x) - np.log(u)
+
+    found = least_squares(errors, np.full(2, 0.5), bounds=(0, np.inf), **TIGHT).x * unit
+    return Law(*found.tolist())
+
+
+def of_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
+    """The interval of the next run, by three runs or more at two mini-batches or more.
+
+    Student's prediction interval of the logarithms, with the law linearized around its fit. Errors
+    as of `fit`.
+    """
+    b, u = np.asarray(batches, float), np.asarray(updates, float)
+    if u.size < 3:
+        raise PlanError(f"{u.size} runs: an interval of two parameters takes three or more")
+    law = fit(b, u)
+
+    def median(batch: ArrayLike) -> np.ndarray:
+        return law.least + law.examples / np.asarray(batch, float)
+
+    def slopes(batch: ArrayLike) -> np.ndarray:
+        """Slopes of log updates by both parameters, (n, 2), in units in which both are about 1."""
+        batch = np.atleast_1d(np.asarray(batch, float))
+        return np.stack([np.ones_like(batch), b.mean() / batch], 1) / median(batch)[:, None]
+
+    deviation = math.sqrt((np.log(u / median(b)) ** 2).sum() / (u.size - 2))
+    spread = np.linalg.pinv(slopes(b).T @ slopes(b))
+
+    def of(batch: int) -> Interval:
+        (at,) = slopes(batch)
+        half = deviation * math.sqrt(1 + at @ spread @ at) * student(u.size - 2)
+        middle = float(median(batch))
+        return Interval(middle, middle * math.exp(-half), middle * math.exp(half))
+
+    return of
+
+
+def of_noise(updates: Interval, batch: int, noise: float) -> Updates:
+    """The interval by a given noise scale, from what training takes at one mini-batch."""
+    least = batch / (batch + noise)  # share of U_min in these updates
+
+    def of(other: int) -> Interval:
+        factor = least + (1 - least) * batch / other
+        return Interval(*(factor * u for u in updates))
+
+    return of
+
+
+def unknown(updates: Interval, batch: int) -> Updates:
+    """The interval of all noise scales, where none is known: the median is that of the worst.
+
+    The worst is infinite for a smaller mini-batch than the one that training is known at, and 0 for
+    a larger one. The low end is that of the best.
+    """
+
+    def of(other: int) -> Interval:
+        scales = sorted((1.0, batch / other))
+        median, low, high = updates
+        return Interval(scales[1] * median, scales[0] * low, scales[1] * high)
+
+    return of

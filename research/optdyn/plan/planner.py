@@ -1,0 +1,297 @@
+"""Planning arithmetic: algorithms, the mini-batch, GPUs, parameter servers, time to train.
+
+Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709.06622). Algorithms
+l of a convolution i take T_il seconds and M_il bytes of workspace, for which there remains
+
+    M_bound = M_GPU - M_FM - M_MP - M_C
+
+For every candidate mini-batch an integer program chooses one algorithm for each layer, and of the
+mini-batches the one that trains soonest is taken (`convergence.py` has its updates):
+
+    min sum_il x_il T_il   such that   sum_l x_il = 1,   sum_il x_il M_il <= M_bound
+    min_B  updates(B) seconds(B)
+
+Lemma 1: with R_O overhead over computation on one GPU, G GPUs are faster by
+
+    alpha G,   alpha = (1 + R_O) / (1 + G R_O)
+
+Lemma 2: N_ps >= 2 S_p N_w / (B_ps T_C) parameter servers hide communication behind computation.
+"""
+
+import math
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import scipy  # its parts are imported at their first use: scipy.optimize takes 0.4 s
+from numpy.typing import ArrayLike
+
+from optdyn.base.errors import InputError
+
+# HiGHS lets a variable be off by 1e-6: of 2^16 units that is a fraction of one, of bytes kilobytes.
+UNITS_LOG2 = 16
+# HiGHS stops within 1e-6 of the optimum: a billionth of the largest difference of times.
+COST_SCALE = 1e3
+EXACT = {"mip_rel_gap": 0}
+LEVEL = 0.9  # of intervals
+
+
+Of = Callable[[int], np.ndarray]  # of a mini-batch: of each algorithm of each layer
+
+
+class PlanError(InputError):
+    """No such plan."""
+
+
+class Row(NamedTuple):
+    """What is known of one candidate mini-batch; the defaults if it does not fit."""
+
+    batch: int
+    feasible: bool = False
+    seconds: float = math.inf  # an update
+    chosen: tuple[int, ...] = ()  # algorithm of each layer
+
+
+class Fit(NamedTuple):
+    batch: int  # the largest mini-batch found to fit
+    over: int  # the smallest found not to, or one more than the most that was asked for
+
+
+class Interval(NamedTuple):
+    median: float
+    low: float
+    high: float
+
+
+def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
+    """Algorithm of each layer, (layers,), that makes the sum of times least within the bound.
+
+    `times` (layers, algorithms) are seconds and `memory` (layers, algorithms) whole bytes; inf in
+    either says that the layer has no such algorithm. `bound` is M_bound in bytes, inf for none.
+    Which of several least sums is returned is not defined.
+
+    Bytes beyond the least memory, slack in all, are counted in units of at most slack / 32768:
+    first rounded down, so that a choice that keeps the bound in bytes as well is optimal; if it
+    does not, rounded up, so that the bound is kept, and less than a unit a layer is out of reach.
+    Below 65536 bytes of slack nothing is rounded.
+
+    Raises PlanError for a layer without algorithm, or a bound below the smallest that would do.
+    """
+    times, memory = _tables(times, memory)
+    missing = ~np.isfinite(memory).any(axis=1)
+    if missing.any():
+        raise PlanError(f"layer {missing.argmax()} has no algorithm of finite time and memory")
+    least = least_memory(times, memory)
+    if not bound >= least:
+        raise PlanError(f"M_bound is {bound} bytes: these layers need at least {least:.0f}")
+    beyond = memory - memory.min(axis=1, keepdims=True)
+    allowed = np.isfinite(beyond) & (beyond <= bound - least)
+    beyond = np.where(allowed, beyond, 0.0)
+    slack = min(bound - least, beyond.max(axis=1).sum())
+    unit = math.ldexp(1.0, math.frexp(slack)[1] - UNITS_LOG2)  # a power of 2: division is exact
+    slower = np.where(allowed, times - np.where(allowed, times, np.inf).min(1, keepdims=True), 0.0)
+    optimize = scipy.optimize
+    cost = (slower / (slower.max() or 1.0) * COST_SCALE).ravel()
+    limits = (0, allowed.ravel().astype(float))
+    one = optimize.LinearConstraint(np.kron(np.eye(len(times)), np.ones(times.shape[1])), 1, 1)
+    for rounded in (np.floor, np.ceil):
+        # Half a unit more admits no other choice: sums of whole units are whole.
+        fits = optimize.LinearConstraint(
+            rounded(beyond / unit).reshape(1, -1), ub=slack // unit + 0.5
+        )
+        solved = optimize.milp(
+            cost, integrality=1, bounds=limits, constraints=(one, fits), options=EXACT
+        )
+        if solved.x is None:
+            raise PlanError(f"the integer program was not solved: {solved.message}")
+        chosen = solved.x.reshape(times.shape).argmax(axis=1)
+        if np.take_along_axis(beyond, chosen[:, None], axis=1).sum() <= slack:
+            break
+    return chosen
+
+
+def least_memory(times: ArrayLike, memory: ArrayLike) -> float:
+    """The smallest M_bound, in bytes, that `algorithms` accepts; inf if it accepts none."""
+    return float(_tables(times, memory)[1].min(axis=1).sum())
+
+
+def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
+    """The largest mini-batch, of 1 to `most`, whose bytes are within the bound, to about 1 in 64.
+
+    Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler changes its
+    mind. Brent's method follows the line where there is one, so that the two ends, what it says
+    and one more to verify that are all it takes, and bisects where there is none.
+
+    Raises PlanError if a single example does not fit.
+    """
+    _at_least(1, most=most)
+    known = dict[int, float]()
+
+    def beyond(size: float) -> float:
+        size = round(size)
+        if size not in known:
+            known[size] = bytes_of(size)
+        return known[size] - math.floor(bound) - 0.5  # of whole bytes: never 0
+
+    if beyond(1) > 0:
+        raise PlanError(f"an update of one example takes {known[1]:.0f} bytes")
+    if beyond(most) > 0:
+        scipy.optimize.brentq(beyond, 1, most, xtol=1, rtol=2**-6)
+    over = min((size for size, needed in known.items() if needed > bound), default=most + 1)
+    return Fit(max(size for size in known if size < over), over)
+
+
+def batches(
+    candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Callable[[int], float]
+) -> list[Row]:
+    """Solves the integer program for each candidate mini-batch, in the order that they come.
+
+    The functions map a mini-batch to the arguments of `algorithms`. All that an update does counts:
+    work without alternatives is a layer of one algorithm, the others inf.
+
+    Raises PlanError if none fits, or an update takes no time.
+    """
+    rows = []
+    for size in candidates:
+        _at_least(1, batch=size)
+        times, memory, bound = np.asarray(times_of(size), float), memory_of(size), bound_of(size)
+        least = least_memory(times, memory)
+        if least == math.inf or bound < least:
+            rows.append(Row(size))
+            continue
+        chosen = algorithms(times, memory, bound)
+        seconds = float(np.take_along_axis(times, chosen[:, None], axis=1).sum())
+        _above_0(seconds=seconds)
+        rows.append(Row(size, True, seconds, tuple(chosen.tolist())))
+    if not any(row.feasible for row in rows):
+        raise PlanError(f"no mini-batch fits, of {[row.batch for row in rows]}")
+    return rows
+
+
+def soonest(rows: Iterable[Row], updates_of: Callable[[int], float]) -> Row:
+    """The feasible row of the least updates(B) seconds(B); of equal ones the smallest mini-batch.
+
+    `updates_of` maps a mini-batch to how many updates training takes.
+    """
+    feasible = (row for row in rows if row.feasible)
+    return min(feasible, key=lambda row: (updates_of(row.batch) * row.seconds, row.batch))
+
+
+def efficiency(overhead_ratio: float, gpus: int) -> float:
+    """Lemma 1: alpha of G GPUs, from 1 down to 1 / G, for R_O = `overhead_ratio`."""
+    _at_least(0, R_O=overhead_ratio)
+    _at_least(1, G=gpus)
+    return (1 + overhead_ratio) / (1 + gpus * overhead_ratio)
+
+
+def speedup(overhead_ratio: float, gpus: int) -> float:
+    """Lemma 1: alpha G, how many times faster than one GPU."""
+    return efficiency(overhead_ratio, gpus) * gpus
+
+
+def seconds_per_update(t_c: float, t_o: float, gpus: int) -> float:
+    """Lemma 1 in seconds: T_C / G + T_O, and T_C of one GPU, which exchanges with nobody.
+
+    `t_c` seconds of computing a mini-batch, which G GPUs divide, and `t_o` of overhead.
+    """
+    return t_c if gpus == 1 else t_c / gpus + t_o
+
+
+def gpus(overhead_ratio: float, target_alpha: float, most: int) -> int:
+    """Lemma 1: the largest G, of 1 to `most`, with efficiency at least `target_alpha`."""
+    _above_0(1, target_alpha=target_alpha)
+    _at_least(1, most=most)
+    alpha = partial(efficiency, overhead_ratio)  # falls with G
+    return bisect_right(range(1, most + 1), -target_alpha, key=lambda g: -alpha(g))
+
+
+def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
+    """Lemma 2: the fewest servers with which communication takes no longer than computation.
+
+    S_p bytes of parameters, pulled and pushed in every mini-batch by each of N_w workers, over B_ps
+    bytes/s of each server, during the T_C seconds that a worker computes for its part of the
+    mini-batch. Exact: rounding adds no server.
+    """
+    _above_0(S_p=s_p, B_ps=b_ps, T_C=t_c)
+    _at_least(1, N_w=n_w)
+    return math.ceil(2 * Fraction(s_p) * n_w / (Fraction(b_ps) * Fraction(t_c)))
+
+
+def interval(samples: ArrayLike) -> Interval:
+    """The interval of the next lognormal sample, with probability `LEVEL`, and the median.
+
+    Student's prediction interval of the logarithms. Raises PlanError for fewer than two samples,
+    or one that is not above 0 and finite.
+    """
+    logs = np.log(np.asarray(samples, float))
+    if logs.size < 2 or not np.isfinite(logs).all():
+        raise PlanError(f"{logs.size} samples: an interval takes two or more, above 0 and finite")
+    middle = logs.mean()
+    half = logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size) * student(logs.size - 1)
+    return Interval(*np.exp([middle, middle - half, middle + half]).tolist())
+
+
+def student(freedom: int) -> float:
+    """How many standard errors an interval of `LEVEL` reaches either way."""
+    return float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2))
+
+
+def gain(own: ArrayLike, planned: ArrayLike) -> Interval:
+    """How many times faster `planned` is than `own`, both (rounds,) seconds taken in turn.
+
+    The geometric mean of the rounds' ratios with Student's interval of it. Raises PlanError as
+    `interval`.
+    """
+    ratios = np.asarray(own, float) / np.asarray(planned, float)
+    median, low, _ = interval(ratios)
+    # A prediction's half width is sqrt(1 + n) times that of the mean.
+    factor = (median / low) ** (1 / math.sqrt(1 + ratios.size))
+    return Interval(median, median / factor, median * factor)
+
+
+def pays(found: Interval) -> bool:
+    """Whether a gain is above the noise that it was measured in."""
+    return found.low > 1
+
+
+def time_to_train(updates: Interval, seconds: Interval) -> Interval:
+    """Seconds to train: updates times seconds an update.
+
+    Assumes that the two are independent, that their intervals have the same level, and that their
+    logarithms are normal. Then medians multiply and distances from them, in logarithms, add in
+    squares; the interval of the product has that level, too. Where an interval is not symmetric in
+    logarithms, each side is taken by itself, and that is an approximation.
+    """
+    for name, (median, low, high) in (("updates", updates), ("seconds", seconds)):
+        if not 0 < low <= median <= high < math.inf:
+            raise PlanError(f"{name}: 0 < low {low} <= median {median} <= high {high} is not so")
+    logs = np.log(np.array([updates, seconds]))
+    below, above = np.exp(np.linalg.norm(logs[:, 1:] - logs[:, :1], axis=0)).tolist()
+    median = updates[0] * seconds[0]
+    return Interval(median, median / below, median * above)
+
+
+def _tables(times: ArrayLike, memory: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Both as arrays, with memory inf where time is."""
+    times, memory = np.asarray(times, float), np.asarray(memory, float)
+    if times.ndim != 2 or times.shape != memory.shape or not times.size:
+        raise PlanError(f"times {times.shape}, memory {memory.shape}: both (layers, algorithms)")
+    if not ((times >= 0).all() and (memory >= 0).all()):
+        raise PlanError("times and memory: every entry should be at least 0, or inf")
+    return times, np.where(np.isfinite(times), memory, np.inf)
+
+
+def _at_least(least: float, **values: float) -> None:
+    for name, value in values.items():
+        if not least <= value < math.inf:
+            raise PlanError(f"{name} is {value}: should be at least {least}, and finite")
+
+
+def _above_0(most: float = sys.float_info.max, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value <= most:
+            raise PlanError(f"{name} is {value}: should be above 0, and at most {most:g}")

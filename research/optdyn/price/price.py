@@ -1,0 +1,384 @@
+"""What a way of parallelising takes in seconds, by its own clock: nothing is trained.
+
+    computing = sum_i (seconds that worker i computes) / (workers x seconds of all updates)
+    waiting   = computing (1 / computing_0 - 1)
+    exchange  = computing (1 / computing - 1 / computing_0)
+
+The shares add up to 1. computing_0 is the share of computing on a network that takes no time.
+What is computed and then dropped, as by K-sync, is no computing here but waiting. Seconds are of a
+run of some hundred updates, drawn by the law of its cluster, in its steady state: without the first
+and the last period of nodes that meet, without the epochs in which shares of a batch are found, and
+for DASO between its first and last epochs. A model is its shapes; there are no arrays, whatever its
+size.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optdyn import methods as strategies
+from optdyn.base.errors import one_of, refuse
+from optdyn.clock.base import Meeting, Shares, Timeline, at, chosen
+from optdyn.clock.compute_groups import compute_means
+from optdyn.clock.dynamic_batch import costs
+from optdyn.clock.service import DRAWN, is_drawn
+from optdyn.experiment import Experiment
+from optdyn.methods.method import slowed
+from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.price import sent_bytes
+from optdyn.price.sent_bytes import at_work, exchanging
+from optdyn.price.shapes import Shapes, setting, stages
+from optdyn.setup import Pieces
+from optdyn.train.checks import check_cluster
+
+GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
+GIGABIT = 1e9 / 8  # bytes
+STEPS, EACH = 512, 64  # updates at least, and of every group that arrives by itself
+PERIODS = 8  # or so many of a period
+FALLING = 1e-9  # the loss of an epoch over that of the one before
+EPOCH = 128  # updates, after each of which shares of a batch follow the speeds
+WIDEST, NARROWEST = 1e5, 1e-4  # Gbit/s between which a bandwidth is looked for
+RATIO = 1.005  # of two bandwidths that are one
+FREE = {"bandwidth": 0.0, "latency": 0.0, "latencies": (), "bandwidths": (), "regions": 0}
+FREE |= {"local_bandwidth": 0.0, "local_latency": 0.0, "server_bandwidth": 0.0}
+
+
+class Price(NamedTuple):
+    """What one method takes on one cluster; seconds are simulated, shares are of workers' time."""
+
+    method: str
+    seconds: float  # an update
+    examples_per_second: float
+    epoch_seconds: float  # once through the training set; 0: there is none
+    computing: float
+    waiting: float  # for slower workers, or at work that is dropped
+    exchange: float
+    network_bytes: float  # between nodes, for a step of one node, of all messages it is in
+    link_bytes: float  # one way over the busiest link, a node's or the server's, by a step of all
+    logged_bytes: float  # an update, as a run's log counts `sent_bytes`; 0: it does not
+    staleness: float  # updates, mean; of nodes that meet, where they receive
+
+
+class Pace(NamedTuple):
+    """How fast updates follow one another."""
+
+    seconds: float  # an update
+    computing: float  # the share of all workers' time, in the mean of the draws' law
+    exchanges: float  # the share of arrivals that exchange
+
+
+class Window(NamedTuple):
+    """A run of `steps` updates, of which `first` to `last` count, last excluded."""
+
+    steps: int
+    first: int
+    last: int
+    steps_per_epoch: int
+    settled: bool = True  # False: of a run from its first update to its last
+
+
+def examples_of_worker(config: Experiment) -> float:
+    """How many examples a worker computes for its part of an update."""
+    return config.batch_size / at_work(config)
+
+
+def step_of(config: Experiment, seconds: float) -> Experiment:
+    """The experiment in which a worker of speed 1 computes so long for its part of an update."""
+    each = examples_of_worker(config)
+    return config.with_({"cluster.seconds_per_example": seconds / each})
+
+
+def with_nodes(config: Experiment, nodes: int) -> Experiment:
+    """The experiment on so many nodes, whose workers have as many examples for an update.
+
+    Where every worker is a group it stays so.
+    """
+    cluster, each = config.cluster, examples_of_worker(config)
+    changes = {"cluster.nodes": nodes}
+    if config.methods.groups == cluster.worker_count > 1:
+        changes["strategy.groups"] = nodes * cluster.devices_per_node
+    there = config.with_(changes)
+    return there.with_(batch_size=max(round(each * at_work(there)), 1))
+
+
+def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
+    """The experiment by another method, whose workers have as many examples for an update.
+
+    Groups that arrive by themselves are as many as workers, or as the devices of a node; those of
+    the experiment's own method stay as they are. `keys` are of config.strategy; those that say
+    nothing of the method are left out. Raises `ConfigError`.
+    """
+    cluster, each = config.cluster, examples_of_worker(config)
+    workers = cluster.worker_count
+    methods = strategies.chosen(name)
+    groups = cluster.devices_per_node if methods.mix else workers
+    if name == config.strategy.name:
+        groups = config.methods.groups
+    elif not methods.read or methods.read.barrier:
+        groups = 1
+    changes: dict[str, object] = {"strategy.name": name, "strategy.groups": groups}
+    changes |= {f"strategy.{k}": v for k, v in keys.items() if strategies.owns(name, k)}
+    arrivals = config.with_(changes).methods.get("arrivals", 1)
+    return config.with_(changes, batch_size=max(round(each * workers / groups * arrivals), 1))
+
+
+def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The values of keys of config.strategy, without keys that the method lacks, each once."""
+    own = [{k: v for k, v in each.items() if strategies.owns(name, k)} for each in keys]
+    return [each for i, each in enumerate(own) if each not in own[:i]]
+
+
+def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:
+    """What the experiment's method takes on its cluster.
+
+    With `steps` it is of a run of so many updates from the first to the last, as it is trained;
+    else of the steady state. DASO's nodes meet every `max_batches`, as they do between its first
+    and last epochs, in either. Raises `ConfigError` and `TimelineError` where the method's clock
+    does not know such a cluster or the model.
+    """
+    return priced(config, shapes, steps)(config.cluster.bandwidth)
+
+
+def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[float], Price]:
+    """`price` by the bytes a second between nodes, each computed once."""
+    methods, cluster = config.methods, config.cluster
+    window = _window(config, shapes, steps)
+    _refuse(config, shapes, window)
+    whole = config.with_(
+        {"steps": window.steps, "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
+    )
+    if window.settled:
+        whole = whole.with_({"strategy.synchronous_updates": 0})
+    check_cluster(whole)
+    free = whole.with_(cluster=cluster.with_(**FREE))
+    without = _pace(free, shapes, window, _line(free, shapes, window)).computing
+    # Where nobody ever waits all time is computing, and the draws' own mean is left out.
+    ideal = 1.0 if _never_waits(config) else min(without, 1.0)
+
+    @cache
+    def of(bandwidth: float) -> Price:
+        there = whole.with_(cluster=cluster.with_(bandwidth=bandwidth))
+        line = _line(there, shapes, window)
+        seconds, computing, exchanges = _pace(there, shapes, window, line)
+        more = max(1 / computing - 1 / without, 0.0)  # what the network adds, over computing
+        computing = 1 / (1 / ideal + more)
+        sent = sent_bytes.between_nodes(there, shapes, line, exchanges)
+        return Price(
+            methods.name,
+            seconds,
+            config.batch_size / seconds,
+            seconds * shapes.set_size / config.batch_size,
+            computing,
+            computing * (1 / ideal - 1),
+            computing * more,
+            *sent,
+            sent_bytes.logged(there, shapes, line.choice, exchanges),
+            _staleness(line),
+        )
+
+    return of
+
+
+def needed(
+    of: Callable[[float], Price], computing: Iterable[float], tried: Iterable[float] = ()
+) -> dict[float, float]:
+    """Gbit/s between nodes with which such shares of the workers' time are computing.
+
+    `of` is as `priced` returns it, and has been asked for those that are `tried`. Infinite if no
+    network is fast enough: workers wait for one another too. To within `RATIO`.
+    """
+    known = {b: of(b * GIGABIT).computing for b in (NARROWEST, WIDEST, *tried)}
+    return {share: _needed(of, share, known) for share in computing}
+
+
+def _needed(of: Callable[[float], Price], share: float, known: dict[float, float]) -> float:
+    """The root by secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
+
+    It is found where a bandwidth that is off by less than `RATIO` would be off as much.
+    """
+    if known[WIDEST] < share or known[NARROWEST] >= share:
+        return math.inf if known[WIDEST] < share else NARROWEST
+    goal, turn = 1 / share, 0
+    near = (RATIO - 1) / 2 * (goal - 1 / known[WIDEST])
+    while True:
+        low = max(b for b, c in known.items() if c < share)
+        high = min(b for b, c in known.items() if c >= share and b > low)
+        if high / low <= RATIO:
+            return high
+        slope = (1 / known[low] - 1 / known[high]) / (1 / low - 1 / high)
+        secant = 1 / (1 / high + (goal - 1 / known[high]) / slope)
+        middle = math.sqrt(low * high) if turn % 3 == 2 else min(max(secant, low), high)
+        known[middle] = of(middle * GIGABIT).computing
+        if abs(1 / known[middle] - goal) <= near:
+            return middle
+        turn += 1
+
+
+def check(config: Experiment) -> None:
+    """Raises `ConfigError` where a cluster has no prices, by whatever method."""
+    cluster = config.cluster
+    if not is_drawn(cluster.service):
+        one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
+    always = "prices are of workers that are always there"
+    refuse(
+        (cluster.presence, f"config.cluster.presence: {always}"),
+        (cluster.diurnal, f"config.cluster.diurnal: {always}"),
+        (
+            cluster.pieces != Pieces(),
+            "config.cluster.pieces: prices are of examples' seconds and a network",
+        ),
+    )
+
+
+def _refuse(config: Experiment, shapes: Shapes, window: Window) -> None:
+    """Raises `ConfigError` where there is no price."""
+    check(config)
+    methods, cluster = config.methods, config.cluster
+    by_epochs = cluster.disturbances or cluster.disturbance_probability
+    refuse(
+        (
+            window.settled and by_epochs,
+            "config.cluster.disturbances, config.cluster.disturbance_probability: slowdowns come "
+            "and go by epochs, and so have the price of a run (Experiment.price()), no settled one",
+        ),
+        (
+            methods.by_block and isinstance(methods.read, Asynchronous),
+            "its blocks have servers of their own, each with other arrivals, and shares of time "
+            "are of one",
+        ),
+        (
+            methods.by_block and shapes.problem is None,
+            "needs the blocks of a model: name one by --config, not --parameters",
+        ),
+    )
+
+
+def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
+    methods = config.methods
+    if steps and not methods.get("max_batches", 0):
+        each = max(shapes.set_size // config.batch_size, 1) if shapes.set_size else steps
+        return Window(steps, 0, steps, each, settled=False)
+    adapt = methods.get("adapt", False)
+    if methods.mix:
+        cycle = methods.mix.cycle
+        last = (max(-(-STEPS // cycle), PERIODS) + 1) * cycle
+        epoch = last + cycle
+        settling = 2 * epoch if adapt else 0  # shares of a batch have followed the speeds
+        return Window(settling + epoch, settling + cycle, settling + last, epoch)
+    if adapt:
+        return Window(STEPS + 2 * EPOCH, 2 * EPOCH, STEPS + 2 * EPOCH, EPOCH)
+    period = methods.get("period", 1)
+    steps = max(STEPS, max(-(-EACH // period), PERIODS) * period * methods.groups)
+    return Window(steps, 0, steps, steps)
+
+
+def _never_waits(config: Experiment) -> bool:
+    """Whether groups of one worker arrive by themselves, and nothing that they do is dropped."""
+    methods, cluster = config.methods, config.cluster
+    if methods.mix or not methods.read or methods.read.barrier:
+        return False
+    alone = methods.groups == cluster.worker_count
+    waits = methods.get("staleness_bound", -1) >= 0 or methods.get("delay_bound", 0)
+    waits = waits or methods.get("allotted", 0)
+    return alone and not waits and methods.get("waiting", "") in ("", "k_batch_async")
+
+
+def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
+    """The updates of the window, whose seconds begin at 0."""
+    known = setting(config, shapes, window.steps_per_epoch)._asdict()
+    del known["setup"]
+    if window.settled:  # DASO follows the losses: as long as they fall its B stays
+        known["epochs"] = [
+            {"train_loss": FALLING**n} for n in range(window.first // window.steps_per_epoch)
+        ]
+    line = config.timeline(**known)
+    counted = slice(window.first, window.last)
+    since = line.seconds[window.first - 1] if window.first else 0.0
+    return line._replace(
+        worker=line.worker[counted],
+        staleness=line.staleness[counted],
+        seconds=line.seconds[counted] - since,
+        choice=at(line.choice, counted),
+    )
+
+
+def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> Pace:
+    """How fast it goes in the window."""
+    cluster, methods = config.cluster, config.methods
+    workers, exchanges = cluster.worker_count, exchanging(line.choice)
+    if methods.mix:
+        exchanges = exchanging(getattr(line.choice, "inner", ()))
+    if not (window.settled and methods.read and methods.read.workers) or methods.mix:
+        seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
+        return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
+    # Every worker is a renewal process of its own, and begins anew with every exchange.
+    steps, rate, exchanged = _until_exchange(line, methods.groups)
+    means = compute_means(slowed(setting(config, shapes), methods), len(rate), config.batch_size)
+    each = exchanged / steps if exchanges else 0 * steps
+    share = float(rate @ means.sum(axis=1)) / workers
+    return Pace(1 / float(rate.sum()), share, float(rate @ each / rate.sum()))
+
+
+def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
+    order = np.argsort(line.worker, kind="stable")
+    ends = np.cumsum(np.bincount(line.worker, minlength=workers))
+    usual = getattr(line.choice, "exchange", np.ones(len(order), bool))
+    exchange = np.asarray(getattr(line.choice, "part", usual))
+    found = np.ones((3, workers))
+    for worker, own in enumerate(np.split(order, ends[:-1])):
+        (sent,) = np.nonzero(exchange[own])
+        last = sent[-1] if len(sent) else len(own) - 1
+        sent_until = float(exchange[own].sum())
+        found[:, worker] = last + 1, (last + 1) / line.seconds[own[last]], sent_until
+    return found[0], found[1], found[2]
+
+
+def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> float:
+    """Seconds that all workers compute for the updates, in the mean of their law."""
+    methods, updates = config.methods, len(line.seconds)
+    if methods.stages:
+        work = stages(config, shapes)
+        part = float(work.forward.sum() + work.backward.sum())
+        return updates * part * config.cluster.seconds_per_example * config.batch_size
+    cluster = slowed(setting(config, shapes), methods)
+    if divided := chosen(line, Shares):
+        return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
+    nodes, groups = cluster.nodes if methods.mix else 1, methods.groups
+    batch = config.batch_size // nodes // methods.get("arrivals", 1)
+    means = compute_means(cluster, nodes * groups, batch)  # of every worker of every group
+    an_update = means.sum(axis=1).reshape(nodes, groups)
+    if groups == 1:
+        return float(updates * an_update.sum())
+    if cluster.service == GEOMETRIC:  # whose arrivals are nobody's
+        rate = 1 / means.max(axis=1).reshape(nodes, groups)
+        return float(updates * ((rate * an_update).sum(axis=1) / rate.sum(axis=1)).sum())
+    who = _who(line).reshape(updates, nodes, -1)
+    return float(an_update[np.arange(nodes)[:, None], who].sum())
+
+
+def _of_shares(config: Experiment, window: Window, shares: np.ndarray) -> float:
+    """Seconds that workers compute for their shares of batches, (updates, workers)."""
+    each = window.steps_per_epoch
+    of = costs(config.cluster, -(-window.steps // each), each, config.seed)
+    epoch = np.arange(window.first, window.last) // each
+    return float((shares * of.example[epoch] + of.delay[epoch]).sum())
+
+
+def _who(line: Timeline) -> np.ndarray:
+    """The groups whose gradients updates are of, (updates, ...), inside nodes with an axis more."""
+    choice = line.choice
+    while not hasattr(choice, "worker") and hasattr(choice, "inner"):
+        choice = choice.inner
+    return np.asarray(getattr(choice, "worker", line.worker))
+
+
+def _staleness(line: Timeline) -> float:
+    choice = line.choice
+    if isinstance(choice, Meeting) and line.staleness.ndim == 1:
+        received = np.asarray(choice.receive).reshape(len(line.seconds), -1).any(axis=1)
+        return float(line.staleness[received].mean()) if received.any() else 0.0
+    return float(np.mean(line.staleness))

@@ -1,0 +1,200 @@
+"""Bytes that a way of parallelising sends an update, counted from its timeline.
+
+Of an update of s steps by n nodes, whose messages have B bytes between nodes in sum, of which b go
+one way over the busiest link, `between_nodes` are
+
+    network    B / s      for a step of one node
+    link       b n / s    while every node makes a step
+
+A link is that of a node, in the mean of nodes that do alike, or of the server of groups that arrive
+by themselves, which is none of the nodes. It carries as much each way. So around a ring, and where
+nodes meet in pairs, both are the same, and the server's link carries what all nodes send.
+
+`logged` is what a run's log calls `sent_bytes`, a node's own, once.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optdyn.base.trees import Choice
+from optdyn.clock.base import Arrival, Meeting, Timeline, chosen
+from optdyn.clock.network import SERVER, busiest, one_way
+from optdyn.experiment import Experiment
+from optdyn.methods import Methods
+from optdyn.methods.gradient import local
+from optdyn.methods.mix import averaging_clock
+from optdyn.methods.mix.gossip import Gossip, Neighbours
+from optdyn.methods.mix.model_averaging import ModelAveraging
+from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.read.groups import Grouped
+from optdyn.price.shapes import Shapes, setting, stages
+
+
+class Sent(NamedTuple):
+    """Bytes between nodes."""
+
+    network: float  # of all messages
+    link: float  # one way over the busiest link
+
+
+def between_nodes(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+    """Bytes for a step of one node, and over one link while every node makes a step."""
+    nodes, steps = config.cluster.nodes, at_work(config) / config.cluster.devices_per_node
+    if nodes == 1:
+        return Sent(0.0, 0.0)
+    every = _messages(config, shapes, line, exchanges)
+    return Sent(every.network / steps, every.link * nodes / steps)
+
+
+def _messages(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+    """Bytes of an update."""
+    methods, choice, size = config.methods, line.choice, shapes.bytes
+    if methods.stages:
+        return _of_stages(stages(config, shapes).sent, 0 if _never_back(methods) else 1)
+    if methods.mix and (own := methods.mix.sends(shapes.params)):
+        return _by_all(config, own.bytes, own.gathered)
+    if isinstance(methods.mix, ModelAveraging):
+        small = methods.mix.compressed()
+        sent, states = _meeting_bytes(config, shapes, choice)
+        sums, more = _by_all(config, sent, bool(small and small.gathered)), _by_all(config, states)
+        return Sent(sums.network + more.network, sums.link + more.link)
+    if isinstance(choice, Meeting):
+        sent = sum(_meeting_bytes(config, shapes, choice))
+        return _by_all(config, sent) if choice.to is None else _by_each(config, sent)
+    if isinstance(choice, Neighbours):
+        message = methods.of(Gossip).message_bytes(shapes.params, size)
+        return _by_each(config, _gossiped(choice, message))
+    if not methods.read or methods.read.barrier or _is_synchronous(config):
+        return _by_all(config, size)
+    return _by_groups(config, shapes, line, exchanges)
+
+
+def _by_all(config: Experiment, size: float, gathered: bool = False) -> Sent:
+    """Of an all-reduce of `size` bytes of every node, which may be `gathered` instead."""
+    nodes = config.cluster.nodes
+    copies = nodes * (nodes - 1) if gathered else 2 * (nodes - 1)
+    return Sent(float(copies * size), busiest(config.cluster, size, gathered))
+
+
+def _by_each(config: Experiment, size: float) -> Sent:
+    """Of nodes that send `size` bytes each, and are sent as many."""
+    return Sent(config.cluster.nodes * size, size)
+
+
+def _of_stages(sent: np.ndarray, back: int) -> Sent:
+    """Of stages that hand activations on, (S - 1,) bytes, and are handed slopes `back`, if 1."""
+    on, before = np.append(sent, 0), np.append(0, sent)  # after each stage, and before it
+    link = max((on + back * before).max(), (before + back * on).max())
+    return Sent(float((1 + back) * sent.sum()), float(link))
+
+
+def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+    """Of groups that arrive by themselves, whose messages are of the size of the parameters.
+
+    The busiest link is the server's, which is read as often as groups exchange, or the one of the
+    node that sends and reads for a group whose nodes add up. Nodes that meet in pairs have none.
+    """
+    cluster, methods, size = config.cluster, config.methods, shapes.bytes
+    workers = cluster.worker_count // methods.groups
+    own_nodes = max(workers // cluster.devices_per_node, 1)
+    inside = 2 * (own_nodes - 1)  # a group adds up
+    small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
+    there_and_back = 1 + (small.part(shapes.params) if small else 1)
+    to_server, reads = there_and_back + inside, 1
+    if cluster.collective == SERVER:
+        to_server, reads = there_and_back * workers, workers
+    dropped = getattr(chosen(line, Arrival), "dropped", None)
+    arrivals = methods.get("arrivals", 1)
+    drops = 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
+    all_read = arrivals + drops
+    arrivals += drops / 2 if methods.get("allotted", 0) else drops  # who is late sends no gradient
+    network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
+    if hasattr(line.choice, "peer"):
+        return Sent(network, network / cluster.nodes)
+    of_group = exchanges + one_way(cluster.collective, own_nodes)
+    busy = max(exchanges * reads, of_group / methods.groups)
+    return Sent(network, size * all_read * busy)
+
+
+def logged(config: Experiment, shapes: Shapes, choice: Choice, exchanges: float) -> float:
+    """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
+
+    Of nodes that meet it is their messages, of workers with parameters of their own both ways.
+    """
+    methods = config.methods
+    if not any("sent_bytes" in method.info for method in methods.every):
+        return 0.0
+    own = 0.0
+    if isinstance(choice, Meeting):
+        own = sum(_meeting_bytes(config, shapes, choice))
+    elif isinstance(choice, Neighbours):
+        size = methods.of(Gossip).message_bytes(shapes.params, shapes.bytes)
+        own = _gossiped(choice, size)
+    elif methods.mix and (each := methods.mix.sends(shapes.params)):
+        own = each.bytes
+    own *= config.cluster.nodes > 1  # nobody hears one that is alone
+    if methods.read and methods.read.workers:
+        own += 2 * shapes.bytes * exchanges
+    elif methods.read and "sent_bytes" in methods.read.info:
+        own += shapes.bytes * methods.get("arrivals", 1)
+    return float(own)
+
+
+def _gossiped(choice: Neighbours | Meeting, size: Any) -> float:
+    """Bytes that a node sends, an update, in the mean of the nodes; `size`: of each message.
+
+    One number, or (updates, 1) where messages are not sent after every update.
+    """
+    to = np.asarray(choice.to)
+    nodes = to.shape[-2]
+    peers = (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2))
+    return float((np.ravel(size) * peers).mean() / nodes)
+
+
+def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple[float, float]:
+    """Bytes of a node's messages, an update: of its parameters, and of its optimizer's state."""
+    mix = config.methods.mix
+    send = np.asarray(choice.send).reshape(len(choice.send), -1)
+    receive = np.asarray(choice.receive).reshape(send.shape)
+    if isinstance(mix, ModelAveraging):
+        of = setting(config, shapes)
+        sent = float((send @ np.array(averaging_clock.message_bytes(mix, of))).mean())
+        return sent, averaging_clock.state_bytes(mix, of, choice)
+    if choice.to is not None:  # over a graph
+        return _gossiped(choice, shapes.bytes * send), 0.0
+    blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
+    short, usual = (
+        shapes.bytes / (2 if dtype == "bfloat16" else 1)
+        for dtype in (
+            getattr(mix, "blocking_dtype", "") or getattr(mix, "transfer_dtype", ""),
+            getattr(mix, "transfer_dtype", ""),
+        )
+    )
+    return float((send * np.where(blocking, short, usual)).mean()), 0.0
+
+
+def exchanging(choice: Choice) -> float:
+    """The share of arrivals that exchange, or of the parameters, there and back, that they do."""
+    if hasattr(choice, "peer"):
+        return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))
+    return float(np.mean(getattr(choice, "part", getattr(choice, "exchange", 1.0))))
+
+
+def at_work(config: Experiment) -> float:
+    """Workers whose examples an update is of, each as often as it is."""
+    cluster, methods = config.cluster, config.methods
+    workers = cluster.worker_count
+    return workers / methods.groups * methods.get("arrivals", 1)
+
+
+def _never_back(methods: Methods) -> bool:
+    """Whether stages send activations on, and nothing comes back."""
+    return isinstance(methods.gradient, local.Local) and methods.gradient.variant != "backprop"
+
+
+def _is_synchronous(config: Experiment) -> bool:
+    """Whether one group of all shares its parameters, and so has no server."""
+    methods = config.methods
+    one = methods.groups == 1 and isinstance(methods.read, Grouped)
+    return one and not methods.get("waiting", "")

@@ -1,0 +1,238 @@
+"""What local parallelism costs: arithmetic, dependent arithmetic, memory and communication.
+
+Laskin et al., "Parallel training of deep networks with local updates" (arXiv 2012.03837), plot loss
+against *sequential* compute. With f_j and b_j the operations of trunk block j forward and backward,
+and H_b those of a head and its loss both ways at the output of block b-1, for groups (a, b):
+
+    own(a, b)  = f_a + ... + f_{b-1} + H_b + b_{b-1} + ... + b_a
+    total      = f_0 + ... + f_{K-1} + sum over groups of (H_b + b_{b-1} + ... + b_a)
+    sequential = max over groups of own(a, b)
+    latency    = max over groups of (f_0 + ... + f_{a-1} + own(a, b))
+
+b_a, of the first block of a group, lacks the gradient with respect to its input: nobody needs it.
+Operations are XLA's count of floating-point operations, without transcendental functions, in the
+program as written and for the CPU: compilers hide those of library calls from that count, and add
+those that fusions repeat. Optimizers, a few operations a parameter, are left out.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Var
+
+from optdyn.base import cache_keys
+from optdyn.base.trees import Examples, Params, Tree, bytes_of
+from optdyn.clock.pipeline import Work
+from optdyn.problem.models import base
+from optdyn.problem.problem import Problem
+
+Groups = tuple[tuple[int, int], ...]  # of trunk blocks that learn together: half-open (a, b)
+Shapes = Tree  # a pytree of arrays or of jax.ShapeDtypeStruct
+
+
+class Cost(NamedTuple):
+    """What one block, or one head and its loss, costs on one batch."""
+
+    name: str
+    forward: float  # floating-point operations
+    backward: float  # the same: gradients of parameters and input, from what forward kept
+    backward_first: float  # the same: gradients of the parameters alone
+    parameter_bytes: int
+    activation_bytes: int  # kept from forward to backward, parameters and constants aside
+    output_bytes: int
+
+
+class BlockCosts(NamedTuple):
+    trunk: tuple[Cost, ...]  # of every block but the last, (K,)
+    heads: tuple[Cost, ...]  # of the last block and the loss at the output of each of those, (K,)
+
+
+class Costs(NamedTuple):
+    """What one update costs; the first three are floating-point operations."""
+
+    total: float
+    sequential: float
+    latency: float
+    memory: tuple[int, ...]  # bytes, by group
+    communicated: int  # bytes
+
+
+def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
+    """Costs of all blocks on a batch, from shapes alone. Equal blocks are analyzed once.
+
+    `params` has those of all blocks. Heads before the last have what the last block would there.
+    """
+    leaves, structure = jax.tree.flatten((params, batch))
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return _block_costs(cache_keys.Is(problem), structure, shapes)
+
+
+@lru_cache(maxsize=16)  # a clock asks for those of its model each time
+def _block_costs(
+    of: cache_keys.Is, structure: jax.tree_util.PyTreeDef, shapes: tuple[jax.ShapeDtypeStruct, ...]
+) -> BlockCosts:
+    problem: Problem = of.thing
+    params, batch = jax.tree.unflatten(structure, shapes)
+    *trunk, (last, head) = problem.blocks
+    h = jax.eval_shape(problem.input, batch)
+    blocks, heads = [], []
+    for name, module in trunk:
+        blocks.append(_cost(name, module, None, (params[name], h, {})))
+        h = jax.eval_shape(_value(module, None), params[name], h, {})
+        name, own = base.head_of(name), jax.eval_shape(head.init, jax.random.key(0), h)["params"]
+        if len(blocks) == len(trunk):
+            name, own = last, params[last]
+        heads.append(_cost(name, head, problem.losses, (own, h, batch)))
+    return BlockCosts(tuple(blocks), tuple(heads))
+
+
+def of_groups(
+    costs: BlockCosts, groups: Groups, shared: bool = False, cuts: Sequence[int] = ()
+) -> Costs:
+    """Costs of one update of these groups, with heads of their own or one that all share.
+
+    - total: every block runs forward once, however many groups it is in.
+    - sequential: operations between two updates in the steady state, if everything starts as soon
+      as what it depends on is there. A block's new parameters depend on the old ones of all blocks
+      up to the end of its group, so an update takes the largest mean of a cycle of those
+      dependencies: that is the largest `own`. A shared head closes cycles of two updates, too:
+      from the head through a group to new parameters, from these forward to a use of the head.
+    - latency: operations on the longest path through one update alone, no update under way before.
+    - memory: parameters, their gradients and kept activations of a device that has just one group.
+    - communicated: see `communicated`, of devices that begin at the blocks `cuts`, or of one for
+      every group; a shared head's gradient and new parameters also travel, to the last group and
+      back.
+
+    Paths assume a device for everything that can run at once, free communication, and blocks,
+    batches and passes of a block that are not divided.
+    """
+    trunk, heads = costs
+    forward = [0.0]  # of the blocks before each
+    for block in trunk:
+        forward.append(forward[-1] + block.forward)
+    back = [_back(costs, a, b) for a, b in groups]
+    own = [forward[b] - forward[a] + back[i] for i, (a, b) in enumerate(groups)]
+    sequential = max(own)
+    begin = sorted({a for a, _ in groups})
+    sent = communicated(costs, groups, [cut for cut in cuts or begin if cut])
+    if shared:
+        used = max(forward[b] + heads[b - 1].forward + heads[b - 1].backward for _, b in groups)
+        trip = max(used - forward[a] + back[i] for i, (a, _) in enumerate(groups))
+        sequential = max(sequential, trip / 2)
+        sent += 2 * (len(groups) - 1) * heads[-1].parameter_bytes
+    latency = max(forward[b] + back[i] for i, (_, b) in enumerate(groups))
+    memory = tuple(
+        sum(2 * part.parameter_bytes + part.activation_bytes for part in parts)
+        for parts in ((*trunk[a:b], heads[b - 1]) for a, b in groups)
+    )
+    return Costs(forward[-1] + sum(back), sequential, latency, memory, sent)
+
+
+def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> Work:
+    """The work of stages that begin at the blocks `cuts`, the first of which is 0.
+
+    In units of all that backpropagation does on the batch.
+    """
+    trunk, heads = costs
+    unit = of_groups(costs, ((0, len(trunk)),)).total
+    stage = np.searchsorted(cuts, np.arange(len(trunk)), side="right") - 1
+    forward, backward, parameters = np.zeros((3, len(cuts)))
+    for j, block in zip(stage, trunk, strict=True):
+        forward[j] += block.forward / unit
+        parameters[j] += block.parameter_bytes
+    for a, b in groups:
+        head = heads[b - 1]
+        backward[stage[b - 1]] += (head.forward + head.backward) / unit
+        parameters[stage[b - 1]] += head.parameter_bytes
+        for j, block in zip(stage[a:b], trunk[a:b], strict=True):
+            backward[j] += (block.backward_first if block is trunk[a] else block.backward) / unit
+    sent = np.array([trunk[cut - 1].output_bytes for cut in cuts[1:]], float)
+    return Work(forward, backward, sent, parameters)
+
+
+def communicated(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> int:
+    """Bytes sent in one update between devices that divide the trunk before the blocks `cuts`.
+
+    Activations go forward over every cut, and for every group that it divides a gradient as large
+    comes back: for backpropagation, the group (0, K), twice the bytes of groups that end there.
+    """
+    sent = (1 + sum(a < cut < b for a, b in groups) for cut in cuts)
+    return sum(n * costs.trunk[cut - 1].output_bytes for n, cut in zip(sent, cuts, strict=True))
+
+
+def _back(costs: BlockCosts, a: int, b: int) -> float:
+    """Operations of group (a, b) from the output of its last block on."""
+    head, first, others = costs.heads[b - 1], costs.trunk[a], costs.trunk[a + 1 : b]
+    through = sum(block.backward for block in others)
+    return head.forward + head.backward + through + first.backward_first
+
+
+def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callable[..., jax.Array]:
+    """(params, h, batch) -> output of the block, or with `losses` the mean loss of the head."""
+
+    def value(params: Params, h: jax.Array, batch: Examples) -> jax.Array:
+        y: Tree = module.apply({"params": params}, h)
+        return jnp.mean(losses(y, batch)) if losses else y
+
+    return value
+
+
+def _cost(
+    name: str, module: nn.Module, losses: Callable[..., jax.Array] | None, arguments: Shapes
+) -> Cost:
+    leaves, structure = jax.tree.flatten(arguments)
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return Cost(name, *_analyzed(module, cache_keys.key(module), losses, structure, shapes))
+
+
+@lru_cache(maxsize=256)
+def _analyzed(
+    module: nn.Module,
+    own: cache_keys.Key,
+    losses: Callable[..., jax.Array] | None,
+    structure: jax.tree_util.PyTreeDef,
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
+) -> tuple:
+    """A `Cost` without the name, of arguments (params, h, batch) of these shapes."""
+    arguments = jax.tree.unflatten(structure, shapes)
+    value = _value(module, losses)
+    output = jax.eval_shape(value, *arguments)
+
+    def pull(wrt: int, *arguments: Tree) -> Tree:  # back to the first `wrt` of them
+        return jax.vjp(lambda *first: value(*first, *arguments[wrt:]), *arguments[:wrt])
+
+    def gradient(wrt: int, cotangent: jax.Array, *arguments: Tree) -> Tree:
+        y, back = pull(wrt, *arguments)
+        return y, back(cotangent)
+
+    forward = _operations(value, *arguments)
+    backward, first = (
+        _operations(partial(gradient, wrt), output, *arguments) - forward for wrt in (2, 1)
+    )
+    kept = _kept(partial(pull, 2), *arguments)
+    return forward, backward, first, bytes_of(arguments[0]), kept, bytes_of(output)
+
+
+def _operations(function: Callable[..., Tree], *arguments: Shapes) -> float:
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        analysis: Any = jax.jit(function).lower(*arguments).cost_analysis()
+    return analysis["flops"]
+
+
+def _kept(pull: Callable[..., Tree], params: Shapes, *data: Shapes) -> int:
+    """Bytes of what `pull` keeps that depends on the data."""
+    jaxpr = jax.make_jaxpr(lambda *arguments: pull(*arguments)[1])(params, *data).jaxpr
+    depends = _variables(jaxpr.invars[len(jax.tree.leaves(params)) :])
+    for equation in jaxpr.eqns:
+        if depends & _variables(equation.invars):
+            depends.update(equation.outvars)
+    return bytes_of([variable.aval for variable in depends & _variables(jaxpr.outvars)])
+
+
+def _variables(atoms: Sequence[object]) -> set[Var]:
+    return {atom for atom in atoms if isinstance(atom, Var)}

@@ -1,0 +1,61 @@
+"""Drawn data of any shape, to measure models and pipelines of real size where no real data are.
+
+    --config.data.name=optdyn.problem.data.synthetic:images --config.data.options.side=224
+    --config.data.name=optdyn.problem.data.synthetic:tokens --config.data.options.vocabulary=50257
+
+The same arguments draw the same examples. A model can learn both, and learns nothing of the world.
+"""
+
+import numpy as np
+
+from optdyn.base.trees import examples_in
+from optdyn.problem.data.arrays import Data
+
+PATCHES = 4  # a side, of the picture that a class is
+TESTED = 5  # one example is held out for so many drawn
+
+
+def images(side: int = 32, classes: int = 10, examples: int = 1000, channels: int = 3) -> Data:
+    """uint8 images (side, side, channels): coarse patches, those of the class, and white noise.
+
+    `side` is a multiple of 4, and `examples` those of both splits, a fifth of them held out.
+    ValueError for other numbers.
+    """
+    if side < PATCHES or side % PATCHES or min(classes, channels) < 1 or examples < TESTED:
+        raise ValueError(
+            f"images of side {side} (a multiple of {PATCHES}), {channels} channels and {classes} "
+            f"classes (at least 1), {examples} of them (at least {TESTED})"
+        )
+    rng = np.random.default_rng(0)
+    patches = rng.integers(0, 128, (classes, PATCHES, PATCHES, channels), np.uint8)
+    label = rng.integers(0, classes, examples).astype(np.int32)
+    noise = rng.integers(0, 128, (examples, side, side, channels), np.uint8)
+    size = side // PATCHES
+    for start, picture in zip(noise, label, strict=True):
+        start += patches[picture].repeat(size, 0).repeat(size, 1)
+    return _split({"image": noise, "label": label}, classes)
+
+
+def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Data:
+    """Sequences (length + 1,): walks through the vocabulary, by one of four steps each time.
+
+    So the least loss is ln 4. ValueError for numbers that make none.
+    """
+    if vocabulary < 2 or length < 1 or examples < TESTED:
+        raise ValueError(
+            f"{examples} sequences (at least {TESTED}) of {length} tokens (at least 1) of "
+            f"{vocabulary} (at least 2)"
+        )
+    rng = np.random.default_rng(0)
+    steps = rng.choice(rng.integers(1, vocabulary, 4), (examples, length + 1)).cumsum(1)
+    return _split({"text": (steps % vocabulary).astype(np.min_scalar_type(vocabulary))}, vocabulary)
+
+
+def _split(every: dict[str, np.ndarray], classes: int) -> Data:
+    held = examples_in(every) // TESTED
+    train, test = ({k: leaf[part] for k, leaf in every.items()} for part in _parts(held))
+    return Data(train, test, classes)
+
+
+def _parts(held: int) -> tuple[slice, slice]:
+    return slice(held, None), slice(held)

@@ -1,0 +1,166 @@
+"""Losses and metrics: `(outputs, batch) -> (B,)`, float32, by names or of the user's own.
+
+`outputs` is what the last block makes of a batch: logits of a `label`, (B, classes), or of the next
+token, (B, T, classes), or numbers of the shape of the target `y`, (B, ..., D).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optdyn.base import lookup
+from optdyn.base.errors import ConfigError
+
+Each = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
+Batch = Mapping[str, jax.Array]
+
+
+def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """The cross-entropy of the outputs' softmax with `label`, nats."""
+    return optax.softmax_cross_entropy_with_integer_labels(_logits(outputs, batch), batch["label"])
+
+
+def next_token(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """Cross-entropy with the next token of `text`, the mean over a sequence, nats a token."""
+    tokens = _next_tokens(batch)
+    logits = outputs.astype(jnp.float32)
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, tokens), -1)
+
+
+def squared_error(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """|outputs - y|^2 / 2, summed over an example's numbers."""
+    return _sum(optax.l2_loss(*_both(outputs, batch)))
+
+
+def huber(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """Squared error up to a distance of 1 from `y` and linear beyond, summed likewise."""
+    return _sum(optax.huber_loss(*_both(outputs, batch)))
+
+
+def label_smoothing(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """Cross-entropy with 0.9 of `label` and 0.1 spread evenly over all classes."""
+    logits, labels = _logits(outputs, batch), batch["label"]
+    smooth = optax.losses.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), 0.1)
+    return optax.softmax_cross_entropy(logits, smooth)
+
+
+def accuracy(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """1 where the largest output is that of `label`; of text, the share of next tokens."""
+    wanted = batch["label"] if "label" in batch else _next_tokens(batch)
+    right = (outputs.argmax(-1) == wanted).astype(jnp.float32)
+    return right if "label" in batch else jnp.mean(right, -1)
+
+
+def absolute_error(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """|outputs - y|, the mean over an example's numbers."""
+    found, y = _both(outputs, batch)
+    return jnp.mean(jnp.abs(found - y).reshape(len(y), -1), -1)
+
+
+LOSSES: Mapping[str, Each] = {
+    each.__name__: each
+    for each in (cross_entropy, label_smoothing, next_token, squared_error, huber)
+}
+METRICS: Mapping[str, Each] = {
+    "accuracy": accuracy,
+    "absolute_error": absolute_error,
+    **LOSSES,
+}
+
+
+def loss(name: str) -> Each:
+    """The loss `config.loss`; '' is the one that the data are usual with. Raises `ConfigError`."""
+    return _found("config.loss", name, LOSSES) if name else usual
+
+
+def usual(outputs: jax.Array, batch: Batch) -> jax.Array:
+    """The loss that the target asks for: of `label` cross-entropy, of `y` the squared error."""
+    if "label" in batch:
+        return cross_entropy(outputs, batch)
+    return squared_error(outputs, batch) if "y" in batch else next_token(outputs, batch)
+
+
+def chooses(name: str, batch: Mapping[str, object]) -> bool:
+    """Whether the loss of that name has an output for every class of such a batch."""
+    if not name:  # as `usual` has it
+        return "label" in batch or ("text" in batch and "y" not in batch)
+    return name in ("cross_entropy", "label_smoothing", "next_token")
+
+
+def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.Array]]:
+    """All of `config.metrics`, by name, one's own by that of the function. Raises `ConfigError`.
+
+    () are the usual ones: the accuracy where the outputs are logits of labels or of next tokens.
+    """
+    chosen: dict[str, Each] = {}
+    for name in names:
+        metric, short = _found("config.metrics", name, METRICS), str(name).rpartition(":")[2]
+        if short != name and getattr(metric, "__name__", "").isidentifier():
+            short = metric.__name__
+        if short in chosen or short == "loss":
+            raise ConfigError(
+                f"config.metrics = {tuple(names)!r}: the log has another test_{short}; each needs "
+                "a name of its own"
+            )
+        chosen[short] = metric
+
+    def measured(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        usual = {"accuracy": accuracy} if _is_logits(outputs, batch) else {}
+        return {name: metric(outputs, batch) for name, metric in (chosen or usual).items()}
+
+    return measured
+
+
+def _found(key: str, name: str, known: Mapping[str, Each]) -> Each:
+    """One's own gives numbers of any type, which become float32."""
+    found = lookup.find(key, name, known)
+    if not callable(found):
+        raise ConfigError(
+            f"{lookup.setting(key, name)}: must be a function (outputs, batch) -> (B,)"
+        )
+    if ":" not in name:
+        return found
+
+    @wraps(found)
+    def own(outputs: jax.Array, batch: Batch) -> jax.Array:
+        return jnp.asarray(found(outputs, batch), jnp.float32)
+
+    return own
+
+
+def _is_logits(outputs: jax.Array, batch: Batch) -> bool:
+    if "label" in batch:
+        return outputs.ndim == 2
+    return "text" in batch and "y" not in batch and outputs.ndim == 3
+
+
+def _of(batch: Batch, name: str) -> jax.Array:
+    if name not in batch:
+        raise ValueError(f"needs {name!r}, and the data have {', '.join(batch)}")
+    return batch[name]
+
+
+def _logits(outputs: jax.Array, batch: Batch) -> jax.Array:
+    shape = jnp.shape(_of(batch, "label"))
+    if outputs.ndim != 2 or outputs.shape[:1] != shape:
+        raise ValueError(f"needs logits (B, classes), and the outputs are {outputs.shape}")
+    return outputs.astype(jnp.float32)
+
+
+def _next_tokens(batch: Batch) -> jax.Array:
+    return _of(batch, "text")[:, 1:].astype(jnp.int32)
+
+
+def _both(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Outputs and target, of one shape, so that nothing is broadcast."""
+    y = _of(batch, "y")
+    if outputs.shape != y.shape:
+        raise ValueError(f"needs outputs like y, {y.shape}, and they are {outputs.shape}")
+    return outputs.astype(jnp.float32), y
+
+
+def _sum(errors: jax.Array) -> jax.Array:
+    return jnp.sum(errors.reshape(len(errors), -1), -1)

@@ -1,0 +1,281 @@
+"""What is minimized: a model as a sequence of blocks, a loss, metrics and data."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn import setup
+from optdyn.base import lookup, seeds
+from optdyn.base.errors import ConfigError, shown
+from optdyn.base.trees import Examples, Params, Tree, examples_in
+from optdyn.problem import data as datasets
+from optdyn.problem import losses, models
+from optdyn.problem.data.augment import augment
+from optdyn.problem.models import base
+from optdyn.problem.models.quadratic import centred, curvatures, factors, optima
+from optdyn.setup import Model, Setup
+
+TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
+HELD = {"text": "text", "image": "images", "x": "numbers"}
+SEVERAL = 7919  # examples of a batch that is only traced: a size that nothing else has
+
+
+class Pixels(NamedTuple):
+    """What images go through before the first block: (x - mean) / std, of x from 0 to 1."""
+
+    mean: tuple[float, ...] = ()  # of each channel; (): x itself
+    std: tuple[float, ...] = ()
+    augment: str = ""  # of `data/augment.py`, of what is trained on
+
+
+AS_THEY_ARE = Pixels()
+
+
+class Problem(NamedTuple):
+    """Pure functions; `outputs` is what the last block makes of a batch."""
+
+    blocks: models.Blocks
+    input: Callable[[Examples], jax.Array]  # batch -> what the first block takes
+    losses: Callable[[jax.Array, Examples], jax.Array]  # (outputs, batch) -> (B,)
+    metrics: Callable[[jax.Array, Examples], dict[str, jax.Array]]  # likewise, by name
+    heads: tuple[str, ...] = ()  # the blocks that have an auxiliary head
+    augment: str = ""
+
+    def batch(self, examples: Examples, chosen: jax.Array) -> Examples:
+        """The examples that an update is trained on.
+
+        `chosen` is their numbers, (B,); or (B, 2), with the seeds of their augmentation.
+        """
+        if chosen.ndim == 1:
+            return {name: leaf[chosen] for name, leaf in examples.items()}
+        batch = self.batch(examples, chosen[:, 0])
+        return batch | {"image": augment(self.augment, chosen[:, 1], batch["image"])}
+
+    def init(self, key: jax.Array, examples: Examples) -> Params:
+        """Parameters of all blocks and auxiliary heads, float32."""
+        return base.init(self.blocks, key, self.input(examples), self.heads)
+
+    def outputs(self, params: Params, batch: Examples) -> jax.Array:
+        """What the last block makes of a batch."""
+        return base.apply(self.blocks, params, self.input(batch))
+
+    def each_loss(self, params: Params, batch: Examples) -> jax.Array:
+        """Loss of every example, (B,) float32."""
+        return self.losses(self.outputs(params, batch), batch)
+
+    def loss(self, params: Params, batch: Examples) -> jax.Array:
+        """Mean loss of the batch, float32."""
+        return jnp.mean(self.each_loss(params, batch))
+
+
+def _input(pixels: Pixels, batch: Examples) -> jax.Array:
+    """What the first block takes: of the one array that is no target, by its name.
+
+    Of `text` without a target all but the last token, which is predicted only.
+    """
+    if "image" in batch:
+        image = batch["image"]
+        x = image.astype(jnp.float32) / 255 if image.dtype == jnp.uint8 else image
+        return (x - jnp.array(pixels.mean)) / jnp.array(pixels.std) if pixels.mean else x
+    if "text" in batch:
+        tokens = batch["text"] if "label" in batch or "y" in batch else batch["text"][:, :-1]
+        return tokens.astype(jnp.int32)
+    return batch["x"] if "x" in batch else batch["optimum"]
+
+
+def _quadratic(model: Model) -> losses.Each:
+    h = jnp.asarray(curvatures(model.dimension, model.condition))
+
+    def losses(displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+        own = h * batch["curvature"] if "curvature" in batch else h
+        return jnp.sum(own * displacement**2, -1) / 2
+
+    return losses
+
+
+def make(
+    model: Model,
+    classes: int,
+    heads: tuple[str, ...] = (),
+    pixels: Pixels = AS_THEY_ARE,
+    loss: str = "",
+    metrics: Sequence[str] = (),
+) -> Problem:
+    """The problem of `config.model`, `.loss` and `.metrics`, with heads on the named blocks."""
+    blocks = models.make(model, classes)
+    bowl = model.name == "quadratic" and not loss
+    each = _quadratic(model) if bowl else losses.loss(loss)
+    measured = losses.metrics(metrics)
+    return Problem(blocks, partial(_input, pixels), each, measured, heads, pixels.augment)
+
+
+def check(of: Problem, examples: Examples, classes: int = 0) -> None:
+    """Traces the model, its loss and its metrics for a batch of examples like these.
+
+    `classes` are those that the loss chooses from; 0: it does not. Raises `ConfigError`, in one
+    line, at whatever does not fit or fails, before anything is run.
+    """
+    batch = {
+        name: jax.ShapeDtypeStruct((SEVERAL, *leaf.shape[1:]), leaf.dtype)
+        for name, leaf in examples.items()
+    }
+    data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
+
+    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> Tree:
+        try:
+            program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        except Exception as error:
+            why = lookup.told(error).replace(str(SEVERAL), "B")
+            raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
+        if function != of.init and "random_bits" in str(program):
+            raise ConfigError(
+                f"{key}: must not draw random numbers: no key comes with an update, so they would "
+                "be the same in all (dropout is not possible; what is fixed can be drawn before)"
+            )
+        return shapes
+
+    def wanted(key: str, shape: jax.ShapeDtypeStruct) -> None:
+        if shape.shape != (SEVERAL,):
+            shown = str(shape.shape).replace(str(SEVERAL), "B")
+            raise ConfigError(f"{key}: must return one number an example, (B,), not {shown}")
+
+    params = traced("config.model", of.init, jax.random.key(0), batch)
+    outputs = traced("config.model", of.outputs, params, batch)
+    if not isinstance(outputs, jax.ShapeDtypeStruct):
+        raise ConfigError("config.model: the last block must return one array")
+    if outputs.ndim and outputs.shape[-1] < classes:
+        raise ConfigError(
+            f"config.model: has {outputs.shape[-1]} outputs, and the data {classes} classes, of "
+            "which none may be missing"
+        )
+    wanted("config.loss", traced("config.loss", of.losses, outputs, batch))
+    for name, shape in traced("config.metrics", of.metrics, outputs, batch).items():
+        wanted(f"config.metrics, {name!r}", shape)
+
+
+def load_data(model: Model, chosen: setup.Data, seed: int) -> datasets.Data:
+    """The examples of `config.data`, or those of the quadratic (whose test set is noiseless).
+
+    `seed` is what the quadratic's are drawn by.
+    """
+    if model.name == "quadratic":
+        if chosen.augment:
+            raise datasets.DataError(
+                f"config.data.augment = {chosen.augment!r}: only of images, not of "
+                "config.model.name = 'quadratic'"
+            )
+        rng = seeds.generator(seed, "quadratic")
+        examples = chosen.train_examples or 1000
+        some = examples if model.noise or model.spread else 1
+        train = {"optimum": optima(rng, some, model.dimension, model.noise)}
+        test = {"optimum": np.zeros((1, model.dimension), np.float32)}
+        if model.spread:
+            s = factors(rng, some, model.dimension, model.spread)
+            train = {"optimum": centred(train["optimum"], s), "curvature": s}
+            test |= {"curvature": np.ones_like(test["optimum"])}
+        return datasets.Data(train, test, 0)
+    data = datasets.load(
+        chosen.name,
+        chosen.dir or None,
+        chosen.train_examples,
+        chosen.tokenizer,
+        chosen.sequence_length,
+        chosen.image_size,
+        chosen.options,
+    )
+    held = next(name for kind, name in HELD.items() if kind in data.train)
+    wanted = "text" if model.name in TEXT else "images"
+    if not lookup.is_own(model.name) and (held == "text") != (wanted == "text"):
+        raise datasets.DataError(
+            f"config.model.name = {model.name!r} needs {wanted}: config.data.name = "
+            f"{chosen.name!r} holds {held}"
+        )
+    _check_pixels(chosen, data)
+    return data
+
+
+def _check_pixels(chosen: setup.Data, data: datasets.Data) -> None:
+    """Raises DataError where `config.data` asks for what these examples cannot have."""
+    channels = data.train["image"].shape[-1] if "image" in data.train else 0
+    if chosen.augment and not channels:
+        raise datasets.DataError(
+            f"config.data.augment = {chosen.augment!r}: only of images, not {chosen.name!r}"
+        )
+    if not (chosen.mean or chosen.std):
+        return
+    for name, values, least in (("mean", chosen.mean, -math.inf), ("std", chosen.std, 0)):
+        if len(values) != channels or not all(least < value < math.inf for value in values):
+            raise datasets.DataError(
+                f"config.data.{name} = {shown(values)}: must be a finite number"
+                f"{' above 0' * (not least)} for each of the {channels} channels of "
+                f"{chosen.name!r}, as `optdyn prepare` prints them"
+            )
+
+
+def shards(config: Setup, data: datasets.Data) -> tuple[np.ndarray, ...]:
+    """The numbers of each node's own examples, where nodes have some (`config.data.dirichlet`).
+
+    By their labels, or where there are none one stretch of the training set after the other. Raises
+    `ConfigError` where there are fewer examples than nodes.
+    """
+    alpha, nodes = config.data.dirichlet, config.cluster.nodes
+    if not alpha:
+        return ()
+    labels, examples = data.train.get("label"), examples_in(data.train)
+    if examples < nodes:
+        raise ConfigError(
+            f"config.data.dirichlet: {examples:,} examples are too few for shards of "
+            f"config.cluster.nodes = {nodes:,}"
+        )
+    if labels is None:
+        return datasets.contiguous(examples, nodes)
+    return datasets.dirichlet(labels, nodes, alpha, seeds.generator(config.seed, "shards"))
+
+
+def batches(
+    config: Setup,
+    examples: int,
+    start: int,
+    stop: int,
+    independent: bool = False,
+    shards: Sequence[np.ndarray] = (),
+    worker: np.ndarray | None = None,
+) -> np.ndarray:
+    """What updates start..stop-1 are trained on: int32 (stop - start, B) numbers of examples.
+
+    With augmentation (stop - start, B, 2), each with its seed, as `Problem.batch` takes it. With
+    `independent`, second mini-batches beside those, of the same conditional mean. With `shards`
+    every node has an even part of B, from epochs over its own, one node after the other. With
+    `worker` besides, (stop,) at least, all of B is of the node whose gradient an update is of.
+    """
+    seed = partial(seeds.number, config.seed)
+
+    def drawn(
+        size: int, count: int, of: str = "", first: int = start, last: int = stop
+    ) -> np.ndarray:
+        order, many = seed("batches" + of), (first, last, size, count, config.data.replacement)
+        if independent:
+            return datasets.independent(seed("second" + of), order, *many)
+        return datasets.batches(order, *many)
+
+    if shards and worker is not None:
+        chosen = np.empty((stop - start, config.batch_size), np.int32)
+        for i, own in enumerate(shards):
+            now, of = worker[start:stop] == i, f" of node {i}"
+            first, last = (int(np.count_nonzero(worker[:end] == i)) for end in (start, stop))
+            chosen[now] = own[drawn(config.batch_size, len(own), of, first, last)]
+    elif shards:
+        size = config.batch_size // len(shards)
+        each = [own[drawn(size, len(own), f" of node {i}")] for i, own in enumerate(shards)]
+        chosen = np.concatenate(each, axis=1, dtype=np.int32)
+    else:
+        chosen = drawn(config.batch_size, examples)
+    if not config.data.augment:
+        return chosen
+    pixels = seed("second augmentation" if independent else "augmentation")
+    return np.stack([chosen, datasets.draws(pixels, start, stop, config.batch_size)], axis=-1)

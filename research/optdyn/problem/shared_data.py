@@ -1,0 +1,73 @@
+"""The examples, which runs of one process share: loaded and put on their devices once."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from threading import RLock
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from optdyn import setup
+from optdyn.base.cache_keys import Is, Key
+from optdyn.base.trees import examples_in
+from optdyn.problem import data as datasets
+from optdyn.problem import own_code, problem
+from optdyn.problem.data.loading import data_root
+from optdyn.problem.problem import Examples
+from optdyn.setup import Model, Setup
+
+# Held while something is made that other threads then find in a cache.
+COMPILE_LOCK = RLock()
+Put = Callable[[Examples], Examples]
+KEPT = 2  # data sets: a sweep's threads may be in two groups of points at a time
+
+
+class Sets(NamedTuple):
+    """Examples on the devices of a run."""
+
+    train: Examples  # empty if they are streamed
+    train_evaluated: Examples
+    test_evaluated: Examples
+
+
+def is_drawn(config: Setup) -> bool:
+    """Whether every seed has examples of its own."""
+    return config.model.name == "quadratic"
+
+
+def load(config: Setup) -> datasets.Data:
+    """`problem.load_data`, the same object for all configs that name the same examples."""
+    if is_drawn(config):
+        return problem.load_data(config.model, config.data, config.seed)
+    own = own_code.objects(config, own_code.DATA)
+    with COMPILE_LOCK:
+        return _loaded(config.data, config.model.name, own, data_root(config.data.dir))
+
+
+def put(data: datasets.Data, put_examples: Put, config: Setup) -> Sets:
+    """The examples on devices, the same arrays for the same arguments."""
+    chosen = config.data
+    evaluated = chosen.train_evaluated, chosen.test_evaluated
+    with COMPILE_LOCK:
+        return _put(Is(data), put_examples, chosen.streaming, *evaluated)
+
+
+@lru_cache(maxsize=KEPT)
+def _loaded(chosen: setup.Data, model: str, own: Key, root: Path) -> datasets.Data:
+    return problem.load_data(Model(model), chosen, seed=0)
+
+
+@lru_cache(maxsize=KEPT)
+def _put(of: Is, put_examples: Put, streaming: bool, train: int, test: int) -> Sets:
+    train_set, test_set = of.thing.train, of.thing.test
+    whole = {} if streaming else put_examples(train_set)
+    return Sets(whole, sample(train_set, train), sample(test_set, test))
+
+
+def sample(examples: Examples, most: int) -> dict[str, jax.Array]:
+    """So many of the examples, evenly spread, or all of them."""
+    count = examples_in(examples)
+    chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
+    return {name: jax.device_put(leaf[chosen]) for name, leaf in examples.items()}

@@ -1,0 +1,84 @@
+"""Who makes the updates of a race: this process, or the parts that keep some blocks each.
+
+    x_{t+1} = step(x_t, message)      the method's own update rule
+
+Both answer the same questions, so that a race only has to put arrivals in order.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn.base.trees import Tree
+from optdyn.clock.base import at
+from optdyn.core import Event, Info, State
+from optdyn.race.worker import Shards, examples_of, halves_of, message_of, numbered, parts_of
+from optdyn.train.driver import Chunk
+from optdyn.train.run import Run, joined
+
+
+class Server(NamedTuple):
+    """What a race asks of it. A state passes through, and is that of the trainer's run."""
+
+    begin: Callable[[Chunk], None]  # all that is not to be on the clock of the race
+    update: Callable[[Chunk, State, int, Sequence[Tree]], tuple[State, Info]]  # t, of such messages
+    given: Callable[[State, Iterable[int]], Mapping[int, Tree]]  # what a worker reads, by slot
+    collected: Callable[[State], State]  # the state after updates
+
+
+def of_run(run: Run, parts: Shards | None) -> Server:
+    """The server of a run's race, in those parts if there are any."""
+    return _in_parts(run, parts) if parts else _whole(run)
+
+
+def event_of(run: Run, t: int) -> Event:
+    """Update t as `Raced` takes it."""
+    line, hyper = run.timeline, {name: values[t] for name, values in run.hypers.items()}
+    return Event(at(line.choice, t), hyper, line.staleness[t])
+
+
+def _whole(run: Run) -> Server:
+    halves = halves_of(run)
+    examples = examples_of(run)
+    second, parts = numbered(run, independent=True), parts_of(run)
+
+    def begin(chunk: Chunk) -> None:
+        shapes = message_of(run)
+        shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
+        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        for metered in {False, run.config.probes.momentum}:
+            state = jax.tree.map(jnp.copy, chunk.state)
+            update(replace(chunk, metered=metered), state, 0, [nothing] * parts)
+
+    def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:
+        message = jax.tree.map(lambda *each: np.stack(each), *sent) if parts > 1 else sent[0]
+        at = event_of(chunk.run, t)
+        if not chunk.metered:
+            return halves.update(state, at, message)
+        assert run.timeline.batch is not None
+        numbers = np.ravel(run.timeline.batch[t])
+        other = joined(second(numbers), parts)[0]
+        return halves.metered(state, at, message, examples, other)
+
+    def given(state: State, slots: Iterable[int]) -> dict[int, Tree]:
+        return {slot: jax.device_get(halves.given(state, slot)) for slot in slots}
+
+    return Server(begin, update, given, lambda state: state)
+
+
+def _in_parts(run: Run, parts: Shards) -> Server:
+    """The parts have the state; that of the run is what they said when they were last asked."""
+
+    def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:
+        (message,) = sent
+        parts.step(event_of(chunk.run, t), message.grads)
+        return state, {"loss": message.loss}
+
+    def given(state: State, slots: Iterable[int]) -> dict[int, Tree]:
+        return {slot: slot for slot in slots}
+
+    return Server(lambda chunk: parts.put(chunk.state), update, given, lambda state: parts.get())

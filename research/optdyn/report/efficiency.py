@@ -1,0 +1,239 @@
+"""Statistical efficiency x hardware efficiency = time to a loss (arXiv 1606.04487, section 3).
+
+    SE       updates to a target loss             read off the losses
+    HE       simulated seconds an update          read off the timeline
+    SE x HE  simulated seconds to the target
+
+A *setting* is all that a run's config says but the seed. Settings that differ only in how the
+optimizer is tuned (above all in the learning rate; not in momentum) are one *method*, and the best
+of them stands for it.
+
+With g compute groups, of staleness S = g - 1, the paper's penalties are SE(S) / SE(0), HE(S) /
+HE(0) and their product (`penalties`). A setting looks better than it is on the seeds that it was
+chosen by; so each seed is judged at the setting that is best on the others (`held_out`), and
+intervals draw seeds again and choose again.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from optdyn.evidence.crossing import Crossing, crossing, of_runs
+from optdyn.report.tables import TableError
+
+MOMENTUM = "optimizer.momentum"
+BOOTSTRAP = 1000  # draws of seeds
+CLOCKS = ["step", "simulated_seconds"]
+FIGURES = [
+    "train_loss",
+    "test_accuracy",
+    "updates_to_target",
+    "simulated_seconds_per_step",
+    "seconds_to_target",
+]
+
+
+def tunes(key: str) -> bool:
+    """Whether a config's key is one that a method is tuned by."""
+    return key.startswith("optimizer.") and key not in (MOMENTUM, "optimizer.name")
+
+
+def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """`runs` with the columns `setting`, `method` and `place` (the method but for its momentum).
+
+    They are texts, equal where all of the config's keys that they stand for are.
+    """
+    setting = [key for key in keys if key != "seed"]
+    place = [key for key in setting if key != MOMENTUM and not tunes(key)]
+    parts = {"setting": setting, "method": [*place, MOMENTUM], "place": place}
+    rows = {name: runs[part].itertuples(index=False, name=None) for name, part in parts.items()}
+    return runs.assign(**{name: [repr(row) for row in its] for name, its in rows.items()})
+
+
+def crossings(log: pd.DataFrame, targets: Iterable[float]) -> list[Crossing]:
+    """When one run's loss is at each of the targets, by updates and simulated seconds."""
+    rows = log[[*CLOCKS, "train_loss"]].to_numpy(float)
+    rows = rows[~np.isnan(rows[:, 2])]
+    return [crossing(rows[:, :2], rows[:, 2], target) for target in targets]
+
+
+def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
+    """(updates, simulated seconds) to a training loss; infinite if the run never is there."""
+    updates, seconds = crossings(log, [target])[0].value
+    return float(updates), float(seconds)
+
+
+class Target(NamedTuple):
+    """A training loss to reach, and who reaches it."""
+
+    loss: float  # NaN: there is none
+    methods: int  # that reach it, with the worst of the seeds of their best setting
+    resolved: bool  # most of them need more than one log interval
+
+
+def common_target(runs: pd.DataFrame, metrics: pd.DataFrame, most: int = 0) -> Target:
+    """The lowest training loss that as many methods reach as a target can be shared by.
+
+    A run reaches its lowest logged loss, a setting what the worst of its completed seeds does, a
+    method what the best of its settings does; a target is what the worst of the methods reaches
+    that it is for. It lies below what every run starts from, or time to it would be none; so
+    methods that learn nothing are left out, the worst first. Of those targets it is the one of
+    most methods (at most `most`, 0: all), if more than half of them meet it after the first log
+    point; if no target is so, the one of most methods.
+    """
+    log = metrics.dropna(subset=["train_loss"])
+    losses = log.groupby("point")["train_loss"]
+    start, place = losses.first().min(), losses.cumcount()
+    done = runs[(runs["status"] == "completed") & runs["point"].isin(log["point"])]
+    if done.empty:
+        return Target(np.nan, 0, False)
+    lowest = done["point"].map(losses.min())
+    reached = done.assign(lowest=lowest).groupby(["method", "setting"])["lowest"].max()
+    methods = reached.groupby("method").min().sort_values(kind="stable")
+    best = done[done["setting"].isin(reached.groupby("method").idxmin().str[1])]
+    second = log[place == 1].set_index("point")["train_loss"]
+    soon = best.assign(second=best["point"].map(second)).groupby("method")["second"].median()
+    found = []
+    for count in range(min(most or len(methods), len(methods)), 0, -1):
+        loss = float(methods.iloc[count - 1])
+        if loss < start:
+            late = (soon[methods.index[:count]] > loss).sum()
+            found.append(Target(loss, count, bool(2 * late > count)))
+    return next((it for it in found if it.resolved), (found or [Target(np.nan, 0, False)])[0])
+
+
+def too_easy(target: float, metrics: pd.DataFrame) -> float:
+    """The loss that some run starts from at or below the target; NaN if all start above."""
+    starts = metrics.dropna(subset=["train_loss"]).groupby("point")["train_loss"].first()
+    return float(starts[starts <= target].min())
+
+
+def check_target(target: float, metrics: pd.DataFrame) -> None:
+    """Raises `TableError` if some run starts at or below the target that was asked for."""
+    if not np.isnan(start := too_easy(target, metrics)):
+        raise TableError(f"--target={target:g}: some run starts from {start:.4g}; must be below it")
+
+
+def rounded_target(lowest: float, metrics: pd.DataFrame) -> float:
+    """The power of two at or above a loss, or where runs start below that power the loss itself."""
+    power = 2.0 ** np.ceil(np.log2(lowest)) if lowest > 0 else lowest
+    return float(power if np.isnan(too_easy(power, metrics)) else lowest)
+
+
+def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.DataFrame:
+    """`runs` with `updates_to_target` and `seconds_to_target`, infinite if a run diverged.
+
+    `updates_low`, `updates_high` and those of seconds are the ends of what the log leaves possible.
+    """
+    logs = dict(list(metrics.groupby("point")))
+    found = [
+        crossings(logs.get(point, metrics.iloc[:0]), [np.nan if status == "diverged" else target])
+        for point, status in zip(runs["point"], runs["status"], strict=True)
+    ]
+    columns: dict[str, np.ndarray] = {}
+    for i, clock in enumerate(("updates", "seconds")):
+        names = (f"{clock}_low", f"{clock}_to_target", f"{clock}_high")
+        columns |= zip(names, of_runs([each for (each,) in found], i), strict=True)
+    return runs.assign(**columns)
+
+
+def best(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of each method's best setting: fewest updates to the target, then lowest loss."""
+    loss = runs["train_loss"].astype(float).where(runs["status"] != "diverged", np.inf)
+    order = (
+        runs.assign(loss=loss)
+        .groupby(["method", "setting"])[["updates_to_target", "loss"]]
+        .median()
+        .sort_values(["updates_to_target", "loss"], kind="stable")
+        .reset_index()
+    )
+    return runs[runs["setting"].isin(order.drop_duplicates("method")["setting"])]
+
+
+class Tried(NamedTuple):
+    """All settings of g groups, and what each of n seeds took."""
+
+    groups: int
+    settings: pd.MultiIndex  # (momentum, learning rate) of S settings
+    updates: np.ndarray  # (S, n), to the target; infinite where it was not reached
+    seconds: np.ndarray  # (n,), of an update, simulated
+
+    def at(self, momentum: float) -> "Tried":
+        """Only the settings of this momentum."""
+        kept = self.settings.get_level_values(0) == momentum
+        return self._replace(settings=self.settings[kept], updates=self.updates[kept])
+
+
+def picks(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """(n,): for each of the drawn `seeds` the setting best by the median of the others.
+
+    `updates` is (S, N), `seeds` (n,) of its columns, of which at least two differ. A seed that is
+    drawn twice is not among its own others.
+    """
+    settings = np.empty(len(seeds), int)
+    for seed in np.unique(seeds):
+        others = updates[:, seeds[seeds != seed]]
+        settings[seeds == seed] = np.median(others, axis=1).argmin()
+    return settings
+
+
+def held_out(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """(n,): what each of the drawn `seeds` takes at its setting of `picks`."""
+    return updates[picks(updates, seeds), seeds]
+
+
+def draws(seeds: int, count: int = BOOTSTRAP) -> np.ndarray:
+    """(about `count`, seeds): seeds with replacement, at least two different ones in each row."""
+    drawn = np.random.default_rng(0).integers(seeds, size=(count, seeds))
+    return drawn[(drawn != drawn[:, :1]).any(axis=1)]
+
+
+def measured(tried: Sequence[Tried], momentum: float, drawn: np.ndarray) -> np.ndarray:
+    """(D, 3, G): SE with the momentum fixed, SE with it tuned, HE; medians over the drawn seeds.
+
+    `drawn` is (D, n), the seeds of each draw.
+    """
+    # Five seeds give 126 different draws, but for their order.
+    drawn, which = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
+    both = [[each.at(momentum).updates for each in tried], [each.updates for each in tried]]
+    taken = [[[np.median(held_out(u, s)) for u in its] for its in both] for s in drawn]
+    seconds = [np.median(each.seconds[drawn], axis=1) for each in tried]
+    return np.concatenate([taken, np.stack(seconds, axis=-1)[:, None]], axis=1)[which]
+
+
+def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+    """What follows from `measured`, (..., 3, G), by name, (..., G) each.
+
+    `ratio` is fixed over tuned; `recovered` the share of the updates beyond those of the tuned
+    synchronous run that go away when the momentum is tuned. Penalties need g = 1, or are NaN.
+    """
+    fixed, tuned, _ = np.moveaxis(values, -2, 0)
+    start = values[..., groups == 1] if 1 in groups else np.full_like(values[..., :1], np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        beyond = np.where(groups == 1, np.nan, fixed - start[..., 1, :])
+        p_fixed, p_tuned, p_he = np.moveaxis(values / start, -2, 0)
+        return {
+            "fixed": fixed,
+            "tuned": tuned,
+            "P_SE fixed": p_fixed,
+            "P_SE tuned": p_tuned,
+            "P_HE": p_he,
+            "product fixed": p_fixed * p_he,
+            "product tuned": p_tuned * p_he,
+            "ratio": fixed / tuned,
+            "recovered": (fixed - tuned) / beyond,
+        }
+
+
+def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
+    """(..., 2): a and b of SE(g) = a g^b, least squares in logarithms; `updates` is (..., G).
+
+    NaN where one of the updates is infinite.
+    """
+    updates = np.where(np.isfinite(updates).all(axis=-1, keepdims=True), updates, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        powers = np.linalg.pinv(np.stack([np.ones(len(groups)), np.log(groups)], axis=-1))
+        log_a, b = np.moveaxis(np.log(updates) @ powers.T, -1, 0)
+        return np.stack([np.exp(log_a), b], axis=-1)

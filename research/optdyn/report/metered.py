@@ -1,0 +1,203 @@
+"""What the momentum meter said of trained runs (`train/meter.py`), for the report."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from optdyn.momentum.lags import groups_of, memoryless, theory
+from optdyn.momentum.moments import REJECTED
+from optdyn.report import figures, run_tables, tables
+from optdyn.report.figures import DASHES, OKABE_ITO, Series
+from optdyn.report.page import Cell, Column, Picture, Section, Table, cell, number
+from optdyn.report.run_tables import GROUPS, LINES, floats, of_seeds
+from optdyn.report.tables import Point
+
+IMPLICIT, TOTAL, RATE = "implicit_momentum", "fitted_momentum", "effective_learning_rate"
+REFUSED = f"{IMPLICIT}_refused"
+FIGURES = [f"{name}{end}" for name in (IMPLICIT, TOTAL) for end in ("", "_low", "_high", "_p")]
+SAME = 1e-3  # momenta that differ by less are two fits of the same numbers
+TEXT = (
+    "What the order of arrivals adds to momentum, read off windows of each run's updates: the "
+    "gradients that arrive are compared with those of second mini-batches at the current "
+    "parameters. For memoryless groups theory has 1 − 1/g, and α/g for the effective learning "
+    "rate. The total momentum φ₁ is that of the parameters' own steps, heavy-ball momentum μ "
+    "included: by theory μ + 1 − 1/g, and where μ is steered what is aimed at."
+)
+ONE = " Intervals are of 95 %."
+SEVERAL = (
+    " Of several seeds that were fitted there are the median and least and most, of one its 95 % "
+    "interval."
+)
+NOTE = (
+    "The table is of all windows of a run together. p is the chance of residuals (J test) or of an "
+    "order of arrivals as odd as these if one term (or, of the total, heavy-ball momentum) is the "
+    f"model; below {REJECTED} it is marked, and the momentum says little."
+)
+
+
+class Setting(NamedTuple):
+    """Runs that differ in their seed only, and their windows' log points."""
+
+    label: str
+    runs: pd.DataFrame
+    log: pd.DataFrame  # rows of the log in which there is a momentum or why there is none
+    config: Mapping[str, Any]  # of one of them, nested
+
+
+def section(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) -> Section | None:
+    """Momenta over the updates, and a table of all windows together; None if none was metered.
+
+    `runs` are those of the points, `run_tables.prepared`, told apart by `keys` of the config.
+    """
+    every = _settings(points, runs, keys)
+    if not every:
+        return None
+    several = any(len(its.runs) > 1 for its in every)
+    text, notes = TEXT + (SEVERAL if several else ONE), [NOTE]
+    told = [its for its in every if its.log[IMPLICIT].notna().any()]
+    if len(told) > LINES:
+        text += f" {LINES} of {len(told)} settings."
+        told = [told[i] for i in np.linspace(0, len(told) - 1, LINES).round().astype(int)]
+    differing = [its for its in told if _differs(its.log)]
+    pictures = [
+        *_picture(IMPLICIT, "implicit momentum", "theory, 1 − 1/g", told),
+        *_picture(TOTAL, "total momentum φ₁", "theory", differing),
+    ]
+    if len(every) > run_tables.ROWS:
+        notes.append(f"{run_tables.ROWS} of {len(every):,} settings; results.csv has all.")
+    table = _table(every[: run_tables.ROWS])
+    return Section(
+        "Implicit momentum over training", text=text, pictures=pictures, table=table, notes=notes
+    )
+
+
+def _settings(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) -> list[Setting]:
+    log = tables.metrics(points)
+    log = log.reindex(columns=list(dict.fromkeys([*log, *FIGURES, RATE, REFUSED])))
+    log = log[log[[IMPLICIT, REFUSED]].notna().any(axis=1)]
+    runs = runs[runs["point"].isin(log["point"])]
+    said = [*FIGURES, RATE, REFUSED, "learning_rate"]
+    runs = runs.reindex(columns=list(dict.fromkeys([*runs, *said])))
+    folders = {point.name: point.folder for point in points}
+    labels = [GROUPS, *(run_tables.varying(runs, keys) if len(runs) else [])]
+    found = []
+    for _, its in runs.groupby("setting", sort=False):
+        first = its.iloc[0]
+        config = json.loads((folders[first["point"]] / "config.json").read_text())
+        own = log[log["point"].isin(its["point"])]
+        found.append(Setting(run_tables.describe(first, labels), its, own, config))
+    return found
+
+
+def _differs(log: pd.DataFrame) -> bool:
+    """Whether the total momentum is another than the implicit one."""
+    return bool(((log[TOTAL] - log[IMPLICIT]).abs() > SAME).any())
+
+
+def _picture(name: str, label: str, theory: str, told: Sequence[Setting]) -> list[Picture]:
+    """A momentum against updates, a curve a setting; none if nothing was fitted."""
+    found = [its for its in told if its.log[name].notna().any()]
+    if not found:
+        return []
+    looks = _looks([its.config["strategy"]["groups"] for its in found])
+    series = [
+        Series(its.label, *look, _over_updates(its, name))
+        for its, look in zip(found, looks, strict=True)
+    ]
+    end = max(its.table["x"].max() for its in series)
+    truths = {truth for its in found if (truth := _theory(its.config, name)) is not None}
+    at = np.tile([0.0, end, np.nan], len(truths))
+    value = np.repeat(sorted(truths), 3)
+    lines = {theory: (at, value)} if truths else {}
+    said = [f"{its.label}: {_spoken(its.table)}" for its in series]
+    alt = f"{label.capitalize()} against updates, fitted to windows. Last, {'; '.join(said)}."
+    return [Picture(figures.uri(figures.against(series, "updates", label, lines)), alt)]
+
+
+def _over_updates(its: Setting, name: str) -> pd.DataFrame:
+    """The table of a `Series`: intervals where one run was fitted, of several the spread."""
+    ends = [name, f"{name}_low", f"{name}_high"]
+    windows = its.log.dropna(subset=ends).groupby("step")
+    alone = windows[ends].first().where(windows.size() == 1)
+    table = windows[name].agg(["median", "min", "max"]).set_axis(ends, axis=1)
+    return alone.fillna(table).reset_index().set_axis(["x", "value", "low", "high"], axis=1)
+
+
+def _spoken(table: pd.DataFrame) -> str:
+    last = table.iloc[-1]
+    return f"{last['value']:.3g} ({last['low']:.3g} to {last['high']:.3g})"
+
+
+def _looks(groups: Sequence[int]) -> list[tuple[Any, str]]:
+    """A colour for each number of groups and a line for those alike in it, or a colour each."""
+    shades = figures.colours({str(g): g for g in groups})
+    ranks = [groups[:i].count(g) for i, g in enumerate(groups)]
+    styles = list(DASHES)
+    if max(ranks) < len(styles):
+        return [(shades[str(g)], styles[i]) for g, i in zip(groups, ranks, strict=True)]
+    return [(OKABE_ITO[i % 7], styles[i // 7]) for i in range(len(groups))]
+
+
+def _theory(config: Mapping[str, Any], name: str) -> float | None:
+    """What a momentum is by theory, if there is one."""
+    if name == IMPLICIT:
+        return 1 - 1 / groups_of(config) if memoryless(config) else None
+    if config.get("probes", {}).get("steer"):
+        return config["optimizer"]["momentum"]
+    expected = theory(config)
+    return expected.phi[0] if expected and expected.phi else None
+
+
+def _table(every: Sequence[Setting]) -> Table:
+    total = any(_differs(its.runs) for its in every)
+    refused = any(its.runs[REFUSED].notna().any() for its in every)
+    columns = [Column("setting", text=True)] * (len(every) > 1)
+    columns += [Column("groups g"), Column("explicit momentum"), Column("implicit momentum")]
+    columns += [Column("theory"), Column("p")]
+    columns += [Column("total momentum φ₁"), Column("its theory"), Column("its p")] * total
+    columns += [Column("effective learning rate"), Column("α/g")]
+    columns += [Column("refused", text=True)] * refused
+    rows = []
+    for its in every:
+        row = [cell(its.label)] * (len(every) > 1)
+        row += [cell(groups_of(its.config)), _explicit(its)]
+        for name in (IMPLICIT, TOTAL)[: 1 + total]:
+            row += [_momentum(its.runs, name), cell(_theory(its.config, name))]
+            row += [_chance(its.runs[f"{name}_p"])]
+        rate = floats(its.runs["learning_rate"]).median() / groups_of(its.config)
+        row += [of_seeds(its.runs[RATE].dropna())]
+        row += [cell(rate if memoryless(its.config) else None)]
+        rows.append(row + [_reason(its.runs[REFUSED])] * refused)
+    return Table("Implicit momentum over training", columns, rows)
+
+
+def _explicit(its: Setting) -> Cell:
+    """The configured momentum, or the last that was steered to."""
+    if its.config.get("probes", {}).get("steer") and "explicit_momentum" in its.runs:
+        return of_seeds(its.runs["explicit_momentum"].dropna())
+    return cell(its.config["optimizer"]["momentum"])
+
+
+def _momentum(runs: pd.DataFrame, name: str) -> Cell:
+    """The interval of one run, or the spread over several of those that have one."""
+    found = runs[[name, f"{name}_low", f"{name}_high"]].dropna().astype(float)
+    if len(runs) > 1 or found.empty:
+        return of_seeds(found[name])
+    value, low, high = found.iloc[0]
+    return cell(value)._replace(range=f"{low:.3g} – {high:.3g}")
+
+
+def _chance(values: pd.Series) -> Cell:
+    found = of_seeds(values.dropna())
+    return found._replace(bad=bool(floats(values).median() < REJECTED))
+
+
+def _reason(values: pd.Series) -> Cell:
+    found = values.dropna()
+    if found.empty:
+        return Cell("", "")
+    many = f"{number(len(found))} of {number(len(values))}: " if len(values) > 1 else ""
+    return Cell(many + found.iloc[0], found.iloc[0], bad=True)

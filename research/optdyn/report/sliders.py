@@ -1,0 +1,284 @@
+"""A page with sliders, of prices and penalties: `optdyn price --page=FILE.html`.
+
+One offline file. All that it shows was priced before: its sliders stop where there is a price, and
+nothing is computed there but a product of two figures and the nearest period (`sliders.js`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from optdyn import methods
+from optdyn.base.errors import ConfigError
+from optdyn.base.progress import say
+from optdyn.clock.base import TimelineError
+from optdyn.clock.service import VARIED
+from optdyn.experiment import Experiment
+from optdyn.price import price
+from optdyn.price.price import GIGABIT
+from optdyn.price.shapes import Shapes
+from optdyn.report import efficiency, page, which
+from optdyn.report.figures import OKABE_ITO
+from optdyn.report.penalties import Measured
+
+GIGABITS = tuple(float(f"{n}e{e}") for e in range(-2, 3) for n in (1, 2, 5))
+SPREADS = (0.0, 0.1, 0.3, 1.0)  # standard deviation of a worker's times over their mean
+LAW = "lognormal"  # of a cluster whose own law has no spread
+DIGITS = 5  # of a figure on the page
+DASHES = ("none", "6 3", "2 2", "8 3 2 3")  # of curves, in SVG's words
+
+
+class Curve(NamedTuple):
+    """A method with one period: a line of the page, with a price at every stop."""
+
+    family: str  # its label but for the period
+    period: int  # 0: it has none
+    synchronous: bool
+    penalty: list[which.Triple] | None  # over each synchronous curve; None: not measured
+    of: Callable[[Experiment], Experiment]  # what is priced, on the cluster of another
+
+
+def curves_of_methods(names: Sequence[str], keys: Sequence[Mapping[str, Any]]) -> Iterator[Curve]:
+    """A curve a method and values of keys of config.strategy that it has."""
+    for name in dict.fromkeys((methods.PLAIN, *names)):
+        for values in price.owned(name, keys):
+            said = " ".join(filter(None, (name, str(values.get("compression") or ""))))
+            period, of = int(values.get("period", 0)), partial(price.with_method, name=name)
+            yield Curve(said, period, name == methods.PLAIN, None, partial(of, **values))
+
+
+def curves_of_arms(found: Measured) -> Iterator[Curve]:
+    """A curve for each arm that was measured, with its penalty."""
+    drawn = efficiency.draws(found.seeds)
+    whole = np.concatenate([np.arange(found.seeds)[None], drawn])
+    taken = [arm.taken(whole) for arm in found.arms]
+    alone = [each for arm, each in zip(found.arms, taken, strict=True) if arm.synchronous]
+    for arm, family, own in zip(found.arms, which.labels(found.arms, False), taken, strict=True):
+        ratios = [which.over(own, each) for each in alone]
+        of = partial(which.carried, arm=arm, anchor=found.anchor)
+        yield Curve(family, int(arm.keys.get("period", 0)), arm.synchronous, ratios, of)
+
+
+def spreads(config: Experiment) -> list[tuple[str, dict[str, Any]]]:
+    """What the slider of stragglers stops at: in words, and as keys of the config.
+
+    Those of the config itself are among them.
+    """
+    law, own = config.cluster.service, config.cluster.variation
+    drawn = law in VARIED
+    found: list[tuple[str, dict[str, Any]]] = []
+    for variation in sorted({*SPREADS, own} if drawn else SPREADS):
+        keys = {"cluster.service": law if drawn else LAW, "cluster.variation": variation}
+        found.append((f"{variation:.0%}", keys))
+    found[0] = ("none", {"cluster.service": "constant"})
+    return found if drawn or law == "constant" else [*found, (f"{law} times", {})]
+
+
+def grid(
+    config: Experiment,
+    shapes: Shapes,
+    curves: Sequence[Curve],
+    nodes: Sequence[int],
+    gigabits: float,
+) -> dict[str, Any]:
+    """All that the page shows: stops of its sliders, and a price of every curve at each.
+
+    A curve's figures are lists over stragglers, of those over nodes, of those over bandwidths, with
+    null where it has no price. Seconds are an update's, of the first order of arrivals. The sliders
+    start at the config's own cluster, with so many Gbit/s.
+    """
+    stragglers, periods = spreads(config), sorted({c.period for c in curves if c.period})
+    rows = []
+    for i, curve in enumerate(curves):
+        found = [
+            [_prices(curve, price.with_nodes(config.with_(keys), n), shapes) for n in nodes]
+            for _, keys in stragglers
+        ]
+        row = {name: getattr(curve, name) for name in ("family", "period", "synchronous")}
+        row["penalty"] = curve.penalty and [[_plain(v) for v in its] for its in curve.penalty]
+        for name in ("batch", "seconds", "computing"):
+            row[name] = [[one and one[name] for one in line] for line in found]
+        rows.append(row)
+        count = len(nodes) * len(stragglers) * len(GIGABITS)
+        say(f"page: {i + 1} of {len(curves)} methods, {count * (i + 1):,} prices")
+    families = list(dict.fromkeys(curve.family for curve in curves))
+    colours = len(OKABE_ITO)
+    here = [i for i, (_, keys) in enumerate(stragglers) if config.with_(keys) == config]
+    return {
+        "gigabits": GIGABITS,
+        "nodes": list(nodes),
+        "stragglers": [words for words, _ in stragglers],
+        "periods": periods,
+        "families": [
+            {"name": name, "colour": OKABE_ITO[i % colours], "dash": DASHES[i // colours % 4]}
+            for i, name in enumerate(families)
+        ],
+        "rows": rows,
+        "start": {
+            "bandwidth": min(
+                range(len(GIGABITS)), key=lambda i: abs(math.log(GIGABITS[i] / gigabits))
+            ),
+            "nodes": list(nodes).index(config.cluster.nodes),
+            "stragglers": (here or [0])[0],
+            "period": len(periods) // 2,
+        },
+    }
+
+
+def _prices(curve: Curve, config: Experiment, shapes: Shapes) -> dict[str, Any] | None:
+    """A curve's figures by bandwidth; None where it has no price."""
+    try:
+        one = curve.of(config)
+        of = price.priced(one, shapes)
+        prices = [of(b * GIGABIT) for b in GIGABITS]
+    except (ConfigError, TimelineError):
+        return None
+    return {
+        "batch": one.batch_size,
+        "seconds": [_plain(each.seconds) for each in prices],
+        "computing": [_plain(each.computing) for each in prices],
+    }
+
+
+def _plain(value: float) -> float | None:
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+STYLE = """\
+form { position: sticky; top: 0; z-index: 4; display: grid; gap: .3rem 1.2rem; padding: .5rem 0;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 13rem), 1fr));
+  background: var(--paper); border-bottom: 1px solid var(--strong); }
+form div { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 .5rem;
+  font-size: .85rem; }
+input[type=range] { width: 100%; margin: 0; height: 1.5rem; accent-color: var(--link); }
+#answer { border-left: 4px solid var(--link); padding-left: 1rem; min-height: 4.5em; }
+#now td { white-space: nowrap; }
+th[scope=row] { text-align: left; font-weight: 400; max-width: 16rem; top: auto;
+  vertical-align: baseline; border-bottom-color: var(--rule); }
+pre { overflow: auto; font-size: .8rem; }
+figure svg { max-width: 40rem; font-size: 12px; fill: var(--ink); }
+figure g { fill: none; stroke-width: 1.8;
+  stroke: oklch(from currentColor max(l, calc(.72 * var(--dark))) c h); }
+figure line { stroke: var(--rule); }
+figure .mark { stroke: var(--ink); }
+figcaption span { display: inline-block; margin-right: 1rem; }
+figcaption svg { width: 2rem; height: .6rem; margin-right: .3rem; }
+@media (max-width: 40rem) { form { grid-template-columns: 1fr 1fr; gap: .2rem .8rem; }
+  form div { font-size: .8rem; } #answer { min-height: 7.5em; } }
+@media print { form { position: static; } }
+"""
+TEMPLATE = (
+    page.HEAD
+    + """\
+<header>
+<h1>{{ title }}</h1>
+<button type="button" class="theme" hidden>dark or light</button>
+</header>
+<p>{{ heading }}</p>
+<noscript>
+<p>The sliders need JavaScript; what the command printed is at the end of the page.</p>
+</noscript>
+<form aria-label="The cluster" onsubmit="return false">
+{% for name, title, count in sliders %}
+<div><label for="at-{{ name }}">{{ title }}</label>
+<b id="said-{{ name }}" aria-hidden="true"></b>
+<input type="range" id="at-{{ name }}" min="0" max="{{ count - 1 }}" step="1"></div>
+{% endfor %}
+</form>
+<p id="answer" aria-live="polite"></p>
+<div class="figures">
+{% for name, alt in figures %}
+<figure id="{{ name }}" data-alt="{{ alt }}"></figure>
+{% endfor %}
+</div>
+<h2>At these stops</h2>
+<div class="scroll" tabindex="0" role="region"
+ aria-label="All methods at these stops, the best first">
+<table>
+<thead><tr><th scope="col" class="text">method</th><th scope="col">seconds an update</th>
+<th scope="col">examples a second</th><th scope="col">computing, %</th>
+{% if target %}<th scope="col">time to the loss, over synchronous</th>{% endif %}</tr></thead>
+<tbody id="now"></tbody>
+</table>
+</div>
+<h2>The share that computes, as a table</h2>
+<div class="scroll" tabindex="0" role="region"
+ aria-label="Computing, per cent, by method and Gbit/s">
+<table>
+<thead><tr><th scope="col" class="text">computing, %, at Gbit/s</th>
+{% for stop in gigabits %}<th scope="col">{{ "%g" % stop }}</th>{% endfor %}</tr></thead>
+<tbody id="along"></tbody>
+</table>
+</div>
+<h2>What this is</h2>
+{% for note in notes %}
+<p>{{ note }}</p>
+{% endfor %}
+<details><summary>What the command printed</summary>
+<pre tabindex="0">{{ printed }}</pre>
+</details>
+<script type="application/json" id="data">{{ data | tojson }}</script>
+<script>
+{{ script | safe }}
+{{ sliders_script | safe }}
+open(JSON.parse(document.getElementById("data").textContent));
+</script>
+</body>
+</html>
+"""
+)
+NOTES = (
+    "Every price was made before, by optdyn price: simulated seconds of each method’s own clock. "
+    "Nothing was trained for it, and the page only looks prices up and multiplies. Between the "
+    "stops, curves are straight lines.",
+    "Seconds are an update’s: of all workers, or of methods whose groups arrive by themselves, of "
+    "the next one to arrive. A worker computes as many examples for its part of an update on every "
+    "number of nodes.",
+    "Stragglers: the standard deviation of a worker’s times over their mean. The period is that of "
+    "methods that have one; a method shows its nearest.",
+)
+MEASURED = (
+    "Time to the loss is the updates of each method over those of tuned synchronous training, as "
+    "measured on {problem}, to a training loss of {target:.3g} with {seeds} seeds, times what an "
+    "update takes here. It is carried over as it is, to whatever cluster the sliders say. Its "
+    "interval of 95 % is that of the updates."
+)
+
+
+def render(
+    data: Mapping[str, Any], heading: str, printed: str, found: Measured | None = None
+) -> str:
+    """The page of a `grid`. `heading`: what all prices are of; `printed`: the command's tables."""
+    sliders = [
+        ("bandwidth", "Bandwidth", len(data["gigabits"])),
+        ("nodes", "Nodes", len(data["nodes"])),
+        ("stragglers", "Stragglers", len(data["stragglers"])),
+        ("period", "Period", len(data["periods"])),
+    ]
+    figures = [
+        ("computing", "The share of the workers' time that computes, against bandwidth."),
+        ("seconds", "Simulated seconds an update, against bandwidth."),
+    ]
+    notes = list(NOTES)
+    if found:
+        figures.insert(0, ("time", "Time to the loss over synchronous training's."))
+        said = {"problem": found.problem, "target": found.target, "seeds": found.seeds}
+        notes.append(MEASURED.format(**said))
+    return page.filled(
+        TEMPLATE,
+        STYLE,
+        title="Which method, on which cluster" if found else "What methods take, on which cluster",
+        heading=heading,
+        sliders=[slider for slider in sliders if slider[2] > 1],
+        figures=figures,
+        target=bool(found),
+        gigabits=data["gigabits"],
+        notes=notes,
+        printed=printed,
+        data=data,
+        sliders_script=files("optdyn.report").joinpath("sliders.js").read_text(),
+    )

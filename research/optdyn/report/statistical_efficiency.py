@@ -1,0 +1,309 @@
+"""What compute groups cost in updates and save in seconds (arXiv 1606.04487, sections 3 and 4).
+
+    SE(S)     updates to the target loss, with staleness S = g - 1
+    P_SE(S)   SE(S) / SE(0)
+    P_HE(S)   HE(S) / HE(0), of simulated seconds an update
+    product   P_SE P_HE, of simulated seconds to the target
+
+    python -m launch.efficiency --workdir=DIR --target=0.25 [--fixed_momentum=0.9]
+
+`DIR` is that of a sweep over groups x momentum x learning rate x seed. SE is given once with the
+momentum fixed and once with it tuned, both with the learning rate tuned, and each has a P_SE over
+its own SE(0). Every seed is judged at the setting that is best on the others. Figures are medians
+over the seeds, with 95 % intervals from drawing seeds again (`report/efficiency.py`). Between the
+g that were run, a fitted SE(g) = a g^b interpolates. If points differ in more than these four,
+--where=KEY=VALUE chooses among them. Writes statistical_efficiency.json and .svg there.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
+from optdyn import methods
+from optdyn.base.arguments import Parser
+from optdyn.base.errors import print_error
+from optdyn.base.files import as_json, write_json
+from optdyn.evidence import intervals
+from optdyn.report import efficiency, figures, tables
+from optdyn.report.efficiency import MOMENTUM, Tried
+from optdyn.report.tables import Point, TableError
+
+RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
+USUAL = 0.9  # momentum that is not tuned
+VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}
+LOOKS = {  # colour, marker and line
+    "fixed": ("#D55E00", "s", "dashed"),
+    "tuned": ("#0072B2", "o", "solid"),
+    "P_HE": ("#009E73", "D", "dotted"),
+    "product": ("#000000", "^", "dash-dotted"),
+}
+
+
+def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried]:
+    """The settings of every number of groups, and what each seed takes to the target.
+
+    `where`: texts KEY=VALUE that the config of a point must agree with. Raises `TableError` if the
+    points cannot be compared: if they differ in other keys, or a setting lacks a seed.
+    """
+    every = [p for p in tables.points(workdir) if not p.config.get("replicas.count")]
+    every = _chosen(workdir, every, where)
+    runs = tables.runs(every, [NAME, GROUPS, MOMENTUM, RATE, "seed"])
+    unfinished = runs[~runs["status"].isin(("completed", "diverged"))]
+    if len(unfinished):
+        point, status = unfinished.iloc[0][["point", "status"]]
+        raise TableError(f"{workdir}: run {point} is {status}, must be completed")
+    log = tables.metrics(every)
+    runs = efficiency.with_target(runs, log, target)
+    if not np.isfinite(runs["updates_to_target"]).any():
+        raise TableError(
+            f"{workdir}: no run reaches --target={target:g}; the lowest training loss is "
+            f"{log['train_loss'].min():.4g}"
+        )
+    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(methods.arrives).astype(bool), 1)
+    return [_tried(workdir, int(g), its, runs["seed"]) for g, its in runs.groupby(GROUPS)]
+
+
+def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list[Point]:
+    every = tables.narrowed(every, where)
+    strange = {p.config[NAME] for p in every if not methods.is_simple(p.config[NAME])}
+    if strange or not every:
+        has = f"runs of {NAME} = {strange.pop()!r}" if strange else "none that were asked for"
+        raise TableError(f"{workdir}: needs runs of plain gradients, in groups or not, has {has}")
+    for key in tables.differing(every):
+        if key not in VARIED:
+            values = sorted({str(p.config.get(key)) for p in every})
+            raise TableError(
+                f"{workdir}: points differ in {key}; choose one with --where={key}=VALUE, VALUE "
+                f"one of {', '.join(values)}"
+            )
+    return every
+
+
+def _tried(workdir: Path, groups: int, runs: pd.DataFrame, seeds: pd.Series) -> Tried:
+    setting = [MOMENTUM, RATE]
+    twice = runs[runs.duplicated([*setting, "seed"])]
+    if len(twice):
+        raise TableError(f"{workdir}: run {twice['point'].iloc[0]} is there twice")
+    columns = sorted(seeds.unique())
+    table = runs.pivot(index=setting, columns="seed", values="updates_to_target")
+    table = table.reindex(columns=columns)
+    if table.isna().any(axis=None) or len(columns) < 2:
+        raise TableError(
+            f"{workdir}: every setting needs the same seeds, at least two; with {groups} groups "
+            f"there are {len(runs)} runs of {len(table)} settings and {len(columns)} seeds"
+        )
+    # What an update takes does not depend on the setting, but runs that diverge are short.
+    seconds = runs.groupby("seed")["simulated_seconds_per_step"].median()
+    return Tried(groups, table.index, table.to_numpy(), seconds[columns].to_numpy())
+
+
+def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dict[str, Any]:
+    """All that the command reports, as JSON has it but for numbers that are not finite.
+
+    A figure is `[value, low, high]`. `fixed` is the momentum that is not tuned; by default `USUAL`,
+    or the only one that was tried. Raises `TableError` if it was not tried.
+    """
+    momenta = [set(each.settings.get_level_values(0)) for each in every]
+    common = sorted(set.intersection(*momenta))
+    only = common[0] if len(common) == 1 and USUAL not in common else USUAL
+    momentum = only if fixed is None else fixed
+    for each, tried in zip(every, momenta, strict=True):
+        if momentum not in tried:
+            known = ", ".join(f"{value:g}" for value in common) or "none"
+            raise TableError(
+                f"--fixed_momentum={momentum:g}: not tried with {each.groups} groups; tried with "
+                f"all: {known}"
+            )
+    groups = np.array([each.groups for each in every])
+    seeds = np.arange(len(every[0].seconds))
+    value = efficiency.measured(every, momentum, seeds[None])[0]
+    values = efficiency.measured(every, momentum, efficiency.draws(len(seeds)))
+    found = efficiency.penalties(groups, value)
+    ends = {
+        name: intervals.ends(v, -np.inf if name == "recovered" else 0.0)
+        for name, v in efficiency.penalties(groups, values).items()
+    }
+    rows = []
+    for i, each in enumerate(every):
+        row: dict[str, Any] = {"groups": each.groups, "seconds": value[2, i]}
+        for name, its in (("fixed", each.at(momentum)), ("tuned", each)):
+            row[f"{name} setting"] = _best(its)
+            row[f"{name} seeds"] = efficiency.held_out(its.updates, seeds).tolist()
+        rows.append(
+            row | {name: _figure(v[i], ends[name][:, i].tolist()) for name, v in found.items()}
+        )
+    models = {}
+    for i, name in enumerate(("fixed", "tuned")) if len(groups) > 1 else ():
+        law, laws = (efficiency.power_law(groups, v[..., i, :]) for v in (value, values))
+        at = 2.0 ** np.arange(np.log2(groups.max()) + 1)
+        curve, curves = (m[..., :1] * at ** m[..., 1:] for m in (law, laws))
+        misfit = np.exp(np.abs(np.log(value[i] / (law[0] * groups ** law[1]))).max())
+        models[name] = {
+            "a": [law[0], *intervals.ends(laws[:, 0], 0.0)],
+            "b": [law[1], *intervals.ends(laws[:, 1])],
+            "groups": at.tolist(),
+            "updates": np.stack([curve, *intervals.ends(curves, 0.0)], axis=-1).tolist(),
+            "misfit": misfit,
+        }
+    return {
+        "target": target,
+        "fixed_momentum": momentum,
+        "seeds": len(seeds),
+        "groups": rows,
+        "model": models,
+    }
+
+
+def _figure(value: float, ends: Sequence[float]) -> list[float]:
+    """`[value, low, high]`; what is not a number has no ends."""
+    return [np.nan] * 3 if np.isnan(value) else [value, *ends]
+
+
+def _best(its: Tried) -> dict[str, Any]:
+    """The setting best on all seeds, by whose median it looks better than it is.
+
+    `edge`: whether of its momentum's learning rates it has the lowest or highest: a better one may
+    lie beyond.
+    """
+    medians = np.median(its.updates, axis=1)
+    momentum, rate = its.settings[medians.argmin()]
+    rates = its.at(momentum).settings.get_level_values(1)
+    return {
+        "momentum": momentum,
+        "learning_rate": rate,
+        "updates": medians.min(),
+        "edge": len(rates) > 1 and rate in (rates.min(), rates.max()),
+    }
+
+
+@matplotlib.rc_context(figures.STYLE)
+def picture(summary: dict[str, Any]) -> Figure:
+    """Updates to the target against g, with the fitted law; then the penalties."""
+    figure = Figure(figsize=(9.2, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    titles = {"fixed": f"momentum {summary['fixed_momentum']:g}", "tuned": "momentum tuned"}
+    for name, title in titles.items():
+        _bars(left, summary["groups"], name, name, title)
+        _bars(right, summary["groups"], f"P_SE {name}", name, f"P_SE, {title}")
+        model = summary["model"].get(name)
+        if model and np.isfinite(model["a"][0]):
+            curve, low, high = np.transpose(model["updates"])
+            colour, _, line = LOOKS[name]
+            law = f"{model['a'][0]:.3g} g^{model['b'][0]:.2g}"
+            left.plot(
+                model["groups"], curve, color=colour, ls=figures.DASHES[line], lw=1, label=law
+            )
+            left.fill_between(model["groups"], low, high, color=colour, alpha=0.12, lw=0)
+    _bars(right, summary["groups"], "P_HE", "P_HE", "P_HE")
+    _bars(right, summary["groups"], "product tuned", "product", "P_SE P_HE, momentum tuned")
+    left.set_ylabel(f"updates to a training loss of {summary['target']:g}")
+    right.set_ylabel("penalty over g = 1")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks([row["groups"] for row in summary["groups"]])
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("compute groups g")
+        if axes.get_legend_handles_labels()[1]:  # there are no penalties without g = 1
+            axes.legend()
+    return figure
+
+
+def _bars(axes: Axes, rows: Sequence[dict[str, Any]], name: str, look: str, label: str) -> None:
+    """A figure and its interval at every g; an infinite end is at twice the value."""
+    colour, marker, _ = LOOKS[look]
+    shift = 1.03 ** (list(LOOKS).index(look) - 1)  # those at one g stand side by side
+    for row in rows:
+        value, low, high = row[name]
+        if np.isfinite(value):
+            upper = high if np.isfinite(high) else 2 * value
+            error = [[max(value - low, 0)], [max(upper - value, 0)]]
+            x = row["groups"] * shift
+            axes.errorbar(x, value, error, fmt=marker, color=colour, capsize=3, label=label, ms=5)
+            label = "_nolegend_"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 2 and one line on standard error for input it cannot use."""
+    parser = Parser(prog="optdyn efficiency", description="Updates to a loss by groups.")
+    parser.add_argument("--workdir", type=Path, required=True, help="of a sweep")
+    parser.add_argument("--target", type=float, required=True, help="training loss to reach")
+    parser.add_argument("--fixed_momentum", type=float, help="that is not tuned; 0.9 or the only")
+    parser.add_argument("--where", action="append", default=[], help="KEY=VALUE, of the config")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    flags = parser.read(arguments)
+    try:
+        every = tried(flags.workdir, flags.target, flags.where)
+        summary = summarize(every, flags.fixed_momentum, flags.target)
+        path = flags.workdir / "statistical_efficiency"
+        write_json(path.with_suffix(".json"), summary)
+        tables.replace(path.with_suffix(".svg"), figures.svg(picture(summary)))
+    except (TableError, OSError) as error:
+        return print_error(error)
+    if flags.json:
+        print(as_json(summary))
+    else:
+        _print(summary)
+    return 0
+
+
+def _print(summary: dict[str, Any]) -> None:
+    rows, notes = [], []
+    for row in summary["groups"]:
+        for name in ("fixed", "tuned"):
+            best, taken = row[f"{name} setting"], row[f"{name} seeds"]
+            rows.append(
+                {
+                    "g": row["groups"],
+                    "momentum": f"{best['momentum']:g}, {name}",
+                    "rate": f"{best['learning_rate']:g}",
+                    "updates": _shown(row[name]),
+                    "range": f"{min(taken):.4g} to {max(taken):.4g}",
+                    "P_SE": _shown(row[f"P_SE {name}"]),
+                    "P_HE": _shown(row["P_HE"]),
+                    "product": _shown(row[f"product {name}"]),
+                }
+            )
+            if best["edge"]:
+                notes.append(
+                    f"g = {row['groups']}, {name}: {best['learning_rate']:g} is the lowest or the "
+                    f"highest learning rate tried with momentum {best['momentum']:g}"
+                )
+    print(
+        f"Updates to a training loss of {summary['target']:g}: median of {summary['seeds']} seeds, "
+        "each at the setting best on the others, and 95 % interval. The momentum and rate shown "
+        "are best on all."
+    )
+    print(pd.DataFrame(rows).to_string(index=False))
+    for row in summary["groups"]:
+        line = f"g = {row['groups']}: fixed over tuned {_shown(row['ratio'])}"
+        if np.isfinite(row["recovered"][0]):
+            line += f"; share of the penalty that tuning recovers {_shown(row['recovered'])}"
+        print(line)
+    for name, model in summary["model"].items():
+        print(
+            f"SE(g) = a g^b, {name}: a = {_shown(model['a'])}, b = {_shown(model['b'])}; "
+            f"a median is off by a factor of at most {model['misfit']:.3g}"
+        )
+    print("\n".join(notes))
+
+
+def _shown(figure: Sequence[float]) -> str:
+    value, low, high = figure
+    return "-" if np.isnan(value) else f"{value:.3g} [{low:.3g}, {high:.3g}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Who computes when: the first updates of a run, group by group.
+
+Of a real run it is what it recorded, `trace.csv`. Of a simulated one the timeline is drawn again
+from the config, which decides it, and is believed only if it agrees with the seconds in the log.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from optdyn import methods as strategies
+from optdyn.base.errors import InputError
+from optdyn.clock.trace import table_of
+from optdyn.experiment import read
+from optdyn.problem.own_code import CLOCK
+from optdyn.report import figures
+from optdyn.report.page import Picture, Section
+from optdyn.report.run_tables import GROUPS
+from optdyn.report.tables import Point
+
+MOST = 1_000_000  # updates of a timeline that is drawn again
+LANES = 16
+ROUNDS = 4  # arrivals a group that are shown, about
+GANTTS = 2  # pictures: of the fewest and of the most groups
+WORD = 4  # bytes of a parameter
+
+
+def section(points: Sequence[Point]) -> Section | None:
+    """Charts of who computes when, in the runs of fewest and of most groups."""
+    arrangements: dict[int, Point] = {}
+    for point in points:
+        arrangements.setdefault(int(point.config.get(GROUPS) or 1), point)
+    several = [arrangements[g] for g in sorted(arrangements) if 2 <= g <= LANES]
+    found = [(point, first(point)) for point in several]
+    known = [(point, its) for point, its in found if its]
+    pictures = []
+    for point, (bars, lanes) in known[:1] + known[1:][-GANTTS + 1 :]:
+        said = "real" if (point.folder / "trace.csv").exists() else "simulated"
+        caption = f"{point.name}: the first {len(bars)} arrivals, {said}"
+        alt = f"Which of {len(lanes)} groups computes when. {caption}."
+        drawn = figures.uri(figures.gantt(bars, lanes))
+        pictures.append(Picture(drawn, alt, caption))
+    text = (
+        "A bar goes from where a group reads the parameters to where it delivers its gradient, "
+        "with all that it waits between; the darker, the more updates of others it has missed."
+    )
+    return Section("Workers", text=text, pictures=pictures) if pictures else None
+
+
+def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
+    """(bars, lanes) of the first updates, or None if it is not known, or of one group.
+
+    Columns of the bars, one an arrival: `lane`, `start`, `end` (seconds), `staleness`. A
+    group is shown from where it read the parameters to where it delivered, so with what it waited.
+    """
+    found = arrivals(point)
+    if found is None:
+        return None
+    worker, seconds = found
+    groups = int(worker.max()) + 1 if len(worker) else 0
+    if not 2 <= groups <= LANES:
+        return None
+    shown = seconds[min(ROUNDS * groups, len(seconds)) - 1]
+    rows, last, at = [], np.zeros(groups), np.zeros(groups, int)
+    for update, (group, second) in enumerate(zip(worker, seconds, strict=True), start=1):
+        start, staleness = last[group], update - 1 - at[group]
+        last[group], at[group] = second, update
+        if start >= shown:
+            if last.min() > shown:
+                break
+            continue
+        rows.append((int(group), float(start), float(min(second, shown)), int(staleness)))
+    bars = pd.DataFrame(rows, columns=["lane", "start", "end", "staleness"])
+    return bars, [f"group {group}" for group in range(groups)]
+
+
+def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
+    """(updates,) the groups that arrive, and when; None if it is not known."""
+    path = point.folder / "trace.csv"
+    try:
+        if path.exists():
+            table = table_of(path)
+            return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
+        path = point.folder / "config.json"
+        config = read(json.loads(path.read_text()), path, CLOCK)
+        methods = config.methods
+        simple = methods.simple and strategies.arrives(config.strategy.name)
+        if not simple or config.cluster.service == "geometric" or config.steps > MOST:
+            return None
+        size = WORD * int(point.summary.get("parameters", 0))
+        timeline = config.timeline(steps_per_epoch=1, update_bytes=size)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
+        return None  # a foreign file: the page does without the picture
+    return (timeline.worker, timeline.seconds) if _agrees(timeline.seconds, point.log) else None
+
+
+def _agrees(seconds: np.ndarray, log: list[dict[str, Any]]) -> bool:
+    """Whether every logged second is that of its update; the log has them in full."""
+    rows = [row for row in log if 0 < row["step"] <= len(seconds)]
+    logged = np.array([row["simulated_seconds"] for row in rows], float)
+    drawn = seconds[[row["step"] - 1 for row in rows]] if rows else logged
+    return bool(rows) and np.allclose(drawn, logged, rtol=1e-6, atol=0)

@@ -1,0 +1,100 @@
+"""A rule on its devices: the state it starts from, and the loop over events laid out."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import optax
+from jax.sharding import PartitionSpec as P
+
+from optdyn import methods as strategies
+from optdyn.base.trees import Params, State
+from optdyn.devices import layout
+from optdyn.devices.layout import Advance, Layout
+from optdyn.devices.overlap import overlap
+from optdyn.devices.paged import initial, paged
+from optdyn.devices.simulated import one_node, over_nodes, over_workers
+from optdyn.methods import Methods, Rule
+from optdyn.problem.problem import Problem
+from optdyn.train.worker_seconds import measure
+
+Loop = Callable[[Rule], Advance]
+
+
+class Asked(NamedTuple):
+    """The methods, and the devices that they are to run on."""
+
+    methods: Methods  # `compiled`
+    api: str = ""  # '': one device simulates all
+    nodes: int = 1
+    devices: int = 1  # of a node, real or simulated
+    accumulation: int = 1
+    shard_optimizer: bool = False
+    shard_snapshots: bool = False
+    streamed: bool = False  # whether examples are brought to real devices as they are needed
+
+
+def make(
+    loop: Loop,
+    asked: Asked,
+    whole: Problem,
+    optimizer: optax.GradientTransformationExtraArgs,
+    slots: int,
+    meter: bool = False,
+) -> tuple[Rule, Layout]:
+    """The rule as one device simulates it, and the loop on real devices or on that one.
+
+    States look the same either way. With `meter` batches are pairs, and so are the loop's examples
+    and indices.
+    """
+    methods = asked.methods
+    api, nodes, devices, streamed = asked.api, asked.nodes, asked.devices, asked.streamed
+
+    def rule(axis: str | None, real: bool = False, slots: int = slots) -> Rule:
+        of = methods, whole, optimizer, slots, axis
+        return strategies.compose(*of, asked.accumulation, real, meter)
+
+    def on_host() -> Callable[[Params], State]:
+        return initial(jax.jit(rule(None, slots=1).init), slots)
+
+    if methods.mix:
+        simulated = over_nodes(rule("data"), nodes, devices)
+    elif methods.reduces_itself:
+        simulated = over_workers(rule("data"), devices)
+    else:
+        simulated = rule(None)
+    if methods.get("snapshots", "") == "host":
+        laid = paged(loop(rule(None, slots=1)), methods.servers(whole))
+        return simulated, laid._replace(init=on_host())
+    if not api:
+        return simulated, layout.one_device(loop(simulated))
+    if methods.stages and api == "shard_map":
+        assert methods.gradient and methods.gradient.layout
+        return simulated, methods.gradient.layout(whole, optimizer, nodes, devices)
+    axes, shape = (("node", "data"), (nodes, devices)) if methods.mix else (("data",), (devices,))
+    mesh = layout.mesh(axes, shape)
+    if api == "jit":
+        advance = loop(simulated)
+        shards = asked.shard_optimizer, bool(methods.mix), asked.shard_snapshots
+        laid = layout.jit(advance, mesh, *shards)
+        return simulated, laid._replace(init=on_host() if asked.shard_snapshots else None)
+    # A mean over one device would not be free: XLA copies all gradients through it.
+    device = rule("data" if devices > 1 or methods.reduces_itself else None, real=True)
+    apart = device.apart
+    if api == "overlap":
+        assert apart
+        device = Rule(device.init, apart.update)
+    if methods.reduces_itself and devices == 1:
+        device = over_workers(device, 1)
+    if methods.mix:
+        device = one_node(device)
+    if api == "pmap":
+        one, several = ("node", True) if methods.mix else ("data", False)
+        return simulated, layout.pmap(loop(device), one, mesh.size, several, streamed)
+    if apart and api == "overlap":
+        return simulated, overlap(loop(device), apart, mesh, streamed)
+    state = P("node") if methods.mix else P()
+    laid = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
+    if methods.gradient and methods.gradient.timed and not methods.mix:
+        laid = laid._replace(measure=measure(whole, methods.gradient.timed(whole), mesh))
+    return simulated, laid

@@ -1,0 +1,145 @@
+"""What a run needs of memory, before any of it is taken, and the refusal of one that cannot fit.
+
+The bytes are lower bounds: what the run's own arrays take, without what XLA needs besides.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from optdyn.base import seeds
+from optdyn.base.errors import ConfigError
+from optdyn.base.trees import Params, bytes_of, examples_in, head, numbers_in
+from optdyn.clock.arrivals import drawn
+from optdyn.core import Rule
+from optdyn.devices import paged
+from optdyn.devices.layout import part_axis
+from optdyn.experiment import Experiment
+from optdyn.problem import data as datasets
+from optdyn.setup import Cluster, Pieces
+from optdyn.train import program
+
+GROUP = Path("/sys/fs/cgroup")
+UPDATE = 80  # bytes of a timeline while it is made, an update
+DRAW = 28  # and a worker's draw, of methods that keep them all
+REFERENCES = 2  # whole copies of the parameters besides the state: x_0 and a gradient
+
+
+def available() -> float:
+    """Bytes free on the device, or for the CPU in the machine and in the control group."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    return stats["bytes_limit"] - stats["bytes_in_use"] if stats else host_memory()
+
+
+def host_memory() -> float:
+    """Bytes free in the machine and in the control group."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4  # where Linux does not say
+    with contextlib.suppress(OSError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = 1024 * int(lines["MemAvailable"].split()[0])
+    with contextlib.suppress(OSError, ValueError):  # no such group, or no limit
+        most, used = (int((GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, most - used)
+    return free
+
+
+def of_config(config: Experiment) -> None:
+    """Raises `ConfigError` where the timeline, the batches or drawn examples cannot fit.
+
+    Or where batches are larger than a training set whose size the config says.
+    """
+    cluster, methods = config.cluster, config.methods
+    updates = config.steps * max(config.replicas.count, 1)
+    kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
+    rows = updates if kept else drawn(updates, config.methods.groups)
+    draws = rows * cluster.worker_count
+    many = f" x config.replicas.count = {config.replicas.count:,}" * bool(config.replicas.count)
+    _fits(
+        UPDATE * updates + DRAW * draws,
+        f"config.steps = {config.steps:,}{many}, of {_workers(cluster)}: their timeline needs",
+    )
+    chunk = min(config.steps, program.CHUNK) * 4 * config.batch_size
+    _fits(chunk, f"config.batch_size = {config.batch_size:,}: numbers of examples need")
+    examples = config.data.train_examples
+    if config.model.name == "quadratic":
+        spread = bool(config.model.spread)
+        examples = (examples or 1000) if config.model.noise or spread else 0
+        need = 4 * examples * config.model.dimension * (1 + spread)
+        _fits(need, f"config.data.train_examples = {examples:,}: so many optima need")
+    if examples:
+        of_batch(config, examples)
+
+
+def of_batch(config: Experiment, examples: int) -> None:
+    """Raises `ConfigError` if a batch is larger than the training set, without replacement."""
+    model = config.model
+    drawn_alike = model.name == "quadratic" and not (model.noise or model.spread)
+    if config.batch_size > examples and not (config.data.replacement or drawn_alike):
+        raise ConfigError(
+            f"config.batch_size = {config.batch_size:,}: the training set has {examples:,} "
+            "examples, and a batch has each once at most (but with config.data.replacement=True)"
+        )
+
+
+def of_data(config: Experiment, data: datasets.Data) -> None:
+    """Raises `ConfigError` if batches of these examples, or the parameters, cannot fit."""
+    train = data.train
+    of_batch(config, examples_in(train))
+    parts = config.parallel.accumulation * max(config.parallel.devices, 1)
+    each = sum(leaf[:1].nbytes for leaf in train.values())
+    batch = each * config.batch_size // parts
+    _fits(batch, f"config.batch_size = {config.batch_size:,}: a batch needs")
+    key = seeds.key(config.seed, "init")
+    params = program.shapes(config, data.classes, key, head(train, 1))
+    need = REFERENCES * bytes_of(params)
+    _fits(need, f"config.model: {numbers_in(params):,} parameters and their gradient need")
+
+
+class Need(NamedTuple):
+    """Bytes of a run's arrays; the table of versions may lie elsewhere, or in parts."""
+
+    device: int  # of the first
+    host: int  # besides; on a CPU both are of one memory
+
+
+def of_state(config: Experiment, rule: Rule, params: Params, slots: int) -> None:
+    """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
+    need = need_of(config, rule, params)
+    versions = f", {slots:,} versions" if slots > 1 else ""
+    _fits(
+        need.device,
+        f"config: {numbers_in(params):,} parameters{versions}, and their optimizer's state need",
+    )
+    if need.host:
+        _fits(need.host, f"config.strategy.snapshots: {slots:,} versions need", host_memory())
+
+
+def need_of(config: Experiment, rule: Rule, params: Params) -> Need:
+    """Bytes of the state, x_0 and a gradient, and of versions that are on their way."""
+    state = jax.eval_shape(rule.init, params)
+    device, host = bytes_of(state) + REFERENCES * bytes_of(params), 0
+    one_memory = jax.devices()[0].platform == "cpu"
+    if config.methods.get("snapshots", "") == "host":
+        row = bytes_of(state.slots) // max(len(leaf) for leaf in jax.tree.leaves(state.slots))
+        host = bytes_of(state.slots)
+        device += (1 + paged.ROWS) * row - host
+    if config.parallel.shard_snapshots and not one_memory:
+        _, devices = config.methods.devices(config)
+        parts = [(leaf, part_axis(leaf.shape, devices)) for leaf in jax.tree.leaves(state.slots)]
+        device -= sum(bytes_of(leaf) * (devices - 1) // devices for leaf, axis in parts if axis)
+    return Need(device + host, 0) if one_memory else Need(device, host)
+
+
+def _fits(need: int, what: str, free: float | None = None) -> None:
+    free = available() if free is None else free
+    if need > free:
+        raise ConfigError(f"{what} {need:,} bytes, and {int(free):,} are free")
+
+
+def _workers(cluster: Cluster) -> str:
+    workers = cluster.worker_count
+    return f"{workers:,} worker{'s' * (workers > 1)}"

@@ -1,0 +1,276 @@
+"""Trajectories of replicas: one initialization, many draws of arrivals and batches.
+
+Recorded at every update t, for the fit of E d_t = mu E d_{t-1} - eta E G_t (arXiv 1605.09774):
+
+    d_t = x_{t+1} - x_t                 displacement
+    G_t = grad f(x_t)                   gradient of the whole training objective
+
+both under one fixed random projection S (a count sketch). The relation is linear, so it holds for
+S d and S G whatever S is: projecting biases nothing.
+"""
+
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from optdyn import methods
+from optdyn.base import lookup, seeds
+from optdyn.base.files import read_json, write, write_json, write_npz
+from optdyn.base.progress import Progress, say, stoppable
+from optdyn.base.trees import Array, Json, State, examples_in
+from optdyn.clock.base import at
+from optdyn.core import Event
+from optdyn.devices.first_process import own
+from optdyn.experiment import ConfigError, Experiment
+from optdyn.problem import data as datasets
+from optdyn.problem.problem import Examples, Params, Problem
+from optdyn.train import history, program, trainer
+from optdyn.train.checkpoints import saving
+from optdyn.train.program import Program
+from optdyn.train.trainer import Run
+from optdyn.train.workdir import REPLICAS, claim, damaged, free, text_of, vouch
+
+SLICE = 1000  # examples at a time in the gradient of the whole objective
+SHORT = 10  # updates an epoch below which batches depend on one another noticeably
+PART = 16  # replicas a file of an unfinished recording, rounded up to whole blocks
+
+Arrays = Mapping[str, Array]
+Whole = tuple[jax.Array, Params]  # f and its gradient, of all examples
+
+
+class Series(NamedTuple):
+    """Replicas of one update rule."""
+
+    name: str
+    program: Program
+    hypers: dict[str, np.ndarray]  # (T,) each
+    trace: float | None = None  # the momentum buffer starts at trace * G_0
+
+
+@lookup.once()
+def record(config: Experiment, workdir: str | Path) -> Json:
+    """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
+
+    `status` is `completed`, `diverged` (not all that was recorded is finite) or `interrupted`.
+    Writes `trajectories.npz`: `displacements` and `gradients`, (R, T, q) float32, and `losses`,
+    (R, T). With explicit momenta in `config.replicas.matching`, also `matching_momenta` (M,) and
+    `matching_displacements` (M, R, T, q): as many synchronous replicas at each mu, with learning
+    rate alpha (1 - mu). Interrupted or killed, the same call goes on from the parts on disk.
+    """
+    if config.init_from:
+        raise ConfigError("config.init_from: of a run, not of replicas (config.replicas.count)")
+    run = trainer.prepare(config, replicas=config.replicas.count)
+    with own(Path(workdir)) as folder, saving(folder):
+        claim(folder, config, free(config))
+        finished = read_json(folder / "summary.json")
+        if finished and not damaged(folder):
+            say(f"already finished: {workdir}")
+            return finished
+        write(folder / "config.json", text_of(config))
+        return _recorded(run, folder)
+
+
+def _recorded(run: Run, workdir: Path) -> Json:
+    config, epoch = run.config, run.examples / run.config.batch_size
+    if epoch < SHORT and not config.data.replacement:
+        say(
+            f"warning: config.data.replacement = False: an epoch has {epoch:.2g} updates, of which "
+            "each gets what those before it left, so that the fitted momentum is biased; "
+            "theory draws batches with replacement"
+        )
+    history.started(workdir, 0, config.steps)
+    parts = workdir / "parts"
+    parts.mkdir(exist_ok=True)
+    size = -(-PART // config.replicas.block) * config.replicas.block
+    starts = range(0, config.replicas.count, size)
+    every = _series(run)
+    progress = Progress(workdir.name, len(every) * len(starts), unit="part")
+    with stoppable() as come:
+        for series in every:
+            for start in starts:
+                path = parts / f"{series.name}-{start}.npz"
+                if not _is_whole(path):
+                    write_npz(path, _part(run, series, start, size))
+                progress.show(len(list(parts.glob("*.npz"))))
+                if come.stopped:
+                    say("saved: the same command goes on")
+                    return {"status": "interrupted", "signal": come.stopped}
+    arrays = _join(config, parts, [series.name for series in every], starts)
+    write_npz(workdir / REPLICAS, arrays)
+    finite = all(np.isfinite(array).all() for array in arrays.values())
+    summary = {
+        "status": "completed" if finite else "diverged",
+        "step": config.steps,
+        "steps": config.steps,
+        "replicas": config.replicas.count,
+        "train_loss": float(arrays["losses"][:, -1].mean()),
+        "staleness_mean": float(run.timeline.staleness.mean()),
+        "staleness_histogram": np.bincount(run.timeline.staleness.ravel()).tolist(),
+        **trainer.provenance(run),
+        **history.told(workdir),
+    }
+    vouch(workdir, summary)
+    write_json(workdir / "summary.json", summary)
+    shutil.rmtree(parts)
+    return summary
+
+
+def _series(run: Run) -> list[Series]:
+    """The config's own update rule, then synchronous momentum SGD at each matching mu.
+
+    A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as the asynchronous.
+    """
+    config = run.config
+    sync = config.with_({"strategy.name": methods.PLAIN})
+    every = [Series("replicas", run.program, dict(run.hypers))]
+    for mu in config.replicas.matching:
+        hypers = {
+            "learning_rate": run.hypers["learning_rate"] * np.float32(1 - mu),
+            "momentum": np.full(config.steps, mu, np.float32),
+        }
+        compiled = program.make(sync, run.data.classes, slots=1)
+        every.append(Series(f"matching{mu}", compiled, hypers, 1 / (1 - mu)))
+    return every
+
+
+def _part(run: Run, series: Series, start: int, size: int) -> Arrays:
+    """Replicas start..start+size-1 of the series; those beyond the count are computed and cut."""
+    config, count = run.config, run.config.replicas.count
+    chosen = np.arange(start, start + size) % count
+    events = Event(
+        at(run.timeline.choice, chosen),
+        {name: np.broadcast_to(v, (size, len(v))) for name, v in series.hypers.items()},
+    )
+    examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
+    indices = np.stack([_indices(run, f"{series.name}{replica}") for replica in chosen])
+    recorder = _recorder(series.program, config.replicas.block, config.replicas.subspace)
+    key = seeds.key(config.seed, "subspace")
+    arrays = recorder(run.params, examples, key, series.trace, events, indices)
+    return {name: np.asarray(leaf)[: count - start] for name, leaf in arrays.items()}
+
+
+def _indices(run: Run, stream: str) -> np.ndarray:
+    config = run.config
+    seed = seeds.number(config.seed, f"batches {stream}")
+    return datasets.batches(
+        seed, 0, config.steps, config.batch_size, run.examples, config.data.replacement
+    )
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the part is there, by the checksums of its arrays."""
+    try:
+        with np.load(path) as arrays:
+            return all(arrays[name].size for name in arrays)
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error):
+        return False
+
+
+def _join(config: Experiment, parts: Path, names: list[str], starts: range) -> Arrays:
+    """All parts, as they go into one file."""
+
+    def whole(name: str, key: str) -> np.ndarray:
+        return np.concatenate([np.load(parts / f"{name}-{start}.npz")[key] for start in starts])
+
+    arrays = {key: whole(names[0], key) for key in ("displacements", "gradients", "losses")}
+    if len(names) > 1:
+        arrays["matching_momenta"] = np.asarray(config.replicas.matching)
+        arrays["matching_displacements"] = np.stack(
+            [whole(name, "displacements") for name in names[1:]]
+        )
+    return arrays
+
+
+@lru_cache(maxsize=32)
+def _recorder(program: Program, block: int, subspace: int) -> Callable[..., Arrays]:
+    """Jitted `_trajectory` of many replicas, `block` of them at a time as one vmapped program."""
+
+    def replicas(
+        params: Params,
+        examples: Examples,
+        key: jax.Array,
+        trace: jax.Array | None,
+        events: Event,
+        indices: Array,
+    ) -> Arrays:
+        one = partial(_trajectory, program, subspace, params, examples, key, trace)
+        many = {"batch_size": block} if block > 1 else {}
+        return jax.lax.map(lambda draw: one(*draw), (events, indices), **many)
+
+    return jax.jit(replicas)
+
+
+def _trajectory(
+    program: Program,
+    subspace: int,
+    params: Params,
+    examples: Examples,
+    key: jax.Array,
+    trace: jax.Array | None,
+    events: Event,
+    indices: jax.Array,
+) -> Arrays:
+    """One replica: S d_t and S G_t, (T, q), and f(x_t), (T,)."""
+    project = sketch(key, params, subspace)
+    state = program.rule.init(params)
+    if trace is not None:
+        _, start = whole_gradient(program.problem, params, examples)
+        scaled = jax.tree.map(lambda g: trace * g, start)
+        state = state._replace(opt_state=optax.tree_utils.tree_set(state.opt_state, trace=scaled))
+
+    def step(state: State, inputs: tuple[Event, jax.Array]) -> tuple[State, Arrays]:
+        event, chosen = inputs
+        loss, gradient = whole_gradient(program.problem, state.params, examples)
+        batch = program.problem.batch(examples, chosen)
+        after, _ = program.rule.step(state, event, batch)
+        moved = jax.tree.map(jnp.subtract, after.params, state.params)
+        return after, {
+            "displacements": project(moved),
+            "gradients": project(gradient),
+            "losses": loss,
+        }
+
+    return jax.lax.scan(step, state, (events, indices))[1]
+
+
+def whole_gradient(problem: Problem, params: Params, examples: Examples) -> Whole:
+    """f and grad f over all examples, a slice at a time."""
+    count = examples_in(examples)
+    slices = -(-count // SLICE)
+    positions = jnp.arange(slices * SLICE if slices > 1 else count).reshape(slices, -1)
+
+    def part(params: Params, chosen: jax.Array) -> jax.Array:
+        batch = {name: leaf[chosen % count] for name, leaf in examples.items()}
+        losses = problem.losses(problem.outputs(params, batch), batch)
+        return jnp.sum(jnp.where(chosen < count, losses, 0)) / count
+
+    def add(total: Whole, chosen: jax.Array) -> tuple[Whole, None]:
+        return jax.tree.map(jnp.add, total, jax.value_and_grad(part)(params, chosen)), None
+
+    if slices == 1:
+        return jax.value_and_grad(part)(params, positions[0])
+    zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.scan(add, zero, positions)[0]
+
+
+def sketch(key: jax.Array, params: Params, size: int) -> Callable[[Params], jax.Array]:
+    """Count sketch to min(size, p) numbers: random signs, then coordinate i is added to i mod q."""
+    flat, _ = ravel_pytree(params)
+    q = min(size, len(flat))
+    signs = jax.random.rademacher(key, (len(flat),), flat.dtype)
+    pad = -len(flat) % q
+
+    def project(tree: Params) -> jax.Array:
+        return jnp.pad(signs * ravel_pytree(tree)[0], (0, pad)).reshape(-1, q).sum(axis=0)
+
+    return project

@@ -1,0 +1,149 @@
+"""A run: all that its config determines before the first update, and what its updates are given."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from optdyn.base.trees import Json, examples_in
+from optdyn.clock import Timeline
+from optdyn.clock.base import Shares, at, chosen
+from optdyn.clock.shares import columns, cut
+from optdyn.core import Event, Params
+from optdyn.experiment import Experiment
+from optdyn.problem import data as datasets
+from optdyn.problem import problem, shared_data
+from optdyn.problem.data.feed import Batches, Block, Feed, streamed, whole
+from optdyn.train.meter import steered
+from optdyn.train.program import CHUNK, Program
+
+
+class Run(NamedTuple):
+    """All that a config determines before the first update."""
+
+    config: Experiment
+    data: datasets.Data
+    epoch: int  # updates that the timeline calls an epoch
+    timeline: Timeline
+    timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it
+    program: Program
+    params: Params  # x_0
+    report: Mapping[str, object]  # what its methods say of an update, for the summary
+    hypers: Mapping[str, np.ndarray]  # (steps,) each
+    columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
+    origin: Mapping[str, object] = MappingProxyType({})  # the run that x_0 is of, if it is of one
+    shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, where it has its own
+    code: str = ""  # checksums of the user's own (`own_code.fingerprint`)
+
+    @property
+    def examples(self) -> int:
+        """Size of the training set."""
+        return examples_in(self.data.train)
+
+
+def extended(run: Run, step: int, rows: list[Json]) -> Run:
+    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end.
+
+    And with the momentum that the log's readings steer to.
+    """
+    if changes := momenta(run, rows):
+        momentum = np.zeros(run.config.steps, np.float32)
+        for since, explicit in changes:
+            momentum[since:] = explicit
+        run = run._replace(hypers={**run.hypers, "momentum": momentum})
+    if step < len(run.timeline.seconds) or step == run.config.steps:
+        return run
+    ends = range(run.epoch, step + 1, run.epoch)
+    logged = {row["step"]: row for row in rows}
+    line = run.timeline_of(run.config, epochs=[logged[end] for end in ends])
+    return run._replace(timeline=line, columns=columns_of(line))
+
+
+def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
+    """(step, explicit momentum from then on), where the meter steers it; else []."""
+    return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
+
+
+def columns_of(line: Timeline) -> int:
+    """Examples a device, where the timeline divides batches; else 0."""
+    divided = chosen(line, Shares)
+    return columns(np.asarray(divided.shares)) if divided else 0
+
+
+def feed_of(run: Run) -> Feed:
+    """The training set on the run's devices, or what is needed of it."""
+    config, layout = run.config, run.program.layout
+    if config.data.streaming:
+        put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
+        return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
+    return whole(shared_data.put(run.data, layout.put_examples, config).train)
+
+
+def batches_of(run: Run, independent: bool = False) -> Batches:
+    """The numbers of the examples of every batch, as devices divide it: `(start, stop) -> numbers`.
+
+    Devices have even parts, or such as the timeline's shares say. With `independent` it is the
+    second batch of every update, of which the momentum meter takes a gradient.
+    """
+    every = partial(
+        problem.batches, run.config, run.examples, independent=independent, shards=run.shards
+    )
+    methods, batch = run.config.methods, run.timeline.batch
+    if run.shards and methods.read and not methods.mix:
+        return partial(every, worker=run.timeline.worker)
+    if batch is not None:  # a batch goes to who reads next, before its update has a number
+        return lambda start, stop: by_number(every, batch[start:stop])
+    divided = chosen(run.timeline, Shares)
+    if not divided:
+        return every
+    shares = np.asarray(divided.shares)
+
+    def batches(start: int, stop: int) -> np.ndarray:
+        own = shares[start:stop]
+        return cut(every(start, start + len(own)), own, run.columns)
+
+    return batches
+
+
+def by_number(every: Batches, numbers: np.ndarray) -> np.ndarray:
+    """The batches with those numbers, (n,), or those put together of K parts each, (n, K)."""
+    if numbers.ndim == 2:
+        return joined(parted(every, numbers.ravel(), numbers.shape[1]), numbers.shape[1])
+    first, last = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
+    return every(first, last)[numbers - first]
+
+
+def parted(every: Batches, numbers: np.ndarray, count: int) -> np.ndarray:
+    """Parts of batches, each cut into `count` in the order of examples: (n, B / count) and so on.
+
+    Example i of batch b is in part b count + i mod count.
+    """
+    whole = by_number(every, numbers // count)
+    n, size, *rest = whole.shape
+    cut = whole.reshape(n, size // count, count, *rest)
+    return cut[np.arange(n), :, numbers % count]
+
+
+def joined(parts: np.ndarray, count: int) -> np.ndarray:
+    """The batches of which `count` parts each lie in a row."""
+    n, size, *rest = parts.shape
+    rows = parts.reshape(n // count, count, size, *rest).swapaxes(1, 2)
+    return rows.reshape(n // count, count * size, *rest)
+
+
+def events_of(
+    run: Run, step: int, block: Block, n: int, chunk: int = CHUNK
+) -> tuple[Event, np.ndarray]:
+    """Updates step..step+n-1 and the examples of their batches, padded to `chunk`."""
+    window, indices = slice(step, step + n), block.batches(step, step + n)
+    hypers = {name: values[window] for name, values in run.hypers.items()}
+    line = run.timeline
+    events = Event(at(line.choice, window), hypers, line.staleness[window])
+
+    def pad(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])
+
+    return jax.tree.map(pad, (events, indices))

@@ -1,0 +1,198 @@
+"""Warnings about settings that can run and are probably mistakes."""
+
+import inspect
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn import methods as strategies
+from optdyn import optimizers
+from optdyn.base import lookup
+from optdyn.base.errors import and_, shown
+from optdyn.clock import service
+from optdyn.clock.base import Meeting, at, chosen
+from optdyn.core import Event
+from optdyn.experiment import Experiment
+from optdyn.methods.compose import pieces, reading
+from optdyn.methods.method import Mixes
+from optdyn.methods.shared_fields import Periodic
+from optdyn.problem import models, shared_data
+from optdyn.setup import Pieces
+from optdyn.train import trainer
+from optdyn.train.run import Run
+
+# Optimizers of optax whose updates are about as long as the learning rate, whatever the gradient.
+NORMALIZED = (
+    *("adabelief", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad", "lion", "nadam"),
+    *("nadamw", "novograd", "radam", "rmsprop", "sign_sgd", "yogi"),
+)
+SENSIBLE = 0.05  # of a parameter, an update
+# Of `cluster`, what its pieces say themselves: the seconds of computing and of messages.
+BESIDE_PIECES = (
+    *("seconds_per_example", "latency", "bandwidth", "local_latency", "local_bandwidth"),
+    "collective",
+)
+NEEDED = {"absence": "presence", "day": "diurnal", "bandwidth_variation": "regions"}  # of `cluster`
+
+
+def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str]:
+    """A line for everything in a checked config that is hardly meant.
+
+    `given` are the dotted keys that the user has set for this very run, on the command line. Others
+    may be set where nothing reads them: a config file serves several methods, and old commands
+    resume.
+    """
+    name, rate = config.optimizer.name, config.optimizer.learning_rate
+    found = list(_unread(config, given))
+    if name in NORMALIZED and rate > SENSIBLE:
+        found.append(
+            f"config.optimizer.learning_rate = {rate:g}: {name} moves every parameter by about as "
+            "much in an update, whatever the gradient; 0.001 is usual"
+        )
+    if name.startswith("contrib.schedule_free"):
+        found.append(
+            f"config.optimizer.name = {name!r}: losses are of where gradients are taken, y, not "
+            "of the average x that the paper evaluates"
+        )
+    norms = [each for each in config.optimizer.chain if "norm" in each]
+    if norms and config.methods.by_block:
+        found.append(
+            f"config.optimizer.chain: each block has an optimizer of its own with "
+            f"{config.methods.name!r}, so {norms[0]} is of the norm of a block, not of all"
+        )
+    more = (_parts_of_examples, _beyond_the_end, _outer_momenta, _labels, _apart)
+    return [*found, *(line for lines in more for line in lines(config))]
+
+
+def _parts_of_examples(config: Experiment) -> Iterator[str]:
+    """A warning where each worker has less than one example of a batch."""
+    methods, cluster = config.methods, config.cluster
+    workers = cluster.worker_count // config.methods.groups
+    staged = cluster.nodes > 1 and methods.stages
+    if config.batch_size < workers and not (staged or cluster.pieces != Pieces()):
+        yield (
+            f"config.batch_size = {config.batch_size}: {workers} workers share them, "
+            f"{config.batch_size / workers:.2g} of an example each, which takes that part of an "
+            "example's seconds here; no real worker can do so"
+        )
+
+
+def _beyond_the_end(config: Experiment) -> Iterator[str]:
+    """A warning where a run ends before something that is counted in updates."""
+    steps, warmup = config.steps, config.optimizer.warmup_steps
+    if warmup >= steps:
+        yield (
+            f"config.optimizer.warmup_steps = {warmup:,}: not less than config.steps = {steps:,}, "
+            "so no update has the rate config.optimizer.learning_rate"
+        )
+    for method in config.methods.every:
+        if isinstance(method, Periodic) and method.period > steps:
+            yield (
+                f"config.strategy.period = {method.period:,}: more than config.steps = {steps:,}, "
+                "so the run ends before the first period does"
+            )
+
+
+def _outer_momenta(config: Experiment) -> Iterator[str]:
+    """A warning where two methods that are joined have an outer momentum each."""
+    keys = ("outer_momentum", "slow_momentum")
+    every = [getattr(method, key, 0) for method in config.methods.every for key in keys]
+    if len(momenta := [momentum for momentum in every if momentum]) > 1:
+        times = math.prod(1 / (1 - momentum) for momentum in momenta)
+        yield (
+            f"config.strategy.name = {config.methods.name!r}: has outer momenta of "
+            f"{and_([f'{momentum:g}' for momentum in momenta])}, which compound: steps become "
+            f"{times:.3g} times as long; one of them is usual, with the other 0"
+        )
+
+
+def _labels(config: Experiment) -> Iterator[str]:
+    """A warning where there are labels in the test split that nothing is trained on."""
+    if shared_data.is_drawn(config):
+        return
+    data = shared_data.load(config)
+    if "label" in data.train:
+        alone = np.setdiff1d(data.test["label"], data.train["label"]).tolist()
+        if alone:
+            yield (
+                f"{lookup.setting('config.data.name', config.data.name)}: no training example has "
+                f"the labels {shown(alone)} of the test split, so none of them can be learnt"
+            )
+
+
+def _apart(config: Experiment) -> Iterator[str]:
+    """A warning where a mix of the user's own mixes nothing: its nodes stay apart."""
+    methods = config.methods
+    named = zip(methods.name.split("+"), methods.every, strict=True)
+    own = any(lookup.is_own(name) and isinstance(method, Mixes) for name, method in named)
+    if not own or config.cluster.nodes == 1 or jax.process_count() > 1 or methods.follows(config):
+        return
+    run = trainer.prepare(config)
+    said = f"config.strategy.name = {methods.name!r}: its nodes train apart to the end, as"
+    meeting = chosen(run.timeline, Meeting)
+    if meeting and not np.any(meeting.receive):
+        yield f"{said} its clock has no update after which they receive anything"
+    elif not _asks_others(run):
+        yield f"{said} its mix asks for nothing over the axis 'node', as jax.lax.psum would"
+
+
+def _asks_others(run: Run) -> bool:
+    """Whether a step of the run's mix has a collective over the nodes, with the gradient x."""
+    config, methods, line = run.config, run.config.methods, run.timeline
+    options, chain = optimizers.options(config, methods.groups), optimizers.chain(config)
+    optimizer = optimizers.optimizer(config.optimizer.name, tuple(run.hypers), options, chain)
+    problem = run.program.problem
+    _, update = pieces(methods, problem, optimizer)
+    servers = methods.servers(problem)
+    inner = reading(methods, lambda x, *_: (jnp.float32(0), x), update, line.slots, servers)
+    assert methods.mix
+    rule = methods.mix.mix(inner, None)
+    first = Event(*at((line.choice, dict(run.hypers), line.staleness), 0))
+    axes = [("node", config.cluster.nodes)]
+    state = jax.eval_shape(rule.init, run.params)
+    program = str(jax.make_jaxpr(rule.step, axis_env=axes)(state, first, {}))
+    return bool(re.search(r"ax[ie]s\w*=\W*node", re.sub(r"axis_index\[.*?\]", "", program)))
+
+
+def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
+    """Keys of methods and models that those chosen do not have."""
+    methods = {name: strategies.keys_of(strategies.load(name)) for name in strategies.built_in()}
+    made = {name: inspect.signature(make).parameters for name, make in models.MODELS.items()}
+    every = config.methods.every
+    own = {key for method in every for key in strategies.keys_of(type(method))}
+    read = {"strategy": own, "model": set(made.get(config.model.name, ()))}
+    known: dict[str, Mapping[str, Collection[str]]] = {"strategy": methods, "model": made}
+    given = list(dict.fromkeys(given))
+    for key in given:
+        section, _, rest = key.partition(".")
+        others = [name for name, keys in known.get(section, {}).items() if rest in keys]
+        if others and rest not in read[section]:
+            part = getattr(config, section)
+            value = part.keys[rest] if section == "strategy" else getattr(part, rest)
+            yield (
+                f"config.{key} = {shown(value)}: ignored, {part.name!r} "
+                f"has no such key; {', '.join(others)} {'have' if len(others) > 1 else 'has'}"
+            )
+    law = config.cluster.service
+    laws = {"cluster.variation": service.VARIED, "cluster.trace": ("trace",)}
+    for key, readers in laws.items():
+        if key in given and law not in readers:
+            value = getattr(config.cluster, key.partition(".")[2])
+            yield (
+                f"config.{key} = {shown(value)}: ignored, config.cluster.service = {law!r} does "
+                f"not read it; {' and '.join(map(repr, readers))} would"
+            )
+    for key, needed in NEEDED.items():
+        if f"cluster.{key}" in given and not getattr(config.cluster, needed):
+            value = getattr(config.cluster, key)
+            yield (f"config.cluster.{key} = {value:g}: ignored, as config.cluster.{needed} is 0")
+    if config.cluster.pieces != Pieces():
+        for key in (key for key in BESIDE_PIECES if f"cluster.{key}" in given):
+            yield (
+                f"config.cluster.{key} = {shown(getattr(config.cluster, key))}: ignored, the "
+                "seconds are those of config.cluster.pieces"
+            )

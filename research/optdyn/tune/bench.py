@@ -1,0 +1,299 @@
+"""A setting run on the simulated cluster for so many simulated seconds, from a checkpoint.
+
+Groups, momentum, learning rate and arrivals are arguments of one compiled program, which has as
+many slots as there can be groups. Update t has the batch and the arrival that it has in the run of
+`launch.train`, so that a setting which is never changed is that run. Where the number of groups
+changes, all have read the parameters of the checkpoint; the velocity is kept.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn import methods as strategies
+from optdyn import optimizers
+from optdyn.base import seeds
+from optdyn.base.errors import ConfigError, refuse
+from optdyn.base.trees import Json, bytes_of, head
+from optdyn.clock import Timeline
+from optdyn.core import State
+from optdyn.experiment import Experiment
+from optdyn.problem import shared_data
+from optdyn.problem.problem import Examples, Params
+from optdyn.train import program, trainer
+from optdyn.train.driver import drive
+from optdyn.train.probes import Moments, moments, sharpness
+from optdyn.train.program import CHUNK, Program
+from optdyn.train.trainer import Run
+from optdyn.tune.choice import Choice, Outcome
+from optdyn.tune.prediction import Measured, penalty, stability
+
+Line = Json
+
+LADDERS = "config.tune.mode='ladders' tunes any method and optimizer"
+CEILING = 2.0  # times the loss that is to be lowered, at the start
+LEAST = 4  # updates of a probe
+CHANCE = 0.99  # of ln classes: a loss above that has learnt nothing
+MEASURED = 64  # examples that the noise scale is measured on; the sharpness on half of them
+SMALL = 4  # the smaller batch of the noise scale
+UNRESOLVED = 4  # times the examples measured on: a noise scale from which on none is told apart
+ITERATIONS = 2  # of the sharpness's power iteration
+GROWN = 2.0  # sharpness soon after the initialization over that at it
+# Best long-run step without noise times the sharpness, without momentum and with 0.9: above 2, as
+# the sharpness of a network gives way.
+EDGE, WITH_MOMENTUM = 3.5, 6.0
+MOMENTUM = 0.9  # best without noise
+AVERAGED = 8  # moments of a probe that its parameters are averaged over
+
+
+class Cluster(NamedTuple):
+    """A problem on a simulated cluster."""
+
+    run: Run  # of all groups
+    evaluated: Examples  # the part of it that the training loss is of
+    groups: tuple[int, ...]  # all divisors of the number of workers, ascending
+
+
+class Checkpoint(NamedTuple):
+    """What an attempt starts from, and what it leaves."""
+
+    updates: jax.Array  # int32, batches seen
+    groups: jax.Array  # int32, that the slots are of
+    state: State
+
+
+def prepare(config: Experiment) -> Cluster:
+    """Checks the config and loads data.
+
+    Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
+    learning rate to be tuned, or probes are too short.
+    """
+    methods = config.methods
+    optimizer = config.optimizer
+    refuse(
+        (
+            not methods.simple or not methods.read,
+            f"config.strategy.name = {methods.name!r}: must be of groups that arrive by "
+            f"themselves, as {strategies.GROUPED!r}; {LADDERS}",
+        ),
+        (
+            not optimizers.takes_momentum(optimizer.name),
+            f"config.optimizer.name = {optimizer.name!r}: has no momentum; {LADDERS}",
+        ),
+        (
+            optimizer.name == "closed_loop",
+            "config.optimizer.name = 'closed_loop': brings its momentum down for any number of "
+            f"groups by itself; {LADDERS}",
+        ),
+    )
+    tunable(config)
+    workers = config.cluster.worker_count
+    groups = tuple(g for g in range(1, workers + 1) if workers % g == 0)
+    every = config.with_({"strategy.groups": groups[-1], "steps": CHUNK})
+    run = trainer.prepare(every)
+    least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
+    wanted = f"at least {least:.3g}, in which one group makes {LEAST} updates"
+    config.tune.require("probe_seconds", config.tune.probe_seconds >= least, wanted)
+    part = shared_data.sample(run.data.train, config.data.train_evaluated)
+    # Updates are of a set on the device, as it is.
+    plain = every.with_({"data.augment": "", "data.streaming": False})
+    return Cluster(run._replace(config=plain), part, groups)
+
+
+def tunable(config: Experiment) -> None:
+    """Raises `ConfigError` where a learning rate is not constant, or x_0 is another run's."""
+    optimizer = config.optimizer
+    refuse(
+        (
+            optimizer.schedule != "constant" or optimizer.warmup_steps,
+            "config.optimizer.schedule: learning rates are constant while tuned",
+        ),
+        (config.init_from, "config.init_from: of a run, not of what is tuned"),
+    )
+
+
+def seconds_per_update(cluster: Cluster, groups: int) -> float:
+    """HE(g), simulated, over so many arrivals that random service says little."""
+    line = _timeline(cluster.run, groups, 0, 0.0)
+    return float(line.seconds[-1]) / len(line.seconds)
+
+
+def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
+    """Initialization number `seed`; 0 is that of `launch.train`."""
+    run, params = cluster.run, cluster.run.params
+    if seed:
+        key = seeds.key(run.config.seed, f"init {seed}")
+        params = program.init(run.config, run.data.classes, key, head(run.data.train, 1))
+    return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.rule.init(params))
+
+
+def measure(cluster: Cluster, begin: Checkpoint) -> Line:
+    """What limits steps at a checkpoint, by `prediction.py`, and the simulated seconds it takes.
+
+    `momentum` and `step`: the best total momentum, and long-run step of one group, as predicted.
+    Noise shortens the long-run step by 1 + B_noise / B (arXiv 1812.06162), and the rate that is
+    stable stays what it is, so that it is the memory that gets shorter:
+
+        1 - mu = (1 - mu without noise) (1 + B_noise / B)
+
+    `penalties` by groups. Seconds are those in which synchronous updates take as many examples'
+    gradients; a product with the Hessian counts as two.
+    """
+    params, batch = begin.state.params, cluster.run.config.batch_size
+    many, few = (head(cluster.evaluated, n) for n in (MEASURED, MEASURED // 2))
+    found, largest = _limits(cluster.run.program)(params, many, few)
+    peak = abs(float(largest))  # so few iterations may end where the loss curves down
+    signal = max(float(found.square), float(found.trace) / (MEASURED * UNRESOLVED))
+    scale = float(found.trace) / signal
+    noise = 1 + scale / batch
+    momentum = max(1 - (1 - MOMENTUM) * noise, 0.0)
+    edge = EDGE + (WITH_MOMENTUM - EDGE) * momentum / MOMENTUM
+    measured = Measured(scale, GROWN * peak, edge / peak)
+    evaluations = MEASURED + MEASURED // 2 * 2 * (ITERATIONS + 1)
+    return {
+        "noise_scale": scale,
+        "sharpness": peak,
+        "momentum": momentum,
+        "step": measured.step / noise,
+        "penalties": [
+            penalty(measured, batch, stability(cluster.run.config, g)) for g in cluster.groups
+        ],
+        "seconds": evaluations / batch * seconds_per_update(cluster, 1),
+    }
+
+
+@lru_cache(maxsize=4)
+def _limits(of: Program) -> Callable[..., tuple[Moments, jax.Array]]:
+    def both(params: Params, many: Examples, few: Examples) -> tuple[Moments, jax.Array]:
+        noise = moments(of.problem, SMALL, params, many)
+        return noise, sharpness(of.problem, params, few, ITERATIONS)
+
+    return jax.jit(both)
+
+
+def start_loss(cluster: Cluster, begin: Checkpoint) -> float:
+    """What a first epoch has to be below: the loss at the start, and a hundredth below chance.
+
+    Chance is the loss of a network that says the same of every example: ln classes.
+    """
+    loss = program.evaluate(cluster.run.program, begin.state.params, cluster.evaluated)["loss"]
+    classes = cluster.run.data.classes
+    return min(float(loss), CHANCE * math.log(classes)) if classes > 1 else float(loss)
+
+
+def attempt(
+    cluster: Cluster,
+    begin: Checkpoint,
+    setting: Choice,
+    seconds: float,
+    target: float | None = None,
+    lower: float = math.inf,
+    settle: bool = False,
+) -> tuple[Checkpoint, Outcome]:
+    """Runs the setting for so many simulated seconds, one update at least.
+
+    The loss of the outcome is the training loss at its end, NaN where it is not finite: of the same
+    examples for every setting, as batches are too few to compare settings by, and not the same for
+    different groups. Without a target this is a probe, and the loss that of the mean of its
+    parameters over its later half: those at the end of large steps are scattered around where they
+    lead to, so that small steps would always seem better.
+
+    With a `target` the loss is evaluated at every log point, too, and the run ends when it is at
+    most the target; or where neither it nor that of the mean of the latest parameters is below what
+    is to be beaten, `lower`, times two at the start and less and less later; or, with `settle`,
+    where that of the mean is at the target. It always ends with the first batch whose loss is not
+    finite. Evaluation takes no simulated time. Raises `ConfigError` for groups that are not the
+    cluster's.
+    """
+    if setting.groups not in cluster.groups:
+        known = ", ".join(map(str, cluster.groups))
+        raise ConfigError(
+            f"groups = {setting.groups}: must be one of {known}, which share the workers"
+        )
+    run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
+    line = _timeline(run, setting.groups, t, seconds)
+    before = _until(line, t)
+    updates = max(int(np.searchsorted(line.seconds, before + seconds, side="right")) - t, 1)
+    stops = _later_half(updates) if target is None else _log_points(t, updates, every)
+    done, loss, finite, reached, settled = 0, np.nan, True, False, False
+    seen: list[Params] = []
+    curve: list[tuple[float, float]] = []
+    constant = partial(np.full, len(line.seconds), dtype=np.float32)
+    hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
+    of, state = run._replace(timeline=line, hypers=hypers), _regrouped(run, begin, setting.groups)
+    for chunk in drive(of, state, t, [t + stop for stop in stops]):
+        chunk.make()
+        good = np.isfinite(chunk.infos["loss"])
+        finite = bool(good.all())  # the first that is not is the last
+        done = (chunk.step if finite else chunk.start + int(good.argmin()) + 1) - t
+        if finite and chunk.step < chunk.until:
+            continue
+        if target is None:
+            seen.append(jax.tree.map(jnp.copy, chunk.state.params))  # the state is donated
+        if finite and (target is not None or done == updates):
+            params = _mean(seen) if target is None else chunk.state.params
+            loss = program.evaluate(run.program, params, cluster.evaluated)["loss"]
+            finite = bool(np.isfinite(loss))
+            reached = target is not None and loss <= target
+            if target is not None and finite:
+                curve.append((_until(line, t + done) - before, float(loss)))
+            if target is not None and finite and not reached and done < updates:
+                seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, params)]
+                mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
+                finite = bool(min(loss, mean) <= lower * CEILING ** (1 - done / updates))
+                settled = settle and len(seen) == AVERAGED and bool(mean <= target)
+        if reached or settled or not finite:
+            break
+    ended = _until(line, t + done) - before
+    outcome = Outcome(
+        loss=loss if finite else np.nan,
+        updates=done,
+        seconds=ended if reached or settled or not finite else max(ended, seconds),
+        reached=reached,
+        settled=settled,
+        curve=curve,
+    )
+    return Checkpoint(begin.updates + done, jnp.int32(setting.groups), chunk.state), outcome
+
+
+def _mean(trees: Sequence[Params]) -> Params:
+    return jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *trees)
+
+
+def _later_half(updates: int) -> Sequence[int]:
+    """Moments of a probe, evenly apart."""
+    moments = np.linspace(updates / 2, updates, AVERAGED + 1)[1:].round()
+    return np.unique(moments).astype(int).tolist()
+
+
+def _log_points(t: int, updates: int, every: int) -> Sequence[int]:
+    """Multiples of `every` after update t, in updates from there, and the end."""
+    return [*range(every - t % every, updates, every), updates]
+
+
+def _regrouped(run: Run, begin: Checkpoint, groups: int) -> State:
+    """A copy of the state, for so many groups."""
+    state = begin.state
+    if groups != begin.groups:
+        state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
+    return jax.tree.map(jnp.copy, state)
+
+
+def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
+    """The arrivals of so many groups, a CHUNK beyond so many seconds after update t."""
+    size, steps = bytes_of(run.params), t + 2 * CHUNK
+    while True:
+        config = run.config.with_({"strategy.groups": groups, "steps": steps})
+        line = config.timeline(steps_per_epoch=run.epoch, update_bytes=size)
+        if line.seconds[-CHUNK] > _until(line, t) + seconds:
+            return line
+        steps *= 2  # a longer timeline begins with the shorter one
+
+
+def _until(line: Timeline, updates: int) -> float:
+    return float(line.seconds[updates - 1]) if updates else 0.0

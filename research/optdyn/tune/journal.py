@@ -1,0 +1,155 @@
+"""The tuner's memory: every attempt and every decision is a line of `decisions.jsonl`.
+
+Tuning is deterministic, so a killed tuner resumes by deciding everything again. As long as there
+are lines from before, its attempts return what they say, and nothing is run.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+from optdyn.base.files import WorkdirError, append, rows, write
+from optdyn.base.progress import number, say
+from optdyn.base.trees import Json
+from optdyn.train.checkpoints import Checkpoints
+from optdyn.tune import bench
+from optdyn.tune.bench import Checkpoint, Cluster
+from optdyn.tune.choice import Choice, Measures, Outcome, Point
+
+Line = Json
+
+
+class Journal:
+    """`journal(line, found)`: the line with what `found()` adds, from the file or by calling it.
+
+    New ones are shown on standard error, with how many of `seconds` it has trained for.
+
+    Opening drops the first line whose `checkpoint` is beyond the latest, and those after it: the
+    tuner was killed before that state was written.
+    """
+
+    def __init__(self, path: Path, latest: int, seconds: float):
+        before = rows(path)
+        lost = [n for n, line in enumerate(before) if line.get("checkpoint", 0) > latest]
+        self.lines = before[: lost[0] if lost else None]
+        self.path, self._done, self._seconds = path, 0, seconds
+        write(path, "".join(json.dumps(line) + "\n" for line in self.lines))
+
+    def __call__(self, line: Line, found: Callable[[], Line] = dict) -> Line:
+        """Raises `WorkdirError` if the file has another line here."""
+        if self._done == len(self.lines):
+            whole = line | found()
+            append(self.path, json.dumps(whole) + "\n")
+            self.lines.append(whole)
+            say(_shown(whole) + self._trained(whole))
+        whole = self.lines[self._done]
+        self._done += 1
+        if line.items() <= whole.items():
+            return whole
+        raise WorkdirError(f"{self.path}: line {self._done} is not what is decided there")
+
+    def _trained(self, line: Line) -> str:
+        if line["what"] != "train":
+            return ""
+        done = sum(other["seconds"] for other in self.lines if other["what"] == "train")
+        return f"; trained {number(done)} of {number(self._seconds)} s at most"
+
+
+class Method:
+    """The attempts and decisions of tuning, in the journal, with every epoch's checkpoint."""
+
+    def __init__(self, cluster: Cluster, journal: Journal, target: float, checkpoints: Checkpoints):
+        self._cluster, self._target = cluster, target
+        self._journal, self._checkpoints = journal, checkpoints
+        self._held: tuple[Point, Checkpoint] | None = None
+        self.pace = cache(partial(bench.seconds_per_update, cluster))
+
+    def start(self, point: Point) -> float:
+        """The loss at the point."""
+        return bench.start_loss(self._cluster, self._state(point))
+
+    def measure(self, point: Point) -> Measures:
+        """What the prediction asks to know at the point."""
+        line = {"what": "limits", **point._asdict()}
+        found = self._journal(line, lambda: bench.measure(self._cluster, self._state(point)))
+        groups = self._cluster.groups
+        return Measures(
+            found["step"], found["momentum"], dict(zip(groups, found["penalties"], strict=True))
+        )
+
+    def note(self, what: str, setting: Choice) -> None:
+        """Writes a decision into the journal."""
+        self._journal({"what": what, **setting._asdict()})
+
+    def probe(self, point: Point, seconds: float, setting: Choice) -> Outcome:
+        """How a setting does from the point on, for so many seconds; training stays where it is."""
+        return self._attempt("probe", point, seconds, setting)[0]
+
+    def train(
+        self, point: Point, seconds: float, setting: Choice, loss: float, settle: bool = False
+    ) -> Outcome:
+        """Leaves a checkpoint if the loss at its end is less than that."""
+        outcome, kept = self._attempt("train", point, seconds, setting, loss, settle)
+        if kept:
+            after = point._replace(epoch=point.epoch + 1)
+            self._checkpoints.save(after.epoch, kept)
+            self._held = after, kept
+        return outcome
+
+    def _attempt(
+        self,
+        what: str,
+        point: Point,
+        seconds: float,
+        setting: Choice,
+        loss: float = -math.inf,
+        settle: bool = False,
+    ) -> tuple[Outcome, Checkpoint | None]:
+        """The outcome, and if it was run just now the state to keep."""
+        kept = None
+
+        def run() -> Line:
+            nonlocal kept
+            target: Json = {}
+            if what == "train":
+                target = {"target": self._target, "lower": loss, "settle": settle}
+            state, outcome = bench.attempt(
+                self._cluster, self._state(point), setting, seconds, **target
+            )
+            line = outcome._asdict()
+            if not math.isfinite(outcome.loss):
+                line["loss"] = None
+            if outcome.loss < loss:
+                line["checkpoint"], kept = point.epoch + 1, state
+            return line
+
+        line = {"what": what, **point._asdict(), **setting._asdict()}
+        whole = self._journal(line, run)
+        values = {name: whole[name] for name in Outcome._fields if name in whole}
+        if values["loss"] is None:
+            values["loss"] = math.nan
+        return Outcome(**values), kept
+
+    def _state(self, point: Point) -> Checkpoint:
+        if self._held is None or self._held[0] != point:
+            state = bench.start(self._cluster, point.seed)
+            if point.epoch:  # resumed: it is the latest, or its line would have been dropped
+                restored = self._checkpoints.restore(state)
+                if not restored or restored[0] != point.epoch:
+                    raise WorkdirError(
+                        f"{self._journal.path}: lines of epochs that were saved are missing; put "
+                        f"that file back, or move {self._journal.path.parent} away to start again"
+                    )
+                state = restored[1]
+            self._held = point, state
+        return self._held[1]
+
+
+def _shown(line: Line) -> str:
+    if line["what"] == "limits":
+        return "limits  noise scale {noise_scale:.3g}, sharpness {sharpness:.3g}".format(**line)
+    text = "{what}  g {groups}, momentum {momentum:.3g}, learning rate {learning_rate:.3g}"
+    outcome = "  loss {loss}, {updates} updates in {seconds:.3g} s" if "loss" in line else ""
+    return (text + outcome).format(**line)

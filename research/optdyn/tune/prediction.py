@@ -1,0 +1,114 @@
+"""When does asynchrony pay: the penalty of staleness, predicted from one synchronous run.
+
+    P_SE(g, B) = alpha*(1, B) / alpha*(g, B)         updates of g groups over those of one, tuned
+
+    1 / alpha*(g, B) = (1 + B_noise / B) / alpha_max  +  kappa lambda / a*(g, law)
+                       noise limits the step             staleness limits the step
+
+alpha are long-run steps, rate over 1 - momentum: a loss takes a given sum of them. The first term
+is that of arXiv 1812.06162, updates(B) = updates_min (1 + B_noise / B). The second is a quadratic's
+stability at the sharpness lambda, with the limit a* of the cluster's own arrivals
+(`momentum/stability.py`), infinite for one group. So
+
+    P_SE(g, B) = 1 + kappa lambda alpha_max / (a*(g, law) (1 + B_noise / B))
+
+All but kappa is measured along one synchronous run, or drawn. KAPPA was fitted on a perceptron
+(`tune/when_asynchrony_pays.md`). It is below 1, since the sharpness of a network gives
+way where a step is too large for it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn import methods
+from optdyn.base.trees import Json
+from optdyn.experiment import Experiment
+from optdyn.momentum.stability import limit
+from optdyn.problem.problem import Examples, Params
+from optdyn.train import trainer
+from optdyn.train.checks import check
+from optdyn.train.driver import drive
+from optdyn.train.probes import Moments, moments, sharpness
+from optdyn.train.program import Program
+from optdyn.train.run import Run, feed_of
+
+KAPPA = 0.35
+POINTS = 8  # moments of the run that is measured along
+SAMPLE = 1000  # training examples that are measured on, at most
+SMALL = 10  # the smaller batch of the noise scale
+REPLICAS, ROUNDS = 200, 40  # of arrivals: windows of so many updates a group
+
+
+class Measured(NamedTuple):
+    """What was measured of a problem, along one synchronous run."""
+
+    noise_scale: float  # B_noise, examples: mean tr(Sigma) over mean |G|^2
+    sharpness: float  # lambda, the mean
+    step: float  # alpha_max: the run's long-run step, times 1 + B_noise / B for its batch
+
+
+def penalty(measured: Measured, batch: Any, limit: float) -> Any:
+    """P_SE of groups with this stability limit a*, from 1 up; at a batch, or an array of them."""
+    noise = 1 + measured.noise_scale / batch
+    return 1 + KAPPA * measured.sharpness * measured.step / (limit * noise)
+
+
+def stability(config: Experiment, groups: int) -> float:
+    """a* of the config's cluster in so many groups, infinite for one. Raises `ConfigError`."""
+    if groups == 1:
+        return np.inf
+    drawn = config.with_(_grouped(groups), steps=ROUNDS * groups)
+    check(drawn)
+    line = drawn.timeline(steps_per_epoch=1, update_bytes=0, replicas=REPLICAS)
+    return limit(line)
+
+
+def _grouped(groups: int) -> Json:
+    return {"strategy.name": methods.GROUPED, "strategy.groups": groups}
+
+
+def measure(config: Experiment, updates: int) -> Measured:
+    """Along a run of so many updates by one group at the config's batch, rate and momentum.
+
+    These are to be the best of one group, and `updates` what it takes to the loss in question.
+    Raises what `trainer.prepare` raises.
+    """
+    chosen = config.with_({**_grouped(1), "steps": updates, "cluster.service": "constant"})
+    run = trainer.prepare(chosen)
+    stride = -(-run.examples // SAMPLE)
+    some = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}
+    step = chosen.optimizer.learning_rate / (1 - chosen.optimizer.momentum)
+    return measured(run.program, some, _along(run), step, chosen.batch_size)
+
+
+def measured(
+    program: Program, examples: Examples, points: Iterable[Params], step: float, batch: int
+) -> Measured:
+    """The measures at parameters evenly spread over a run of this long-run step and batch."""
+    every = [jax.device_get(_at(program)(x, examples)) for x in points]
+    square, trace, largest = np.mean([(m.square, m.trace, peak) for m, peak in every], axis=0)
+    noise = float(trace / square)
+    return Measured(noise, float(largest), step * (1 + noise / batch))
+
+
+@lru_cache(maxsize=4)
+def _at(program: Program) -> Callable[[Params, Examples], tuple[Moments, jax.Array]]:
+    problem = program.problem
+    return jax.jit(lambda x, some: (moments(problem, SMALL, x, some), sharpness(problem, x, some)))
+
+
+def _along(run: Run) -> Iterator[Params]:
+    """The parameters in the middle of each of POINTS equal parts of the run."""
+    layout, feed = run.program.layout, feed_of(run)
+    state, step = layout.put_state(run.program.init(run.params)), 0
+    for part in range(POINTS):
+        until = max((2 * part + 1) * run.config.steps // (2 * POINTS), step)
+        for chunk in drive(run, state, step, [until], feed=feed):
+            chunk.make()
+        state, step = chunk.state, until
+        yield layout.get(state).params

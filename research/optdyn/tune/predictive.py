@@ -1,0 +1,152 @@
+"""Groups by a predicted total time, steps from what limits them, probes only for what is left.
+
+    total time of g groups ~ HE(g) P_SE(g)          the least is trained
+    long-run step of one group: measured.step; of g groups, measured.step / P_SE(g)
+
+HE(g) is the cluster's seconds an update, and P_SE(g) the factor by which staleness raises the
+number of updates. `prediction.py` predicts P_SE(g) and the step from the gradient noise scale, the
+sharpness and the law of staleness. These are measured at the initialization, before anything is
+tried (`bench.measure`), in simulated seconds that count. Long-run steps are alpha / (1 - mu). The
+best total momentum is predicted with them, and is smaller the more noise limits them. Explicit
+momentum is that less 1 - 1/g (arXiv 1605.09774), and not below 0.
+
+    an epoch       Each is twice as long as the one before. One that does not lower the loss (the
+                   first: below that of the start, and of chance) ends early and is repeated from
+                   its checkpoint with half the step; if that does no better it was too short, and
+                   is repeated twice as long.
+                   One that lowers it by less than 15 % is held up by the noise of its step: the
+                   next has half of it.
+    a challenger   of each other epoch: twice the step, the next momentum up or down, in turn, for
+                   as long as one wins. Choice and challenger each have a probe, a short run, of an
+                   equal share of the epoch, and the better trains it.
+    the guard      Before the third epoch, or as soon as there is a challenge, several groups are
+                   challenged by one group with its own predicted setting, twice as long, and
+                   against half their step too. So synchronous training competes.
+    settling       Where the mean of the latest parameters is at the target and they are not, what
+                   is left is the noise of the step: it falls to a quarter.
+
+What moves less looks better for a while, whatever comes of it later. So a shorter step, less
+momentum or one group has to win by 15 %, anything else by 2 %.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+from optdyn.setup import Tune
+from optdyn.tune.choice import Bench, Choice, Point, Probe, loss_of
+
+Move = Callable[[Choice], Choice]
+
+GROWTH = 2  # of epochs
+FACTOR = 2.0  # between steps
+SHORTER = 1.15  # ratio of losses by which a shorter step has to win, and one group
+LONGER = 1.02  # and any other setting
+STALLED = 0.85  # ratio of losses at the end and at the start of an epoch, from which on it has
+SETTLE = 4.0  # by which the step falls where only its noise is left
+GUARD = 2  # the first epoch before which groups stand against one group
+ROUNDING = 1e-9  # of sums of seconds
+
+
+def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
+    """Tunes and trains in turn, until the target is reached or the seconds are over."""
+    point, loss = Point(), bench.start(Point())
+    left, epoch = rules.seconds, rules.epoch_seconds
+    last, synchronous = planned(bench, point, groups)
+    other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
+    compared, refused, least = False, last, math.inf
+    moves: list[Move] = [up, partial(other, 1), partial(other, -1)]
+    while True:
+        bench.note("chosen", last)
+        outcome = bench.train(point, min(epoch, left), last, loss, settle=True)
+        left -= outcome.seconds
+        if outcome.reached or left < ROUNDING * rules.seconds:
+            return
+        lower = outcome.loss < loss  # never, if it diverged
+        stalled = not outcome.loss < STALLED * loss
+        if lower:
+            point, loss, least = point._replace(epoch=point.epoch + 1), outcome.loss, math.inf
+        if outcome.settled:
+            last = scaled(last, 1 / SETTLE)
+        elif not lower and least <= outcome.loss:  # with half the step no better: not the step's
+            last, epoch, least = refused, GROWTH * epoch, math.inf
+        elif not lower:
+            refused, least, last = last, loss_of(outcome), down(last)
+        elif stalled:
+            last, epoch = down(last), GROWTH * epoch
+        else:
+            epoch *= GROWTH
+            seconds = rules.probe_share * epoch
+            if last.groups > 1 and point.epoch >= GUARD and not compared:
+                last, compared = guarded(bench, point, 2 * seconds, last, synchronous), True
+            else:
+                last, moves = challenged(bench, point, seconds, last, moves)
+
+
+def planned(bench: Bench, point: Point, groups: Sequence[int]) -> tuple[Choice, Choice]:
+    """What is predicted to take the least time, and the best of one group."""
+    step, total, penalties = bench.measure(point)
+    g = min(groups, key=lambda g: bench.pace(g) * penalties[g])
+    many = of_step(g, max(total - (1 - 1 / g), 0.0), step / penalties[g])
+    return many, of_step(1, total, step)
+
+
+def challenged(
+    bench: Bench, point: Point, seconds: float, last: Choice, moves: Sequence[Move]
+) -> tuple[Choice, list[Move]]:
+    """The better of the setting and its next challenger, and the moves as they come next."""
+    while moves[0](last) == last:  # a momentum at the end of its list
+        moves = [*moves[1:], moves[0]]
+    won = better(partial(bench.probe, point, seconds), last, moves[0](last))
+    return won, [*moves[1:], moves[0]] if won == last else list(moves)
+
+
+def guarded(
+    bench: Bench, point: Point, seconds: float, last: Choice, synchronous: Choice
+) -> Choice:
+    """One group where it does better than the groups at their step and at half of it."""
+    tried = cache(partial(bench.probe, point, seconds))
+    groups = min(loss_of(tried(last)), loss_of(tried(down(last))))
+    if SHORTER * loss_of(tried(synchronous)) < groups:
+        return synchronous
+    return better(tried, last, down(last))
+
+
+def better(probe: Probe, last: Choice, other: Choice) -> Choice:
+    """The setting with the less loss, a shorter step handicapped."""
+    calmer = step(other) < (1 - ROUNDING) * step(last) or other.momentum < last.momentum
+    loss, handicap = loss_of(probe(last)), SHORTER if calmer else LONGER
+    return other if handicap * loss_of(probe(other)) < loss else last
+
+
+def down(setting: Choice) -> Choice:
+    """The next smaller learning rate."""
+    return scaled(setting, 1 / FACTOR)
+
+
+def up(setting: Choice) -> Choice:
+    """The next larger learning rate."""
+    return scaled(setting, FACTOR)
+
+
+def momentum(ladder: Sequence[float], by: int, setting: Choice) -> Choice:
+    """The next momentum of the list, at the same long-run step."""
+    at = min(max(ladder.index(setting.momentum) + by, 0), len(ladder) - 1)
+    if ladder[at] == setting.momentum:
+        return setting
+    return of_step(setting.groups, ladder[at], step(setting))
+
+
+def step(setting: Choice) -> float:
+    """alpha / (1 - mu)."""
+    return setting.learning_rate / (1 - setting.momentum)
+
+
+def of_step(groups: int, momentum: float, step: float) -> Choice:
+    """The setting with this long-run step, alpha / (1 - mu)."""
+    return Choice(groups, momentum, step * (1 - momentum))
+
+
+def scaled(setting: Choice, by: float) -> Choice:
+    """The setting with its learning rate times `by`."""
+    return setting._replace(learning_rate=setting.learning_rate * by)

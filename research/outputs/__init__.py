@@ -1,1 +1,0 @@
-"""What a run leaves and shows: the files of its workdir, a progress line."""

@@ -1,0 +1,96 @@
+"""Sweeps that are killed, and sweeps of a thousand points."""
+
+import random
+import signal
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from optdyn.cli import sweep
+from tests.cli.sweeping import alone, assert_same, config_of, grid_file, start
+
+
+def finished(workdir):
+    return sorted((workdir / "points").glob("*/summary.json"))
+
+
+def kill(path, workdir, points, delay, text):
+    """Ends a sweep `delay` seconds after so many points are done; the files of those."""
+    process = start(f"--config={path}{text}", f"--workdir={workdir}")
+    while len(finished(workdir)) < points:
+        assert process.poll() is None, "it ended before it could be stopped"
+        time.sleep(0.002)
+    time.sleep(delay)
+    done = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in finished(workdir)}
+    assert process.poll() is None, "it ended before it could be stopped"
+    process.kill()
+    _, err = process.communicate()
+    assert process.returncode == -signal.SIGKILL, err
+    return done
+
+
+def assert_untouched(done):
+    for file, (modified, content) in done.items():
+        assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
+
+
+def test_killed_and_resumed_is_whole(sweeping, tmp_path, rows):
+    path = grid_file(tmp_path)
+    text = ":2,400"
+    moment = random.Random()
+    points, delay = moment.randrange(1, 3), moment.uniform(0, 0.1)
+    print("killed", delay, "seconds after", points, "points")
+    workdir = tmp_path / "sweep"
+    done = kill(path, workdir, points, delay, text)
+    assert sweeping(f"--config={path}{text}", f"--workdir={workdir}")[0] == 0
+    assert_untouched(done)
+    folder = tmp_path / "alone"
+    assert_same(rows, workdir, (path, folder, alone(config_of(path, text[1:]), folder)))
+
+
+@pytest.mark.slow
+def test_killed_at_three_moments_and_resumed_is_whole(sweeping, tmp_path, rows):
+    path, text, workdir = grid_file(tmp_path), ":16,600", tmp_path / "sweep"
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    moment, done = random.Random(seed), {}
+    for third in range(3):
+        points, delay = 15 * third + moment.randrange(1, 10), moment.uniform(0, 0.2)
+        done |= kill(path, workdir, points, delay, text)
+        assert_untouched(done)
+    assert sweeping(f"--config={path}{text}", f"--workdir={workdir}")[0] == 0
+    assert_untouched(done)
+    folder = tmp_path / "alone"
+    assert_same(rows, workdir, (path, folder, alone(config_of(path, text[1:]), folder)))
+
+
+def resident():
+    """Bytes of memory that this process holds."""
+    with open("/proc/self/status") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["VmRSS"].split()[0]) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["threads", "vmap"])
+def test_a_thousand_points_in_flat_memory(reporting, tmp_path, monkeypatch, way):
+    """After the first 250, when all is loaded and compiled, no more than noise of the allocator."""
+    held, end = [], sweep.Going.end
+
+    def counted(self, entry, summary):
+        end(self, entry, summary)
+        held.append(resident())
+
+    monkeypatch.setattr(sweep.Going, "end", counted)
+    path, workdir = grid_file(tmp_path), tmp_path / "sweep"
+    arguments = f"--config={path}:334,20", f"--workdir={workdir}", f"--together={way}"
+    code, _, _ = reporting(*arguments)
+    assert code == 0 and len(held) == 1002
+    table = pd.read_csv(workdir / "results.csv")
+    assert len(table) == 1002 and set(table["status"]) == {"completed", "diverged"}
+    assert (workdir / "report.html").stat().st_size < 5e6
+    # 64 MB: what 750 points would leave if each kept 85 kB, its rows and timeline.
+    early, late = np.median(held[250:350]), np.median(held[-100:])
+    assert late - early < 64e6

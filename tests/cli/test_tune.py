@@ -1,0 +1,267 @@
+"""The command that tunes: what it writes, and that a killed one decides the same again."""
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from optdyn.cli.tune import result, tune
+from optdyn.experiment import ConfigError
+from optdyn.train.checkpoints import Checkpoints
+from optdyn.train.workdir import WorkdirError
+from optdyn.tune import bench
+from tests.values import as_experiment
+
+ROOT = Path(__file__).parent.parent.parent
+# Several epochs.
+SMALL = {
+    "cluster.nodes": 2,
+    "strategy.groups": 1,
+    "log_every": 20,
+    "model.noise": 0.1,
+    "tune.target": 0.014,
+    "tune.probe_seconds": 0.1,
+    "tune.probe_share": 0.5,
+    "tune.epoch_seconds": 0.05,
+    "tune.seconds": 1.5,
+    "tune.momenta": (0.0, 0.9),
+    "tune.seeds": 2,
+    "tune.learning_rates": (0.1, 0.01),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """Config, workdir and summary of a tuner that nothing disturbed."""
+    chosen, workdir = config(SMALL), tmp_path_factory.mktemp("whole")
+    return chosen, workdir, tune(as_experiment(chosen), workdir)
+
+
+def lines(workdir):
+    return [json.loads(line) for line in (workdir / "decisions.jsonl").read_text().splitlines()]
+
+
+def test_every_attempt_and_decision_is_a_line(whole):
+    _, workdir, summary = whole
+    made = lines(workdir)
+    trained = [line["epoch"] for line in made if line["what"] == "train"]
+    # One that lowered no loss is there again.
+    assert trained == sorted(trained) and set(trained) == set(range(max(trained) + 1))
+    assert max(trained) > 1
+    # What is trained is what was decided just before.
+    for number, line in enumerate(made):
+        if line["what"] == "train":
+            keys = ("groups", "momentum", "learning_rate")
+            assert [line[key] for key in keys] == [made[number - 1][key] for key in keys]
+    assert {line["what"] for line in made} >= {"limits", "probe", "train", "chosen"}
+    assert summary["status"] == "completed" and summary["versions"]["jax"]
+
+
+def test_seconds_add_up(whole):
+    """The result against the lines, by other means."""
+    _, workdir, summary = whole
+    (row,) = pd.read_csv(workdir / "results.csv").to_dict("records")
+    assert row == summary["tuned"]
+    made = pd.DataFrame(lines(workdir)).dropna(subset="seconds").fillna({"groups": 0})
+    made = made.fillna({"momentum": 0, "learning_rate": 0})  # what was measured is of no setting
+    made["what"] = made["what"].replace("limits", "probe")
+    run = ["seed", "epoch", "groups", "momentum", "learning_rate"]
+    longest = made.pivot_table("seconds", run, "what", "max").fillna(0.0)
+    trained, both = longest["train"].sum(), longest.max(axis="columns").sum()
+    # Sums of tens of float64 numbers.
+    assert row["train_seconds"] == pytest.approx(trained, rel=1e-9)
+    assert row["probe_seconds"] == pytest.approx(both - trained, rel=1e-9)
+    assert row["overhead"] == pytest.approx((both - trained) / both)
+    assert row["seconds_to_target"] == row["train_seconds"] <= SMALL["tune.seconds"] * (1 + 1e-9)
+
+
+def attempted(what, seconds, groups=2, **values):
+    setting = {"groups": groups, "momentum": 0.5, "learning_rate": 0.1}
+    line = {"what": what, "seed": 0, "epoch": 0, "updates": 7}
+    return line | setting | {"seconds": seconds, "reached": False} | values
+
+
+def test_what_is_not_reached_takes_for_ever():
+    tried, train = attempted("probe", 1.0, groups=4), attempted("train", 4.0)
+    row = result([tried, train])
+    assert row["seconds_to_target"] == row["with_probes"] == float("inf")
+    assert (row["overhead"], row["settings"]) == (0.2, "2/0.5/0.1")
+    row = result([tried, train | {"reached": True}])
+    assert (row["seconds_to_target"], row["with_probes"]) == (4.0, 5.0)
+
+
+def test_a_probe_that_is_gone_on_with_counts_once():
+    """As the beginning of a longer probe and of the epoch, but not from another point."""
+    tried = [attempted("probe", seconds) for seconds in (1.0, 3.0)]
+    row = result([*tried, attempted("train", 9.0)])
+    assert (row["probe_seconds"], row["overhead"]) == (0.0, 0.0)
+    row = result([*tried, attempted("train", 9.0, groups=4)])
+    assert row["probe_seconds"] == 3.0
+    row = result([*tried, attempted("train", 9.0, epoch=1)])
+    assert row["probe_seconds"] == 3.0
+    # The target may be in what was a probe.
+    row = result([*tried, attempted("train", 2.0, reached=True)])
+    assert (row["seconds_to_target"], row["with_probes"]) == (2.0, 3.0)
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed(after, function):
+    """The function, whose call number `after` raises."""
+    calls = iter(range(1000))
+
+    def call(*arguments, **options):
+        if next(calls) == after:
+            raise Killed
+        return function(*arguments, **options)
+
+    return call
+
+
+def assert_same(workdir, whole):
+    for name in ("decisions.jsonl", "results.csv"):
+        assert (workdir / name).read_bytes() == (whole / name).read_bytes()
+    ours, other = (json.loads((f / "summary.json").read_text()) for f in (workdir, whole))
+    assert {**ours, "starts": []} == {**other, "starts": []}
+
+
+@pytest.mark.parametrize("what", ["attempt", "save"])
+def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch, what):
+    """In the middle of an attempt, and between the line of an epoch and its checkpoint.
+
+    Every time a few attempts later than the last; a torn line is left behind besides.
+    """
+    chosen, finished, _ = whole
+    owner, after = (bench, 3) if what == "attempt" else (Checkpoints, 0)
+    kills = 0
+    while True:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, what, killed(after, getattr(owner, what)))
+            try:
+                tune(as_experiment(chosen), tmp_path)
+                break
+            except Killed:
+                kills += 1
+        with (tmp_path / "decisions.jsonl").open("a") as file:
+            file.write('{"what": "pro')
+        if what == "save":  # the next one is let through
+            after = 1
+    assert kills >= 2
+    assert_same(tmp_path, finished)
+    assert tune(as_experiment(chosen), tmp_path)["tuned"]  # finished: read, not run
+
+
+def test_the_authors_mode_decides_the_same_after_a_kill(config, tmp_path, monkeypatch):
+    """Its three phases are in the journal: probes, ones 5 times as long, equal epochs."""
+    chosen = config({**SMALL, "tune.mode": "omnivore"})
+    tune(as_experiment(chosen), tmp_path / "whole")
+    made = lines(tmp_path / "whole")
+    first = [line for line in made if line["what"] == "probe" and line["epoch"] == 0]
+    assert {round(line["seconds"] / 0.1, 6) for line in first} == {1.0, 5.0}
+    assert {line["what"] for line in made} >= {"probe", "train", "cold start"}
+    epochs = [line["seconds"] for line in made if line["what"] == "train"]
+    assert epochs[:-1] == pytest.approx([0.05] * (len(epochs) - 1), rel=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench, "attempt", killed(len(made) // 2, bench.attempt))
+        with pytest.raises(Killed):
+            tune(as_experiment(chosen), tmp_path / "killed")
+    tune(as_experiment(chosen), tmp_path / "killed")
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_an_epoch_that_does_not_lower_the_loss_leaves_no_checkpoint(config, tmp_path, monkeypatch):
+    """The noise has a floor, and the target is below. Killed every few attempts, it goes on so."""
+    changed = {"model.noise": 5.0, "tune.epoch_seconds": 0.2, "tune.probe_share": 0.1}
+    chosen = config({**SMALL, **changed})
+    tune(as_experiment(chosen), tmp_path / "whole")
+    epochs = [line for line in lines(tmp_path / "whole") if line["what"] == "train"]
+    least, failed = float("inf"), 0
+    for line, after in pairwise(epochs):
+        loss = float("inf") if line["loss"] is None else line["loss"]
+        lower = loss < least
+        assert ("checkpoint" in line) == lower
+        assert after["epoch"] == line["epoch"] + lower
+        assert lower or _size(after) < _size(line)
+        least, failed = min(least, loss), failed + (not lower)
+    assert failed
+    while True:
+        with monkeypatch.context() as patch:
+            patch.setattr(bench, "attempt", killed(4, bench.attempt))
+            try:
+                tune(as_experiment(chosen), tmp_path / "killed")
+                break
+            except Killed:
+                pass
+    assert_same(tmp_path / "killed", tmp_path / "whole")
+
+
+def _size(line):
+    return line["groups"], line["learning_rate"]
+
+
+def test_resuming_runs_nothing_twice(whole, tmp_path, monkeypatch):
+    chosen, finished, _ = whole
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+    monkeypatch.setattr(bench, "attempt", killed(0, bench.attempt))
+    tune(as_experiment(chosen), tmp_path)
+    assert_same(tmp_path, finished)
+
+
+def test_one_worker(config, tmp_path):
+    summary = tune(as_experiment(config({**SMALL, "cluster.nodes": 1})), tmp_path)
+    assert all(line.get("groups", 1) == 1 for line in lines(tmp_path))
+    assert summary["tuned"]["seconds_to_target"] is not None
+
+
+def test_bad_input_is_said_before_anything_is_touched(whole, config, tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.tune\.probe_seconds = 0\.0001: must"):
+        tune(as_experiment(config({**SMALL, "tune.probe_seconds": 1e-4})), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    _, workdir, _ = whole
+    with pytest.raises(WorkdirError, match=r"differs in tune\.target"):
+        tune(as_experiment(config({**SMALL, "tune.target": 1.0})), workdir)
+
+
+def test_lines_that_were_not_decided_here_are_refused(whole, tmp_path):
+    chosen, finished, _ = whole
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+    made = lines(tmp_path)
+    made[3]["momentum"] = 0.77
+    (tmp_path / "decisions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    with pytest.raises(WorkdirError, match=r"decisions\.jsonl: line 4 is not what is decided"):
+        tune(as_experiment(chosen), tmp_path)
+
+
+def test_a_file_without_lines_of_epochs_that_were_saved_is_refused(whole, tmp_path):
+    chosen, finished, _ = whole
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+    path = tmp_path / "decisions.jsonl"
+    made = path.read_text().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(made) if "checkpoint" in json.loads(line))
+    path.write_text("".join(made[: first + 1]))
+    with pytest.raises(WorkdirError, match=r"decisions\.jsonl: lines of epochs that were saved"):
+        tune(as_experiment(chosen), tmp_path)
+
+
+def test_the_command(tmp_path):
+    """One line and exit code 2 for what is wrong; a table for what is not."""
+    command = [sys.executable, "-m", "launch.tune", f"--config={ROOT / 'configs' / 'tune.py'}"]
+    bad = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'new'}", "--config.tune.momenta=(0.0, 1.0)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert bad.returncode == 2 and not (tmp_path / "new").exists()
+    message = "error: config.tune.momenta = (0.0, 1.0): must be one number or more between -1 and 1"
+    assert bad.stderr == message + "\n"

@@ -1,0 +1,32 @@
+"""What the timeline tests share: four workers whose shares follow their speeds."""
+
+import pytest
+
+from optdyn.clock.dynamic_batch import costs, dynamic_batch
+from optdyn.methods.gradient.dynamic_batch import DynamicBatch
+from optdyn.setup import Cluster
+
+SPEEDS = (1.0, 1.0, 2.0, 4.0)
+BATCH = 256  # 8 divides it, so that the shares of SPEEDS come out even: 32, 32, 64, 128
+
+
+@pytest.fixture
+def run():
+    """`run(epochs, per_epoch, adapt=..., smoothing=..., ...)`: timeline and costs of 4 workers."""
+
+    def make_both(epochs, per_epoch, *, adapt=True, smoothing=0.5, seed=0, bytes_=0, **values):
+        values = {"nodes": 4, "speeds": SPEEDS, "service": "constant", **values}
+        chosen = Cluster(**values)
+        strategy = DynamicBatch(adapt=adapt, smoothing=smoothing)
+        made = dynamic_batch(
+            chosen,
+            strategy,
+            steps=epochs * per_epoch,
+            steps_per_epoch=per_epoch,
+            batch_size=BATCH,
+            update_bytes=bytes_,
+            seed=seed,
+        )
+        return made, costs(chosen, epochs, per_epoch, seed)
+
+    return make_both

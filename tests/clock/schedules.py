@@ -1,0 +1,49 @@
+"""What a schedule of stages is measured by, for its tests and its benchmark."""
+
+import numpy as np
+
+from optdyn.clock.pipeline import FORWARD, one_f_one_b, seconds
+
+
+def sequential(forward, backward, micro_batches, updates, update=0.0):
+    """One stage with the work of all, given for each."""
+    stages = np.size(forward)
+    whole, back, end = (np.broadcast_to(x, stages).sum() for x in (forward, backward, update))
+    return one_f_one_b([whole], back, 0.0, micro_batches, updates, end)
+
+
+def stages_of(schedule):
+    return int(schedule.stage.max()) + 1
+
+
+def utilization(schedule):
+    """Seconds at work over S times the seconds until the last end."""
+    busy = schedule.end - schedule.start
+    return float(busy.sum() / (stages_of(schedule) * schedule.end.max()))
+
+
+def steady_utilization(schedule):
+    """Work of an update over S times the seconds between updates: no first fill, no last drain.
+
+    A pipeline that is flushed fills and drains in every update. NaN for one update.
+    """
+    every = seconds(schedule)
+    between = every[-1] - every[0] if len(every) > 1 else np.nan
+    busy = (schedule.end - schedule.start)[schedule.update > 0]
+    return float(busy.sum() / (stages_of(schedule) * between))
+
+
+def memory(schedule):
+    """(S,) the most micro-batches whose activations a stage holds, from forward to backward."""
+    more, stages = np.array([1, -1, 0])[schedule.kind], range(stages_of(schedule))
+    return np.array([np.cumsum(more[schedule.stage == stage]).max() for stage in stages])
+
+
+def queue(schedule):
+    """(S,) the most micro-batches that are on their way to a stage or wait there to be begun."""
+    most, forward = [0], schedule.kind == FORWARD
+    for stage in range(1, stages_of(schedule)):
+        sent = schedule.end[forward & (schedule.stage == stage - 1)]
+        begun = schedule.start[forward & (schedule.stage == stage)]
+        most.append((np.arange(len(sent)) + 1 - np.searchsorted(begun, sent, "right")).max())
+    return np.array(most)

@@ -1,0 +1,266 @@
+"""Asynchronous arrivals against the queueing theory, and against a simulation event by event.
+
+Statistical tests have fixed seeds and ask for p > 1e-3: one seed in a thousand would fail a right
+program, and none of the wrong ones tried (constant service, a skewed choice of worker) passes.
+"""
+
+import heapq
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from optdyn.clock import make, service
+from optdyn.clock.arrivals import BLOCK, Work, arrivals
+from optdyn.clock.compute_groups import work_of
+from optdyn.clock.habits import Habits
+from optdyn.clock.several import several
+from optdyn.clock.volunteers import volunteers
+from optdyn.setup import Cluster
+from tests.clock.lines import p_of_geometric
+
+GROUPS = [2, 3, 8, 32]
+P = 1e-3
+
+
+@pytest.fixture(scope="module", params=GROUPS)
+def memoryless(request):
+    """g workers with exponential services of mean one second, 40,000 arrivals of each."""
+    g = request.param
+    values = Cluster(nodes=g, service="exponential", seconds_per_example=1.0)
+    return g, make(values, groups=g, steps=40_000 * g, batch_size=1, seed=g)
+
+
+def test_mean_staleness_of_memoryless_workers(memoryless):
+    g, timeline = memoryless
+    # 40,000 gaps of deviation about g give each worker's mean to 0.5 %: 2 % is four deviations.
+    for worker in range(g):
+        mean = timeline.staleness[timeline.worker == worker].mean()
+        assert mean + 1 == pytest.approx(g, rel=0.02)
+    # Over all workers the gaps add up to the length of the run, so only its two ends are left.
+    assert timeline.staleness.mean() == pytest.approx(g - 1, rel=0.002)
+
+
+def test_memoryless_staleness_p_of_geometric(memoryless):
+    """P(tau = k) = (1/g) (1 - 1/g)^k; the gaps of one worker are independent draws of it."""
+    g, timeline = memoryless
+    assert p_of_geometric(timeline.staleness[timeline.worker == 0], g) > P
+
+
+def test_memoryless_workers_arrive_uniformly_and_forget_the_last(memoryless):
+    """Disjoint pairs of successive arrivals fall evenly on the g x g pairs of workers."""
+    g, timeline = memoryless
+    first, second = timeline.worker[0::2].astype(int), timeline.worker[1::2]
+    assert stats.chisquare(np.bincount(first * g + second, minlength=g * g)).pvalue > P
+
+
+def test_memoryless_arrivals_are_a_poisson_process(memoryless):
+    """Seconds between arrivals are exponential with mean 1/g."""
+    g, timeline = memoryless
+    gaps = np.diff(timeline.seconds, prepend=0.0)
+    assert stats.kstest(gaps * g, "expon").pvalue > P
+
+
+@pytest.mark.parametrize("g", GROUPS)
+def test_constant_service_is_a_round_robin(g):
+    values = Cluster(nodes=g, service="constant", seconds_per_example=0.1)
+    timeline = make(values, groups=g, steps=5 * g + 1, batch_size=2)
+    t = np.arange(5 * g + 1)
+    np.testing.assert_array_equal(timeline.worker, t % g)
+    np.testing.assert_array_equal(timeline.staleness, np.minimum(t, g - 1))
+    # Six additions of 0.2 in float64 are within a few ulp of the product.
+    np.testing.assert_allclose(timeline.seconds, 0.2 * (1 + t // g), rtol=1e-14)
+
+
+def test_one_group_waits_for_its_slowest_worker():
+    """Synchronous: no staleness, and an update takes the longest of its k services."""
+    steps, means = 200, np.array([[1.0, 2.0, 0.5]])
+    table = np.random.default_rng(0).exponential(size=(steps, 3))
+    timeline = arrivals(0, lambda rng, shape: table[: shape[0]], Work(means), steps)
+    assert not timeline.staleness.any() and not timeline.worker.any()
+    # The same sum, perhaps in another order: rounding of 200 float64 additions.
+    np.testing.assert_allclose(timeline.seconds, (table * means[0]).max(1).cumsum(), rtol=1e-13)
+
+
+def test_a_synchronous_update_of_n_memoryless_workers_takes_harmonic_time():
+    """E max of N exponentials of mean m is m (1 + 1/2 + ... + 1/N)."""
+    n, steps = 8, 40_000
+    values = Cluster(nodes=2, devices_per_node=4, seconds_per_example=1.0)
+    timeline = make(values, groups=1, steps=steps, batch_size=n)  # one example a worker
+    # Variance 1 + 1/4 + ... + 1/64 = 1.53: four deviations of the mean of 40,000 are 0.9 %.
+    harmonic = sum(1 / k for k in range(1, n + 1))
+    assert timeline.seconds[-1] / steps == pytest.approx(harmonic, rel=0.009)
+
+
+def simulate(seed, law, means, steps):
+    """Groups that read, work and deliver, one event at a time from a queue."""
+    streams = [np.random.default_rng((seed, group)) for group in range(len(means))]
+
+    def delivery(group, now):
+        return now + (law(streams[group], (1, means.shape[1])) * means[group]).max()
+
+    queue = [(delivery(group, 0.0), group) for group in range(len(means))]
+    heapq.heapify(queue)
+    version_of, events = [0] * len(means), []
+    for t in range(steps):
+        now, group = heapq.heappop(queue)
+        events.append((group, now, t - version_of[group]))
+        version_of[group] = t + 1
+        heapq.heappush(queue, (delivery(group, now), group))
+    return [np.array(column) for column in zip(*events, strict=True)]
+
+
+@pytest.mark.parametrize("law", [service.exponential(), service.lognormal(2.0), service.gamma(2.0)])
+@pytest.mark.parametrize("k", [1, 3])
+def test_arrivals_equal_a_simulation_event_by_event(law, k):
+    means = np.random.default_rng(1).uniform(0.1, 3.0, (5, k))
+    worker, seconds, staleness = simulate(7, law, means, 2000)
+    timeline = arrivals(7, law, Work(means), 2000)
+    np.testing.assert_array_equal(timeline.worker, worker)
+    np.testing.assert_array_equal(timeline.staleness, staleness)
+    np.testing.assert_array_equal(timeline.seconds, seconds)  # the same additions, so the same bits
+
+
+def test_blocks_of_draws_leave_no_seam():
+    """A run longer than the blocks begins, to the bit, with the run of less than a block."""
+    means = np.array([[1.0], [0.7]])
+    short = arrivals(3, service.exponential(), Work(means), 1000)
+    long = arrivals(3, service.exponential(), Work(means), 3 * BLOCK)
+    np.testing.assert_array_equal(long.worker[:1000], short.worker)
+    np.testing.assert_array_equal(long.seconds[:1000], short.seconds)
+    # Across seams too: the services of a worker are still exponential with its mean.
+    for worker, mean in enumerate((1.0, 0.7)):
+        services = np.diff(long.seconds[long.worker == worker], prepend=0.0)
+        assert stats.kstest(services / mean, "expon").pvalue > P
+
+
+@pytest.mark.parametrize("name", ["constant", "exponential", "lognormal", "gamma"])
+def test_arrivals_are_proportional_to_speed(name):
+    speeds, steps = np.array([1.0, 2.0, 5.0, 0.5]), 100_000
+    values = Cluster(nodes=4, service=name, speeds=tuple(speeds), variation=0.8)
+    timeline = make(values, groups=4, steps=steps, batch_size=8)
+    share = speeds / speeds.sum()
+    # Counts of a renewal process with cv <= 1 vary no more than binomial ones: four deviations.
+    margin = 4 * np.sqrt(steps * share * (1 - share)) + 1
+    assert np.all(np.abs(np.bincount(timeline.worker) - steps * share) < margin)
+
+
+def test_what_groups_do_for_an_update():
+    """Compute: batch / k examples at the worker's speed. Exchange: a message each way."""
+    network = {"latency": 0.25, "bandwidth": 500.0, "collective": "server"}
+    speeds = {"speeds": (1, 2, 4, 1, 1, 8), "seconds_per_example": 0.01}
+    values = Cluster(nodes=3, devices_per_node=2, **speeds, **network)
+    compute = 0.01 * 12 / 3 / np.array([[1, 2, 4], [1, 1, 8]])
+    exchange = 2 * (0.25 + 1000 / 500)
+    # A handful of float64 operations, in whatever order.
+    np.testing.assert_allclose(work_of(values, 2, 12, 1000).means(), compute + exchange, rtol=1e-14)
+    values = values.with_(bandwidth=0.0)  # transfers take no time
+    np.testing.assert_allclose(work_of(values, 2, 12, 1000).means(), compute + 0.5, rtol=1e-14)
+
+
+@pytest.mark.parametrize("variation", [0.0, 0.3, 1.0])
+def test_lognormal_has_unit_mean_and_the_coefficient_of_variation(variation):
+    draws = service.lognormal(variation)(np.random.default_rng(0), (1_000_000,))
+    # At cv = 1 the kurtosis is 41, so a million draws give the cv to 0.3 % and the mean to 0.1 %.
+    assert draws.mean() == pytest.approx(1, rel=0.005)
+    assert draws.std() == pytest.approx(variation, rel=0.015, abs=1e-12)
+    if variation:
+        z = (np.log(draws) - np.log(draws).mean()) / np.log(draws).std()
+        assert stats.kstest(z[:50_000], "norm").pvalue > P
+
+
+@pytest.mark.parametrize("variation", [0.3, 1.0, 3.0])
+def test_gamma_has_unit_mean_and_the_coefficient_of_variation(variation):
+    draws = service.gamma(variation)(np.random.default_rng(0), (1_000_000,))
+    # The mean of a million is right to 0.3 %; the kurtosis is 3 + 6 cv^2, so their cv to 0.4 %.
+    assert draws.mean() == pytest.approx(1, rel=0.012)
+    assert draws.std() == pytest.approx(variation, rel=0.015)
+    assert stats.kstest(draws[:50_000], "gamma", (variation**-2, 0, variation**2)).pvalue > P
+
+
+def test_gamma_between_its_limits():
+    """1 is exponential, n^-1/2 the mean of n such, 0 constant; no draw is 0 or infinite."""
+    rng = np.random.default_rng(0)
+    assert stats.kstest(service.gamma(1.0)(rng, (50_000,)), "expon").pvalue > P
+    means = service.exponential()(rng, (50_000, 9)).mean(axis=1)
+    assert stats.ks_2samp(service.gamma(1 / 3)(rng, (50_000,)), means).pvalue > P
+    np.testing.assert_array_equal(service.gamma(0.0)(rng, (2, 3)), np.ones((2, 3)))
+    wild = service.gamma(30.0)(rng, (10_000,))
+    assert wild.min() > 0 and np.isfinite(wild).all()
+
+
+def test_exponential_services_are_exponential():
+    draws = service.exponential()(np.random.default_rng(0), (500, 100)).ravel()
+    assert stats.kstest(draws, "expon").pvalue > P
+
+
+def test_replicas_are_consecutive_windows_of_one_timeline():
+    values = Cluster(nodes=4, service="exponential")
+    one = make(values, groups=4, steps=150, batch_size=8, seed=5)
+    three = make(values, groups=4, steps=50, batch_size=8, seed=5, replicas=3)
+    np.testing.assert_array_equal(three.worker.ravel(), one.worker)
+    starts = one.seconds[[49, 99]]
+    np.testing.assert_array_equal(three.seconds[0], one.seconds[:50])
+    np.testing.assert_array_equal(three.seconds[1], one.seconds[50:100] - starts[0])
+    np.testing.assert_array_equal(three.seconds[2], one.seconds[100:] - starts[1])
+
+
+def test_seeds_differ_and_repeat():
+    values = Cluster(nodes=4)
+    a, b, c = (make(values, groups=4, steps=100, batch_size=8, seed=s) for s in (1, 1, 2))
+    np.testing.assert_array_equal(a.seconds, b.seconds)
+    assert not np.array_equal(a.worker, c.worker)
+
+
+@pytest.mark.slow
+def test_ten_million_events_for_sixteen_groups():
+    """Nothing in the making is worse than n log n, in time or memory. Prints the seconds."""
+    start = time.perf_counter()
+    timeline = make(Cluster(nodes=16), groups=16, steps=10_000_000, batch_size=16)
+    print(f"10 M events of 16 groups: {time.perf_counter() - start:.1f} s")
+    assert timeline.worker.shape == (10_000_000,)
+    # The sums of gaps miss only the ends of the run, at most 16 gaps of a few hundred.
+    assert timeline.staleness.mean() == pytest.approx(15, rel=1e-4)
+
+
+def exact(service, steps):
+    """Groups in the order of their arrivals, with times that are fractions and have no rounding."""
+    queue = [(each, group) for group, each in enumerate(service)]
+    heapq.heapify(queue)
+    order = []
+    for _ in range(steps):
+        now, group = heapq.heappop(queue)
+        order.append(group)
+        heapq.heappush(queue, (now + service[group], group))
+    return order
+
+
+ORDERS = {
+    "arrivals": arrivals,
+    "several": several,
+    "volunteers": lambda *given: volunteers(*given, Habits())[0],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(
+    st.lists(st.integers(1, 12), min_size=2, max_size=5),
+    st.sampled_from([1.0, 0.1, 1 / 3, 64e-3]),
+    st.integers(1, 400),
+)
+def test_arrivals_at_the_same_second_are_in_the_order_of_the_groups(order, speeds, unit, steps):
+    """Constant services at rational speeds meet often, and sums of floats disagree on when."""
+    means = np.array([[unit / speed] for speed in speeds])
+    line = ORDERS[order](0, service.constant(), Work(means), steps)
+    assert line.worker.tolist() == exact([Fraction(1, speed) for speed in speeds], steps)
+    assert np.all(np.diff(line.seconds) >= 0)
+
+
+def test_speeds_of_1_2_and_3_meet_every_second():
+    values = Cluster(nodes=3, service="constant", seconds_per_example=1.0, speeds=(1.0, 2.0, 3.0))
+    worker = make(values, groups=3, steps=6 * 33, batch_size=1).worker
+    np.testing.assert_array_equal(worker, np.tile([2, 1, 2, 0, 1, 2], 33))

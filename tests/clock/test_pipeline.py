@@ -1,0 +1,317 @@
+"""Schedules over stages: every constraint checked task by task, and the papers' closed forms."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from optdyn.clock import TimelineError
+from optdyn.clock.pipeline import BACKWARD, FORWARD, UPDATE, _on, gpipe, local, one_f_one_b, seconds
+from optdyn.clock.pipeline import Work as Costs
+from optdyn.setup import Cluster
+from tests.clock.schedules import memory, queue, sequential, steady_utilization, utilization
+
+
+class Work(NamedTuple):
+    """Whole seconds, which float64 adds without rounding: times are compared as equal."""
+
+    forward: list[int]
+    backward: list[int]
+    update: list[int]
+    transfer: list[int]
+    micro_batches: int
+    updates: int
+
+    @property
+    def each(self):
+        """(S,) seconds of a stage a micro-batch, with the update."""
+        return np.sum([self.forward, self.backward, self.update], axis=0)
+
+
+def whole(least, most, size):
+    return st.lists(st.integers(least, most), min_size=size, max_size=size)
+
+
+@st.composite
+def works(draw, least_stages=1):
+    stages = draw(st.integers(least_stages, 5))
+    return Work(
+        draw(whole(1, 9, stages)),
+        draw(whole(0, 9, stages)),
+        draw(whole(0, 4, stages)),
+        draw(whole(0, 5, stages - 1)),
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 5)),
+    )
+
+
+def of_local(work):
+    return local(work.forward, work.backward, work.transfer, work.updates, work.update)
+
+
+def of_pipeline(make, work):
+    micro = (work.micro_batches, work.updates)
+    return make(work.forward, work.backward, work.transfer, *micro, work.update)
+
+
+def of_sequential(work):
+    return sequential(work.forward, work.backward, work.micro_batches, work.updates, work.update)
+
+
+def tasks(schedule):
+    """{(stage, update, micro-batch, kind): (start, end)}, every task once."""
+    keys = list(zip(*(column.tolist() for column in schedule[:4]), strict=True))
+    assert len(set(keys)) == len(keys)
+    return dict(zip(keys, zip(schedule.start, schedule.end, strict=True), strict=True))
+
+
+def check(schedule, work, micro_batches, gradients_travel):
+    """All work is done once, one task at a time, none before its input and none later than need be.
+
+    The order that a stage follows is read off the schedule; everything else is said here anew.
+    """
+    done = tasks(schedule)
+    durations = {FORWARD: work.forward, BACKWARD: work.backward, UPDATE: work.update}
+    wanted = {
+        (stage, t, m, kind)
+        for stage in range(len(work.forward))
+        for t in range(work.updates)
+        for kind in (FORWARD, BACKWARD, UPDATE)
+        for m in (range(micro_batches) if kind != UPDATE else (-1,))
+    }
+    assert set(done) == wanted
+    clock = dict.fromkeys(range(len(work.forward)), 0.0)
+    for (stage, t, m, kind), (start, end) in done.items():
+        assert end - start == durations[kind][stage]
+        needs = clock[stage]
+        if kind == FORWARD and stage > 0:
+            needs = max(needs, done[stage - 1, t, m, kind][1] + work.transfer[stage - 1])
+        if kind == BACKWARD and gradients_travel and stage + 1 < len(work.forward):
+            needs = max(needs, done[stage + 1, t, m, kind][1] + work.transfer[stage])
+        # `clock` is the end of what the stage did before: nothing overlaps, nothing is put off.
+        assert start == needs
+        clock[stage] = end
+        if kind == BACKWARD:
+            assert done[stage, t, m, FORWARD][1] <= start
+        if kind == UPDATE:
+            assert all(done[stage, t, i, BACKWARD][1] <= start for i in range(micro_batches))
+        if t > 0:
+            assert done[stage, t - 1, -1, UPDATE][1] <= start
+    per_update = micro_batches * (sum(work.forward) + sum(work.backward)) + sum(work.update)
+    assert (schedule.end - schedule.start).sum() == work.updates * per_update
+
+
+@given(works())
+def test_local_keeps_to_its_dependencies(work):
+    check(of_local(work), work, 1, gradients_travel=False)
+
+
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
+@given(work=works())
+def test_pipelines_keep_to_their_dependencies(make, work):
+    check(of_pipeline(make, work), work, work.micro_batches, gradients_travel=True)
+
+
+@given(works())
+def test_local_by_its_closed_form(work):
+    """A stage is held up by the slowest up to it: stage j begins update t at sum f + t max c."""
+    sent = np.concatenate([[0], np.cumsum(np.add(work.forward[:-1], work.transfer))])
+    slowest = work.each.max()
+    wanted = (sent + work.each).max() + slowest * np.arange(work.updates)
+    schedule = of_local(work)
+    np.testing.assert_array_equal(seconds(schedule), wanted)
+    begun = schedule.start[schedule.kind == FORWARD].reshape(work.updates, -1)
+    held_up = np.maximum.accumulate(work.each)
+    np.testing.assert_array_equal(begun, sent + np.outer(np.arange(work.updates), held_up))
+
+
+@pytest.mark.parametrize(("stages", "updates"), [(1, 3), (2, 1), (4, 10), (8, 3)])
+def test_local_of_equal_stages(stages, updates):
+    """T updates of c = f + b at the first stage; each further one ends f + transfer later.
+
+    (T + S - 1) c would be the span if a stage sent its activations on after its backward.
+    """
+    f, b, x = 2.0, 4.0, 0.5
+    schedule = local([f] * stages, b, x, updates)
+    assert seconds(schedule)[-1] == updates * (f + b) + (stages - 1) * (f + x)
+    late = local([f + b] * stages, 0.0, 0.0, updates)
+    assert seconds(late)[-1] == (updates + stages - 1) * (f + b)
+    if updates > 1:
+        assert steady_utilization(schedule) == 1
+
+
+@given(works())
+def test_a_local_pipeline_is_as_busy_as_its_slowest_stage_lets_it(work):
+    assume(work.updates > 1)
+    wanted = work.each.sum() / (work.each.size * work.each.max())
+    # A quotient of whole numbers, rounded.
+    assert steady_utilization(of_local(work)) == pytest.approx(wanted, rel=1e-14)
+    # Of all the time, too, but for a fill of at most 4 x (9 + 5) + 22 seconds: 78 updates' worth.
+    share = utilization(of_local(work._replace(updates=300)))
+    assert wanted * 300 / (300 + 78) <= share <= wanted * (1 + 1e-14)
+
+
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
+@given(
+    stages=st.integers(1, 6),
+    micro_batches=st.integers(1, 8),
+    forward=st.integers(1, 9),
+    backward=st.integers(0, 9),
+    updates=st.integers(1, 3),
+)
+def test_the_bubble_of_equal_stages(make, stages, micro_batches, forward, backward, updates):
+    """(S - 1) / (M + S - 1), whatever backward takes over forward, and in every update anew."""
+    schedule = make([forward] * stages, backward, 0.0, micro_batches, updates)
+    wanted = (stages - 1) / (micro_batches + stages - 1)
+    assert 1 - utilization(schedule) == pytest.approx(wanted, abs=1e-14)  # of a quotient near 1
+    length = (micro_batches + stages - 1) * (forward + backward)
+    np.testing.assert_array_equal(seconds(schedule), length * np.arange(1, updates + 1))
+    if updates > 1:
+        assert steady_utilization(schedule) == pytest.approx(1 - wanted, abs=1e-14)
+
+
+@given(works())
+def test_gpipe_by_its_closed_form(work):
+    """Forward all M pass all stages, held up by the slowest M - 1 times, then back likewise."""
+    once = work._replace(updates=1, update=[0] * len(work.forward))
+    count = work.micro_batches - 1
+    there = sum(work.forward) + count * max(work.forward) + sum(work.transfer)
+    back = sum(work.backward) + count * max(work.backward) + sum(work.transfer)
+    assert seconds(of_pipeline(gpipe, once)) == [there + back]
+    # Without updates to make, the next begins when the first stage has all its gradients.
+    many = once._replace(updates=work.updates)
+    np.testing.assert_array_equal(
+        seconds(of_pipeline(gpipe, many)), (there + back) * np.arange(1, work.updates + 1)
+    )
+
+
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
+@given(work=works())
+def test_no_pipeline_is_faster_than_its_longest_way(make, work):
+    """Nor than its busiest stage; and local learning, which waits for less, is no slower."""
+    every = seconds(of_pipeline(make, work))
+    way = sum(work.forward) + sum(work.backward) + 2 * sum(work.transfer)
+    passes = work.micro_batches * np.add(work.forward, work.backward)
+    assert every[0] >= max(way, passes.max()) and np.all(np.diff(every) >= passes.max())
+    alone = work._replace(micro_batches=1)
+    assert np.all(seconds(of_local(work)) <= seconds(of_pipeline(make, alone)))
+
+
+@given(works())
+def test_memory(work):
+    """The order decides it, not the durations: M, min(S - j, M), and the one batch at work."""
+    stages = np.arange(len(work.forward))
+    np.testing.assert_array_equal(
+        memory(of_pipeline(gpipe, work)), np.full(len(stages), work.micro_batches)
+    )
+    least = np.minimum(len(stages) - stages, work.micro_batches)
+    np.testing.assert_array_equal(memory(of_pipeline(one_f_one_b, work)), least)
+    np.testing.assert_array_equal(memory(of_local(work)), np.ones(len(stages)))
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 60))
+def test_a_fast_stage_runs_ahead_of_a_slow_one(first, second, updates):
+    """The k-th is sent after k c_0 and begun after k c_1 more than the first, which never waits."""
+    work = Work([first, second], [0, 0], [0, 0], [0], 1, updates)
+    begun = 1 + (updates - 1) * first // max(first, second)  # when the last is sent
+    np.testing.assert_array_equal(queue(of_local(work)), [0, updates - begun])
+
+
+def test_what_is_on_its_way_is_in_the_queue():
+    """A second each and three on the way: sent after 1, 2, 3 and 4, the first begun after 4."""
+    np.testing.assert_array_equal(queue(local([1.0, 1.0], 0.0, 3.0, 10)), [0, 3])
+
+
+@given(works(least_stages=2))
+def test_what_a_transfer_costs(work):
+    """Local learning hides it but for the first; a pipeline waits there and back every time."""
+    work = work._replace(update=[0] * len(work.forward))
+    slow = work._replace(transfer=[100] * len(work.transfer))
+    more = sum(slow.transfer) - sum(work.transfer)
+    late, early = seconds(of_local(slow)), seconds(of_local(work))
+    np.testing.assert_array_equal(np.diff(late), np.diff(early))
+    extra = seconds(of_pipeline(gpipe, slow)) - seconds(of_pipeline(gpipe, work))
+    np.testing.assert_array_equal(extra, 2 * more * np.arange(1, work.updates + 1))
+
+
+@pytest.mark.parametrize("collective", ["ring", "tree", "server"])
+def test_stages_add_up_as_the_cluster_does(collective):
+    """Four devices a stage: 2 (4 - 1) parts in a row, 2 log2(4) times all, or there and back."""
+    cluster = Cluster(nodes=2, devices_per_node=4, local_bandwidth=100.0, collective=collective)
+    ones = np.ones(2)
+    update = _on(cluster, Costs(ones, ones, ones[:1], 800.0 * ones), 4, 1)[3]
+    by_hand = {"ring": 2 * 3 * 2.0, "tree": 2 * 2 * 8.0, "server": 2 * 8.0}[collective]
+    np.testing.assert_allclose(update, by_hand, rtol=1e-12)
+
+
+@given(works())
+def test_one_stage_is_sequential(work):
+    one = Work(work.forward[:1], work.backward[:1], work.update[:1], [], *work[4:])
+    alone = of_sequential(one)
+    for column, other in zip(alone, of_pipeline(one_f_one_b, one), strict=True):
+        np.testing.assert_array_equal(column, other)
+    # GPipe has the same work in another order, and local learning the batch whole.
+    np.testing.assert_array_equal(seconds(alone), seconds(of_pipeline(gpipe, one)))
+    batch = one._replace(micro_batches=1)
+    np.testing.assert_array_equal(seconds(of_local(batch)), seconds(of_sequential(batch)))
+
+
+@given(works())
+def test_sequential_never_waits(work):
+    schedule = of_sequential(work)
+    assert utilization(schedule) == 1
+    passes = work.micro_batches * (sum(work.forward) + sum(work.backward))
+    wanted = (passes + sum(work.update)) * np.arange(1, work.updates + 1)
+    np.testing.assert_array_equal(seconds(schedule), wanted)
+
+
+@given(works())
+def test_utilization_is_a_share(work):
+    for schedule in (of_local(work), of_pipeline(gpipe, work), of_pipeline(one_f_one_b, work)):
+        assert 0 < utilization(schedule) <= 1
+        if work.updates > 1:
+            assert 0 < steady_utilization(schedule) <= 1
+        else:
+            assert np.isnan(steady_utilization(schedule))
+
+
+def test_a_schedule_by_hand():
+    """Stages of 1 + 2 and 2 + 1 seconds and updates of 1, two micro-batches, transfer 1."""
+    schedule = one_f_one_b([1, 2], [2, 1], 1, 2, 1, 1)
+    assert tasks(schedule) == {
+        (0, 0, 0, FORWARD): (0, 1),
+        (0, 0, 1, FORWARD): (1, 2),
+        (1, 0, 0, FORWARD): (2, 4),
+        (1, 0, 0, BACKWARD): (4, 5),
+        (1, 0, 1, FORWARD): (5, 7),
+        (1, 0, 1, BACKWARD): (7, 8),
+        (1, 0, -1, UPDATE): (8, 9),
+        (0, 0, 0, BACKWARD): (6, 8),
+        (0, 0, 1, BACKWARD): (9, 11),
+        (0, 0, -1, UPDATE): (11, 12),
+    }
+    assert seconds(schedule) == [12]
+    assert utilization(schedule) == 14 / 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1.0, 0.0], 1.0, 0.0, 1, 1), r"forward = \[1.0, 0.0\]: must be more than 0 at every"),
+        (([], 1.0, 0.0, 1, 1), r"forward = \[\]: must be more than 0 at every stage"),
+        (([1.0, 1.0], [1.0], 0.0, 1, 1), r"backward = \[1.0\]: must be 2 finite seconds"),
+        (([1.0, 1.0], -1.0, 0.0, 1, 1), "backward = -1.0: must be 2 finite seconds from 0 up"),
+        (([1.0, 1.0], 1.0, [0.1, 0.2], 1, 1), "transfer = .*: must be 1 finite seconds"),
+        (([1.0, 1.0], 1.0, np.inf, 1, 1), "transfer = inf: must be 1 finite seconds"),
+        (([1.0, 1.0], 1.0, 0.0, 1, 1, np.nan), "update = nan: must be 2 finite seconds"),
+        (([1.0, 1.0], 1.0, 0.0, 0, 1), "0 micro-batches, 1 updates: must be 1 or more"),
+        (([1.0, 1.0], 1.0, 0.0, 1, 0), "1 micro-batches, 0 updates: must be 1 or more"),
+    ],
+)
+def test_schedules_that_cannot_be(arguments, message):
+    for make in (gpipe, one_f_one_b):
+        with pytest.raises(TimelineError, match=message) as caught:
+            make(*arguments)
+        assert "\n" not in str(caught.value)

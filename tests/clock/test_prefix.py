@@ -1,0 +1,160 @@
+"""A longer run begins with the shorter one, or is known not to."""
+
+from itertools import pairwise
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optdyn import methods
+from optdyn.experiment import default
+from optdyn.train import program
+from tests.values import as_experiment
+
+EPOCH, BATCH, WORKERS = 7, 24, 4
+GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 4}
+NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
+LAWS = ("constant", "exponential", "lognormal", "gamma")
+DRAWN = {
+    **{f"sync, {law}": {"cluster.service": law} for law in LAWS},
+    **{f"groups, {law}": {**GROUPS, "cluster.service": law} for law in LAWS},
+    **{
+        f"stale synchronous, {law}": {
+            **GROUPS,
+            "strategy.staleness_bound": 1,
+            "cluster.service": law,
+        }
+        for law in LAWS
+    },
+    **{
+        f"ringmaster, {law}": {
+            **GROUPS,
+            "strategy.name": "ringmaster",
+            "strategy.delay_bound": 2,
+            "cluster.service": law,
+        }
+        for law in LAWS
+    },
+    "geometric": {**GROUPS, "cluster.service": "geometric"},
+    "unlike speeds": {**GROUPS, "cluster.speeds": (1.0, 2.0, 3.0, 9.0)},
+    "server": {
+        **GROUPS,
+        "cluster.pieces.conv_compute": 0.1,
+        "cluster.pieces.conv_network": 0.01,
+        "cluster.pieces.fc": 0.03,
+    },
+    "dynamic_batch": {"strategy.name": "dynamic_batch", "cluster.speeds": (1.0, 2.0, 3.0, 9.0)},
+    "disturbed": {"strategy.name": "dynamic_batch", "cluster.disturbance_probability": 0.4},
+    "pipeline": {"strategy.name": "local", "cluster.devices_per_node": 1, "cluster.nodes": 2},
+    "filled pipeline": {
+        "strategy.name": "local",
+        "strategy.variant": "backprop",
+        "cluster.nodes": 2,
+        "cluster.devices_per_node": 1,
+    },
+    "local groups": {**GROUPS, "strategy.name": "asynchronous+local"},
+}
+# What ends a run in its own way: the last exchange of nodes, and epochs that wait for it.
+ENDING = {
+    "daso": {**NODES, "strategy.name": "daso", "strategy.warmup_epochs": 1},
+    "daso+dynamic_batch": {
+        **NODES,
+        "strategy.name": "daso+dynamic_batch",
+        "strategy.warmup_epochs": 1,
+    },
+    "model_averaging": {**NODES, "strategy.name": "model_averaging", "strategy.period": 8},
+    "fragments": {
+        **NODES,
+        "strategy.name": "model_averaging",
+        "strategy.period": 6,
+        "strategy.fragments": 2,
+        "strategy.delay": 2,
+    },
+    "model_averaging+asynchronous": {
+        **NODES,
+        "strategy.name": "model_averaging+asynchronous",
+        "strategy.groups": 2,
+    },
+}
+
+
+def config_of(values, steps, seed=0):
+    config = default()
+    config.batch_size, config.steps, config.seed = BATCH, steps, seed
+    base = {"cluster.devices_per_node": WORKERS, "model.hidden": (5, 5, 5)}
+    config.update_from_flattened_dict({**base, **values})
+    return as_experiment(config)
+
+
+@pytest.fixture(scope="module")
+def network():
+    """What clocks ask for that reckon with operations."""
+
+    def of(config):
+        whole = program.problem_of(config, 5)
+        images = {"image": np.zeros((1, 3, 3, 1), np.uint8), "label": np.zeros(1, np.int32)}
+        params = jax.eval_shape(whole.init, jax.random.key(0), images)
+        return methods.Network(whole, params, images)
+
+    return of
+
+
+def line_of(config, network, known=()):
+    """As far as the log of the epochs that are `known` decides it."""
+    return config.timeline(
+        steps_per_epoch=EPOCH,
+        update_bytes=1000,
+        network=network(config),
+        epochs=[{"train_loss": loss} for loss in known],
+    )
+
+
+def assert_begins(longer, shorter, steps):
+    """All arrays, to the bit."""
+    ours, theirs = (jax.tree.leaves(line._replace(slots=0)) for line in (longer, shorter))
+    for a, b in zip(ours, theirs, strict=True):
+        if np.ndim(a):
+            np.testing.assert_array_equal(np.asarray(a)[:steps], np.asarray(b)[:steps])
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(0, 2**32 - 1))
+@settings(max_examples=10)
+def test_longer_runs_begin_with_shorter_ones(network, name, one, other, seed):
+    short, long = sorted((one, other))
+    lines = [line_of(config_of(DRAWN[name], n, seed), network) for n in (short, long)]
+    assert len(lines[0].seconds) == short and len(lines[1].seconds) == long
+    assert_begins(*reversed(lines), short)
+    assert lines[0].slots == lines[1].slots
+
+
+def test_also_beyond_what_is_drawn_at_a_time(network, monkeypatch):
+    monkeypatch.setattr("optdyn.clock.arrivals.BLOCK", 16)
+    for name in ("groups, exponential", "stale synchronous, lognormal"):
+        lines = [line_of(config_of(DRAWN[name], n), network) for n in (20, 150, 151, 400)]
+        for short, long in pairwise(lines):
+            assert_begins(long, short, len(short.seconds))
+
+
+def test_a_recorded_trace_is_read_from_its_beginning(network, tmp_path):
+    rng = np.random.default_rng(0)
+    workers = np.concatenate([np.arange(4), rng.integers(0, 4, 96)])
+    table = pd.DataFrame({"worker": workers, "seconds": np.sort(rng.uniform(0, 9, 100))})
+    table.to_csv(tmp_path / "trace.csv", index=False)
+    values = {**GROUPS, "cluster.service": "trace", "cluster.trace": str(tmp_path / "trace.csv")}
+    lines = [line_of(config_of(values, n), network) for n in (30, 100)]
+    assert_begins(*reversed(lines), 30)
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_what_ends_a_run_in_its_own_way_is_alike_before_that(network, name):
+    """And not to the end, so that a finished one is rightly refused more steps."""
+    losses = [0.9**epoch for epoch in range(9)]
+    lines = [line_of(config_of(ENDING[name], n), network, losses) for n in (60, 120)]
+    before = 7 if "daso" in name else 50  # warm-up; beyond it daso cools down to the end
+    assert_begins(*reversed(lines), before)
+    with pytest.raises(AssertionError):
+        assert_begins(*reversed(lines), min(60, len(lines[0].seconds)))

@@ -1,0 +1,245 @@
+"""Clusters all over the earth: its geometry, its links, its hours, and who is there when."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import optdyn
+from optdyn import methods
+from optdyn.base import seeds
+from optdyn.clock import TimelineError, habits, network, regions
+from optdyn.clock.habits import Presence
+from optdyn.clock.regions import LIGHT, RADIUS, great_circle
+from optdyn.experiment import ConfigError, default
+from optdyn.setup import Cluster
+from optdyn.train import memory_checks
+from optdyn.train.checks import check
+from tests.clock.test_streaming import streaming
+from tests.methods import test_battery as battery
+from tests.values import as_experiment
+
+EARTH = {"regions": 7, "latency": 0.01, "bandwidth": 1e6, "bandwidth_variation": 1.0}
+FOREVER = 1e12  # seconds
+
+
+@given(st.integers(1, 60))
+@settings(max_examples=20, deadline=None)
+def test_distances_are_those_of_a_sphere(number):
+    earth = regions.regions(number)
+    longitude, latitude = earth.longitude, earth.latitude
+    assert (np.diff(longitude) >= 0).all() and np.abs(latitude).max() <= np.pi / 3
+    # Another formula, of navigators.
+    across = np.sin((latitude[:, None] - latitude) / 2) ** 2
+    along = np.sin((longitude[:, None] - longitude) / 2) ** 2
+    half = across + np.cos(latitude[:, None]) * np.cos(latitude) * along
+    angles = great_circle(longitude, latitude)
+    np.testing.assert_allclose(angles, 2 * np.arcsin(np.sqrt(half)), rtol=0, atol=1e-7)
+    np.testing.assert_array_equal(angles, angles.T)
+    # No way over a third place is shorter.
+    assert (angles[:, None] <= angles[:, :, None] + angles.T[None] + 1e-12).all()
+    np.testing.assert_array_equal(earth.latency, angles * RADIUS / LIGHT)
+
+
+def test_to_the_other_side_of_the_earth_light_takes_a_tenth_of_a_second():
+    angle = great_circle(np.array([0.0, np.pi]), np.zeros(2))[0, 1]
+    assert angle * RADIUS / LIGHT == pytest.approx(0.1, rel=2e-3)  # 20,015 km at 199,862 km/s
+
+
+def test_links_vary_as_asked_for():
+    width = np.log(regions.regions(900, 1.0).width)
+    # Of 900 draws mean and deviation are known to 3.3 and 2.4 % of the deviation: 4 of these.
+    assert abs(width.mean()) < 0.11 and width.std() == pytest.approx(np.log(2) ** 0.5, rel=0.1)
+    assert (regions.regions(40).width == 1).all()
+
+
+@given(st.integers(1, 50), st.integers(1, 50))
+def test_nodes_are_spread_evenly(nodes, number):
+    of = regions.of_workers(Cluster(nodes=nodes, regions=number))
+    assert (np.diff(of) >= 0).all() and of.max() < number
+    assert np.ptp(np.bincount(of, minlength=number)) <= 1
+
+
+def test_links_are_those_of_the_matrices_that_they_stand_for():
+    made = Cluster(nodes=12, **EARTH)
+    one, other = np.arange(12)[:, None], np.arange(12)[None]
+    every = network.links(made, 3e6)(one, other)
+    rest = regions.links(made, 0.0, one, other)
+    given = Cluster(
+        nodes=12,
+        latencies=tuple(map(tuple, rest)),
+        bandwidths=tuple(map(tuple, 3e6 / (every - rest))),
+    )
+    np.testing.assert_allclose(network.links(given, 3e6)(one, other), every, rtol=1e-12)
+    np.testing.assert_array_equal(every, every.T)
+    assert (rest[regions.of_workers(made)[:, None] == regions.of_workers(made)] == 0.01).all()
+
+
+def test_an_all_reduce_has_the_two_rings_as_limits():
+    alone = Cluster(nodes=9, **EARTH | {"regions": 1, "bandwidth_variation": 0.0})
+    assert regions.all_reduce(alone, 1e6) == pytest.approx(network.all_reduce(9, 1e6, 1e6, 0.01))
+    apart = Cluster(nodes=7, **EARTH)
+    ring = regions.links(apart, 1e6 / 7, np.arange(7), (np.arange(7) + 1) % 7)
+    assert regions.all_reduce(apart, 1e6) == pytest.approx(12 * ring.max())
+    assert network.between_nodes(apart, 1e6) == regions.all_reduce(apart, 1e6)
+
+
+def test_the_server_is_where_it_has_the_least_far_to_all():
+    made = Cluster(nodes=70, **EARTH | {"bandwidth": 0.0})
+    every = regions.links(made, 0.0, np.arange(70)[:, None], np.arange(70))
+    assert regions.to_server(made, 1e6).sum() == pytest.approx(every.sum(axis=1).min())
+
+
+def test_hours_add_up_to_a_day():
+    made = Cluster(nodes=7, diurnal=0.6, day=24.0, **EARTH)
+    factors = np.array([habits.load(made)(np.full(7, hour)) for hour in np.arange(24.0)])
+    np.testing.assert_allclose(factors.mean(axis=0), 1, rtol=1e-12)
+    assert factors.min() == pytest.approx(0.4, abs=0.02)  # at one of 24 hours, nearly the least
+    later = factors.argmax(axis=0)  # the sun goes west: who is further east has noon sooner
+    assert len(set(later.tolist())) > 3
+    assert habits.load(Cluster(nodes=7, **EARTH)) is None
+
+
+def test_of_a_long_time_everybody_is_there_for_the_part_that_the_means_say():
+    nodes, presence, absence = 400, 3.0, 2.0
+    there = Presence(np.random.default_rng(0), nodes, presence, absence)
+    assert there.at(0.0).all()
+    seconds = np.linspace(10, 1000, 400)
+    found = np.array([there.at(now) for now in seconds])
+    # 400 nodes times 800 renewals of deviation about 1: 0.2 % of the time, of which this is 4.
+    assert found.mean() == pytest.approx(0.6, abs=0.005)
+    # Who is there at one second is there at another that is near, by the rates of both.
+    near = Presence(np.random.default_rng(1), 20_000, presence, absence)
+    before, after = near.at(50.0), near.at(51.0)
+    decay = np.exp(-(1 / presence + 1 / absence))
+    assert after[before].mean() == pytest.approx(0.6 + 0.4 * decay, abs=0.02)
+
+
+def test_who_comes_and_goes_all_the_time_is_refused():
+    there = Presence(np.random.default_rng(0), 3, 1e-9, 1e-9)
+    with pytest.raises(TimelineError, match="presence = 1e-09"):
+        there.at(1.0)
+
+
+def meeting(values, steps=40):
+    own = {"cluster.nodes": 4, "cluster.service": "exponential", "cluster.seconds_per_example": 0.5}
+    return streaming(1, steps, own | {f"cluster.{key}": v for key, v in values.items()})
+
+
+def test_who_never_leaves_and_has_no_hours_meets_as_ever():
+    usual, ours, flat = (
+        meeting(values)[2]
+        for values in ({}, {"presence": FOREVER, "absence": 1.0}, {"diurnal": 1e-30})
+    )
+    np.testing.assert_array_equal(usual.seconds, ours.seconds)
+    assert (ours.choice.present == 1).all() and usual.choice.present is None
+    np.testing.assert_array_equal(usual.seconds, flat.seconds)
+
+
+def test_nobody_waits_for_who_is_away():
+    """By hand: a period of 4 updates of a constant 3 seconds, an all-reduce that takes no time."""
+    values = {"presence": 20.0, "absence": 15.0, "service": "constant"}
+    config, _, line = meeting(values, 81)
+    every = Presence(seeds.generator(config.seed, "presence"), 4, 20.0, 15.0)
+    part, meets = line.choice.present, np.flatnonzero(line.choice.send[:, 0])
+    update, since, there, found = 3.0, 0.0, np.ones(4, bool), []
+    for t, before in zip(meets, [-1, *meets], strict=False):
+        done = since + (t - before) * update
+        whole = there & (done < every.left)
+        found.append(whole.sum())
+        while not whole.any():  # the first to be back for long enough does its part again
+            back, start = every.back.argmin(), every.back.min()
+            every.at(np.where(np.arange(4) == back, start, -np.inf))
+            done = start + (t - before) * update
+            whole[back] = done < every.left[back]
+        np.testing.assert_allclose(part[t], 4 * whole / whole.sum(), rtol=1e-6)
+        assert line.seconds[t] == pytest.approx(done)
+        since, there = line.seconds[t], every.at(line.seconds[t])
+    assert set(found) >= {0, 1, 2} and (np.diff(line.seconds) >= 0).all()
+
+
+@pytest.mark.parametrize("period", [1, 4])
+def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
+    """A lone one begins again and again: (e^(T / P) - 1) (P + A) seconds for T, memoryless."""
+    parts, seconds, presence, absence = 8000, 1.5 * period, 4.0, 1.0
+    method = optdyn.model_averaging(period=period)
+    one = Cluster(service="constant", seconds_per_example=1.5, presence=presence, absence=absence)
+    line = method.clock(one, parts * period, batch_size=1)
+    expected = (np.exp(seconds / presence) - 1) * (presence + absence)
+    # A part's deviation is less than twice its mean: 2 % of that of 8,000.
+    assert line.seconds[-1] / parts == pytest.approx(expected, rel=0.06)
+    with pytest.raises(TimelineError, match=r"presence = .* must be there for longer"):
+        method.clock(one.with_(presence=seconds / 20), parts, batch_size=1)
+
+
+@pytest.mark.parametrize("presence", [2.0, 8.0, 30.0])
+def test_no_update_is_there_before_somebody_can_have_made_it(presence):
+    """Of nodes that all leave before they meet, too: three seconds each, since the last meeting."""
+    line = meeting({"presence": presence, "absence": 5.0, "service": "constant"}, 81)[2]
+    since, meets = 0.0, np.flatnonzero(line.choice.send[:, 0])
+    for t, before in zip(meets, [-1, *meets], strict=False):
+        made = since + 3.0 * np.arange(1, t - before + 1)
+        assert (line.seconds[before + 1 : t + 1] >= made - 1e-9).all()  # float64 sums of tens
+        since = line.seconds[t]
+
+
+def test_a_later_hour_is_felt_at_the_barrier():
+    values = {"diurnal": 0.5, "day": 40.0, "service": "constant"}
+    line = meeting(values)[2]
+    update, now = 3.0, 0.0
+    for seconds in line.seconds:  # all have the hour of longitude 0, and the same services
+        now += update * (1 + 0.5 * np.sin(2 * np.pi * now / 40))
+        assert seconds == pytest.approx(now)
+
+
+REFUSED = [
+    ("model_averaging", {"presence": 1.0}, {"delay": 1}, "strategy.delay"),
+    ("model_averaging", {"presence": 1.0}, {"compression": "sign"}, "strategy.compression"),
+    ("model_averaging", {"server_bandwidth": 1.0}, {}, "cluster.server_bandwidth"),
+    ("model_averaging", {"regions": 2, "latencies": ((0.0, 1.0), (1.0, 0.0))}, {}, "regions"),
+    ("daso", {"presence": 1.0}, {}, "cluster.presence"),
+    ("des_loc", {"presence": 1.0}, {}, "cluster.presence: 'des_loc' does"),
+    ("daso", {"regions": 3}, {}, "cluster.regions"),
+    ("asynchronous", {"diurnal": 1.0}, {}, "cluster.diurnal"),
+    ("asynchronous", {"presence": 1.0}, {"staleness_bound": 1}, "cluster.presence"),
+    ("asynchronous", {"diurnal": 0.5, "service": "geometric"}, {}, "cluster.diurnal"),
+]
+
+
+@pytest.mark.parametrize(("name", "cluster", "strategy", "said"), REFUSED)
+def test_what_no_clock_knows_is_refused(name, cluster, strategy, said):
+    config = default()
+    config.strategy.name = name
+    config.cluster.nodes, config.batch_size = 2, 64
+    config.cluster.update(cluster)
+    config.strategy.update(strategy)
+    with pytest.raises(ConfigError, match=said):
+        check(as_experiment(config))
+
+
+def test_a_refusal_names_methods_that_are_not_refused():
+    config = default()
+    config.strategy.name, config.cluster.nodes = "sync", 2
+    config.cluster.presence = config.cluster.absence = 9.0
+    with pytest.raises(ConfigError) as refused:
+        check(as_experiment(config))
+    named = re.findall(r"'(\w+)'", str(refused.value).partition("config.strategy.name")[2])
+    assert {"gossip", "diloco"} <= {*named}
+    for name in named:
+        config.strategy.name = name
+        check(as_experiment(config))
+
+
+def test_ten_thousand_workers_are_not_refused_for_memory():
+    config = default()
+    config.model.name, config.steps = "quadratic", 1_000_000
+    config.strategy.name, config.strategy.groups = "asynchronous", 10_000
+    config.cluster.nodes = 10_000
+    memory_checks.of_config(as_experiment(config))
+
+
+def test_methods_know_of_regions():
+    assert methods.load("diloco").cluster == methods.load("model_averaging").cluster
+    assert battery.config_of("model_averaging").cluster.regions == 0

@@ -1,0 +1,516 @@
+"""The same run on one device, on several in each idiom, and in several processes."""
+
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.devices.started import start
+
+RUN = {
+    "steps": 100,
+    "log_every": 50,
+    "checkpoint_every": 0,
+    "model.hidden": [16],
+    "data.train_examples": 1280,
+    "data.train_evaluated": 100,
+    "data.test_evaluated": 100,
+    "optimizer.learning_rate": 0.02,
+    "optimizer.momentum": 0.9,
+    "cluster.service": "constant",
+}
+SYNC = {
+    f"{api}{devices}": {"parallel.api": api, "parallel.devices": devices}
+    for api, sizes in {"jit": (1, 8), "shard_map": (1, 2), "pmap": (1, 2)}.items()
+    for devices in sizes
+}
+OTHER_SIZES = {
+    f"{api}{devices}": {"parallel.api": api, "parallel.devices": devices}
+    for api, devices in (("jit", 2), ("shard_map", 8), ("pmap", 8))
+}
+VARIANTS = {
+    "sharded-optimizer": {
+        "parallel.api": "jit",
+        "parallel.devices": 8,
+        "parallel.shard_optimizer": True,
+    },
+    "accumulated": {
+        "parallel.api": "shard_map",
+        "parallel.devices": 2,
+        "parallel.accumulation": 4,
+    },
+    "shares": {
+        "strategy.name": "dynamic_batch",
+        "cluster.nodes": 4,
+        "cluster.speeds": [1.0, 1.0, 2.0, 4.0],
+    },
+    "blocking": {
+        "strategy.name": "daso",
+        "cluster.nodes": 4,
+        "strategy.max_batches": 1,
+        "strategy.wait": 0,
+    },
+}
+VARIANTS |= {
+    f"{name}-real": VARIANTS[name] | {"parallel.api": "shard_map"}
+    for name in ("shares", "blocking")
+}
+DASO = {
+    "strategy.name": "daso",
+    "steps": 200,
+    "cluster.nodes": 2,
+    "cluster.devices_per_node": 2,
+    "strategy.warmup_epochs": 2,
+    "strategy.cooldown_epochs": 2,
+    "strategy.patience": 0,
+}
+REAL_DASO = DASO | {"parallel.api": "shard_map"}
+MEASURED = {
+    "strategy.name": "dynamic_batch",
+    "cluster.nodes": 4,
+    "cluster.service": "measured",
+    "cluster.disturbances": [[3, 2, 3, 6]],  # in epochs of 20 updates
+    "parallel.api": "shard_map",
+}
+
+# What the cluster is, simulated; and in which idioms, with 8 devices, it is real. Constant service:
+# arrivals are the same however they are drawn.
+GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 2, "cluster.nodes": 8}
+ONE_EACH = DASO | {"cluster.nodes": 4, "cluster.devices_per_node": 1}
+STREAMING = {
+    "strategy.name": "model_averaging",
+    "strategy.fragments": 4,  # as many as there are arrays
+    "strategy.delay": 1,
+    "strategy.mixing": 0.25,
+}
+PUSH_SUM = {  # of nodes that have shards of their own
+    "strategy.name": "gossip",
+    "strategy.graph": "push",
+    "strategy.gossip_order": "adapt",
+    "data.dirichlet": 0.3,
+}
+SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
+# Three stages of two devices each.
+PIPELINE = {
+    "strategy.name": "stale_pipeline",
+    "model.hidden": [16, 12, 14],
+    "cluster.nodes": 3,
+    "cluster.devices_per_node": 2,
+}
+CONVOLUTIONS = {"model.name": "cnn", "model.channels": [2, 3], "model.hidden": [8]}
+PIPELINES = {
+    "stash": {"optimizer.chain": ["delay_compensation", "staleness_rate"]},
+    "2bw": {"strategy.micro_batches": 4, **CONVOLUTIONS},
+    # Adam's updates are of one size, so that of what is nearly 0 rounding has the say; small ones.
+    "no_stash": {
+        "optimizer.name": "adam",
+        "optimizer.momentum": 0.0,
+        "optimizer.learning_rate": 1e-4,
+        "cluster.nodes": 2,
+    },
+    "predict": {},
+}
+METHODS = {
+    **{
+        kind: (PIPELINE | values | {"strategy.pipeline": kind}, ("shard_map",))
+        for kind, values in PIPELINES.items()
+    },
+    "groups": (GROUPS, ("jit", "shard_map", "pmap")),
+    "elastic": (GROUPS | {"strategy.name": "elastic"}, ("shard_map",)),
+    "async_local_sgd": (
+        GROUPS | {"strategy.name": "async_local_sgd", "strategy.outer_momentum": 0.5},
+        ("jit",),
+    ),
+    "aged": (
+        GROUPS
+        | {"strategy.name": "async_local_sgd", "strategy.server": "adam", "strategy.age_decay": 0.3}
+        | {"strategy.outer_learning_rate": 0.01},
+        ("shard_map",),
+    ),
+    "heloco": (
+        GROUPS | {"strategy.name": "async_local_sgd", "strategy.server": "heloco"},
+        ("shard_map",),
+    ),
+    "decoupled": (
+        GROUPS | {"strategy.name": "decoupled", "strategy.fragments": 2, "strategy.quorum": 1},
+        ("shard_map",),
+    ),
+    "ad_psgd": (GROUPS | {"strategy.name": "ad_psgd"}, ("pmap",)),
+    "buffered": (
+        GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
+        ("shard_map",),
+    ),
+    "mindflayer": (  # about half of the services, of the slowest of four, are longer
+        GROUPS
+        | {"strategy.name": "mindflayer", "strategy.arrivals": 2, "strategy.allotted": 1.5}
+        | {"cluster.service": "lognormal", "cluster.variation": 1.0},
+        ("shard_map",),
+    ),
+    "ringleader": (GROUPS | {"strategy.name": "ringleader"}, ("shard_map",)),
+    "ringmaster": (
+        GROUPS | {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
+        ("shard_map",),
+    ),
+    "shares": (VARIANTS["shares"], ("pmap",)),
+    "local": (
+        {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},
+        ("pmap",),
+    ),
+    "nodes": (ONE_EACH, ("jit", "pmap", "overlap")),
+    "nodes-of-two": (DASO, ("jit", "overlap")),
+    "daso+dynamic_batch": (DASO | SPEEDS | {"strategy.name": "daso+dynamic_batch"}, ("shard_map",)),
+    "daso+local": (
+        DASO | {"strategy.name": "daso+local", "model.hidden": [16, 16]},
+        ("shard_map",),
+    ),
+    "daso+asynchronous": (
+        DASO
+        | {"strategy.name": "daso+asynchronous", "strategy.groups": 2}
+        | {"cluster.devices_per_node": 4},
+        ("shard_map",),
+    ),
+    "averaging": (DASO | {"strategy.name": "model_averaging"}, ("shard_map",)),
+    "streaming": (DASO | STREAMING, ("jit", "overlap")),
+    "streaming-nodes": (ONE_EACH | STREAMING, ("pmap",)),
+    "diloco": (DASO | STREAMING | {"strategy.name": "diloco"}, ("shard_map",)),
+    "slowmo": (
+        DASO | {"strategy.name": "slowmo", "strategy.inner_state": "averaged"},
+        ("jit",),
+    ),
+    "gossip": (DASO | {"strategy.name": "gossip"}, ("shard_map",)),
+    "push-sum": (ONE_EACH | PUSH_SUM, ("jit", "pmap")),
+    "top_k": (
+        DASO | {"strategy.name": "slowmo", "strategy.compression": "top_k"},
+        ("shard_map",),
+    ),
+    "sparseloco": (
+        DASO | {"strategy.name": "sparseloco", "strategy.compression_share": 0.1},
+        ("shard_map",),
+    ),
+    "des_loc": (
+        DASO | {"strategy.name": "des_loc", "strategy.second_moment_meetings": 2},
+        ("shard_map",),
+    ),
+    "eager": (DASO | {"strategy.name": "eager"}, ("shard_map",)),
+    "sparta": (DASO | {"strategy.name": "sparta", "strategy.averaged_share": 0.2}, ("shard_map",)),
+    # A coefficient that the last bit makes the larger one is another message: few updates.
+    "demo": (
+        DASO
+        | {"strategy.name": "demo", "strategy.coefficients": 8, "strategy.chunk": 16}
+        | {"strategy.signed": False, "steps": 64},
+        ("shard_map",),
+    ),
+    # Which of two numbers is the larger, the last bit may say, too: from 3e-7 after 32 updates, 138
+    # of 12,730 numbers are another message's after 64.
+    "choco": (
+        DASO
+        | {"strategy.name": "gossip", "strategy.gossip_order": "adapt", "steps": 32}
+        | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
+        ("shard_map",),
+    ),
+    "compressed-groups": (
+        GROUPS | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
+        ("shard_map",),
+    ),
+    # Images of 4 x 4 pixels: of 28 x 28 the means that bases are renewed from have no full rank,
+    # and the last bit turns the rest of a basis: by 0.05 of a parameter after the first renewal.
+    "soap": (
+        GROUPS
+        | {"optimizer.name": "soap", "optimizer.momentum": 0.0, "optimizer.learning_rate": 1e-3}
+        | {"data.image_size": 4, "steps": 60},
+        ("shard_map",),
+    ),
+    "correct": (
+        DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},
+        ("shard_map",),
+    ),
+    # A number between two levels that the last bit turns is another level: few meetings.
+    "E3M0": (
+        DASO | {"strategy.name": "diloco", "strategy.compression_bits": 4, "steps": 24},
+        ("shard_map",),
+    ),
+    "noloco": (
+        ONE_EACH | {"strategy.name": "slowmo+gossip", "strategy.graph": "random"},
+        ("shard_map", "pmap"),
+    ),
+    "gasloc": (
+        DASO | {"strategy.name": "gasloc", "strategy.graph": "random", "cluster.nodes": 4},
+        ("shard_map",),
+    ),
+    # A sign that the last bit turns, as sums in another order may, is another message.
+    "sign": (ONE_EACH | {"strategy.name": "diloco", "strategy.compression": "sign"}, ("pmap",)),
+    # The powers that it takes amplify: 10 times every 30 updates, from 2e-8 after 16.
+    "powersgd": (
+        DASO
+        | {"strategy.name": "model_averaging", "strategy.compression": "powersgd", "steps": 64},
+        ("shard_map",),
+    ),
+    "asynchronous+local": (
+        GROUPS | {"strategy.name": "asynchronous+local", "model.hidden": [16, 16]},
+        ("shard_map",),
+    ),
+}
+# Idioms of the same methods that take much the same way through a layout as one of those above.
+SLOW = {
+    "local": ("jit",),
+    "daso+local": ("jit",),
+    "daso+asynchronous": ("jit", "overlap"),
+    "daso+dynamic_batch": ("overlap",),
+    "diloco": ("overlap",),
+    "averaging": ("jit",),
+    "streaming": ("shard_map",),
+    "streaming-nodes": ("jit", "shard_map"),
+    "slowmo": ("shard_map",),
+    "powersgd": ("jit",),
+    "asynchronous+local": ("jit", "pmap"),
+}
+METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 80}
+# Each way through a layout has a method here; `test_all_methods_in_all_idioms`, which is slow, has
+# the others: workers as groups do, outer rules and compressions as streaming DiLoCo in nodes.
+OFTEN = ("groups", "shares", "nodes", "daso+local", "stash")
+OWN = [f"{name} {METHODS[name][1][0]}" for name in ("groups", "shares")]
+REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
+# The meter makes a second, large program of every run: always tried where groups arrive; where
+# shares divide a batch, nodes have their own, and with all others if slow.
+PROBED = {"groups": ("shard_map",)}
+METERED_STREAMS = {"shares-real": "shares simulated", "nodes pmap": "nodes simulated"}
+# Held whole on every device, and streamed, each device its own.
+STREAMED = {
+    "shard_map2": SYNC["shard_map2"],
+    "shares-real": VARIANTS["shares-real"],
+    "nodes pmap": ONE_EACH | {"parallel.api": "pmap"},
+}
+OTHERS_STREAMED = {
+    "pmap2": SYNC["pmap2"],
+    "shares pmap": VARIANTS["shares"] | {"parallel.api": "pmap"},
+    "nodes overlap": ONE_EACH | {"parallel.api": "overlap"},
+    "push-sum pmap": ONE_EACH | PUSH_SUM | {"parallel.api": "pmap"},
+    "daso+dynamic_batch shard_map": METHODS["daso+dynamic_batch"][0]
+    | {"parallel.api": "shard_map"},
+}
+
+# Devices sum the 64 gradients of a batch in another order: a relative 2^-24 sqrt(64) an update,
+# 5e-7. Momentum 0.9 keeps it for 10 updates, and 100 or 200 of random sign add up to 10 times that,
+# 5e-5 of an update of size 1e-2. What is left of it was measured as at most 3e-7.
+CLOSE = {"rtol": 0, "atol": 5e-6}
+
+
+def train(configs, folder, data_dir, *launcher, devices=8):
+    """Parameters of each config, trained together in one program (or job)."""
+    every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
+    listed = folder / "configs.json"
+    listed.write_text(json.dumps(every))
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    start("tests.devices.train_all", [str(listed), str(folder)], launcher, flags)
+    return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}
+
+
+@pytest.fixture(scope="module")
+def data_dir(mnist):
+    return mnist["data.dir"]
+
+
+def replayed(values, trace, api=""):
+    """The same, simulated or real, from what a real run recorded."""
+    return values | {"parallel.api": api, "cluster.service": "trace", "cluster.trace": str(trace)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("layouts")
+
+
+def both(name, more, slow=(), metered=None):
+    """A method simulated, and in each of its idioms: with more keys, in all or those `metered`."""
+    values, apis = METHODS[name]
+    every = (*apis, *slow)
+    real = {
+        f"{name} {api}": values
+        | (more if api in (metered or every) else {})
+        | {"parallel.api": api}
+        for api in every
+    }
+    return {f"{name} simulated": values | more} | real
+
+
+@pytest.fixture(scope="module")
+def parameters(folder, data_dir):
+    configs = {"sync": {}, **SYNC, **VARIANTS, "daso": DASO, "daso-real": REAL_DASO}
+    configs["longer"] = {"steps": DASO["steps"]}
+    configs["groups in parts"] = GROUPS | {"parallel.api": "jit", "parallel.shard_snapshots": True}
+    for name in OFTEN:
+        metered = PROBED.get(name)
+        configs |= both(name, METERED if metered else {}, metered=metered)
+    configs["measured"] = MEASURED
+    configs["measured streamed"] = MEASURED | {"data.streaming": True}
+    configs |= {f"{name} streamed": v | {"data.streaming": True} for name, v in STREAMED.items()}
+    # In order: these are trained before.
+    for name in ("shard_map2", "daso-real", "measured"):
+        configs[f"{name}-replayed"] = replayed(configs[name], folder / name / "trace.csv")
+    for name in OWN:
+        trace, api = folder / name / "trace.csv", configs[name]["parallel.api"]
+        configs[f"{name} again"] = replayed(configs[name], trace, api)
+    return train(configs, folder, data_dir)
+
+
+@pytest.mark.parametrize("name", [*SYNC, *VARIANTS])
+def test_what_is_synchronous_gives_the_same_parameters(parameters, name):
+    np.testing.assert_allclose(parameters[name], parameters["sync"], **CLOSE)
+
+
+@pytest.mark.parametrize("api", ["jit", "shard_map", "pmap"])
+def test_one_device_is_the_same_to_the_bit(parameters, api):
+    np.testing.assert_array_equal(parameters[f"{api}1"], parameters["sync"])
+
+
+def test_daso_is_simulated_as_it_is(parameters):
+    np.testing.assert_allclose(parameters["daso-real"], parameters["daso"], **CLOSE)
+    # The nodes really went their own ways: it is not synchronous SGD that agrees with itself.
+    assert np.abs(parameters["daso"] - parameters["longer"]).max() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "api"), REAL)
+def test_every_method_is_simulated_as_it_is(parameters, name, api):
+    real, simulated = parameters[f"{name} {api}"], parameters[f"{name} simulated"]
+    np.testing.assert_allclose(real, simulated, **CLOSE)
+    assert np.abs(simulated[: len(parameters["sync"])] - parameters["sync"][: len(simulated)]).max()
+
+
+def test_versions_in_parts_over_the_devices_are_read_as_whole_ones(parameters):
+    found, whole = parameters["groups in parts"], parameters["groups simulated"]
+    np.testing.assert_allclose(found, whole, **CLOSE)
+
+
+@pytest.mark.parametrize(("name", "api"), [(n, api) for n in PROBED for api in PROBED[n]])
+def test_the_momentum_meter_records_the_same(parameters, folder, name, api):
+    same_records(folder, f"{name} {api}", f"{name} simulated")
+
+
+@pytest.mark.slow
+def test_all_methods_in_all_idioms(tmp_path, data_dir):
+    """Parameters, what the momentum meter records, and each again from its own trace."""
+    others = [name for name in METHODS if not set(METHODS[name][1]) <= set(PROBED.get(name, ()))]
+    metered = {name: {} if name in PIPELINES else METERED for name in others}
+    configs = {name: both(name, metered[name], SLOW.get(name, ())) for name in others}
+    every = {k: v for each in configs.values() for k, v in each.items()}
+    streams = {
+        f"{name} streamed": STREAMED[name] | METERED | {"data.streaming": True}
+        for name in METERED_STREAMS
+    }
+    found = train(every | streams, tmp_path, data_dir)
+    for name, simulated in METERED_STREAMS.items():
+        same_records(tmp_path, f"{name} streamed", simulated)
+    for method, (simulated, *real) in configs.items():
+        for name in real:
+            np.testing.assert_allclose(found[name], found[simulated], **CLOSE, err_msg=name)
+            if metered[method]:
+                same_records(tmp_path, name, simulated)
+    own = {name: values for name, values in every.items() if values.get("parallel.api")}
+    again = {
+        name: replayed(values, tmp_path / name / "trace.csv", values["parallel.api"])
+        for name, values in own.items()
+    }
+    (tmp_path / "again").mkdir()
+    for name, flat in train(again, tmp_path / "again", data_dir).items():
+        np.testing.assert_array_equal(flat, found[name], err_msg=name)
+
+
+def same_records(folder, real, simulated):
+    found, expected = (np.load(folder / name / "sketches.npy") for name in (real, simulated))
+    # Parameters differ by 5e-6, gradients by as much times a curvature of some 10.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-5, err_msg=real)
+    assert np.abs(expected).max(axis=(0, 2)).min() > 1e-3  # all three are there
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_devices_that_are_brought_their_own_examples_compute_the_same_to_the_bit(parameters, name):
+    np.testing.assert_array_equal(parameters[f"{name} streamed"], parameters[name])
+
+
+@pytest.mark.parametrize("name", ["measured", "measured streamed"])
+def test_measured_shares_are_not_seen_in_the_parameters(parameters, folder, name):
+    np.testing.assert_allclose(parameters[name], parameters["sync"], **CLOSE)
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").open()]
+    measured = {row["step"]: row["worker_seconds"] for row in rows if "worker_seconds" in row}
+    assert list(measured) == [20, 40, 60, 80, 100]  # the ends of epochs
+    assert all(len(seconds) == 4 and min(seconds) > 0 for seconds in measured.values())
+    work = pd.read_csv(folder / name / "trace.csv")["control.work.3"]
+    np.testing.assert_array_equal(work, np.repeat([1, 1, 6, 6, 1], 20))
+
+
+@pytest.mark.parametrize("name", ["shard_map2", "daso-real", "measured"])
+def test_a_real_run_is_replayed_from_its_trace(parameters, folder, name):
+    np.testing.assert_allclose(parameters[f"{name}-replayed"], parameters[name], **CLOSE)
+    trace = pd.read_csv(folder / name / "trace.csv")
+    replay = json.loads((folder / f"{name}-replayed" / "summary.json").read_text())
+    assert len(trace) == replay["steps"]
+    # The simulated seconds of the replay are the real ones of the run, less what it logged.
+    assert replay["simulated_seconds"] == pytest.approx(trace["seconds"].iloc[-1])
+    real = json.loads((folder / name / "summary.json").read_text())
+    assert 0 < replay["simulated_seconds"] < real["wall_seconds"]
+    columns = [column for column in trace if column.startswith("control.shares")]
+    assert (trace[columns].sum(axis=1) == 64).all() or not columns
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_real_run_again_from_its_own_trace_is_the_same_to_the_bit(parameters, folder, name):
+    """By the same program: whatever its method decides besides who arrives when."""
+    np.testing.assert_array_equal(parameters[f"{name} again"], parameters[name])
+    trace = (folder / name / "trace.csv").read_text().splitlines()
+    again = (folder / f"{name} again" / "trace.csv").read_text().splitlines()
+    assert trace[0] == again[0] and len(trace) == len(again)
+
+
+@pytest.mark.slow
+def test_other_sizes_and_other_streams(tmp_path, data_dir):
+    streamed = {f"{k} streamed": v | {"data.streaming": True} for k, v in OTHERS_STREAMED.items()}
+    found = train({"sync": {}, **OTHER_SIZES, **OTHERS_STREAMED, **streamed}, tmp_path, data_dir)
+    for name in OTHER_SIZES:
+        np.testing.assert_allclose(found[name], found["sync"], **CLOSE, err_msg=name)
+    for name in OTHERS_STREAMED:
+        np.testing.assert_array_equal(found[f"{name} streamed"], found[name], err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (4, 1), (2, 2)])
+def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, devices):
+    launcher = [sys.executable, "-m", "launch.local", f"--processes={processes}"]
+    launcher += [f"--devices_per_process={devices}", "--"]
+    configs = {api: {"parallel.api": api} for api in ("jit", "shard_map", "pmap")}
+    if processes * devices == 4:
+        configs["nodes overlap"] = ONE_EACH | {"parallel.api": "overlap"}
+        configs |= {"daso": REAL_DASO, "shares": VARIANTS["shares-real"], "measured": MEASURED}
+        streamed = {name: configs[name] for name in ("shard_map", "pmap", "daso", "measured")}
+        configs |= {f"{k} streamed": v | {"data.streaming": True} for k, v in streamed.items()}
+    if devices == 2:
+        configs["streaming overlap"] = DASO | STREAMING | {"parallel.api": "overlap"}
+    groups = GROUPS | {"cluster.nodes": 2 * processes * devices}
+    configs |= {f"groups {api}": groups | {"parallel.api": api} for api in METHODS["groups"][1]}
+    found = train(configs, tmp_path, data_dir, *launcher)
+    alone = {"groups": groups, "streaming simulated": DASO | STREAMING}
+    simulated = train(alone, tmp_path, data_dir) | parameters
+    for name, flat in found.items():
+        kinds = (kind for kind in ("daso", "groups", "nodes", "streaming") if kind in name)
+        kind = next(kinds, "sync")
+        expected = simulated[f"{kind} simulated" if kind in METHODS and kind != "groups" else kind]
+        np.testing.assert_allclose(flat, expected, **CLOSE)
+
+
+@pytest.mark.slow
+def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
+    """In every epoch those of its device's shares, each once; together the training set."""
+    values = RUN | VARIANTS["shares-real"] | {"data.dir": data_dir, "data.streaming": True}
+    values |= {"steps": 60, "cluster.nodes": 2, "cluster.speeds": [1.0, 3.0]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    launcher = [sys.executable, "-m", "launch.local", "--processes=2", "--"]
+    start("tests.devices.rows_read", [str(tmp_path / "config.json"), str(tmp_path)], launcher, "")
+    trace = pd.read_csv(tmp_path / "run" / "trace.csv")
+    shares = trace[["control.shares.0", "control.shares.1"]].to_numpy()
+    read = [json.loads((tmp_path / f"{process}.json").read_text()) for process in (0, 1)]
+    sizes = [[len(numbers) for numbers in own] for own in read]
+    np.testing.assert_array_equal(np.transpose(sizes), shares.reshape(3, 20, 2).sum(axis=1))
+    assert sizes == [[640, 320, 320], [640, 960, 960]]
+    for epoch in range(3):
+        assert sorted(read[0][epoch] + read[1][epoch]) == list(range(1280))

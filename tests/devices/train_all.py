@@ -1,0 +1,38 @@
+"""Trains the configs it is given, wherever it is started: `train_all.py CONFIGS.json FOLDER`.
+
+CONFIGS.json: {name: {dotted key: value}}. Each run leaves `FOLDER/NAME.npz`, its final parameters
+as one array `flat`, and `FOLDER/NAME/`, its workdir.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from optdyn.base import processes
+from optdyn.experiment import default
+from optdyn.train import trainer
+from optdyn.train.checkpoints import Checkpoints
+from tests.values import as_experiment
+
+
+def main(configs: str, folder: str) -> None:
+    processes.initialize()
+    for name, values in json.loads(Path(configs).read_text()).items():
+        config = default()
+        config.update_from_flattened_dict(values)
+        trainer.train(as_experiment(config), Path(folder) / name)
+        if processes.is_writer():
+            run = trainer.prepare(as_experiment(config))
+            with Checkpoints(Path(folder) / name) as checkpoints:
+                _, state = checkpoints.restore(run.program.rule.init(run.params))
+            flat, _ = ravel_pytree(jax.tree.map(np.asarray, state.params))
+            np.savez(Path(folder) / f"{name}.npz", flat=np.asarray(flat))
+
+
+if __name__ == "__main__":
+    with processes.leaving_on_failure():
+        main(*sys.argv[1:])

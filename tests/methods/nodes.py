@@ -1,0 +1,149 @@
+"""Nodes on least squares whose curvature differs from node to node, and the same in float64."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn import core, optimizers
+from optdyn.devices.simulated import over_nodes
+from optdyn.methods import Event
+from optdyn.methods.mix.diloco import DiLoCo
+from optdyn.methods.mix.model_averaging import ModelAveraging
+from optdyn.methods.mix.slowmo import SlowMo
+from optdyn.methods.mix.sparseloco import SparseLoCo
+from optdyn.methods.sync import sync
+
+NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters
+RATE = 0.05
+RNG = np.random.default_rng(7)
+BATCHES = {
+    "inputs": RNG.normal(size=(STEPS, NODES * EACH, P)).astype(np.float32),
+    "targets": RNG.normal(size=(STEPS, NODES * EACH)).astype(np.float32),
+}
+START = RNG.normal(size=P).astype(np.float32)
+SGD = optimizers.optimizer("sgd", ("learning_rate", "momentum"))
+ADAM = optimizers.optimizer("adam", ("learning_rate",))
+
+
+def tree(flat):
+    """A matrix (3, 4) and a vector (2,)."""
+    flat = jnp.asarray(flat)
+    return {"a": flat[..., :12].reshape(*flat.shape[:-1], 3, 4), "b": flat[..., 12:]}
+
+
+def flattened(params):
+    """(..., 14)."""
+    matrix = params["a"]
+    return np.concatenate([np.reshape(matrix, (*matrix.shape[:-2], 12)), params["b"]], axis=-1)
+
+
+def loss(params, batch):
+    flat = jnp.concatenate([params["a"].reshape(-1), params["b"]])
+    return 0.5 * jnp.mean((batch["inputs"] @ flat - batch["targets"]) ** 2)
+
+
+def inner(optimizer=SGD):
+    """What a node does by itself."""
+    return sync(core.averaged(core.whole(loss), "data"), core.together(optimizer))
+
+
+def averaging(inner, keys, senders=None, optimizer=None):
+    """Model averaging with an outer `optimizer`; without one, the mean."""
+
+    class Averaging(ModelAveraging):
+        def outer(self):
+            return optimizer
+
+    return Averaging(**keys).mix(inner, senders)
+
+
+def diloco(inner, keys, senders=None):
+    return DiLoCo(**keys).mix(inner, senders)
+
+
+def slowmo(inner, keys, senders=None):
+    return SlowMo(**keys).mix(inner, senders)
+
+
+def sparseloco(inner, keys, senders=None):
+    return SparseLoCo(**keys).mix(inner, senders)
+
+
+def events(choice, rates=RATE, momentum=0.0):
+    hyper = {"learning_rate": jnp.broadcast_to(jnp.asarray(rates, float), STEPS)}
+    if momentum is not None:
+        hyper["momentum"] = jnp.full(STEPS, momentum)
+    return Event(jax.tree.map(jnp.asarray, choice), hyper)
+
+
+_over = cache(partial(over_nodes, devices=1))  # one strategy, one program
+
+
+@partial(jax.jit, static_argnums=0)
+def _scan(made, start, events, batches):
+    def body(state, inputs):
+        state, info = made.step(state, *inputs)
+        return state, (state.state, info["sent_bytes"])
+
+    return jax.lax.scan(body, made.init(start), (events, batches))[1]
+
+
+def ran(strategy, events, nodes=NODES, batches=BATCHES, start=None):
+    """(STEPS, nodes, ...) states of the nodes after every update, and (STEPS,) bytes sent."""
+    return _scan(_over(strategy, nodes), start or tree(START), events, batches)
+
+
+def gradient(x, t, rows):
+    """Of a node's examples, in float64."""
+    inputs = np.float64(BATCHES["inputs"][t, rows])
+    return inputs.T @ (inputs @ x - BATCHES["targets"][t, rows]) / (rows.stop - rows.start)
+
+
+def matrices(to):
+    """P of a graph, (T, nodes, nodes): the share of each node's messages that go to each."""
+    turns, nodes, k = to.shape
+    p = np.zeros((turns, nodes, nodes))
+    np.add.at(p, (np.arange(turns)[:, None, None], to, np.arange(nodes)[:, None]), 1 / k)
+    return p
+
+
+class HeavyBall:
+    """What nodes do by themselves, each on its own examples, in float64."""
+
+    def __init__(self, count=NODES, momentum=0.6, rates=RATE):
+        self.x, self.velocity = [np.float64(START)] * count, [np.zeros(P)] * count
+        self.momentum, self.rates = momentum, np.broadcast_to(np.float64(np.float32(rates)), STEPS)
+
+    def step(self, t):
+        each = NODES * EACH // len(self.x)
+        for i, x in enumerate(self.x):
+            grad = gradient(x, t, slice(i * each, (i + 1) * each))
+            self.velocity[i] = self.momentum * self.velocity[i] + grad
+            self.x[i] = x - self.rates[t] * self.velocity[i]
+
+
+def reference(send, step, rates=RATE, momentum=0.0, inner_state="kept", message=None):
+    """(STEPS, NODES, P): nodes with heavy ball that meet, at once, after updates `send`.
+
+    `step(theta, D, t) -> theta`, with a state of its own; `message(v) -> (C v, v - C v)` says
+    what of x_i - theta + e_i is sent and what is kept, where nodes do not send all.
+    """
+    nodes = HeavyBall(momentum=momentum, rates=rates)
+    theta, errors, history = np.float64(START), [np.zeros(P)] * NODES, []
+    for t in range(STEPS):
+        nodes.step(t)
+        if send[t]:
+            sent = [x - theta for x in nodes.x]
+            if message:
+                whole = [v + e for v, e in zip(sent, errors, strict=True)]
+                sent, errors = zip(*map(message, whole), strict=True)
+            theta = step(theta, -sum(sent) / NODES, t)
+            nodes.x = [theta] * NODES
+            if inner_state == "reset":
+                nodes.velocity = [np.zeros(P)] * NODES
+            if inner_state == "averaged":
+                nodes.velocity = [sum(nodes.velocity) / NODES] * NODES
+        history.append(list(nodes.x))
+    return np.array(history)

@@ -1,0 +1,247 @@
+"""Delayed Nesterov against lists in float64, and what it is in its limits."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from optdyn.methods.read import heloco
+from optdyn.methods.read.async_local_sgd import async_local_sgd
+from tests.methods import test_battery as battery
+from tests.methods import workers
+from tests.methods.nodes import BATCHES, RATE, START, STEPS, P, flattened, gradient, loss, tree
+from tests.methods.workers import ALL, CLOSE, WORKERS, events_of, line_of, ran, reference
+
+strategy = cache(lambda groups=WORKERS: workers.made(async_local_sgd, groups))
+ETA, B = 0.7, 0.9
+SPEEDS = {"cluster.speeds": (1.0, 0.8, 0.4), "strategy.period": 4}
+
+
+def aged(line, alpha, eta, adam):
+    """G <- e^(-alpha tau) G, and then N = workers and c = 0, or optax's Adam of first decay b."""
+    kept = {"m": np.zeros(P), "delta": np.zeros(P), "version": 0, "v": np.zeros(P)}
+    theta_read, version_read = {}, {}
+
+    def arrival(now, i, t, step):
+        now.x[i] = now.read[i] = now.x[i] + step()
+        if not line.choice.exchange[t]:
+            return
+        outer = theta_read.get(i, np.float64(START)) - now.x[i]
+        outer = np.exp(-alpha * (kept["version"] - version_read.get(i, 0))) * outer
+        kept["version"] += 1
+        if adam:
+            kept["m"] = B * kept["m"] + (1 - B) * outer
+            kept["v"] = 0.999 * kept["v"] + 0.001 * outer**2
+            mean = kept["m"] / (1 - B ** kept["version"])
+            root = np.sqrt(kept["v"] / (1 - 0.999 ** kept["version"]))
+            now.shown = now.shown - eta * mean / (root + 1e-8)
+        else:
+            kept["delta"], way = kept["delta"] + outer, outer / WORKERS
+            if kept["version"] % WORKERS == 0:
+                kept["m"] = B * kept["m"] + kept["delta"] / WORKERS
+                kept["delta"], way = np.zeros(P), way + B * kept["m"]
+            now.shown = now.shown - eta * way
+        now.x[i] = now.read[i] = theta_read[i] = now.shown
+        version_read[i] = kept["version"]
+
+    return arrival
+
+
+adam_server = cache(
+    lambda: workers.made(lambda *pieces: async_local_sgd(*pieces, server="adam"), WORKERS)
+)
+
+
+@pytest.mark.parametrize("adam, eta", [(False, ETA), (True, 0.05)])
+def test_a_server_heeds_the_age_of_what_comes(adam, eta):
+    asked = {"strategy.age_decay": 0.5, "strategy.outer_learning_rate": eta}
+    line = line_of("async_local_sgd", **SPEEDS, **asked)
+    _, theta = reference(line, aged(line, 0.5, eta, adam))
+    states, _ = ran(adam_server() if adam else strategy(), events_of(line))
+    # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
+    np.testing.assert_allclose(flattened(states.params), theta, rtol=0, atol=1e-5)
+    plain, _ = ran(strategy(), events_of(line_of("async_local_sgd", **SPEEDS)))
+    assert np.abs(flattened(plain.params) - theta).max() > 1e-2
+
+
+@pytest.mark.parametrize("cutoff", [1.0, 3.0, 1e9])
+def test_what_is_older_than_the_cutoff_counts_nothing(cutoff):
+    """By half a cosine on the way there; far from it, and at age 0, what comes counts whole."""
+    line = line_of("async_local_sgd", **SPEEDS, **{"strategy.age_cutoff": cutoff})
+    age, weight = line.staleness[line.choice.exchange], line.choice.weight[line.choice.exchange]
+    assert age.max() >= 3 and not age.min()
+    np.testing.assert_array_equal(weight[age == 0], 1)
+    # A float32 of a cosine near its ends, 1 - pi^2 (3 / 1e9)^2 / 4 and 1e-17 among them.
+    np.testing.assert_allclose(weight[age >= cutoff], 0, atol=1e-7)
+    between = (age > 0) & (age < cutoff)
+    np.testing.assert_allclose(
+        weight[between], np.sin(np.pi / 2 * (1 - age[between] / cutoff)) ** 2, atol=1e-6
+    )
+
+
+def turned(d, m, c_ok, k):
+    """HeLoCo's correction of one array, by cases."""
+    if not m.any():
+        return d
+    size, length = np.sqrt((d**2).sum()), np.sqrt((m**2).sum())
+    c, towards, f = (d * m).sum() / size / length, m / length, size / (size + length)
+    if c >= c_ok:
+        return d
+    if c < 0:
+        return d - min(-k * c * f, 1) * c * size * towards
+    part = min(k * (1 - c) * f, 1)
+    u = (1 - part) * d / size + part * towards
+    return size * u / np.sqrt((u**2).sum())
+
+
+def directed(line, c_ok, k, cases):
+    """Nesterov's of an average momentum, of messages that are turned array by array."""
+    kept = {"m": np.zeros(P)}
+    theta_read, arrays = {}, (slice(0, 12), slice(12, P))
+
+    def arrival(now, i, t, step):
+        now.x[i] = now.read[i] = now.x[i] + step()
+        if not line.choice.exchange[t]:
+            return
+        outer = theta_read.get(i, np.float64(START)) - now.x[i]
+        cases.extend(np.sign(outer[a] @ kept["m"][a]) for a in arrays)
+        outer = np.concatenate([turned(outer[a], kept["m"][a], c_ok, k) for a in arrays])
+        kept["m"] = B * kept["m"] + (1 - B) * outer
+        now.shown = now.shown - ETA * (outer + B * kept["m"])
+        now.x[i] = now.read[i] = theta_read[i] = now.shown
+
+    return arrival
+
+
+heloco_server = cache(
+    lambda: workers.made(lambda *pieces: async_local_sgd(*pieces, server="heloco"), WORKERS)
+)
+
+
+@pytest.mark.parametrize(("c_ok", "k"), [(0.9, 0.7), (1.0, 5.0), (-1.0, 0.7)])
+def test_heloco_turns_messages_toward_the_momentum(c_ok, k):
+    """As it says by cases; strong corrections are cut at 1, and of c_ok = -1 there are none."""
+    asked = {"strategy.server": "heloco", "strategy.aligned": c_ok, "strategy.correction": k}
+    line, cases = line_of("async_local_sgd", **SPEEDS, **asked), []
+    _, theta = reference(line, directed(line, c_ok, k, cases))
+    states, _ = ran(heloco_server(), events_of(line))
+    np.testing.assert_allclose(flattened(states.params), theta, **CLOSE)
+    assert {-1.0, 0.0, 1.0} <= set(cases)
+    plain = line_of("async_local_sgd", **SPEEDS, **(asked | {"strategy.correction": 0.0}))
+    others, _ = ran(heloco_server(), events_of(plain))
+    same = np.abs(flattened(others.params) - theta).max() < 1e-4
+    assert same == (c_ok == -1)
+
+
+def test_what_is_turned_keeps_its_length_and_loses_what_is_against_the_momentum():
+    rng = np.random.default_rng(3)
+    m, every = np.float32(rng.normal(size=(2, 200, 6)))
+    for d, own in zip(every, m, strict=True):
+        after = np.asarray(heloco.turned({"a": d}, {"a": own}, 1.0, 0.8)["a"])
+        with_it, before = after @ own, d @ own
+        assert with_it > before or np.isclose(with_it, before, atol=1e-6)
+        if before >= 0:
+            np.testing.assert_allclose(np.sum(after**2), np.sum(d**2), rtol=1e-5)
+
+
+def test_what_is_not_late_counts_whole():
+    """One worker's messages have age 0: any alpha is plain, to the bit."""
+    values = {"strategy.period": 2}
+    plain, late = (
+        ran(strategy(1), events_of(line_of("async_local_sgd", 1, **values, **more)))[0].params
+        for more in ({}, {"strategy.age_decay": 3.0})
+    )
+    battery.assert_same(plain, late)
+
+
+def delayed(line, delay, c):
+    """A rule that counts for itself, and keeps `stale`, versions between what was read and now."""
+    kept = {"m": np.zeros(P), "delta": np.zeros(P), "version": 0, "stale": []}
+    theta_read, version_read = {}, {}
+
+    def arrival(now, i, t, step):
+        kept["stale"].append(kept["version"] - version_read.get(i, 0))
+        now.x[i] = now.read[i] = now.x[i] + step()
+        if not line.choice.exchange[t]:
+            return
+        outer = theta_read.get(i, np.float64(START)) - now.x[i]
+        kept["delta"] = kept["delta"] + outer
+        kept["version"] += 1
+        part = c
+        if kept["version"] % delay == 0:
+            kept["m"] = B * kept["m"] + kept["delta"] / delay
+            kept["delta"], part = np.zeros(P), 1 - c * delay + c
+        now.shown = now.shown - ETA * (part * B * kept["m"] + outer / delay)
+        now.x[i] = now.read[i] = theta_read[i] = now.shown
+        version_read[i] = kept["version"]
+
+    return arrival, kept
+
+
+@pytest.mark.parametrize(("delay", "part"), [(0, 0.0), (2, 0.5)])
+def test_every_update_equals_the_reference(delay, part):
+    asked = {"strategy.momentum_delay": delay, "strategy.momentum_part": part}
+    line = line_of("async_local_sgd", **SPEEDS, **asked)
+    rule, kept = delayed(line, delay or WORKERS, part / (delay or WORKERS))
+    x, theta = reference(line, rule)
+    states, info = ran(strategy(), events_of(line))
+    np.testing.assert_allclose(flattened(states.params), theta, **CLOSE)
+    np.testing.assert_allclose(flattened(states.workers), x, **CLOSE)
+    np.testing.assert_array_equal(line.staleness, kept["stale"])
+    assert line.staleness.max() >= 2  # others do come in between
+    assert info["sent_bytes"].sum() == kept["version"] * 2 * 4 * P
+
+
+def test_slower_workers_take_fewer_steps():
+    """As many as they have time for while the fastest takes H; at least one."""
+    asked = {"cluster.service": "constant", "cluster.speeds": (4.0, 2.0, 0.2)}
+    asked |= {"strategy.period": 8}
+    for by_speed, expected in ((True, (8, 4, 1)), (False, (8, 8, 8))):
+        asked["strategy.steps_by_speed"] = by_speed
+        line = line_of("async_local_sgd", steps=160, **asked)
+        for i, period in enumerate(expected):
+            each = line.choice.exchange[line.worker == i]
+            np.testing.assert_array_equal(each, np.arange(1, len(each) + 1) % period == 0)
+
+
+def test_a_worker_that_exchanges_at_every_step_has_nesterovs_momentum():
+    """One worker, H = N = 1, SGD inside: optax's of rate eta gamma."""
+    line = line_of("async_local_sgd", 1, **{"strategy.period": 1, "strategy.momentum_delay": 1})
+    states, _ = ran(strategy(1), events_of(line, momentum=0.0))
+    rule = optax.sgd(ETA * RATE, B, nesterov=True)
+    params, grad, expected = tree(START), jax.jit(jax.grad(loss)), []
+    state = rule.init(params)
+    for t in range(STEPS):
+        updates, state = rule.update(grad(params, battery.at(BATCHES, t)), state)
+        params = optax.apply_updates(params, updates)
+        expected.append(flattened(params))
+    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+    np.testing.assert_array_equal(flattened(states.workers)[:, 0], flattened(states.params))
+
+
+def test_equally_stale_arrivals_are_one_step_along_their_mean():
+    """All of N workers have read x_0; m is what it is, and no longer 0."""
+    asked = {"cluster.service": "constant", "strategy.period": 1}
+    line = line_of("async_local_sgd", **asked)
+    m = np.random.default_rng(5).normal(0, 0.1, P)
+    start = strategy().init(tree(START))._replace(momentum=tree(np.float32(m)))
+    states, _ = ran(strategy(), events_of(line, momentum=0.0), state=start)
+    mean = RATE * np.mean([gradient(np.float64(START), t, ALL) for t in range(WORKERS)], axis=0)
+    m = B * m + mean
+    np.testing.assert_allclose(flattened(states.momentum)[WORKERS - 1], m, **CLOSE)
+    after = np.float64(START) - ETA * (B * m + mean)
+    np.testing.assert_allclose(flattened(states.params)[WORKERS - 1], after, **CLOSE)
+
+
+@pytest.mark.parametrize("server", ["adam", "heloco"])
+@pytest.mark.parametrize("owed", ["shapes", "two parts"])
+def test_servers_that_heed_age_owe_what_every_method_owes(monkeypatch, owed, server):
+    own = {"strategy.server": server, "strategy.age_decay": 0.3, "strategy.age_cutoff": 4.0}
+    values = battery.CASES["async_local_sgd"].values | own
+    monkeypatch.setitem(battery.CASES, "async_local_sgd", battery.Case(values, None))
+    if owed == "shapes":
+        battery.test_the_state_keeps_its_shapes_and_dtypes("async_local_sgd", "adam")
+    else:
+        battery.test_a_run_in_two_parts_equals_the_whole("async_local_sgd")

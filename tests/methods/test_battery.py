@@ -1,0 +1,472 @@
+"""What every update rule owes, run over all methods and all that go together.
+
+A new method joins by adding its line to `CASES`. A pair is tested at both limits: with one of the
+two doing nothing it is the other. What it is between them, and that it trains, is in
+`test_pairs.py`, of all pairs.
+"""
+
+import itertools
+import re
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from optdyn import methods as strategies
+from optdyn import optimizers
+from optdyn.clock.base import Shares, chosen
+from optdyn.clock.shares import columns, cut
+from optdyn.experiment import ConfigError, default, parse
+from optdyn.methods import Event
+from optdyn.train import devices as parallel
+from optdyn.train import program
+from optdyn.train.checkpoints import Checkpoints
+
+STEPS, BATCH, CLASSES = 12, 24, 5
+EPOCH = 4  # updates
+
+
+class Case(NamedTuple):
+    values: dict  # of the config, for it to be itself
+    limit: dict | None  # those with which it is the synchronous rule
+    bits: bool = False  # to the bit
+    like: str = ""  # a method of the same piece and clock, whose pairs are run for this one too
+
+
+NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
+ONE = {"cluster.nodes": 1, "cluster.devices_per_node": 4}
+CASES = {
+    "sync": Case({}, None),
+    "asynchronous": Case({"strategy.groups": 2}, {"strategy.groups": 1}, bits=True),
+    "elastic": Case({"strategy.groups": 2, "strategy.period": 2}, None, like="asynchronous"),
+    "async_local_sgd": Case(
+        {"strategy.groups": 2, "strategy.period": 2},
+        {"strategy.groups": 1, "strategy.period": 1}
+        | {"strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="asynchronous",
+    ),
+    "decoupled": Case(
+        {"strategy.groups": 2, "strategy.period": 2, "strategy.fragments": 2},
+        None,
+        like="asynchronous",
+    ),
+    "ad_psgd": Case({"strategy.groups": 2}, {"strategy.groups": 1}, like="asynchronous"),
+    "buffered": Case(
+        {"strategy.groups": 2, "strategy.arrivals": 3},
+        {"strategy.groups": 1, "strategy.arrivals": 1},
+        bits=True,
+        like="asynchronous",
+    ),
+    "mindflayer": Case(
+        {"strategy.groups": 2, "strategy.arrivals": 3, "strategy.allotted": 1.5},
+        {"strategy.groups": 1, "strategy.arrivals": 1, "strategy.allotted": 0.0},
+        bits=True,
+        like="asynchronous",
+    ),
+    "ringmaster": Case(
+        {"strategy.groups": 2, "strategy.delay_bound": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
+        {"strategy.groups": 1},
+        bits=True,
+        like="asynchronous",
+    ),
+    "ringleader": Case(
+        {"strategy.groups": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
+        {"strategy.groups": 1},
+        bits=True,
+        like="asynchronous",
+    ),
+    "daso": Case(
+        {"strategy.warmup_epochs": 1, "strategy.cooldown_epochs": 0, "strategy.max_batches": 2},
+        {**ONE, "strategy.wait": 0},
+    ),
+    "model_averaging": Case({"strategy.period": 3}, ONE),
+    "diloco": Case(
+        {"strategy.period": 3},
+        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="model_averaging",
+    ),
+    "des_loc": Case({"strategy.period": 2}, ONE, like="model_averaging"),
+    "slowmo": Case(
+        {"strategy.period": 3}, {**ONE, "strategy.slow_momentum": 0.0}, like="model_averaging"
+    ),
+    "sparseloco": Case(
+        {"strategy.period": 3, "strategy.compression_share": 0.5},
+        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.compression_share": 1.0},
+        like="model_averaging",
+    ),
+    "eager": Case(
+        {"strategy.period": 3},
+        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="model_averaging",
+    ),
+    "sparta": Case({"strategy.averaged_share": 0.3}, ONE, like="model_averaging"),
+    "demo": Case(
+        {"strategy.coefficients": 2, "strategy.chunk": 4, "strategy.signed": False},
+        ONE | {"strategy.coefficients": 4096, "strategy.signed": False},
+        like="model_averaging",
+    ),
+    "gossip": Case({"strategy.graph": "one_peer"}, ONE, like="model_averaging"),
+    "gasloc": Case(
+        {"strategy.period": 3, "strategy.graph": "one_peer"},
+        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        like="model_averaging",
+    ),
+    "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
+    "stale_pipeline": Case({}, ONE, bits=True),
+    "local": Case({"strategy.variant": "greedy"}, {"strategy.variant": "backprop"}),
+}
+
+
+def go_together(name):
+    try:
+        return bool(strategies.chosen(name))
+    except ConfigError:
+        return False
+
+
+PLAIN, *OTHERS = CASES
+PAIRED = [name for name in OTHERS if not CASES[name].like]
+PAIRS = tuple(filter(go_together, map("+".join, itertools.combinations(PAIRED, 2))))
+THREE = ("daso+asynchronous+local",)
+EVERY = (*CASES, *PAIRS, *THREE)
+
+MODEL = {"name": "mlp", "hidden": (7, 6), "dtype": "float32"}
+OPTIMIZERS = {"sgd": ("learning_rate", "momentum"), "adam": ("learning_rate",)}
+
+
+class Run(NamedTuple):
+    """A rule with a state to start from and a run's inputs, (STEPS, ...) each."""
+
+    rule: strategies.Rule
+    params: dict
+    events: Event
+    batches: dict
+
+    @property
+    def state(self):
+        return self.rule.init(self.params)
+
+    @property
+    def first(self):
+        """Event and batch of the last update, which reads something else than version 0."""
+        return at((self.events, self.batches), -1)
+
+
+def config_of(name, values=()):
+    """Constant service, so that arrivals are the same however they are drawn."""
+    config = default()
+    config.batch_size, config.steps = BATCH, STEPS
+    config.cluster.service = "constant"
+    parts = name.split("+")
+    own = {} if set(parts) <= {"sync", "local"} else dict(NODES)
+    for part in parts:
+        own |= CASES[part].values
+    own |= {"strategy.name": name, **{f"model.{k}": v for k, v in MODEL.items()}, **dict(values)}
+    config.update_from_flattened_dict(own)
+    return parse(config)
+
+
+@cache  # one rule a set of arguments: `step` and `scan` below compile once for all tests
+def make_rule(asked, whole, optimizer, slots, loss):
+    whole = whole._replace(losses=partial(loss, whole.losses))
+    rule = optimizers.optimizer(optimizer, OPTIMIZERS[optimizer])
+    return parallel.make(lambda rule: lambda *_: None, asked, whole, rule, slots)[0]
+
+
+def weighted(losses, outputs, batch):
+    """All examples weigh 1, but where a test has them weigh nothing."""
+    return batch["weight"] * losses(outputs, batch)
+
+
+def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
+    config = config_of(name, {**dict(values), "seed": seed})
+    whole, rng = program.problem_of(config, CLASSES), np.random.default_rng(seed)
+    hyper = {
+        "learning_rate": rng.uniform(0.02, 0.1, STEPS),
+        "momentum": rng.uniform(-0.6, 0.6, STEPS),
+    }
+    batches = {
+        "image": rng.integers(0, 256, (STEPS, BATCH, 3, 3, 1), dtype=np.uint8),
+        "label": rng.integers(0, CLASSES, (STEPS, BATCH), dtype=np.int32),
+        "weight": np.ones((STEPS, BATCH), np.float32),
+    }
+    shapes = jax.eval_shape(whole.init, jax.random.key(0), at(batches, 0))
+
+    def draw(path, leaf):  # the same values wherever a block or head is
+        own = np.random.default_rng([seed, *jax.tree_util.keystr(path).encode()])
+        return jnp.asarray(own.normal(0, 0.3, leaf.shape), leaf.dtype)
+
+    params = jax.tree_util.tree_map_with_path(draw, shapes)
+    network = strategies.Network(whole, params, at(batches, 0))
+    known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
+    ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
+    line = config.timeline(epochs=ends, **known)
+    divided = chosen(line, Shares)
+    if divided:  # each device is given its own
+        shares = divided.shares
+        own = cut(np.tile(np.arange(BATCH), (STEPS, 1)), shares, columns(shares))
+        batches = jax.tree.map(lambda leaf: leaf[np.arange(STEPS)[:, None], own], batches)
+    events = Event(
+        jax.tree.map(jnp.asarray, line.choice),
+        {name: jnp.asarray(hyper[name], jnp.float32) for name in OPTIMIZERS[optimizer]},
+        jnp.asarray(line.staleness),
+    )
+    rule = make_rule(program._layout(config), whole, optimizer, line.slots, loss)
+    return Run(rule, params, events, jax.tree.map(jnp.asarray, batches))
+
+
+def at(tree, index):
+    """Cut by NumPy: JAX would compile a program for every shape."""
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[index]), tree)
+
+
+@partial(jax.jit, static_argnums=0)
+def step(rule, state, event, batch):
+    return rule.step(state, event, batch)
+
+
+@partial(jax.jit, static_argnums=0)
+def scan(rule, state, events, batches):
+    """The state after the run, and (STEPS, ...) losses and parameters."""
+
+    def body(state, inputs):
+        state, info = rule.step(state, *inputs)
+        return state, (info["loss"], state.params)
+
+    return jax.lax.scan(body, state, (events, batches))
+
+
+def ran(run):
+    return scan(run.rule, run.state, run.events, run.batches)
+
+
+def assert_same(one, other):
+    """Same tree, same bits."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def assert_close(one, other):
+    # Sums of products in float32 in another order: some ulp (1e-7) an update, over twelve updates.
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6), one, other)
+
+
+every = pytest.mark.parametrize("name", EVERY)
+# What a pair owes is owed by its pieces, which do not know of one another: each method by itself,
+# and the one with a piece of every kind, are always run; the pairs by `make test-slow`.
+pieces = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in PAIRS)) for n in EVERY]
+)
+
+
+def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
+    assert set(CASES) == set(strategies.built_in())
+    apart = set(map("+".join, itertools.combinations(PAIRED, 2))) - set(PAIRS)
+    assert {"asynchronous+dynamic_batch", "dynamic_batch+local"} <= apart
+    assert {"asynchronous+local", "asynchronous+daso", "daso+dynamic_batch"} <= set(PAIRS)
+    for name in apart:
+        with pytest.raises(ConfigError, match=rf"config.strategy.name = '{re.escape(name)}': \w"):
+            strategies.chosen(name)
+    for name, like in ((name, case.like) for name, case in CASES.items() if case.like):
+        for other in set(PAIRED) - {like}:
+            assert go_together(f"{name}+{other}") == go_together(f"{like}+{other}")
+        over_graph = name == "gossip"  # of nodes that meet now and then
+        assert go_together(f"{name}+{like}") == over_graph
+    with pytest.raises(ConfigError, match="'nosuch': must be one of sync, ad_psgd"):
+        strategies.chosen("nosuch")
+    assert strategies.chosen(PLAIN).simple
+
+
+@pieces
+def test_step_is_pure(name):
+    """Same inputs, same outputs, and the inputs are left as they were."""
+    run = make_run(name)
+    state, (event, batch) = run.state, run.first
+    before = jax.device_get((state, event, batch))
+    one, other = run.rule.step(state, event, batch), run.rule.step(state, event, batch)
+    assert_same(one, other)
+    assert_same(jax.device_get((state, event, batch)), before)
+    assert_same(run.rule.init(run.params), state)
+
+
+@every
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_state_keeps_its_shapes_and_dtypes(name, optimizer):
+    """So that it can be carried by `lax.scan`; what it says of itself are float32 scalars."""
+    run = make_run(name, optimizer=optimizer)
+    state = jax.eval_shape(run.rule.init, run.params)
+    after, info = jax.eval_shape(run.rule.step, state, *run.first)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
+    methods = strategies.chosen(name).every
+    assert set(info) == {"loss"}.union(*(method.info for method in methods))
+    assert {(leaf.shape, leaf.dtype) for leaf in info.values()} == {((), jnp.dtype("float32"))}
+    params = jax.eval_shape(lambda state: state.params, state)
+    assert jax.tree.structure(params) == jax.tree.structure(run.params)
+
+
+@pieces
+def test_jit_equals_no_jit(name):
+    """Update by update, where each kind of them is: at the end of the first epoch and after it."""
+    run, losses, params = make_run(name), [], []
+    state = run.state
+    for t in range(STEPS):
+        inputs = at((run.events, run.batches), t)
+        jitted, info = step(run.rule, state, *inputs)
+        if EPOCH - 1 <= t < 2 * EPOCH + 1:
+            plain, its = run.rule.step(state, *inputs)
+            assert_close(jitted, plain)
+            assert_close(info, its)
+        state = jitted
+        losses.append(info["loss"])
+        params.append(state.params)
+    whole, (scanned, each) = ran(run)
+    assert_close(whole, state)
+    assert_close(scanned, np.stack(losses))
+    assert_close(each, jax.tree.map(lambda *leaves: np.stack(leaves), *params))
+
+
+@pieces
+def test_vmap_equals_a_loop(name):
+    """Replicas with their own parameters, arrivals, hyperparameters and batches."""
+    runs = [make_run(name, seed=seed) for seed in range(3)]
+    rule = runs[0].rule
+
+    inputs = [(run.state, run.events, run.batches) for run in runs]
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *inputs)
+    together = jax.vmap(partial(scan, rule))(*stacked)
+    for i, one in enumerate(inputs):
+        assert_close(at(together, i), scan(rule, *one))
+
+
+@every
+def test_a_run_in_two_parts_equals_the_whole(name):
+    """The state is all there is to resume from, to the bit, and a checkpoint keeps all of it."""
+    run = make_run(name)
+
+    def advance(state, start, stop):
+        for t in range(start, stop):
+            state, _ = step(run.rule, state, *at((run.events, run.batches), t))
+        return state
+
+    half = advance(run.state, 0, STEPS // 2)
+    with TemporaryDirectory() as workdir, Checkpoints(Path(workdir)) as checkpoints:
+        checkpoints.save(STEPS // 2, half)
+        _, kept = checkpoints.restore(jax.tree.map(jnp.zeros_like, half))
+    assert_same(kept, half)
+    assert_same(advance(kept, STEPS // 2, STEPS), advance(run.state, 0, STEPS))
+
+
+@every
+def test_nothing_recompiles_when_only_numbers_change(name):
+    traces = []
+
+    def loss(losses, outputs, batch):
+        traces.append(name)
+        return weighted(losses, outputs, batch)
+
+    runs = [make_run(name, seed=seed, loss=loss) for seed in range(3)]
+    results, counts = [], []
+    for run in runs:
+        results.append(ran(run))
+        counts.append(len(traces))
+    assert counts[0] > 0 and set(counts) == {counts[0]}
+    # And the numbers were not compiled in either.
+    losses = [np.asarray(result[1][0]) for result in results]
+    assert not np.array_equal(losses[0], losses[1])
+
+
+LIMITS = [name for name, case in CASES.items() if case.limit]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_limit_is_synchronous(name, optimizer):
+    sync = ran(make_run("sync", optimizer=optimizer))
+    limit = ran(make_run(name, CASES[name].limit, optimizer=optimizer))
+    same = assert_same if CASES[name].bits else close_parameters
+    same(limit[1], sync[1])
+    # Beyond the limit it is something else, or the equality says nothing; shares never are seen.
+    if optimizer == "sgd":
+        beyond = ran(make_run(name))[1][0]
+        assert (name == "dynamic_batch") != (np.abs(beyond - sync[1][0]).max() > 1e-4)
+
+
+ALL = tuple(filter(go_together, map("+".join, itertools.combinations(OTHERS, 2))))
+BOTH = [
+    pytest.param(pair, name, marks=[pytest.mark.slow] * (pair not in PAIRS))
+    for pair in ALL
+    for name in pair.split("+")
+    if CASES[name].limit
+]
+
+
+@pytest.mark.parametrize(("pair", "name"), BOTH)
+def test_a_pair_with_one_at_its_limit_is_the_other(pair, name):
+    (other,) = set(pair.split("+")) - {name}
+    limit = CASES[name].limit
+    groups = {"strategy.groups": 2} if "cluster.nodes" in limit else {}
+    one = ran(make_run(pair, limit | groups))
+    # A key that both methods have is one key, with the value that the pair has.
+    both = {k: v for part in pair.split("+") for k, v in CASES[part].values.items()}
+    alone = ran(make_run(other, both | limit | groups))
+    close_parameters(one[1], alone[1])
+    # And with neither at its limit it is none of the two.
+    if "dynamic_batch" not in pair:
+        both = ran(make_run(pair))[1][0]
+        assert np.abs(both - alone[1][0]).max() > 1e-4
+
+
+def close_parameters(one, other):
+    """Losses and the parameters that both have; heads are only where gradients are local."""
+    kept = {name: other[1][name] for name in one[1] if name in other[1]}
+    assert kept
+    assert_close((one[0], {name: one[1][name] for name in kept}), (other[0], kept))
+
+
+KEEPS = optax.GradientTransformationExtraArgs(
+    lambda params: jax.tree.map(lambda leaf: jnp.zeros((), jnp.int32), params),
+    lambda grads, state, params=None, *, staleness, read_params, **hyper: (
+        jax.tree.map(lambda g, x, old: x - x + 0 * g + 0 * old, grads, params, read_params),
+        jax.tree.map(lambda leaf: jnp.asarray(staleness, jnp.int32), state),
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["sync", "asynchronous", "asynchronous+local", *THREE])
+def test_staleness_and_what_was_read_reach_the_optimizer(name):
+    """As arguments of any optax transform that takes them, a number a block where it is one."""
+    run = make_run(name)
+    config = config_of(name)
+    methods, whole = config.methods, program.problem_of(config, CLASSES)
+    choice = run.events.choice.inner if methods.mix else run.events.choice
+    slots = int(np.max(choice.read)) + 1
+    one = strategies.compose(methods.inside, whole, KEEPS, slots, None)
+    state = one.init(run.params)
+    for t in range(STEPS):
+        event, batch = at((run.events, run.batches), t)
+        if methods.mix:  # as the first node sees it
+            inner = jax.tree.map(lambda leaf: leaf[0], event.choice.inner)
+            event = event._replace(choice=inner, staleness=event.staleness[0])
+        state, _ = one.step(state, event, batch)
+        seen = {int(leaf) for leaf in jax.tree.leaves(state.opt_state)}
+        assert seen <= {int(s) for s in np.ravel(event.staleness)}
+    assert (name == "sync") != (max(seen) > 0)
+
+
+@every
+def test_a_loss_without_gradient_moves_nothing(name):
+    """A conservation law of all: equal nodes, whatever they exchange, stay where they are."""
+    run = make_run(name)
+    nothing = {"weight": jnp.zeros_like(run.batches["weight"])}
+    state, (losses, _) = ran(run._replace(batches=run.batches | nothing))
+    assert not losses.any()
+    assert_close(state.params, run.params)

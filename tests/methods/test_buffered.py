@@ -1,0 +1,123 @@
+"""Updates of several arrivals, against a list of all past versions in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optdyn import core, optimizers
+from optdyn.experiment import ConfigError
+from optdyn.methods import Event
+from optdyn.methods.read.buffered import buffered
+from optdyn.train import trainer
+from optdyn.train.checks import check
+from tests.methods import composed
+from tests.methods.test_asynchronous import CONDITION, DIMENSION, QUADRATIC, H
+from tests.values import as_experiment
+
+STEPS, K, BATCH, RATE, MU = 60, 3, 6, 0.05, 0.4
+OPTIMA = np.random.default_rng(0).normal(0, 0.5, (STEPS, BATCH, DIMENSION)).astype(np.float32)
+SGD = optimizers.optimizer("sgd", ("learning_rate", "momentum"))
+RUN = {"strategy.name": "buffered", "cluster.nodes": 4, "strategy.groups": 4}
+
+
+def line_of(config, **values):
+    values = {f"strategy.{key}": value for key, value in values.items()}
+    chosen = config(RUN | {"steps": STEPS, "batch_size": BATCH} | values)
+    check(as_experiment(chosen))
+    return as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
+
+
+def trained(strategy, line):
+    """(STEPS, DIMENSION) parameters after each update, and losses."""
+    hyper = {"learning_rate": np.full(STEPS, RATE, np.float32)}
+    hyper["momentum"] = np.full(STEPS, MU, np.float32)
+    events = Event(line.choice, hyper, line.staleness)
+
+    def body(state, inputs):
+        state, info = strategy.step(state, inputs[0], {"optimum": inputs[1]})
+        return state, (state.params["x"]["x"], info["loss"])
+
+    @jax.jit
+    def whole(events, optima):
+        start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
+        return jax.lax.scan(body, start, (events, optima))[1]
+
+    return jax.device_get(whole(events, OPTIMA))
+
+
+def made(line, arrivals=K):
+    gradient, update = core.whole(QUADRATIC.loss), core.together(SGD)
+    return trained(buffered(gradient, update, line.slots, arrivals), line)
+
+
+@pytest.mark.parametrize("waiting", ["k_async", "k_batch_async"])
+def test_an_update_is_the_mean_of_gradients_at_what_each_had_read(config, waiting):
+    line = line_of(config, arrivals=K, waiting=waiting)
+    x, losses = made(line)
+    versions, v = [np.ones(DIMENSION)], np.zeros(DIMENSION)
+    for t, xi in enumerate(OPTIMA.astype(np.float64)):
+        read = np.array([versions[t - tau] for tau in line.staleness[t]])
+        own = [xi[j::K] for j in range(K)]
+        g = np.mean([H * (x - each.mean(0)) for x, each in zip(read, own, strict=True)], axis=0)
+        each = [H @ ((x - its) ** 2).T for x, its in zip(read, own, strict=True)]
+        np.testing.assert_allclose(losses[t], np.mean(each) / 2, rtol=1e-5)  # float32
+        v = g + MU * v
+        versions.append(versions[t] - RATE * v)
+    # Float32 against float64 over 60 updates of numbers about 1, of condition number 10.
+    np.testing.assert_allclose(x, versions[1:], atol=1e-5)
+    assert CONDITION == 10 and line.staleness.max() > 1
+
+
+@pytest.mark.parametrize(
+    ("waiting", "arrivals", "groups"), [("k_sync", 3, 4), ("k_batch_sync", 3, 2), ("k_async", 2, 2)]
+)
+def test_who_waits_for_all_is_synchronous(config, waiting, arrivals, groups):
+    """And where some are dropped it is synchronous SGD of those that are not."""
+    line = line_of(config, arrivals=arrivals, groups=groups, waiting=waiting)
+    sync = trained(composed.sync(QUADRATIC.loss, SGD), line)
+    # The batch's gradient as a mean of means: float32 in another order.
+    found = made(line, arrivals)
+    np.testing.assert_allclose(found[0], sync[0], atol=1e-5)
+    np.testing.assert_allclose(found[1], sync[1], rtol=1e-5)
+
+
+def test_one_arrival_is_asynchronous_to_the_bit(config, tmp_path):
+    one = trainer.train(as_experiment(config(RUN)), tmp_path / "one")
+    other = trainer.train(
+        as_experiment(config(RUN | {"strategy.name": "asynchronous"})), tmp_path / "other"
+    )
+    for key in ("parameters_crc32", "simulated_seconds", "staleness_histogram"):
+        assert one[key] == other[key]
+
+
+def test_a_run_resumes_and_the_meter_reads_it(config, tmp_path):
+    """With late gradients compensated, by the means of what was read and of how late it is."""
+    values = RUN | {"strategy.arrivals": 2, "strategy.waiting": "k_async", "steps": 120}
+    values |= {"optimizer.chain": ("delay_compensation", "staleness_rate")}
+    values |= {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
+    whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")
+    trainer.train(as_experiment(config(values | {"steps": 60})), tmp_path / "parts")
+    parts = trainer.train(as_experiment(config(values)), tmp_path / "parts")
+    assert parts["parameters_crc32"] == whole["parameters_crc32"]
+    assert "implicit_momentum" in (tmp_path / "parts" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strategy.arrivals": 5, "strategy.waiting": "k_async"}, "arrivals = 5: must be at most"),
+        ({"strategy.arrivals": 0}, "arrivals = 0: must be at least 1"),
+        ({"strategy.waiting": "nobody"}, "waiting = 'nobody': must be one of 'k_sync'"),
+        ({"strategy.arrivals": 3}, "batch_size = 4: must be a multiple of 3"),
+        ({"strategy.groups": 3}, "groups = 3: must divide"),
+        ({"strategy.staleness_bound": 1}, "staleness_bound: only of"),
+        ({"strategy.fresh": ("x",), "model.name": "quadratic"}, "fresh: no block is merged"),
+        ({"cluster.service": "geometric"}, "service = 'geometric': must be one of"),
+        ({"replicas.count": 2}, "replicas.count: "),
+    ],
+)
+def test_what_cannot_be_is_one_line(config, values, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        check(as_experiment(config(RUN | values)))
+    assert "\n" not in str(caught.value)

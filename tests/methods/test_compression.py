@@ -1,0 +1,406 @@
+"""Compressed messages with error feedback: against float64, conservation, bytes, limits."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
+
+from optdyn.experiment import ConfigError
+from optdyn.methods.mix import compression
+from optdyn.methods.mix.averaging_clock import turns
+from optdyn.methods.mix.messages import Compression, Messages, gathered, over_nodes
+from optdyn.methods.mix.model_averaging import ModelAveraging
+from optdyn.methods.mix.outer import outer
+from optdyn.methods.mix.powersgd import low_rank, powersgd
+from optdyn.methods.mix.quantized import levels, numbers
+from optdyn.train.checks import check
+from tests.methods import nodes
+from tests.methods import test_battery as battery
+from tests.methods.nodes import (
+    NODES,
+    RATE,
+    START,
+    STEPS,
+    averaging,
+    diloco,
+    flattened,
+    reference,
+    slowmo,
+    tree,
+)
+from tests.methods.test_outer import (
+    CLOSE,
+    MESSAGES_ALONE,
+    meetings,
+    rule,
+    seconds,
+    sent_and_seconds,
+)
+from tests.values import as_experiment
+
+KINDS = {name: {"compression": name} for name in compression.NAMES if name} | {
+    "E3M0": {"compression_bits": 4},
+    "3 bits": {"compression_bits": 3},
+    "top_k of 2 bits": {"compression": "top_k", "compression_bits": 2},
+}
+NAMES = list(KINDS)
+KEYS = {"compression_share": 0.25, "compression_rank": 1, "compression_block": 5}
+MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
+
+
+@cache
+def made(name, method="model_averaging", **keys):
+    return MAKERS[method](nodes.inner(), KEYS | KINDS[name] | keys)
+
+
+def parts(flat):
+    """The arrays of flat parameters, as they are compressed."""
+    return [flat[:12], flat[12:]]
+
+
+# Levels of |v| over the largest of its block, by their definition.
+LEVELS = {
+    "E3M0": np.array([0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1]),
+    "3 bits": np.array([0, 1 / 3, 2 / 3, 1]),
+    "top_k of 2 bits": np.array([0, 1]),
+}
+
+
+def rounded(levels, v, block=5):
+    """Each number of v, (n,), as the nearest level of its block's scale."""
+    found = np.zeros(len(v))
+    for start in range(0, len(v), block):
+        own = v[start : start + block]
+        scale = np.abs(own).max()
+        for i, number in enumerate(own):
+            nearest = np.abs(levels * scale - abs(number)).argmin()
+            found[start + i] = np.sign(number) * levels[nearest] * scale
+    return found
+
+
+def message(name):
+    """(C v, v - C v) of flat v, in float64, by its definition."""
+
+    def of(part):
+        if name == "sign":
+            return np.where(part >= 0, 1.0, -1.0) * np.abs(part).mean()
+        if "top_k" not in name:
+            return rounded(LEVELS[name], part)
+        kept = np.argsort(-np.abs(part))[: -(-len(part) // 4)]
+        values, sent = part[kept], np.zeros(len(part))
+        sent[kept] = rounded(LEVELS[name], values) if name in LEVELS else values
+        return sent
+
+    def both(v):
+        sent = np.concatenate([of(part) for part in parts(v)])
+        return sent, v - sent
+
+    return both
+
+
+@pytest.mark.parametrize("method", MAKERS)
+@pytest.mark.parametrize("name", ["top_k", "sign", *LEVELS])
+def test_compressed_messages_equal_the_reference(name, method):
+    states, _ = nodes.ran(made(name, method), nodes.events(meetings(method), RATE, 0.6))
+    send = turns(STEPS, 4, 1, 0).send[:, 0]
+    expected = reference(send, rule(method, RATE), RATE, 0.6, message=message(name))
+    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+    whole = reference(send, rule(method, RATE), RATE, 0.6)
+    assert np.abs(expected - whole).max() > 0.05  # it is another method than without
+
+
+def test_powersgd_equals_its_algorithm():
+    """By eigenvectors and not by QR: at rank 1 P is M Q over its length."""
+    states, _ = nodes.ran(made("powersgd"), nodes.events(meetings("model_averaging"), RATE, 0.6))
+    first = powersgd(1).init(tree(START))
+    state = {"q": np.float64(first[0])[:, 0]}
+    send = turns(STEPS, 4, 1, 0).send[:, 0]
+
+    # The mean of the messages is the message of the mean, as P is the same in all nodes.
+    errors, theta = np.zeros(12), np.float64(START)
+    every, found = nodes.HeavyBall(), []
+    for t in range(STEPS):
+        every.step(t)
+        if send[t]:
+            mean = sum(every.x) / NODES - theta
+            matrix = (mean[:12] + errors).reshape(3, 4)
+            p = matrix @ state["q"]
+            p /= np.linalg.norm(p)
+            state["q"] = matrix.T @ p
+            low = np.outer(p, state["q"])
+            errors = (matrix - low).reshape(-1)
+            theta = theta + np.concatenate([low.reshape(-1), mean[12:]])
+            every.x = [theta] * NODES
+        found.append(list(every.x))
+    np.testing.assert_allclose(flattened(states.params), found, **CLOSE)
+    assert np.abs(errors).max() > 0.01
+
+
+IDENTITY = Compression(
+    lambda tree: (), lambda nodes, tree, state: (nodes.mean(tree), tree, state), lambda tree: (0,)
+)
+
+
+@pytest.mark.parametrize("delay, fragments, mixing", [(0, 1, 0.0), (2, 1, 0.3), (1, 2, 0.3)])
+def test_a_message_that_leaves_nothing_out_is_as_without(delay, fragments, mixing):
+    """C = id, of fragments and under way; and all of the numbers kept."""
+    events = nodes.events(turns(STEPS, 4, fragments, delay), RATE, 0.6)
+    keys = {"mixing": mixing, "fragments": fragments}
+    without, _ = nodes.ran(averaging(nodes.inner(), keys), events)
+    weights = lambda waited: (mixing * jax.lax.axis_size("node"), 1 - mixing)  # noqa: E731
+    whole = Messages(compression=IDENTITY)
+    same = outer(nodes.inner(), weights, messages=whole, fragments=fragments)
+    share = averaging(nodes.inner(), keys | {"compression": "top_k", "compression_share": 1.0})
+    for one in (same, share):
+        states, _ = nodes.ran(one, events)
+        # x - theta + theta: an ulp, 1e-7, a meeting, some twenty of them.
+        np.testing.assert_allclose(
+            flattened(states.params), flattened(without.params), rtol=0, atol=5e-6
+        )
+        for leaf in jax.tree.leaves(states.errors):
+            np.testing.assert_allclose(leaf, 0, atol=5e-6)
+
+
+def along(params, batch):
+    """A gradient that depends on the examples only, as a conservation law needs it."""
+    return jnp.mean(batch["inputs"] @ jnp.concatenate([params["a"].reshape(-1), params["b"]]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_not_sent_is_kept(name):
+    """theta + mean_i e_i is what plain SGD would be at: the error is a debt, and none is lost."""
+    inner = nodes.sync(
+        nodes.core.averaged(nodes.core.whole(along), "data"), nodes.core.together(nodes.SGD)
+    )
+    every = averaging(inner, KEYS | KINDS[name])
+    states, _ = nodes.ran(every, nodes.events(turns(STEPS, 1, 1, 0)))
+    ((errors, _),) = states.errors
+    found = flattened(states.params)[:, 0] + flattened(errors).mean(1)
+    grads = np.float64(nodes.BATCHES["inputs"]).mean(1)
+    expected = START - RATE * np.cumsum(grads, 0)
+    # Float32 sums of 32 numbers of about one. With bfloat16 the sums of messages are rounded too,
+    # 2^-9 of a message of at most 0.05, and that is nobody's error.
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=STEPS * 0.05 * 2**-9 if name == "bfloat16" else 1e-5
+    )
+    assert np.abs(flattened(errors)).max() > (1e-6 if name == "bfloat16" else 0.01)
+
+
+def made_of(name):
+    return ModelAveraging(**KEYS, **KINDS[name]).compressed()
+
+
+@partial(jax.jit, static_argnums=0)
+def messages_of(name, v):
+    """Mean and own messages of nodes that have v, leaves (nodes, ...)."""
+    one = made_of(name)
+    return jax.vmap(lambda v: one.apply(over_nodes(), v, one.init(v))[:2], axis_name="node")(v)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**16), st.sampled_from([1, 9]), st.sampled_from(NAMES))
+def test_a_message_is_nearer_than_none(seed, size, name):
+    """|v - C v| <= |v|: what error feedback needs to keep a bounded debt."""
+    rng = np.random.default_rng(seed)
+    v = {"a": rng.normal(size=(1, size, 5)), "b": rng.normal(size=(1, size)) * 1e-3}
+    v = jax.tree.map(np.float32, v)
+    mean, own = messages_of(name, v)
+    for leaf in v:
+        left = np.linalg.norm(v[leaf] - own[leaf])
+        assert left <= np.linalg.norm(v[leaf]) * (1 + 1e-6)  # some ulp
+        np.testing.assert_allclose(mean[leaf], own[leaf], rtol=1e-5, atol=1e-6)  # of one node
+
+
+PACKED = [(2, 13, 5), (3, 8, 8), (4, 1, 3), (5, 17, 4), (6, 9, 1), (7, 11, 20), (8, 12, 4)]
+
+
+@pytest.mark.parametrize("bits, size, block", PACKED)
+def test_few_bits_are_the_nearest_level_of_their_block(bits, size, block):
+    """What is packed comes out as the nearest level, and in as many bytes as are said."""
+    v = np.random.default_rng(bits).normal(size=(50, size)).astype(np.float32)
+    v[:10, ::2] = 0.0
+    v[0] = 0.0
+    one = numbers(bits, block)
+    code = jax.eval_shape(one.encode, jax.ShapeDtypeStruct((size,), "float32"))
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in code) == one.bytes(size)
+    assert one.bytes(size) == -(-size * bits // 8) + 4 * -(-size // block)
+    every = np.asarray(jax.jit(jax.vmap(lambda v: one.decode(one.encode(v), size)))(v))
+    for sent, found in zip(v, every, strict=True):
+        # In float32 a number between two levels may be nearer to either by its last bit: what is
+        # compared is the distance, to an ulp of numbers of up to five.
+        nearest = np.abs(rounded(levels(bits), sent, block) - sent)
+        np.testing.assert_allclose(np.abs(found - sent), nearest, rtol=0, atol=1e-6)
+
+
+def test_levels_are_of_all_codes_and_thirty_two_bits_are_none():
+    for bits in range(2, 9):
+        assert len(levels(bits)) == 2 ** (bits - 1) and levels(bits)[[0, -1]].tolist() == [0, 1]
+        assert (np.diff(levels(bits)) > 0).all()
+    assert compression.make("", 1.0, 1, 32) is None
+    whole, few = (averaging(nodes.inner(), keys) for keys in ({}, {"compression_bits": 8}))
+    events = nodes.events(turns(STEPS, 4, 1, 0), RATE, 0.6)
+    plain, rounded_off = (nodes.ran(one, events)[0].params for one in (whole, few))
+    apart = np.abs(flattened(plain) - flattened(rounded_off)).max()
+    assert 1e-5 < apart < 0.05  # of steps of about one, whose levels are a 127th apart
+
+
+@jax.jit
+def twice(matrices, state):
+    def node(matrix):
+        means, own, _, q = low_rank(over_nodes(), [matrix], [state], [])
+        again, *_ = low_rank(over_nodes(), [matrix], q, [])
+        return means[0], own[0], again[0]
+
+    return jax.vmap(node, axis_name="node")(matrices)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**16), st.sampled_from([(1, 3), (3, 3), (4, 6)]), st.integers(0, 4))
+def test_at_full_rank_powersgd_is_an_all_reduce(seed, shape, true_rank):
+    """Also of matrices of low rank, whose Q loses its own."""
+    (rows, columns), rng = shape, np.random.default_rng(seed)
+    left, right = rng.normal(size=(3, rows, true_rank)), rng.normal(size=(true_rank, columns))
+    matrices = np.float32(left @ right)
+    means, own, again = twice(matrices, np.float32(rng.normal(size=(columns, rows))))
+    # Products of float32 matrices of numbers up to ten: some ulp of that.
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-4)
+    close(own, matrices)
+    for found in (means, again):
+        close(found, np.broadcast_to(matrices.mean(0), found.shape))
+
+
+def test_powersgd_does_not_depend_on_how_a_batch_is_divided():
+    """Over 1, 2, 4 and 8 workers: the same batches, in float64, and it is no all-reduce."""
+    doubled = {k: np.concatenate([v, v[:, ::-1] ** 3], 1) for k, v in nodes.BATCHES.items()}  # 24
+    found = {}
+    with jax.enable_x64(True):
+        start, batches = jax.tree.map(np.float64, (jax.device_get(tree(START)), doubled))
+        events = nodes.events(turns(STEPS, 1, 1, 0), jnp.float64(0.01))
+        for workers in (1, 2, 4, 8):
+            states, _ = nodes.ran(made("powersgd"), events, workers, batches, start)
+            x = flattened(states.params)
+            assert x.dtype == np.float64 and np.ptp(x, axis=1).max() == 0
+            found[workers] = x[:, 0]
+        plain, _ = nodes.ran(averaging(nodes.inner(), {}), events, 1, batches, start)
+        top = [nodes.ran(made("top_k"), events, k, batches, start)[0].params for k in (1, 4)]
+    assert np.abs(flattened(plain.params)[:, 0] - found[1]).max() > 0.01
+    for workers in (2, 4, 8):
+        # The same sums in another order. Measured 7e-13 after 32 updates, in float32 1e-5.
+        np.testing.assert_allclose(found[workers], found[1], rtol=0, atol=1e-10)
+    # It is not so where messages are no linear function of what is sent.
+    assert np.abs(flattened(top[0])[:, 0] - flattened(top[1])[:, 0]).max() > 1e-3
+
+
+def collectives(jaxpr):
+    """Bytes that go into every collective over `node`."""
+    for equation in jaxpr.eqns:
+        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+        if equation.primitive.name.startswith(("psum", "all_gather")) and "node" in axes:
+            yield sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
+        for inner in equation.params.get("branches", ()):
+            yield from collectives(inner.jaxpr)
+        for name in ("jaxpr", "call_jaxpr"):
+            if name in equation.params:
+                inner = equation.params[name]
+                yield from collectives(getattr(inner, "jaxpr", inner))
+
+
+MESSAGES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32)
+    "bfloat16": 2 * 14,
+    "top_k": 8 * (3 + 1),
+    "sign": (2 + 4) + (1 + 4),  # bits in bytes, and a scale an array
+    "powersgd": 4 * (3 + 4 + 2),
+    "E3M0": (6 + 3 * 4) + (1 + 4),  # half a byte each, and a scale of every five
+    "3 bits": (5 + 3 * 4) + (1 + 4),
+    "top_k of 2 bits": (1 + 4 + 3 * 4) + (1 + 4 + 4),
+}
+
+
+@pytest.mark.parametrize("local", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_node_sends_so_many_bytes(name, local):
+    """Counted in the program of a real device: so many as the log says, shared by its devices."""
+    keys = KEYS | KINDS[name]
+    strategy = averaging(nodes.inner(), keys, "data" if local > 1 else None)
+    mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
+    event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
+    specs = (P(), P(), P(("node", "data")))
+    step = jax.shard_map(strategy.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    jaxpr = jax.make_jaxpr(step)(strategy.init(tree(START)), event, batch).jaxpr
+    found = list(collectives(jaxpr))
+    arrays = 2 * len(found)  # each is padded to a multiple of the devices, a number of four bytes
+    assert MESSAGES[name] <= local * sum(found) <= MESSAGES[name] + (local - 1) * 4 * arrays
+    _, sent = nodes.ran(made(name), nodes.events(turns(STEPS, 1, 1, 0)))
+    np.testing.assert_array_equal(sent, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name, fragments", [*((name, 1) for name in NAMES), ("powersgd", 2)])
+def test_the_clock_counts_the_same_bytes(name, fragments):
+    """Two nodes: a ring of two takes as long as a message, whether it is added up or gathered."""
+    values = {f"strategy.{key}": value for key, value in KINDS[name].items()}
+    values |= {"strategy.fragments": fragments, "strategy.compression_rank": 1}
+    sent, took, _ = sent_and_seconds("diloco", values)
+    assert sent.sum() > 0
+    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
+
+
+@pytest.mark.parametrize("name, times", [("top_k", 3), ("sign", 3), ("bfloat16", 1.5), ("E3M0", 3)])
+def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
+    """(n - 1) whole messages and not 2 (n - 1) / n of them."""
+    params = battery.make_run("slowmo").params
+    values = {f"strategy.{key}": value for key, value in (KEYS | KINDS[name]).items()}
+    took = seconds("slowmo", params, MESSAGES_ALONE | values | {"cluster.nodes": 4})
+    sent = sum(made_of(name).messages(params)) * np.tile([0, 0, 1], 4)
+    np.testing.assert_allclose(took, times * sent, rtol=1e-12)  # whole numbers in float64
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_what_is_gathered_in_parts_is_what_each_node_has(size):
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 9, (NODES, size)), jnp.int32)
+    inside = jax.vmap(lambda own, _: gathered(own, "data"), (None, 0), axis_name="data")
+    found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(2))
+    np.testing.assert_array_equal(found, np.broadcast_to(x, (NODES, 2, NODES, size)))
+
+
+OWED = [
+    battery.test_step_is_pure,
+    battery.test_the_state_keeps_its_shapes_and_dtypes,
+    battery.test_a_run_in_two_parts_equals_the_whole,
+    battery.test_a_loss_without_gradient_moves_nothing,
+]
+
+
+@pytest.mark.parametrize("owed", OWED, ids=lambda owed: owed.__name__)
+@pytest.mark.parametrize("name", NAMES)
+def test_compression_owes_what_every_method_owes(monkeypatch, name, owed):
+    values = {"strategy.period": 3, "strategy.compression_rank": 1}
+    values |= {f"strategy.{key}": value for key, value in KINDS[name].items()}
+    monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
+    for optimizer in battery.OPTIMIZERS if "shapes" in owed.__name__ else (None,):
+        owed("diloco", optimizer) if optimizer else owed("diloco")
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"compression": "zip"}, "compression = 'zip': must be one of '', 'bfloat16', 'top_k'"),
+        ({"compression_share": 0.0}, "compression_share = 0.0: must be above 0 and at most 1"),
+        ({"compression_rank": 0}, "compression_rank = 0: must be at least 1"),
+        ({"compression_bits": 9}, "compression_bits = 9: must be from 2 to 8, or 32"),
+        (
+            {"compression_bits": 4, "compression": "sign"},
+            "compression_bits = 4: must be 32 with config.strategy.compression = 'sign'",
+        ),
+        ({"compression_block": 0}, "compression_block = 0: must be at least 1"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(config, values, message):
+    own = {f"strategy.{name}": value for name, value in values.items()}
+    with pytest.raises(ConfigError, match=message):
+        check(as_experiment(config({"strategy.name": "slowmo", **own})))

@@ -1,0 +1,155 @@
+"""Merges that keep what nodes did since the sending, and eager updates: against float64, limits."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from optdyn.experiment import ConfigError
+from optdyn.methods.mix.averaging_clock import turns
+from optdyn.methods.mix.diloco import nesterov
+from optdyn.methods.mix.eager import Eager, eager
+from optdyn.train.checks import check
+from tests.methods import nodes
+from tests.methods import test_battery as battery
+from tests.methods.nodes import NODES, RATE, START, STEPS, flattened, tree
+from tests.methods.test_outer import ETA, MU, made, meetings, sent_and_seconds
+from tests.values import as_experiment
+
+DELAY, MOMENTUM = 2, 0.6
+
+
+def late(name):
+    outer = meetings(name).outer
+    return turns(STEPS, 4, 1, DELAY)._replace(outer=outer)
+
+
+@pytest.mark.parametrize("name", ["model_averaging", "diloco"])
+def test_what_nodes_did_meanwhile_is_kept_whole(name):
+    """x <- theta + (x - x_sent), where theta is the mean sent, or what DiLoCo makes of it."""
+    line = late(name)
+    states, _ = nodes.ran(made(name, merging="correct"), nodes.events(line, RATE, MOMENTUM))
+    every, theta, m, history = nodes.HeavyBall(), np.float64(START), 0.0, []
+    sent = None
+    for t in range(STEPS):
+        every.step(t)
+        if line.send[t].all():
+            sent = list(every.x)
+        if line.receive[t].all():
+            gap = theta - sum(sent) / NODES
+            m = MU * m + gap if name == "diloco" else 0.0
+            theta = theta - (ETA * (gap + MU * m) if name == "diloco" else gap)
+            every.x = [theta + (x - own) for x, own in zip(every.x, sent, strict=True)]
+        history.append(list(every.x))
+    # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
+    np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
+    mixed, _ = nodes.ran(made(name), nodes.events(line, RATE, MOMENTUM))
+    assert np.abs(flattened(mixed.params) - history).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["model_averaging", "diloco", "slowmo"])
+def test_without_delay_it_is_the_mean(name):
+    events = nodes.events(meetings(name), RATE, MOMENTUM)
+    corrected, _ = nodes.ran(made(name, merging="correct"), events)
+    plain, _ = nodes.ran(made(name), events)
+    np.testing.assert_allclose(
+        flattened(corrected.params), flattened(plain.params), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_correction_keeps_the_mean_over_the_nodes(fragments):
+    """mean(sent) + mean(x - x_sent) is mean(x): at its first receipt nothing is lost."""
+    line = turns(STEPS, 4, fragments, 1)
+    keys = {"merging": "correct", "fragments": fragments}
+    met, _ = nodes.ran(made("model_averaging", **keys), nodes.events(line, RATE, MOMENTUM))
+    never = line._replace(send=np.zeros_like(line.send), receive=np.zeros_like(line.receive))
+    alone, _ = nodes.ran(made("model_averaging", **keys), nodes.events(never, RATE, MOMENTUM))
+    first = int(np.flatnonzero(line.receive.any(axis=1))[0])
+    found, expected = (flattened(each.params)[first] for each in (met, alone))
+    np.testing.assert_allclose(found.mean(0), expected.mean(0), rtol=0, atol=1e-6)
+    assert np.abs(found - expected).max() > 1e-2
+
+
+def ran_eagerly(count=NODES, eta=ETA, mu=MU):
+    numbers = {"outer_learning_rate": eta, "outer_momentum": mu}
+    line = turns(STEPS, 4, 1, 0)
+    line = line._replace(outer={k: np.full(STEPS, v, np.float32) for k, v in numbers.items()})
+    made = eager(nodes.inner(), nesterov())
+    return nodes.ran(made, nodes.events(line, RATE, MOMENTUM), nodes=count), line
+
+
+def test_eager_updates_are_what_their_equations_say():
+    (states, _), line = ran_eagerly()
+    every, theta = nodes.HeavyBall(), [np.float64(START)] * NODES
+    m, past, history = [np.zeros(nodes.P)] * NODES, [np.zeros(nodes.P)] * NODES, []
+    for t in range(STEPS):
+        every.step(t)
+        if line.send[t].all():
+            own = [theta[i] - every.x[i] for i in range(NODES)]
+            for i in range(NODES):
+                g = (own[i] + sum(past[j] for j in range(NODES) if j != i)) / NODES
+                m[i] = MU * m[i] + g
+                theta[i] = theta[i] - ETA * (g + MU * m[i])
+            past, every.x = own, list(theta)
+        history.append(list(every.x))
+    # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
+    np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
+    assert np.ptp(history[-1], axis=0).max() > 1e-2
+
+
+def test_one_eager_node_is_lookahead():
+    (states, _), _ = ran_eagerly(count=1, mu=0.0)
+    fast = optax.lookahead(optax.sgd(RATE, MOMENTUM), 4, ETA)
+    params = optax.LookaheadParams.init_synced(tree(START))
+    state, grad = fast.init(params), jax.jit(jax.grad(nodes.loss))
+    for t in range(STEPS):
+        updates, state = fast.update(grad(params.fast, battery.at(nodes.BATCHES, t)), state, params)
+        params = optax.apply_updates(params, updates)
+    # A sum of examples in one order in both: some ulp of about one.
+    np.testing.assert_allclose(
+        flattened(states.params)[-1, 0], flattened(params.fast), rtol=0, atol=2e-6
+    )
+
+
+def test_an_eager_message_has_a_period_of_time():
+    """Of messages alone: each meeting waits for the one before, of as many bytes as were sent."""
+    sent, took, _ = sent_and_seconds("eager", {"strategy.period": 3})
+    meets = np.flatnonzero(sent)
+    computing = battery.BATCH / 2 / 8  # seconds of an update, of 12 examples an eighth each
+    expected = sent[meets][0] - 3 * computing  # an all-reduce of two, beside three updates
+    assert took[meets[0]] == 0 and expected > 0
+    np.testing.assert_allclose(took[meets[1:]], expected, rtol=1e-9)
+    np.testing.assert_allclose(np.delete(took, meets), 0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"strategy.merging": "add"}, "merging = 'add': must be one of 'mix', 'correct'"),
+        (
+            {"strategy.merging": "correct", "strategy.mixing": 0.5},
+            "mixing = 0.5: must be 0 with config.strategy.merging = 'correct'",
+        ),
+        (
+            {"strategy.merging": "correct", "parallel.api": "overlap"},
+            "keeps what nodes did meanwhile",
+        ),
+        ({"strategy.name": "eager", "parallel.api": "overlap"}, "exchanges otherwise than by"),
+        ({"strategy.name": "eager+gossip"}, "eager and gossip both say what nodes exchange"),
+    ],
+)
+def test_what_cannot_be_is_refused(config, values, said):
+    with pytest.raises(ConfigError, match=said):
+        check(as_experiment(config({"strategy.name": "diloco", **values})))
+    assert Eager().why_no_overlap()
+
+
+@pytest.mark.parametrize("owed", ["shapes", "two parts"])
+def test_corrections_owe_what_every_method_owes(monkeypatch, owed):
+    values = {"strategy.period": 3, "strategy.delay": 1, "strategy.merging": "correct"}
+    monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
+    if owed == "shapes":
+        battery.test_the_state_keeps_its_shapes_and_dtypes("diloco", "adam")
+    else:
+        battery.test_a_run_in_two_parts_equals_the_whole("diloco")

@@ -1,0 +1,95 @@
+"""EASGD against lists in float64, and what its paper says of the elastic exchange."""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+
+from optdyn.methods.read.elastic import State, elastic, pull
+from tests.methods import workers
+from tests.methods.nodes import START, STEPS, P, flattened, tree
+from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
+
+strategy = cache(lambda: workers.made(elastic))
+VALUES = {"strategy.period": 3, "strategy.elasticity": 1.2}
+RNG = np.random.default_rng(3)
+
+
+def rule(line, a):
+    def arrival(now, i, t, step):
+        s = a * (now.x[i] - now.shown) * line.choice.exchange[t]
+        now.shown = now.shown + s
+        now.x[i] = now.x[i] + step() - s
+        now.read[i] = now.x[i]
+
+    return arrival
+
+
+def test_every_update_equals_the_reference():
+    line = line_of("elastic", **VALUES)
+    states, info = ran(strategy(), events_of(line))
+    x, center = reference(line, rule(line, 1.2 / WORKERS))
+    np.testing.assert_allclose(flattened(states.workers), x, **CLOSE)
+    np.testing.assert_allclose(flattened(states.params), center, **CLOSE)
+    assert np.ptp(x[-1], axis=0).max() > 0.05  # the workers do part, by far more than that
+    # Every third arrival of a worker sends its 14 numbers and gets as many.
+    exchanges = sum(np.bincount(line.worker) // 3)
+    assert info["sent_bytes"].sum() == exchanges * 2 * 4 * P
+    assert not line.staleness.any()
+
+
+def test_an_exchange_keeps_the_sum_of_all_and_the_center():
+    """Where no gradient moves them: at rate 0, workers and center anywhere."""
+    line = line_of("elastic", **VALUES | {"strategy.period": 1})
+    start = strategy().init(tree(START))
+    table, center = RNG.normal(size=(WORKERS, P)), RNG.normal(size=P)
+    start = State(tree(np.float32(center)), tree(np.float32(table)), start.opt_state)
+    states, _ = ran(strategy(), events_of(line, rate=0.0), state=start)
+    x, shown = flattened(states.workers), flattened(states.params)
+    # Four numbers of about one, an ulp each an exchange, 32 exchanges.
+    np.testing.assert_allclose(
+        x.sum(1) + shown, np.tile(table.sum(0) + center, (STEPS, 1)), rtol=0, atol=1e-5
+    )
+    assert np.abs(shown[-1] - center).max() > 0.1
+
+
+def test_if_all_exchange_at_once_with_elasticity_one_the_center_is_the_mean():
+    table, center = RNG.normal(size=(WORKERS, P)), RNG.normal(size=P)
+    a = np.float32(1 / WORKERS)
+    s = jax.vmap(pull, (0, None, None))(tree(np.float32(table)), tree(np.float32(center)), a)
+    np.testing.assert_allclose(center + flattened(s).sum(0), table.mean(0), rtol=0, atol=1e-6)
+
+
+def test_without_elasticity_workers_are_on_their_own():
+    line = line_of("elastic", **VALUES | {"strategy.elasticity": 0.0})
+    states, _ = ran(strategy(), events_of(line))
+    np.testing.assert_array_equal(flattened(states.params), np.tile(START, (STEPS, 1)))
+
+    def alone(now, i, t, step):
+        now.x[i] = now.read[i] = now.x[i] + step()
+
+    np.testing.assert_allclose(flattened(states.workers), reference(line, alone)[0], **CLOSE)
+
+
+@pytest.mark.parametrize("service", ["exponential", "lognormal", "gamma"])
+def test_with_period_one_arrivals_are_those_of_groups(service):
+    """To the bit: the workers are groups that send as often."""
+    asked = {"cluster.service": service, "cluster.latency": 0.1, "cluster.bandwidth": 100.0}
+    own = line_of("elastic", update_bytes=8, **asked, **{"strategy.period": 1})
+    groups = line_of("asynchronous", update_bytes=8, **asked)
+    np.testing.assert_array_equal(own.seconds, groups.seconds)
+    np.testing.assert_array_equal(own.worker, groups.worker)
+    assert own.choice.exchange.all()
+
+
+def test_only_a_step_that_exchanges_takes_the_seconds_of_messages():
+    """A worker's step computes for 1 s; two messages of 8 bytes at 100 B/s and 0.1 s take 0.36."""
+    asked = {"cluster.service": "constant", "cluster.latency": 0.1, "cluster.bandwidth": 100.0}
+    for overlap, third in ((0.0, 3.36), (0.25, 3.11)):
+        line = line_of(
+            "elastic", 2, 12, 8, **asked, **{"strategy.period": 3, "cluster.overlap": overlap}
+        )
+        one = np.array([1, 2, third, third + 1, third + 2, 2 * third])
+        np.testing.assert_allclose(line.seconds, np.repeat(one, 2))
+        np.testing.assert_array_equal(line.choice.exchange, ([False] * 4 + [True] * 2) * 2)

@@ -1,0 +1,446 @@
+"""Gossip against lists in float64, its limits, its graphs, and whom a node waits for."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optdyn.clock import TimelineError, attendance, graphs
+from optdyn.clock.graphs import DRAWN, GRAPHS, arrivals, graph, spectral_gap, weights
+from optdyn.experiment import ConfigError, default
+from optdyn.methods.mix.gossip import Neighbours, gossip
+from optdyn.train import driver, trainer
+from optdyn.train.checks import check
+from tests.methods import nodes
+from tests.methods.nodes import EACH, RATE, START, STEPS, P, flattened, gradient, matrices
+from tests.values import as_experiment
+
+NODES = nodes.NODES
+# Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 32 updates.
+CLOSE = {"rtol": 0, "atol": 2e-5}
+SCHEDULE = RATE * np.linspace(1.0, 0.2, STEPS)
+
+
+def drawn(name, count=NODES, steps=STEPS, seed=3):
+    return graph(name, count, steps, np.random.default_rng(seed))
+
+
+def neighbours(to):
+    """What the clock says of a graph, (T, nodes, k)."""
+    whole = to[np.arange(STEPS) % len(to)]
+    return Neighbours(whole, weights(to, STEPS).astype(np.float32))
+
+
+@cache  # one program a number of messages
+def made(order):
+    return gossip(nodes.inner(), order)
+
+
+def ran(to, order, rates=RATE, momentum=0.6):
+    states, sent = nodes.ran(made(order), nodes.events(neighbours(to), rates, momentum))
+    return np.float64(flattened(states.params)), np.asarray(sent)
+
+
+def push_sum(to, order, rates=RATE, momentum=0.6, stand=None):
+    """(STEPS, NODES, P) z and (STEPS, P) sums of x: the paper's own x, w and z.
+
+    Who stands where another does makes no update, and has what that one has after it.
+    """
+    stand = np.tile(np.arange(NODES), (STEPS, 1)) if stand is None else stand
+    p = [np.zeros((NODES, NODES)) for _ in to]
+    for t, j in np.ndindex(*to.shape[:2]):
+        for i in to[t, j]:
+            p[t][i, j] += 1 / to.shape[2]
+    x, w = np.tile(np.float64(START), (NODES, 1)), np.ones(NODES)
+    velocity, rates = np.zeros((NODES, P)), np.broadcast_to(np.float64(np.float32(rates)), STEPS)
+    history, sums = [], []
+    for t in range(STEPS):
+        z, mix = x / w[:, None], p[t % len(p)]
+        grads = [gradient(z[i], t, slice(i * EACH, (i + 1) * EACH)) for i in range(NODES)]
+        away = stand[t] != np.arange(NODES)
+        velocity = np.where(away[:, None], velocity, momentum * velocity + grads)
+        moved = np.where(away[:, None], 0.0, -rates[t] * velocity)
+        heard = mix @ x if order == "combine" else mix @ (x + moved)
+        x, w = heard + (moved if order == "combine" else 0.0), mix @ w
+        x[away] = w[away, None] * (x / w[:, None])[stand[t, away]]
+        history.append(x / w[:, None])
+        sums.append(x.sum(0))
+    return np.array(history), np.array(sums)
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+@pytest.mark.parametrize("name", ["ring", "one_peer", "random", "push"])
+def test_it_equals_the_papers_x_w_and_z(name, order):
+    """Push-sum; with rows of sum 1 that is D-PSGD, as w stays 1."""
+    to = drawn(name)
+    found, sent = ran(to, order, SCHEDULE)
+    expected, sums = push_sum(to, order, SCHEDULE)
+    np.testing.assert_allclose(found, expected, **CLOSE)
+    w = weights(to, STEPS + 1)
+    assert (name == "push") == (np.abs(w - 1).max() > 0.1)
+    # The weighted sum of the nodes is that of x, to which P adds nothing and takes nothing off.
+    np.testing.assert_allclose((w[1:, :, None] * found).sum(1), sums, rtol=0, atol=1e-4)
+    messages = (to != np.arange(NODES)[:, None]).sum(axis=2).mean(axis=1)
+    expected = 4 * P * messages[np.arange(STEPS) % len(to)]  # float32, 4 bytes a parameter
+    np.testing.assert_allclose(sent, expected, rtol=1e-6)
+    if name != "ring":  # of three nodes everybody is a neighbour; else they part, by far more
+        assert np.ptp(found, axis=1).max() > 0.05
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+@pytest.mark.parametrize("name", ["ring", "one_peer", "random"])
+def test_of_many_nodes_each_knows_only_who_sends_to_it(name, order):
+    """The same sums as with a whole row of weights, in another order."""
+    to = drawn(name)
+    whole, sent = ran(to, order)
+    every = neighbours(to)._replace(senders=graphs.senders(to)[np.arange(STEPS) % len(to)])
+    states, ours = nodes.ran(made(order), nodes.events(every, RATE, 0.6))
+    np.testing.assert_allclose(flattened(states.params), whole, **CLOSE)
+    np.testing.assert_array_equal(ours, sent)
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+@pytest.mark.parametrize("name", ["ring", "one_peer", "random", "push"])
+def test_who_is_away_sends_and_is_sent_nothing(name, order):
+    """Half of the nodes in each update, and what they hold is that of the next who is there."""
+    rng = np.random.default_rng(8)
+    there = rng.random((STEPS, NODES)) < 0.5
+    there[np.arange(STEPS), rng.integers(NODES, size=STEPS)] = True
+    assert not there.all(axis=1).all() and (there.sum(axis=1) == 1).any()
+    whole, stand = drawn(name)[np.arange(STEPS) % len(drawn(name))], attendance.stands(there)
+    to = np.array([attendance.passed_on(*of) for of in zip(whole, there, strict=True)])
+    for t, i in np.ndindex(STEPS, NODES):
+        ahead = [(i + k) % NODES for k in range(NODES) if there[t, (i + k) % NODES]]
+        assert stand[t, i] == ahead[0]
+    every = neighbours(to)._replace(stand=stand)
+    states, sent = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
+    expected, _ = push_sum(to, order, SCHEDULE, stand=stand)
+    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+    assert sent[there.sum(axis=1) == 1].sum() == 0
+    if name != "push":
+        every = every._replace(senders=graphs.senders(to))
+        states, _ = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
+        np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+
+
+@given(st.sampled_from(GRAPHS), st.integers(1, 17), st.data())
+def test_what_nobody_is_there_for_is_passed_on(name, count, data):
+    """To the next in the same turn who is there; so all are sent as much as before."""
+    here = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    for peers in drawn(name, count, 3):
+        to = attendance.passed_on(peers, here)
+        for i, k in np.ndindex(*peers.shape):
+            j, seen = int(peers[i, k]), set()
+            while not here[j] and j not in seen:
+                seen.add(j)
+                j = int(peers[j, k])
+            assert to[i, k] == (j if here[i] and here[j] else i)
+        if name != "push":
+            p = matrices(to[None])[0]
+            np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
+
+
+class Known:
+    """Absences that are given, (nodes, n, 2) seconds from and until, in place of drawn ones."""
+
+    def __init__(self, absences):
+        self._every = [[*map(tuple, own), (np.inf, np.inf)] for own in absences]
+        self.left, self.back = np.transpose([own[0] for own in self._every])
+
+    def at(self, now):
+        for i in np.flatnonzero(self.back <= now):
+            while self.back[i] <= np.broadcast_to(now, self.back.shape)[i]:
+                self._every[i].pop(0)
+                self.left[i], self.back[i] = self._every[i][0]
+        return now < self.left
+
+
+def test_nobody_waits_for_who_is_away():
+    """Updates of a second on a ring of four, and of node 1 of two."""
+    done = np.tile([1.0, 2.0, 1.0, 1.0], (10, 1))
+    links = lambda one, other: np.zeros(np.broadcast(one, other).shape)  # noqa: E731
+    away = Known([[], [(2.5, 5.2), (5.3, 7.0)], [], []])
+    seconds, _, there = arrivals(drawn("ring", 4), done, done, links, 0.0, False, None, away)
+    # It leaves in its second update, is back at 5.2 for a tenth, then at 7, and all wait for it.
+    assert there[:, 1].tolist() == [True, *[False] * 5, True, True, True, True]
+    assert there[:, [0, 2, 3]].all()
+    np.testing.assert_allclose(seconds[:6], [2, 3, 4, 5, 6, 7])
+    np.testing.assert_allclose(seconds[6:], [9, 11, 13, 15])
+
+
+def test_where_all_have_left_the_first_to_be_back_goes_on():
+    done = np.ones((5, 2))
+    links = lambda one, other: np.full(np.broadcast(one, other).shape, 0.5)  # noqa: E731
+    away = Known([[(1.2, 9.0)], [(1.9, 4.0)]])
+    seconds, _, there = arrivals(drawn("ring", 2), done, done, links, 0.0, True, None, away)
+    # The first update ends at 1; the next begins at 4. The other has to fetch parameters first.
+    assert there.tolist() == [[True, True], *[[False, True]] * 4]
+    np.testing.assert_allclose(seconds, [1, 5, 6, 7, 8])
+
+
+def test_nodes_must_stay_for_an_update():
+    values = {"cluster__presence": 1e-5, "cluster__absence": 1.0}
+    config = config_of(**values, cluster__service="constant")
+    with pytest.raises(TimelineError, match=r"presence: no node is there for the 0\.008 seconds"):
+        config.timeline(steps_per_epoch=10, update_bytes=1)
+
+
+def test_a_run_whose_nodes_come_and_go():
+    """Who never leaves changes nothing; and on no ring does anybody have more weight."""
+    values = {"cluster__service": "lognormal", "cluster__bandwidth": 1e6, "steps": 200}
+    line = {
+        presence: config_of(**values, cluster__presence=presence, cluster__absence=0.1).timeline(
+            steps_per_epoch=10,
+            update_bytes=6000,
+        )
+        for presence in (0.0, 1e9, 0.5)
+    }
+    np.testing.assert_array_equal(line[1e9].seconds, line[0.0].seconds)
+    np.testing.assert_array_equal(line[1e9].choice.to, line[0.0].choice.to)
+    away = line[0.5].choice.stand != np.arange(8)
+    assert 0.05 < away.mean() < 0.4  # a sixth by itself; and they wait for an update to begin
+    np.testing.assert_array_equal(line[0.5].choice.weight, 1)  # whoever is away
+    assert np.all(np.diff(line[0.5].seconds) >= 0)
+
+
+@given(st.sampled_from(["ring", "exponential", "one_peer", "random"]), st.integers(1, 40))
+def test_who_is_sent_to_knows_from_whom(name, count):
+    to = drawn(name, count, 4)
+    for turn, others in zip(to, graphs.senders(to), strict=True):
+        expected = [
+            [j for j in range(count) for i in turn[j] if i == node] for node in range(count)
+        ]
+        assert [sorted(row) for row in others.tolist()] == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 12])
+@pytest.mark.parametrize("name", ["ring", "exponential", "one_peer", "complete"])
+def test_the_gap_is_that_of_the_matrices(name, count):
+    product = np.eye(count)
+    for p in matrices(drawn(name, count)):
+        product = p @ product
+    expected = 1 - np.linalg.norm(product - product.mean(axis=1, keepdims=True), 2)
+    assert spectral_gap(name, count) == pytest.approx(expected, abs=1e-12)
+
+
+def test_all_with_all_after_the_update_is_synchronous():
+    whole, _ = ran(drawn("complete"), "adapt")
+    one = nodes.events(neighbours(drawn("complete", 1)), RATE, 0.6)
+    alone, _ = nodes.ran(made("adapt"), one, nodes=1)  # with the whole batch
+    expected = np.repeat(flattened(alone.params), NODES, axis=1)
+    np.testing.assert_allclose(whole, expected, **CLOSE)
+    early, _ = ran(drawn("complete"), "combine")
+    assert np.abs(early - expected).max() > 1e-3  # what is sent is an update behind
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+def test_who_sends_to_nobody_is_alone(order):
+    """W = I, whatever the others do."""
+    to = np.tile(np.arange(NODES)[:, None], (1, 1, 2))
+    found, sent = ran(to, order)
+    assert not sent.any()
+    for i in range(NODES):
+        rows = slice(i * EACH, (i + 1) * EACH)
+        own = {name: values[:, rows] for name, values in nodes.BATCHES.items()}
+        events = nodes.events(neighbours(np.zeros((1, 1, 2), np.int32)), RATE, 0.6)
+        alone, _ = nodes.ran(made(order), events, nodes=1, batches=own)
+        np.testing.assert_allclose(found[:, i], flattened(alone.params)[:, 0], **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["ring", "exponential", "one_peer", "complete"])
+def test_without_gradients_nodes_agree_as_fast_as_the_gap_says(name):
+    """They part in the first update, after which the learning rate is 0."""
+    count, rates = 6, np.where(np.arange(STEPS) == 0, 1.0, 0.0)
+    to = drawn(name, count)
+    events = nodes.events(neighbours(to), rates)
+    states, _ = nodes.ran(made("combine"), events, nodes=count)
+    x = np.float64(flattened(states.params))
+    np.testing.assert_allclose(x.mean(1), np.repeat(x[:1].mean(1), STEPS, 0), rtol=0, atol=5e-6)
+    apart = np.linalg.norm(x - x.mean(1, keepdims=True), axis=(1, 2))
+    rho, period = 1 - spectral_gap(name, count), len(to)
+    assert apart[0] > 1
+    # Rounding leaves nodes 1e-7 apart, of parameters of about one.
+    bound = apart[0] * rho ** np.arange(len(apart[::period])) + 1e-5
+    assert (apart[::period] <= bound).all()
+    if name == "ring":  # of whose eigenvalues only the two largest below 1 matter later on
+        assert apart[12] / apart[6] == pytest.approx(rho**6, rel=1e-3)
+    if name == "complete":
+        assert apart[1] < 1e-5
+
+
+@pytest.mark.parametrize("count", [5, 8])
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_gap_of_a_graph_that_is_drawn(name, count):
+    """In mean square: the direction that lasts longest under the mean of P'P."""
+    p = matrices(drawn(name, count, 8000))
+    centred = np.eye(count) - 1 / count
+    square = centred @ np.einsum("tij,tik->jk", p, p, optimize=True) @ centred / len(p)
+    # Entries of the mean are off by 1/2 / sqrt(8000) = 0.6 %, and the largest of some is above.
+    expected = (1 - spectral_gap(name, count)) ** 2
+    assert np.linalg.eigvalsh(square)[-1] == pytest.approx(expected, abs=0.02)
+
+
+def test_gaps_by_hand():
+    """Of a circle 1 - (1 + 2 cos(2 pi / n)) / 3; in log2 n updates with one peer all agree."""
+    for count in (4, 8, 16):
+        assert spectral_gap("ring", count) == pytest.approx(
+            2 / 3 * (1 - np.cos(2 * np.pi / count)), abs=1e-12
+        )
+        assert spectral_gap("one_peer", count) == pytest.approx(1, abs=1e-12)
+        assert spectral_gap("complete", count) == pytest.approx(1, abs=1e-12)
+        # arXiv 2110.13363: 2 / (1 + log2 n), n a power of two
+        expected = 2 / (1 + np.log2(count))
+        assert spectral_gap("exponential", count) == pytest.approx(expected, abs=1e-12)
+    assert spectral_gap("one_peer", 6) < 1
+
+
+@given(st.sampled_from(GRAPHS), st.integers(1, 17), st.integers(1, 9), st.integers(0, 99))
+def test_every_graph_keeps_the_sum(name, count, steps, seed):
+    to = drawn(name, count, steps, seed)
+    p = matrices(to)
+    np.testing.assert_array_equal(to[..., 0], np.broadcast_to(np.arange(count), to.shape[:2]))
+    np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
+    if name != "push":
+        np.testing.assert_allclose(p.sum(axis=2), 1, rtol=0, atol=1e-12)
+    if name == "random":
+        np.testing.assert_array_equal(p, p.swapaxes(1, 2))
+    longer = drawn(name, count, steps + 5, seed)
+    np.testing.assert_array_equal(longer[: len(to)], to)  # as a run that goes on needs it
+    w = weights(to, steps)
+    np.testing.assert_allclose(w.sum(axis=1), count, rtol=1e-12)
+    assert (w > 0).all()
+
+
+def waited(to, ready, done, links, handed_on, early):
+    """Message by message, in dictionaries."""
+    count = ready.shape[1]
+    now, free, seconds = dict.fromkeys(range(count), 0.0), dict.fromkeys(range(count), 0.0), []
+    for t in range(len(ready)):
+        ended = {i: now[i] + done[t, i] for i in now}
+        there = {i: [ended[i]] for i in now}
+        for j in now:
+            clock = max(free[j], now[j] if early else now[j] + ready[t, j])
+            for i in to[t % len(to), j]:
+                if i != j:
+                    clock += links[j, i]
+                    there[i].append(clock if early else max(clock, ended[j]))
+            free[j] = clock
+        now = {i: max(there[i]) + handed_on for i in now}
+        seconds.append(max(now.values()))
+    return seconds
+
+
+@given(st.sampled_from(GRAPHS), st.integers(1, 7), st.booleans(), st.integers(0, 99))
+def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
+    rng = np.random.default_rng(seed)
+    to = drawn(name, count, 12, seed)
+    done = rng.exponential(size=(12, count))
+    ready = done * rng.uniform(size=(12, count))
+    links = rng.exponential(size=(count, count))
+    found, *_ = arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
+    np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
+
+
+def test_a_slow_update_is_felt_by_neighbours_only():
+    """Not at once by all: that is what a barrier does."""
+    done = np.ones((6, 9))
+    done[0, 0] = 5.0
+
+    def free(one, other):
+        return np.zeros(np.broadcast(one, other).shape)
+
+    whole, *_ = arrivals(drawn("complete", 9), done, done, free, 0.0, early=False)
+    np.testing.assert_array_equal(whole, 5.0 + np.arange(6))
+    slow = np.where(np.arange(12)[:, None] % 3 == 0, np.eye(9)[np.arange(12) // 3 * 4 % 9] * 2, 0)
+    ring, complete = (
+        arrivals(drawn(name, 9), 1 + slow, 1 + slow, free, 0.0, early=False)[0][-1]
+        for name in ("ring", "complete")
+    )
+    assert ring < complete == 12 + 4 * 2
+
+
+def config_of(**values):
+    config = default()
+    config.update_from_flattened_dict(
+        {"strategy.name": "gossip", "cluster.nodes": 8, "batch_size": 64, "steps": 20}
+        | {key.replace("__", "."): value for key, value in values.items()}
+    )
+    return as_experiment(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"strategy__graph": "star"}, "config.strategy.graph = 'star': must be one of 'ring'"),
+        ({"strategy__gossip_order": ""}, "config.strategy.gossip_order = '': must be one of"),
+        ({"batch_size": 60}, "config.batch_size = 60: must be a multiple"),
+        (
+            {"strategy__graph": "push", "cluster__nodes": 2048, "batch_size": 2048},
+            "config.cluster.nodes = 2048: must be at",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(values, line):
+    with pytest.raises(ConfigError) as error:
+        check(config_of(**values))
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("order", ["combine", "adapt"])
+def test_the_clock_of_a_run(order):
+    """Of constant service: 8 examples on each of 8 nodes, and two messages, one after the other."""
+    values = {"strategy__gossip_order": order, "cluster__service": "constant"}
+    config, known = config_of(**values, cluster__bandwidth=1e6), {"steps_per_epoch": 10}
+    line = config.timeline(**known, update_bytes=6000)
+    update = 0.012 if order == "combine" else 8e-3 + 0.012
+    np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
+    assert line.choice.to.shape == (20, 8, 3)
+    # Where messages are short, computing takes all the time.
+    config = config.with_({"cluster.bandwidth": 1e9})
+    quick = config.timeline(**known, update_bytes=6000).seconds[-1]
+    assert quick == pytest.approx(20 * 8e-3 + (order == "adapt") * 20 * 12e-6)
+
+
+def test_the_summary_says_the_gap():
+    config = config_of(strategy__graph="one_peer")
+    assert config.methods.mix.report(config, None) == {
+        "spectral_gap": pytest.approx(1, abs=1e-12),
+        "graph_period": 3,
+    }
+
+
+BOWL = {
+    "model.name": "quadratic",
+    "model.dimension": 6,
+    "model.noise": 0.5,
+    "data.train_examples": 128,
+    "optimizer.learning_rate": 0.3,
+    "cluster.nodes": 4,
+    "batch_size": 8,
+    "steps": 60,
+}
+
+
+def mean_of(name, **values):
+    """(6,) parameters after 60 updates, the mean over the nodes."""
+    config = default()
+    config.update_from_flattened_dict(BOWL | {"strategy.name": name, **values})
+    run = trainer.prepare(as_experiment(config))
+    state, _ = run.program.advance(*driver.first(run, 60))
+    x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
+    return x.mean(axis=0) if x.ndim == 2 else x
+
+
+@pytest.mark.parametrize("values", [{}, {"data.dirichlet": 1.0}], ids=["whole", "shards"])
+def test_only_unlike_curvatures_show_that_nodes_part(values):
+    """With one curvature the gradient is linear in x, and the nodes' mean is synchronous SGD."""
+    ways = {"gossip": {}, "model_averaging": {"strategy.period": 7}}
+    for spread in (0.0, 1.0):
+        more = values | {"model.spread": spread}
+        expected = mean_of("sync", **more)
+        for name, own in ways.items():
+            apart = np.abs(mean_of(name, **own, **more) - expected).max()
+            # Float32, some operations in each of 60 updates; and what was seen, 0.009 to 0.031.
+            assert apart < 2e-6 if spread == 0 else apart > 5e-3

@@ -1,0 +1,337 @@
+"""Local parallelism: its gradients against one `jax.grad` of stopped losses, and its limits."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optdyn import optimizers
+from optdyn.methods import Event
+from optdyn.methods.gradient.local_losses import gradients, groups, heads
+from optdyn.problem import models, problem
+from optdyn.problem.models import base
+from optdyn.setup import Model
+from tests.methods.composed import by_groups, sync
+
+BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4
+MODEL = Model("mlp", hidden=(WIDTH,) * K)
+TRUNK = [f"hidden{j}" for j in range(K)]
+HYPER = {"sgd": {"learning_rate": 0.3, "momentum": 0.7}, "adam": {"learning_rate": 0.03}}
+
+# Side by side, overlapping, and of unequal sizes.
+CASES = {
+    "greedy": groups("greedy", K, 0, 0),
+    "overlapping": groups("overlapping", K, 2, 0),
+    "chunked": groups("chunked", K, 0, 2),
+}
+GREEDY, OVERLAPPING, BACKPROP = CASES["greedy"], CASES["overlapping"], ((0, K),)
+every_case = pytest.mark.parametrize("case", CASES)
+either_head = pytest.mark.parametrize("shared", [False, True])
+
+
+@cache
+def make(groups, shared=False):
+    """A network with the heads that groups need."""
+    return problem.make(MODEL, CLASSES, heads(models.make(MODEL, CLASSES), groups, shared))
+
+
+def examples(seed=0):
+    # As many pixels as the network is wide, so that all its blocks are alike.
+    rng = np.random.default_rng(seed)
+    return {
+        "image": jnp.asarray(rng.integers(0, 256, (BATCH, WIDTH, 1, 1), dtype=np.uint8)),
+        "label": jnp.asarray(rng.integers(0, CLASSES, BATCH), jnp.int32),
+    }
+
+
+def some(made, seed=0):
+    """Parameters far from any symmetry; biases that keep most units of a ReLU alive."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(0.2, 0.5, leaf.shape), leaf.dtype), shapes(made.heads)
+    )
+
+
+@cache
+def shapes(heads):
+    made = problem.make(MODEL, CLASSES, heads)
+    return jax.eval_shape(made.init, jax.random.key(0), examples())
+
+
+@cache  # one program a set of groups, for all tests
+def compiled(groups, shared=False):
+    """`(params, batch) -> (grads, h_b, loss)`."""
+    made = make(groups, shared)
+    local_gradients = gradients(made, groups, shared)
+    return jax.jit(lambda params, batch: local_gradients(params, made.input(batch), batch))
+
+
+def event(optimizer, **changed):
+    hyper = {name: jnp.float32(value) for name, value in (HYPER[optimizer] | changed).items()}
+    return Event((), hyper)
+
+
+def rule(optimizer):
+    return optimizers.optimizer(optimizer, tuple(HYPER[optimizer]))
+
+
+def assert_same(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def assert_close(one, other):
+    # The same float32 sums of at most six products, in another order: some ulp (1e-7) of numbers
+    # about one, and a few ulp more for what goes through four layers.
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), one, other)
+
+
+def dense(params, h):
+    return h @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+
+
+def cross_entropy(logits, labels):
+    return -jax.nn.log_softmax(logits)[jnp.arange(len(labels)), labels].mean()
+
+
+def stopped_losses(params, batch, chosen, shared):
+    """Sum of the groups' losses, each of its own forward pass with the gradient stopped at h_a."""
+    total = 0.0
+    for a, b in chosen:
+        h = batch["image"].reshape(BATCH, -1) / 255
+        for j in range(b):
+            h = jax.lax.stop_gradient(h) if j == a else h
+            h = jax.nn.relu(dense(params[f"hidden{j}"], h))
+        head = "classifier" if shared or b == K else f"hidden{b - 1}_head"
+        total += cross_entropy(dense(params[head], h), batch["label"])
+    return total
+
+
+@every_case
+@either_head
+def test_gradients_are_those_of_the_sum_of_stopped_losses(case, shared):
+    """Which with a shared head sums that head's gradient over all groups."""
+    chosen = CASES[case]
+    made, batch = make(chosen, shared), examples()
+    params = some(made)
+    grads, h, loss = compiled(chosen, shared)(params, batch)
+    expected = jax.jit(jax.grad(lambda p: stopped_losses(p, batch, chosen, shared)))(params)
+    assert_close(grads, expected)
+    # None of them is trivially equal, and the last group's loss and output are the model's.
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(expected))
+    assert_close(loss, made.loss(params, batch))
+    assert_close(h, base.apply(made.blocks[:K], params, made.input(batch)))
+
+
+def test_one_group_of_all_blocks_is_backpropagation():
+    """Also where there are auxiliary heads, which have no part in it."""
+    made = problem.make(MODEL, CLASSES, ("hidden0", "hidden1"))
+    params, batch = some(made), examples()
+    grads, _, loss = compiled(BACKPROP)(params, batch)
+    value, expected = jax.jit(jax.value_and_grad(made.loss))(params, batch)
+    assert set(grads) == {*TRUNK, "classifier"}
+    assert_close(grads, {name: expected[name] for name in grads})
+    assert_close(loss, value)
+    strategy = by_groups(made, rule("sgd"), BACKPROP)
+    state = strategy.init(params)
+    after, _ = jax.jit(strategy.step)(state, event("sgd"), batch)
+    for head in ("hidden0_head", "hidden1_head"):
+        assert_same(after.params[head], params[head])
+        assert_same(after.opt_state[head], state.opt_state[head])
+
+
+@every_case
+def test_a_block_learns_from_the_heads_of_its_own_groups_only(case):
+    """d (grad theta_j) / d (head at the end of a group) is zero, exactly, unless it holds j."""
+    chosen = CASES[case]
+    made, batch = make(chosen), examples()
+    params = some(made)
+    ends = {"classifier" if b == K else f"hidden{b - 1}_head": (a, b) for a, b in chosen}
+
+    def of_heads(own):
+        grads, _, _ = gradients(made, chosen)(params | own, made.input(batch), batch)
+        return [grads[name]["Dense_0"]["kernel"] for name in TRUNK]
+
+    jacobian = jax.jit(jax.jacobian(of_heads))({head: params[head] for head in ends})
+    for j, by_head in enumerate(jacobian):
+        for head, (a, b) in ends.items():
+            largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(by_head[head]))
+            assert (largest > 1e-3) if a <= j < b else (largest == 0)
+
+
+@every_case
+def test_a_block_learns_nothing_of_the_blocks_after_its_groups(case):
+    """Its gradient keeps its bits whatever those are, and only as long as it is those."""
+    chosen = CASES[case]
+    made, batch = make(chosen), examples()
+    params, other = some(made), some(made, seed=1)
+    before, _, _ = compiled(chosen)(params, batch)
+    for j, name in enumerate(TRUNK):
+        end = max(b for a, b in chosen if a <= j < b)
+        beyond = {later: other[later] for later in TRUNK[end:]}
+        after, _, _ = compiled(chosen)(params | beyond, batch)
+        assert_same(after[name], before[name])
+        last = TRUNK[end - 1]
+        after, _, _ = compiled(chosen)(params | {last: other[last]}, batch)
+        kernels = after[name]["Dense_0"]["kernel"], before[name]["Dense_0"]["kernel"]
+        assert not np.array_equal(*kernels)
+
+
+@pytest.mark.parametrize("case", ["greedy", "chunked"])
+def test_groups_in_parts_are_the_whole(case):
+    """Each part from the activations that the one before returned: all that passes between them."""
+    chosen = CASES[case]
+    made, batch = make(chosen), examples()
+    params = some(made)
+    whole, h_out, loss = compiled(chosen)(params, batch)
+    parts, h = {}, made.input(batch)
+    for part in (chosen[:1], chosen[1:]):
+        a, b = part[0][0], part[-1][1]
+        names = [*TRUNK[a:b], *(f"{name}_head" for name in TRUNK[a:b])]
+        own = {name: params[name] for name in (*names, "classifier") if name in params}
+        grads, h, value = jax.jit(gradients(made, part))(own, h, batch)
+        assert not set(parts) & set(grads)
+        parts |= grads
+    assert_close(parts, whole)
+    assert_close((h, value), (h_out, loss))
+
+
+@pytest.mark.parametrize("optimizer", HYPER)
+def test_backprop_steps_are_synchronous_ones(optimizer):
+    made = make(BACKPROP)
+    params = some(made)
+    rules = by_groups(made, rule(optimizer), BACKPROP), sync(made.loss, rule(optimizer))
+    one, other = (made_rule.init(params) for made_rule in rules)
+    step, sync_step = (jax.jit(made_rule.step) for made_rule in rules)
+    for t in range(STEPS):
+        one, info = step(one, event(optimizer), examples(t))
+        other, expected = sync_step(other, event(optimizer), examples(t))
+        assert_close(info, expected)
+    # Adam divides by the size of the gradient, so that its rounding counts as much as it does where
+    # a gradient is small: a learning rate (0.03) times 1e-6 / 1e-3 relative error.
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=3e-5),
+        one.params,
+        other.params,
+    )
+
+
+@pytest.mark.parametrize("optimizer", HYPER)
+def test_every_block_has_an_optimizer_of_its_own(optimizer):
+    """Each key's steps are those of an optimizer that never saw another key."""
+    alone, strategy = rule(optimizer), by_groups(make(OVERLAPPING), rule(optimizer), OVERLAPPING)
+    state, step = strategy.init(some(make(OVERLAPPING))), jax.jit(strategy.step)
+    update = jax.jit(alone.update)
+    assert set(state.opt_state) == set(state.params)
+    name, hyper = "hidden1_head", event(optimizer).hyper
+    own = state.params[name]
+    own_state = alone.init(own)
+    for t in range(STEPS):
+        grads, _, _ = compiled(OVERLAPPING)(state.params, examples(t))
+        updates, own_state = update(grads[name], own_state, own, **hyper)
+        own = jax.tree.map(jnp.add, own, updates)
+        state, _ = step(state, event(optimizer), examples(t))
+        assert jax.tree.structure(state.opt_state[name]) == jax.tree.structure(own_state)
+    # As above, for Adam.
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=3e-5)
+    jax.tree.map(close, (state.params[name], state.opt_state[name]), (own, own_state))
+
+
+@either_head
+def test_one_shared_head_learns_from_every_group(shared):
+    """It is the model's own, and there is no other; alone, it learns from the last group only."""
+    made, batch = make(GREEDY, shared), examples()
+    params = some(made)
+    grads, _, _ = compiled(GREEDY, shared)(params, batch)
+    assert (set(params) == {*TRUNK, "classifier"}) == shared
+    last = {name: params[name] for name in (*TRUNK, "classifier")}
+    hs = base.activations(made.blocks[:K], last, made.input(batch))[1:]
+
+    def of_head(own, h):
+        return cross_entropy(dense(own, h), batch["label"])
+
+    gradient = jax.jit(jax.grad(of_head))
+    terms = [gradient(params["classifier"], h) for h in (hs if shared else hs[-1:])]
+    assert_close(grads["classifier"], jax.tree.map(lambda *leaves: sum(leaves), *terms))
+
+
+def run(strategy, params, rate, batches):
+    """Final state and (STEPS,) losses, the learning rate falling from `rate`."""
+
+    def body(state, inputs):
+        t, batch = inputs
+        state, info = strategy.step(state, event("sgd", learning_rate=rate / (1 + t)), batch)
+        return state, info["loss"]
+
+    return jax.lax.scan(body, strategy.init(params), (jnp.arange(STEPS), batches))
+
+
+def run_by_steps(strategy, params, rate, batches):
+    """The same, an update a call."""
+    state, step, losses = strategy.init(params), jax.jit(strategy.step), []
+    for t in range(STEPS):
+        batch = {name: leaf[t] for name, leaf in batches.items()}
+        state, info = step(state, event("sgd", learning_rate=rate / (1 + t)), batch)
+        losses.append(info["loss"])
+    return state, jnp.stack(losses)
+
+
+def test_scan_vmap_and_single_steps_agree():
+    """Replicas with their own parameters, learning rates and batches."""
+    made = make(OVERLAPPING)
+    strategy = by_groups(made, rule("sgd"), OVERLAPPING)
+    replica = jax.jit(partial(run, strategy))
+
+    def inputs(seed):
+        batches = [examples(10 * seed + t) for t in range(STEPS)]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+        return some(made, seed), jnp.float32(0.1 + 0.1 * seed), stacked
+
+    each = [inputs(seed) for seed in range(2)]
+    together = jax.jit(jax.vmap(replica))(*jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
+    for i, one in enumerate(each):
+        assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), replica(*one))
+    params, rate, batches = each[0]
+    assert_close(run_by_steps(strategy, params, rate, batches), replica(*each[0]))
+
+
+def test_nothing_recompiles_over_events():
+    """Numbers of events and batches are inputs; a trace takes one loss a group."""
+    made, traces = make(GREEDY), []
+
+    def losses(outputs, batch):
+        traces.append(outputs.shape)
+        return made.losses(outputs, batch)
+
+    strategy = by_groups(made._replace(losses=losses), rule("sgd"), GREEDY)
+    state, step = strategy.init(some(made)), jax.jit(strategy.step)
+    shapes = jax.eval_shape(lambda: state)
+    for t in range(STEPS):
+        now = event("sgd", learning_rate=0.1 / (t + 1), momentum=0.1 * t)
+        state, info = step(state, now._replace(staleness=jnp.int32(t)), examples(t))
+    assert len(traces) == len(GREEDY)
+    # And the state can be carried by a scan.
+    assert jax.eval_shape(lambda: state) == shapes
+    assert (info["loss"].shape, info["loss"].dtype) == ((), jnp.float32)
+
+
+def test_training_in_local_groups_learns():
+    """Every group's loss falls below a third of a uniform guess on separable images."""
+    labels = jnp.arange(BATCH, dtype=jnp.int32) % CLASSES
+    images = (jax.nn.one_hot(labels, WIDTH) * 255).astype(jnp.uint8).reshape(BATCH, WIDTH, 1, 1)
+    batch = {"image": images, "label": labels}
+    made = make(GREEDY)
+    strategy = by_groups(made, rule("adam"), GREEDY)
+    state, step = (
+        strategy.init(made.init(jax.random.key(0), batch)),
+        jax.jit(strategy.step),
+    )
+    now = event("adam")
+    for _ in range(300):
+        state, _ = step(state, now, batch)
+    *hs, _ = base.activations(made.blocks, state.params, made.input(batch))
+    for j, h in enumerate(hs[1:]):
+        head = state.params["classifier" if j == K - 1 else f"hidden{j}_head"]
+        assert cross_entropy(dense(head, h), labels) < np.log(CLASSES) / 3

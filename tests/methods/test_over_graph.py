@@ -1,0 +1,133 @@
+"""Nodes that meet over a graph: NoLoCo in its own form, all with all, and when neighbours wait."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optdyn import methods
+from optdyn.clock import graphs
+from optdyn.experiment import ConfigError
+from optdyn.methods.mix.averaging_clock import turns
+from optdyn.train.checks import check
+from tests.methods import nodes
+from tests.methods import test_battery as battery
+from tests.methods.nodes import RATE, STEPS, flattened
+from tests.methods.test_outer import MAKERS, made, meetings, sent_and_seconds
+from tests.values import as_experiment
+
+COUNT, EACH, PERIOD = 4, 3, 4  # nodes, examples of each
+MU, ETA = 0.9, 0.7
+
+
+def ran(name, graph, nodes_of=COUNT, **numbers):
+    to = graphs.graph(graph, nodes_of, STEPS, np.random.default_rng(3))
+    line = meetings(name, **numbers)._replace(to=graphs.each_update(to, STEPS))
+    return nodes.ran(made(name), nodes.events(line, RATE, 0.6), nodes=nodes_of), line
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_with_all_is_the_method_that_meets(name):
+    (over, sent), _ = ran(name, "complete")
+    whole, once = nodes.ran(made(name), nodes.events(meetings(name), RATE, 0.6), nodes=COUNT)
+    # Sums of four numbers in another order, an ulp of about one a meeting.
+    np.testing.assert_allclose(flattened(over.params), flattened(whole.params), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(sent, (COUNT - 1) * once)  # to each of the others
+
+
+def test_pairs_with_heavy_ball_are_noloco_in_its_own_form():
+    """m <- mu m + eta mean(x - theta) + eta (mean(theta) - theta_i); theta <- theta + m."""
+    (states, _), line = ran("slowmo", "random", slow_momentum=MU, slow_learning_rate=ETA)
+    every, theta = nodes.HeavyBall(COUNT), [np.float64(nodes.START)] * COUNT
+    m, history = [np.zeros(nodes.P)] * COUNT, []
+    for t in range(STEPS):
+        every.step(t)
+        if line.send[t].all():
+            x, before = every.x, list(theta)
+            for i, (_, j) in enumerate(line.to[t]):
+                moved = (x[i] - before[i] + x[j] - before[j]) / 2
+                m[i] = MU * m[i] + ETA * moved + ETA * ((before[i] + before[j]) / 2 - before[i])
+                theta[i] = before[i] + m[i]
+            every.x = list(theta)
+        history.append(list(every.x))
+    # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
+    np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
+    assert np.ptp(history[-1], axis=0).max() > 1e-2  # pairs do not agree with one another
+
+
+@pytest.mark.parametrize("graph", ["ring", "one_peer", "random"])
+def test_the_mean_over_the_nodes_is_kept(graph):
+    """At a meeting nobody has a gradient to lose: the mean is what it was a moment before."""
+    (states, _), line = ran("model_averaging", graph)
+    never = line._replace(send=np.zeros_like(line.send), receive=np.zeros_like(line.receive))
+    alone, _ = nodes.ran(made("model_averaging"), nodes.events(never, RATE, 0.6), nodes=COUNT)
+    first = int(np.flatnonzero(line.send[:, 0])[0])
+    met, apart = (flattened(each.params)[first] for each in (states, alone))
+    np.testing.assert_allclose(met.mean(0), apart.mean(0), rtol=0, atol=1e-6)
+    assert np.ptp(met, axis=0).sum() < 0.9 * np.ptp(apart, axis=0).sum()
+
+
+def test_two_nodes_send_a_message_each_way():
+    sent, took, _ = sent_and_seconds("diloco+gossip", {"strategy.graph": "ring"})
+    assert sent.sum() > 0
+    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
+
+
+def timeline(values, name="model_averaging+gossip"):
+    own = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "strategy.period": 2} | values
+    config = battery.config_of(name, own)
+    params = battery.make_run(name, own).params
+    network = methods.Network(battery.program.problem_of(config, battery.CLASSES), params, {})
+    known = {"steps_per_epoch": 4, "update_bytes": 8, "network": network}
+    return config.timeline(**known)
+
+
+def test_a_node_waits_for_its_neighbour_and_for_nobody_else():
+    """Against a simulation node by node: updates of 6, 3, 2 and 1.5 seconds, messages of 2."""
+    speeds = {"cluster.speeds": (1.0, 2.0, 3.0, 4.0), "cluster.seconds_per_example": 1.0}
+    line = timeline(speeds | {"strategy.graph": "random", "cluster.bandwidth": 4.0})
+    now, free, ends = [0.0] * 4, [0.0] * 4, []
+    for t in range(battery.STEPS):
+        now = [each + 6.0 / speed for each, speed in zip(now, (1, 2, 3, 4), strict=True)]
+        if line.choice.send[t].all():
+            free = [max(a, b) + 2.0 for a, b in zip(now, free, strict=True)]
+            now = [max(now[i], free[j]) for i, j in line.choice.to[t]]
+        ends.append(max(now))
+    expected = [min(ends[t:]) for t in range(len(ends))]  # a straggler nobody waits for
+    np.testing.assert_allclose(line.seconds, expected, rtol=1e-9)
+
+
+def test_peers_take_turns_whatever_the_period_is():
+    """With a period of 2 and a turn of 2 updates they would always be the same."""
+    to = timeline({"strategy.graph": "one_peer"}).choice.to
+    send = turns(battery.STEPS, 2, 1, 0).send[:, 0]
+    shifts = (to[send, 0, 1] - to[send, 0, 0]) % 4
+    np.testing.assert_array_equal(shifts, np.resize([1, 2], len(shifts)))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"strategy.graph": "push"}, "strategy.graph = 'push': must be another with"),
+        ({"strategy.compression": "sign"}, "strategy.compression: must be '' with"),
+        ({"strategy.gossip.compression": "sign"}, "strategy.compression: must be '' with"),
+        ({"strategy.fragments": 2}, "strategy.fragments: must be 1 with"),
+        ({"strategy.inner_state": "averaged"}, "strategy.inner_state: must be 'kept' with"),
+        ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "cluster.presence: must be 0 with"),
+        ({"parallel.api": "overlap"}, "exchanges otherwise than by sums"),
+        ({"strategy.name": "daso+gossip"}, "daso and gossip both say what nodes exchange"),
+        ({"strategy.name": "diloco+slowmo"}, "diloco and slowmo both say what nodes exchange"),
+        ({"strategy.name": "sparseloco+gossip"}, "both say what nodes exchange"),
+    ],
+)
+def test_what_cannot_be_is_refused(config, values, said):
+    with pytest.raises(ConfigError, match=said):
+        check(as_experiment(config({"strategy.name": "diloco+gossip", **values})))
+
+
+def test_a_graph_is_data_of_one_program():
+    one, other = (
+        battery.config_of("diloco+gossip", {"strategy.graph": graph})
+        for graph in ("ring", "complete")
+    )
+    assert battery.program.make(one, 5, 1) is battery.program.make(other, 5, 1)
+    assert jnp.ndim(timeline({}).choice.to) == 3

@@ -1,0 +1,88 @@
+"""SparseLoCo: against float64, as top-k with error feedback, and what its errors are worth."""
+
+import numpy as np
+import pytest
+
+from optdyn.experiment import ConfigError
+from optdyn.methods.mix.averaging_clock import turns
+from optdyn.train.checks import check
+from tests.methods import nodes
+from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
+from tests.methods.test_compression import LEVELS, parts, rounded
+from tests.methods.test_outer import sent_and_seconds
+from tests.values import as_experiment
+
+SHARE, BETA, A = 0.25, 0.9, 0.7
+KEYS = {"compression_share": SHARE, "compression_block": 5}
+
+
+def ran(beta=BETA, a=A, period=4, **keys):
+    numbers = {"error_decay": beta, "outer_learning_rate": a}
+    outer = {name: np.full(STEPS, value, np.float32) for name, value in numbers.items()}
+    line = turns(STEPS, period, 1, 0)._replace(outer=outer)
+    made = nodes.sparseloco(nodes.inner(), KEYS | keys)
+    return nodes.ran(made, nodes.events(line, RATE, 0.6))
+
+
+def reference(bits):
+    """(STEPS, NODES, P) in float64, by its equations, and the errors in the end."""
+    every, theta, e = nodes.HeavyBall(), np.float64(START), [np.zeros(nodes.P)] * NODES
+    send, history = turns(STEPS, 4, 1, 0).send[:, 0], []
+
+    def kept(part):
+        largest, sent = np.argsort(-np.abs(part))[: -(-len(part) // 4)], np.zeros(len(part))
+        levels = LEVELS["top_k of 2 bits"] if bits == 2 else None
+        sent[largest] = part[largest] if levels is None else rounded(levels, part[largest])
+        return sent
+
+    for t in range(STEPS):
+        every.step(t)
+        if send[t]:
+            e = [BETA * own + theta - x for own, x in zip(e, every.x, strict=True)]
+            s = [np.concatenate([kept(part) for part in parts(v)]) for v in e]
+            e = [v - sent for v, sent in zip(e, s, strict=True)]
+            theta = theta - A * sum(s) / NODES
+            every.x = [theta] * NODES
+        history.append(list(every.x))
+    return np.array(history), np.array(e)
+
+
+@pytest.mark.parametrize("bits", [32, 2])
+def test_it_is_what_its_equations_say(bits):
+    states, _ = ran(compression_bits=bits)
+    ((errors, _),), (x, e) = states.errors, reference(bits)
+    # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
+    np.testing.assert_allclose(flattened(states.params), x, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(-flattened(errors)[-1], e, rtol=0, atol=1e-5)  # of x - theta
+
+
+def test_without_decay_rate_and_bits_it_is_top_k_with_error_feedback():
+    one, sent = ran(beta=1.0, a=1.0)
+    keys = KEYS | {"compression": "top_k"}
+    events = nodes.events(turns(STEPS, 4, 1, 0), RATE, 0.6)
+    other, as_many = nodes.ran(nodes.averaging(nodes.inner(), keys), events)
+    np.testing.assert_allclose(flattened(one.params), flattened(other.params), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(sent, as_many)
+    assert np.abs(flattened(ran()[0].params) - flattened(other.params)).max() > 1e-2
+
+
+@pytest.mark.parametrize("bits", [2, 32])
+def test_the_clock_counts_its_bytes(bits):
+    """Two nodes: a ring of two takes as long as a message."""
+    sent, took, _ = sent_and_seconds("sparseloco", {"strategy.compression_bits": bits})
+    assert sent.sum() > 0
+    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"strategy.compression": "sign"}, "of sparseloco = 'sign': must be one of '', 'top_k'"),
+        ({"strategy.error_decay": 1.5}, "error_decay = 1.5: must be from 0 to 1"),
+        ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "cluster.presence: 'sparseloco' does"),
+        ({"parallel.api": "overlap"}, "sends the largest numbers of an array only"),
+    ],
+)
+def test_what_cannot_be_is_refused(config, values, said):
+    with pytest.raises(ConfigError, match=said):
+        check(as_experiment(config({"strategy.name": "sparseloco", **values})))

@@ -1,0 +1,280 @@
+"""Pipelines that are never flushed, against layers of NumPy that keep every version."""
+
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optdyn import core, optimizers
+from optdyn import methods as strategies
+from optdyn.clock import pipeline
+from optdyn.experiment import ConfigError
+from optdyn.methods import Event
+from optdyn.methods.read.stale_pipeline import KINDS, StalePipeline, delays, reading
+from optdyn.train import program, trainer
+from optdyn.train.checks import check
+from tests.values import as_experiment
+
+STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
+BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")
+SIZES = (5, 6, 4, 5, 3)
+RUN = {
+    "strategy.name": "stale_pipeline",
+    "cluster.nodes": STAGES,
+    "cluster.service": "constant",
+    "model.name": "mlp",
+    "model.hidden": SIZES[1:-1],
+    "batch_size": BATCH,
+    "steps": STEPS,
+    "strategy.micro_batches": 3,
+}
+RNG = np.random.default_rng(0)
+BATCHES = {
+    "x": RNG.normal(size=(STEPS, BATCH, SIZES[0])).astype(np.float32),
+    "label": RNG.integers(0, SIZES[-1], (STEPS, BATCH), dtype=np.int32),
+}
+START = [(RNG.normal(0, 0.7, (a, b)), RNG.normal(0, 0.1, b)) for a, b in pairwise(SIZES)]
+PARAMS = {
+    name: {"Dense_0": {"kernel": jnp.asarray(w, jnp.float32), "bias": jnp.asarray(b, jnp.float32)}}
+    for name, (w, b) in zip(BLOCKS, START, strict=True)
+}
+
+
+def line_of(chosen, problem):
+    batch = jax.tree.map(lambda leaf: leaf[0], BATCHES)
+    network = strategies.Network(problem, PARAMS, batch)
+    return chosen.timeline(steps_per_epoch=10, update_bytes=0, network=network)
+
+
+def events_of(line, momentum=MU):
+    hyper = {"learning_rate": RATE, "momentum": momentum}
+    hyper = {name: np.full(len(line.seconds), v, np.float32) for name, v in hyper.items()}
+    return Event(line.choice, hyper, line.staleness)
+
+
+def trained(config, kind, momentum=MU, chain=(), **values):
+    """Parameters after each update, leaves (STEPS, ...)."""
+    chosen = as_experiment(config(RUN | {"strategy.pipeline": kind} | values))
+    check(chosen)
+    problem, methods = program.problem_of(chosen, SIZES[-1]), chosen.methods
+    line = line_of(chosen, problem)
+    sgd = optimizers.optimizer("sgd", ("learning_rate", "momentum"), {}, chain)
+    strategy = strategies.compose(methods, problem, sgd, line.slots, None)
+
+    @jax.jit
+    def whole(params, events, batches):
+        def body(state, inputs):
+            state, _ = strategy.step(state, *inputs)
+            return state, state.params
+
+        return jax.lax.scan(body, strategy.init(params), (events, batches))[1]
+
+    return jax.device_get(whole(PARAMS, events_of(line, momentum), BATCHES))
+
+
+def gradients(old, new, x, label):
+    """Of the mean cross entropy, [(W, b)]: activations of `old`, derivatives of `new`."""
+    hs, zs, h = [], [], x
+    for j, ((w, b), (w_new, b_new)) in enumerate(zip(old, new, strict=True)):
+        hs.append(h)
+        zs.append(h @ w_new + b_new)
+        z = h @ w + b
+        h = np.maximum(z, 0) if j < len(old) - 1 else z
+    p = np.exp(h - h.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    delta, grads = (p - np.eye(h.shape[1])[label]) / len(x), []
+    for j in reversed(range(len(old))):
+        if j < len(old) - 1:
+            delta = delta * (zs[j] > 0)
+        grads.insert(0, (hs[j].T @ delta, delta.sum(0)))
+        delta = delta @ new[j][0].T
+    return grads
+
+
+def reference(kind, factor=lambda tau: 1.0):
+    """Float64; block j is in stage 0, 1, 2, 2, and version v of it is versions[v][j]."""
+    tau = [1, 1, 1, 1] if kind == "2bw" else [2, 1, 0, 0]
+    versions, v = [START], [(0 * w, 0 * b) for w, b in START]
+    for t in range(STEPS):
+        late = [min(d, t) for d in tau]
+        old = [versions[t - d][j] for j, d in enumerate(late)]
+        if kind == "predict":
+            before = [versions[max(t - d - 1, 0)][j] for j, d in enumerate(late)]
+            c = [sum(MU**i for i in range(1, d + 1)) for d in late]
+            old = [
+                tuple(x + cj * (x - y) for x, y in zip(a, b, strict=True))
+                for a, b, cj in zip(old, before, c, strict=True)
+            ]
+        new = versions[t] if kind == "no_stash" else old
+        x = BATCHES["x"][t].astype(np.float64)
+        grads = gradients(old, new, x, BATCHES["label"][t])
+        v = [
+            tuple(factor(d) * g + MU * u for g, u in zip(gs, us, strict=True))
+            for gs, us, d in zip(grads, v, late, strict=True)
+        ]
+        versions.append(
+            [
+                tuple(x - RATE * u for x, u in zip(xs, us, strict=True))
+                for xs, us in zip(versions[t], v, strict=True)
+            ]
+        )
+    return versions[1:]
+
+
+def assert_close(found, expected):
+    for name, each in zip(BLOCKS, zip(*expected, strict=True), strict=True):
+        kernels, biases = (np.array(leaves) for leaves in zip(*each, strict=True))
+        # Float32 against float64 over 12 updates of numbers about 1.
+        np.testing.assert_allclose(found[name]["Dense_0"]["kernel"], kernels, atol=2e-5)
+        np.testing.assert_allclose(found[name]["Dense_0"]["bias"], biases, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_stage_computes_with_the_parameters_of_its_age(config, kind):
+    found = trained(config, kind)
+    assert_close(found, reference(kind))
+    for other in set(KINDS) - {kind}:
+        kernels = [x[1][0] for x in reference(other)]
+        assert np.abs(found["hidden1"]["Dense_0"]["kernel"] - kernels).max() > 1e-3
+
+
+def test_a_stage_has_a_rate_of_its_own(config):
+    """PipeMare's gamma / tau^{1 - t/T}, here with T far away."""
+    chain = [("staleness_rate", {"law": "annealed", "updates": 10**9})]
+    assert_close(trained(config, "stash", chain=chain), reference("stash", lambda d: 1 / max(d, 1)))
+
+
+def test_no_momentum_is_no_prediction(config):
+    one, other = (trained(config, kind, momentum=0.0) for kind in ("predict", "stash"))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
+    """Gradients are given, and 0 from update 5 on; what is seen takes the place of the loss."""
+    chosen = as_experiment(config(RUN | {"strategy.pipeline": "predict"}))
+    problem = program.problem_of(chosen, SIZES[-1])
+    line, servers = line_of(chosen, problem), StalePipeline().servers(problem)
+
+    def given(params, event, batch):
+        seen = jax.tree.map(jnp.add, params, event.choice.ahead)
+        return seen, jax.tree.map(lambda leaf: batch * jnp.ones_like(leaf), params)
+
+    sgd = core.by_block(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
+    strategy = reading(given, sgd, "predict", line.slots, servers)
+
+    def body(state, inputs):
+        after, info = strategy.step(state, *inputs)
+        return after, (state.params, info["loss"])
+
+    force = jnp.where(jnp.arange(STEPS) < 5, RNG.normal(size=STEPS), 0).astype(jnp.float32)
+    _, (x, seen) = jax.lax.scan(body, strategy.init(PARAMS), (events_of(line, 0.8), force))
+    quiet = 5 + line.staleness.max()  # from there on all gradients since the read are 0
+    jax.tree.map(
+        # A sum of geometric terms in float32.
+        lambda a, b: np.testing.assert_allclose(a[quiet:], b[quiet:], atol=1e-6),
+        *(x, seen),
+    )
+    moved = x["hidden0"]["Dense_0"]["bias"]
+    assert np.abs(np.diff(moved, axis=0)[quiet:]).max() > 1e-3
+
+
+def test_2bw_is_asynchronous_with_two_groups_that_take_turns(config, mnist, tmp_path):
+    """To the bit, the first update included."""
+    values = mnist | {"model.hidden": (8, 8), "cluster.service": "constant", "cluster.nodes": 2}
+    runs = {"stale_pipeline": {"strategy.pipeline": "2bw"}, "asynchronous": {"strategy.groups": 2}}
+    asked = {name: config(values | {"strategy.name": name} | own) for name, own in runs.items()}
+    every = [trainer.train(as_experiment(asked[name]), tmp_path / name) for name in asked]
+    for key in ("parameters_crc32", "test_loss"):
+        assert every[0][key] == every[1][key]
+
+
+def test_delays():
+    """The last block is in the last stage, and stages differ by one block at most."""
+    assert delays("stash", 1, 4).tolist() == [0, 0, 0, 0] == delays("2bw", 1, 4).tolist()
+    assert delays("stash", 4, 9).tolist() == [3, 3, 2, 2, 1, 1, 0, 0, 0]
+    assert delays("no_stash", 3, 6).tolist() == [2, 1, 1, 0, 0, 0]
+    assert delays("2bw", 3, 6).tolist() == [1] * 6
+
+
+def clock(transfer, updates=400, stages=4, parts=1):
+    """Seconds of updates on stages of unlike work, and that work."""
+    rng = np.random.default_rng(stages)
+    forward, backward = rng.uniform(0.5, 1.5, (2, stages))
+    made = pipeline.one_f_one_b(forward / parts, backward / parts, transfer, parts * updates, 1)
+    first = (made.kind == pipeline.BACKWARD) & (made.stage == 0)
+    return made.end[first].reshape(-1, parts)[:, -1], forward, backward
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+def test_an_update_takes_as_long_as_the_slowest_stage(parts):
+    """After the first, which goes all the way there and back, and before the last few."""
+    seconds, forward, backward = clock(0.0, parts=parts)
+    every = forward + backward
+    if parts == 1:  # no sooner than alone, no later than if all stages were as slow as the slowest
+        assert every.sum() <= seconds[0] <= 4 * every.max()
+    between = np.diff(seconds)[4:-8]
+    np.testing.assert_allclose(between, every.max(), rtol=1e-9)  # float64
+
+
+def test_long_ways_are_not_hidden():
+    """S updates are under way at once, and each has to go there and back."""
+    seconds, forward, backward = clock(10.0)
+    trip = (forward + backward).sum() + 2 * 3 * 10.0
+    mean = (seconds[-9] - seconds[9]) / (len(seconds) - 18)
+    assert mean == pytest.approx(trip / 4, rel=0.02)  # not all at equal intervals
+
+
+def test_the_clock_of_a_run_begins_that_of_a_longer_one(config):
+    """Also where it ends; faster than GPipe on as many micro-batches, which is flushed."""
+    seconds = {}
+    for kind, steps in (("stash", STEPS), ("stash", 30), ("2bw", STEPS), ("2bw", 30)):
+        chosen = as_experiment(config(RUN | {"strategy.pipeline": kind, "steps": steps}))
+        seconds[kind, steps] = line_of(chosen, program.problem_of(chosen, SIZES[-1])).seconds
+    for kind in ("stash", "2bw"):
+        np.testing.assert_array_equal(seconds[kind, STEPS], seconds[kind, 30][:STEPS])
+    values = RUN | {"strategy.name": "local", "strategy.variant": "backprop", "steps": 30}
+    flushed = as_experiment(config(values))
+    flushed = line_of(flushed, program.problem_of(flushed, SIZES[-1])).seconds
+    assert seconds["2bw", 30][0] == pytest.approx(flushed[0], rel=0.5)
+    assert seconds["2bw", 30][-1] < flushed[-1]
+
+
+def test_a_run_resumes_and_the_meter_reads_it(config, mnist, tmp_path):
+    """With NAdamW of a large beta1, a cure for asynchronous pipelines, and with a chain."""
+    values = mnist | {key: RUN[key] for key in ("strategy.name", "cluster.service")}
+    values |= {"model.hidden": (8, 8), "cluster.nodes": 2, "batch_size": 4, "steps": 120}
+    values |= {"optimizer.name": "nadamw", "optimizer.momentum": 0.0, "optimizer.options.b1": 0.99}
+    values |= {"optimizer.learning_rate": 0.003, "optimizer.chain": ("delay_compensation",)}
+    values |= {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
+    whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")
+    trainer.train(as_experiment(config(values | {"steps": 60})), tmp_path / "parts")
+    parts = trainer.train(as_experiment(config(values)), tmp_path / "parts")
+    assert parts["parameters_crc32"] == whole["parameters_crc32"]
+    assert whole["train_loss"] < 1.5 and whole["communicated_bytes"] == 2 * 4 * 8 * 4
+    assert "implicit_momentum" in (tmp_path / "parts" / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"strategy.pipeline": "nosuch"}, "pipeline = 'nosuch': must be one of 'stash', '2bw'"),
+        ({"cluster.nodes": 4}, "nodes = 4: stages of a pipeline, must be from 1 to the model's 3"),
+        ({"parallel.api": "jit"}, "runs unlike programs on its stages, which only 'shard_map' can"),
+        ({"strategy.pipeline": "2bw", "strategy.micro_batches": 2}, "micro_batches = 2: must be"),
+        ({"cluster.devices_per_node": 4}, "batch_size = 6: must be a multiple of 4"),
+        (
+            {"strategy.pipeline": "predict", "optimizer.name": "adam", "optimizer.momentum": 0.0},
+            "name = 'adam': 'predict' is of heavy ball",
+        ),
+        ({"cluster.service": "exponential"}, "service = 'exponential': must be one of 'constant'"),
+        ({"strategy.name": "daso+stale_pipeline"}, "stale_pipeline cuts one model over the nodes"),
+        ({"strategy.name": "local+stale_pipeline"}, "both say how a gradient is taken"),
+        ({"parallel.accumulation": 2}, "takes gradients in a way of its own"),
+    ],
+)
+def test_what_cannot_be_is_one_line(config, values, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        check(as_experiment(config(RUN | values)))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,78 @@
+"""Workers with parameters of their own on least squares, and the same in float64."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optdyn import core
+from optdyn.experiment import default
+from optdyn.methods import Event
+from optdyn.methods.metered import metered
+from tests.methods.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
+from tests.values import as_experiment
+
+WORKERS, MOMENTUM = 3, 0.6
+ALL = slice(0, len(BATCHES["targets"][0]))  # an update has the whole batch
+# Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 32 updates.
+CLOSE = {"rtol": 0, "atol": 2e-5}
+
+
+def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **values):
+    """The timeline of a method; memoryless arrivals unless the cluster's `values` say else."""
+    config = default()
+    config.batch_size, config.steps, config.cluster.nodes = 12, steps, groups
+    config.strategy.name, config.strategy.groups = name, groups
+    config.cluster.service, config.cluster.seconds_per_example = "exponential", 1 / 12
+    config.update_from_flattened_dict(values)
+    return as_experiment(config).timeline(
+        steps_per_epoch=1, update_bytes=update_bytes, network=network
+    )
+
+
+def events_of(line, rate=RATE, momentum=MOMENTUM):
+    hyper = {"learning_rate": jnp.full(STEPS, rate), "momentum": jnp.full(STEPS, momentum)}
+    return Event(jax.tree.map(jnp.asarray, line.choice), hyper, line.staleness)
+
+
+def made(make, groups=WORKERS, optimizer=SGD, meter=False):
+    """`make(gradient, update, groups)` on the least squares."""
+    gradient, update = core.whole(loss), core.together(optimizer)
+    if meter:
+        one = lambda gradient, update: make(gradient, update, groups)  # noqa: E731
+        return metered(one, gradient, update, shared=False)
+    return make(gradient, update, groups)
+
+
+@partial(jax.jit, static_argnums=0)
+def ran(strategy, events, batches=BATCHES, state=None):
+    """(STEPS, ...) states after every update and what updates say."""
+
+    def body(state, inputs):
+        state, info = strategy.step(state, *inputs)
+        return state, (state, info)
+
+    return jax.lax.scan(body, state or strategy.init(tree(START)), (events, batches))[1]
+
+
+def reference(line, rule, rate=RATE, momentum=MOMENTUM):
+    """(STEPS, WORKERS, P) parameters of the workers and (STEPS, P) what is evaluated, in float64.
+
+    `rule(now, i, t, step)` changes `now`: x, read and v (a row a worker), and what it sets itself;
+    `step()` is heavy ball of worker i along the gradient at what it has read.
+    """
+    rows = len(np.unique(line.worker))
+    start = [np.float64(START)] * rows
+    now = SimpleNamespace(x=list(start), read=list(start), v=[np.zeros(len(START))] * rows)
+    now.shown, history = np.float64(START), []
+    for t, i in enumerate(line.worker):
+
+        def step(i=i, t=t):
+            now.v[i] = momentum * now.v[i] + gradient(now.read[i], t, ALL)
+            return -np.float64(np.float32(rate)) * now.v[i]
+
+        rule(now, i, t, step)
+        history.append((list(now.x), now.shown))
+    return tuple(np.array(leaf) for leaf in zip(*history, strict=True))

@@ -1,0 +1,222 @@
+"""The fit of implicit momentum, against asynchronous SGD simulated in NumPy."""
+
+import json
+
+import numpy as np
+import pytest
+
+from optdyn.momentum.lags import equivalent_momentum, geometric_distance
+from optdyn.report import implicit_momentum
+from optdyn.report.implicit_momentum import AnalysisError, fit, fit_workdir, theory
+from tests.report.simulation import config, deviation, expectation, heavy_ball, simulate
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, -0.3])
+@pytest.mark.parametrize("groups", [2, 4, 16])
+def test_exact_expectations_obey_the_lag_polynomial(groups, mu):
+    """Without sampling noise the fit must return phi and eta of the theory to rounding."""
+    d, g = expectation(16, groups, 0.3, mu)
+    expected = theory(config(groups, mu=mu))
+    result = fit(d, g, lags=len(expected.phi), bootstrap=20)
+    # Rounding of 1e-16 times a condition number below 1e6.
+    np.testing.assert_allclose(result.phi, expected.phi, atol=1e-9)
+    np.testing.assert_allclose(result.eta, expected.eta, atol=1e-9)
+    total = equivalent_momentum(np.array(expected.phi), np.array(expected.eta))
+    assert abs(result.momentum - total) < 1e-8
+    assert result.ok and result.instrument_strength > 1e6
+
+
+@pytest.mark.parametrize("groups", [2, 4, 8, 16])
+def test_noiseless_asynchrony_begets_momentum(groups):
+    d, g = simulate(np.random.default_rng(groups), 1000, 8 + groups, groups, 0.5)
+    result = fit(d, g, bootstrap=200)
+    low, high = result.momentum_interval
+    # Four standard errors: one of 16,000 draws would miss.
+    assert deviation(result.momentum, (low, high), 1 - 1 / groups) < 4
+    assert deviation(result.learning_rate, result.learning_rate_interval, 0.5 / groups) < 4
+    assert high - low < 0.08  # half the distance from g = 8 to g = 4
+
+
+def test_least_squares_is_biased_and_instruments_are_not():
+    d, g = simulate(np.random.default_rng(0), 100, 24, 8, 0.3, noise=0.5, size=32)
+    result = fit(d, g, bootstrap=300)
+    low, high = result.momentum_interval
+    assert low < 0.875 < high
+    # Noise in the regressors pulls least squares to 0, beyond what the interval allows.
+    assert result.least_squares_momentum < low - (high - low)
+    assert deviation(result.learning_rate, result.learning_rate_interval, 0.3 / 8) < 4
+
+
+@pytest.mark.parametrize("mu", [0.9, 0.6, -0.3])
+def test_synchronous_heavy_ball_is_recovered(mu):
+    d, g = simulate(np.random.default_rng(1), 200, 24, 1, 0.2, noise=0.1, mu=mu)
+    result = fit(d, g, bootstrap=200)
+    assert deviation(result.momentum, result.momentum_interval, mu) < 4
+    assert deviation(result.learning_rate, result.learning_rate_interval, 0.2) < 4
+    assert np.diff(result.momentum_interval) < 0.1
+
+
+@pytest.mark.parametrize("mu", [0.5, -0.3])
+def test_explicit_momentum_gives_two_lags(mu):
+    d, g = simulate(np.random.default_rng(2), 400, 12, 4, 0.3, noise=0.1, mu=mu)
+    result = fit(d, g, lags=2, bootstrap=200)
+    for value, interval, truth in zip(
+        result.phi, result.phi_interval, (mu + 0.75, -mu * 0.75), strict=True
+    ):
+        assert deviation(value, interval, truth) < 4
+    # Mean lags add up: mu / (1 - mu) + (g - 1).
+    mean = mu / (1 - mu) + 3
+    assert deviation(result.momentum, result.momentum_interval, mean / (1 + mean)) < 4
+    assert result.geometric_distance > 0.02  # two lags are not one
+
+
+def test_constant_service_is_a_spike_and_no_momentum():
+    """Round robin of g applies each gradient g - 1 updates late, and nothing else."""
+    d, g = simulate(np.random.default_rng(3), 400, 30, 4, 0.3, noise=0.05, service="constant")
+    expected = theory(config(4, service="constant"))
+    assert expected == ((), (0.0, 0.0, 0.0, 0.3))
+    result = fit(d, g, lags=0, gradient_lags=3, bootstrap=200)
+    assert result.ok
+    for value, interval, truth in zip(result.eta, result.eta_interval, expected.eta, strict=True):
+        assert deviation(value, interval, truth) < 4
+    # Total variation of a spike at 3 from the geometric law of mean 3: 1 - (1/4) (3/4)^3.
+    spike = geometric_distance(np.zeros(0), np.array(expected.eta))
+    assert spike == pytest.approx(1 - 0.75**3 / 4)
+    # Within what errors of a few percent of alpha in each of the terms add up to.
+    assert result.geometric_distance == pytest.approx(spike, abs=0.15)
+    assert result.momentum == pytest.approx(0.75, abs=0.02)
+
+
+SYNC = simulate(np.random.default_rng(8), 40, 20, 1, 0.1, noise=0.5)
+ONE = np.broadcast_to(0.9 ** np.arange(20)[:, None], (4, 20, 1))  # plain SGD, one coordinate
+DIVERGED = np.where(np.arange(40)[:, None, None] == 3, np.inf, SYNC[0])
+
+
+@pytest.mark.parametrize(
+    ("d", "g", "reason"),
+    [
+        (np.zeros_like(SYNC[0]), SYNC[1], "no excitation"),
+        (SYNC[0], np.zeros_like(SYNC[1]), "no excitation"),
+        (-0.1 * ONE, ONE, "collinear"),
+        (*SYNC, "weak instruments"),
+        (SYNC[0][:3], SYNC[1][:3], "too few replicas"),
+        (SYNC[0][:, :1], SYNC[1][:, :1], "too few updates"),
+        (DIVERGED, SYNC[1], "1 of 40 trajectories are not finite"),
+        (SYNC[0], DIVERGED, "1 of 40 trajectories are not finite"),
+    ],
+)
+def test_ill_posed_fits_are_refused(d, g, reason):
+    result = fit(d, g, bootstrap=100)
+    assert not result.ok and reason in result.reason
+    numbers = (*result.phi, *result.eta, result.momentum, result.learning_rate)
+    assert np.isnan([*numbers, *result.momentum_interval, result.geometric_distance]).all()
+
+
+def test_arguments_that_make_no_fit_raise():
+    d, g = SYNC
+    with pytest.raises(AnalysisError, match="must both be"):
+        fit(d, g[:, 1:])
+    with pytest.raises(AnalysisError, match="at least"):
+        fit(d, g, lags=-1)
+
+
+def workdir(folder, groups=4, mu=0.0, service="exponential", **extra):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(11)
+    d, g = simulate(rng, 300, 16, groups, 0.3, noise=0.05, mu=mu, service=service)
+    (folder / "config.json").write_text(json.dumps(config(groups, mu=mu, service=service)))
+    arrays = {"displacements": d, "gradients": g, **extra}
+    np.savez(folder / "trajectories.npz", **{k: v.astype(np.float32) for k, v in arrays.items()})
+    return folder
+
+
+def command(capsys, *arguments):
+    """(exit code, standard output, error)."""
+    capsys.readouterr()
+    try:
+        code = implicit_momentum.main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    return code, *capsys.readouterr()
+
+
+def test_workdir_is_fitted_with_the_terms_of_its_theory(tmp_path):
+    rng, momenta = np.random.default_rng(12), np.array([0.5, 0.7, 0.9])
+    runs = np.stack([heavy_ball(rng, 50, 16, 0.3 * (1 - m), m, 0.05, 8, 0.3) for m in momenta])
+    one = workdir(tmp_path / "one", matching_momenta=momenta, matching_displacements=runs)
+    result = fit_workdir(one, bootstrap=100)
+    assert result == json.loads((one / "implicit_momentum.json").read_text())
+    assert sorted(p.name for p in one.iterdir()) == [
+        "config.json",
+        "implicit_momentum.json",
+        "trajectories.npz",
+    ]
+    assert result["theory_phi"] == [0.75] and result["theory_learning_rate"] == 0.075
+    low, high = result["momentum_interval"]
+    assert result["momentum_covers"] == result["phi_covers"][0] == (low <= 0.75 <= high)
+    assert result["matching"]["momentum"] == pytest.approx(0.75, abs=0.1)  # half the spacing
+    assert fit_workdir(one, bootstrap=100) == result  # seeded
+    assert fit_workdir(one, bootstrap=100, steps=10)["steps"] == 10
+
+    two = fit_workdir(workdir(tmp_path / "two", mu=0.5), bootstrap=100)
+    assert two["lags"] == 2 and len(two["phi_covers"]) == 2
+    single = fit_workdir(tmp_path / "two", lags=1, bootstrap=100)
+    assert single["phi_covers"] is None  # one lag holds no two
+
+    three = fit_workdir(workdir(tmp_path / "three", 2, service="constant"), bootstrap=100)
+    assert (three["lags"], three["gradient_lags"]) == (0, 1)
+    assert three["theory_eta"] == [0.0, 0.3] and three["theory_momentum"] == 0.5
+
+
+def test_command_on_a_sweep(tmp_path, capsys):
+    for groups in (2, 16):
+        workdir(tmp_path / "points" / f"g{groups}", groups)
+    few = workdir(tmp_path / "points" / "g3", 3)
+    with np.load(few / "trajectories.npz") as file:
+        np.savez(few / "trajectories.npz", **{k: v[:2] for k, v in file.items()})
+    code, printed, error = command(capsys, f"--workdir={tmp_path}", "--bootstrap=100")
+    assert code == 0, error
+    header, *rows = printed.strip().split("\n")
+    assert "theory" in header and "least squares" in header
+    assert [row.split()[0] for row in rows] == ["g2", "g3", "g16"]
+    assert "too few replicas" in rows[1]
+    for groups in (2, 3, 16):
+        folder = tmp_path / "points" / f"g{groups}"
+        result = json.loads((folder / "implicit_momentum.json").read_text())
+        assert result["ok"] == (groups != 3) and result["theory_momentum"] == 1 - 1 / groups
+        assert (result["momentum"] is None) == (groups == 3)
+
+
+def test_input_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, capsys):
+    code, printed, error = command(capsys, f"--workdir={tmp_path / 'nowhere'}")
+    assert code == 2 and not printed
+    assert error == f"error: {tmp_path / 'nowhere'}: no such folder\n"
+    code, printed, error = command(capsys, f"--workdir={tmp_path}")
+    assert code == 2 and not printed
+    assert f"error: {tmp_path}: no trajectories.npz and no sketches.npy" in error
+    code, printed, error = command(capsys, f"--workdir={tmp_path}", "--steps=-1")
+    assert code == 2 and error == "error: --steps must not be negative\n"
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "missing", "config", "keys"])
+def test_damaged_workdirs_are_named(tmp_path, damage):
+    folder = workdir(tmp_path / "run")
+    file, settings_file = folder / "trajectories.npz", folder / "config.json"
+    whole = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(whole[: len(whole) // 2])
+    elif damage == "text":
+        file.write_text("no archive")
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "missing":
+        np.savez(file, displacements=np.zeros((4, 5, 6)))
+    elif damage == "config":
+        settings_file.write_text("{")
+    else:
+        settings_file.write_text('{"strategy": {"name": "sync"}}')
+    with pytest.raises(AnalysisError) as caught:
+        fit_workdir(folder)
+    named = settings_file if damage in ("config", "keys") else file
+    assert str(named) in str(caught.value) and "\n" not in str(caught.value)
+    assert not (folder / "implicit_momentum.json").exists()

@@ -1,0 +1,121 @@
+"""The seconds behind the time that DASO saves: limits, a hand-worked run, a trained one."""
+
+import json
+import math
+import re
+
+import pytest
+
+from optdyn.experiment import usual
+from optdyn.report import tables
+from optdyn.report.network import GIGABIT, Recorded, recorded, seconds
+from optdyn.report.tables import TableError
+from optdyn.train.trainer import train
+from tests.values import as_experiment
+
+LOSSES = [1.0] * 3
+
+
+@pytest.fixture
+def run():
+    """4 epochs of 10 updates by 4 nodes of one device, 1 second each, of a model of 1 Gb."""
+    config = usual().with_(
+        {
+            "steps": 40,
+            "batch_size": 4,
+            "strategy.name": "daso",
+            "strategy.warmup_epochs": 1,
+            "strategy.cooldown_epochs": 1,
+            "cluster.nodes": 4,
+            "cluster.service": "constant",
+            "cluster.seconds_per_example": 1.0,
+        }
+    )
+    return Recorded(config, 10, 1e9 / 8, LOSSES)
+
+
+def test_hand_worked(run):
+    """At 10 Gb/s a ring of 4 takes 2 x 3 messages of 1/4 Gb, 0.15 s, hidden by the next batch."""
+    table = seconds(run, [10.0])
+    # Two epochs block 10 times, two at B = 4 in their last batch only.
+    expected = {"synchronous": 40 * 1.15, "daso": 40 + (2 * 10 + 2) * 0.15}
+    for name, value in expected.items():
+        assert table[name][0] == pytest.approx(value)  # rounding of a sum of 40
+    assert table["saved"][0] == pytest.approx(1 - expected["daso"] / expected["synchronous"])
+
+
+def test_a_slow_network_saves_what_is_not_sent(run):
+    """Transfers of 1,500,000 s: computing, 1 s a batch, is less than 1e-6 of it."""
+    # 20 in blocking epochs; in the others at batches 0, 4 and the last: 8 would arrive with it.
+    assert seconds(run, [1e-6])["saved"][0] == pytest.approx(1 - (20 + 2 * 3) / 40, abs=1e-6)
+
+
+def test_nothing_to_save(run):
+    """A free network, and a run that blocks throughout: a device a node has none to hand to."""
+    assert seconds(run, [math.inf])["saved"][0] == 0
+    blocking = run._replace(config=run.config.with_({"strategy.warmup_epochs": 4}))
+    # Both sum the same 40 terms, epoch by epoch and at once.
+    assert seconds(blocking, [1.0])["saved"][0] == pytest.approx(0, abs=1e-12)
+
+
+def test_only_the_time_of_a_transfer_counts(run):
+    """Ten times the bytes at ten times the bandwidth is the same."""
+    large = run._replace(update_bytes=10 * run.update_bytes)
+    one, other = seconds(run, [5.0]), seconds(large, [50.0])
+    assert other["saved"][0] == pytest.approx(one["saved"][0])  # rounding
+
+
+def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
+    """Epochs, size and phases are read off the workdir: at its own bandwidth the clock agrees."""
+    values = {
+        "steps": 38,  # ends inside an epoch
+        "log_every": 3,  # log points inside epochs, too
+        "checkpoint_every": 0,
+        "data.train_examples": 33,  # 8 batches of 4, one example left over
+        "strategy.name": "daso",
+        "strategy.warmup_epochs": 1,
+        "strategy.cooldown_epochs": 1,
+        "strategy.patience": 0,
+        "strategy.threshold": 0.9,
+        "cluster.nodes": 2,
+        "cluster.devices_per_node": 2,
+        "cluster.seconds_per_example": 1e-7,  # less than a transfer
+        "cluster.bandwidth": 0.5 * GIGABIT,
+        "cluster.local_bandwidth": 1e8,
+    }
+    summary = train(as_experiment(config(values)), tmp_path)
+    run = recorded(tables.points(tmp_path)[0], tmp_path)
+    assert run.steps_per_epoch == 8 and len(run.epoch_losses) == 4
+    assert seconds(run, [0.5])["daso"][0] == summary["simulated_seconds"]
+
+    # A model a thousand times larger, on devices a thousand times slower.
+    slower = run.config.with_({"cluster.seconds_per_example": 1e-4})
+    large = seconds(run._replace(config=slower, update_bytes=1000 * run.update_bytes), [5.0])
+    for name in ("synchronous", "daso"):  # everything takes 1000 times as long, but for rounding
+        assert large[name][0] == pytest.approx(1000 * seconds(run, [5.0])[name][0])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"cluster.bandwidths": ((1e5, 1e5), (1e5, 1e5))}, "cluster.bandwidths must be ()"),
+        ({"log_every": 7}, "the log has no update 8"),
+    ],
+)
+def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, values, said):
+    daso = {"strategy.name": "daso", "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
+    daso |= {"cluster.nodes": 2, "steps": 24, "data.train_examples": 33}
+    train(as_experiment(config(daso)), tmp_path)
+    text = (tmp_path / "config.json").read_text()
+    made = json.loads(text)
+    for key, value in values.items():
+        *outer, last = key.split(".")
+        part = made[outer[0]] if outer else made
+        part[last] = value
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    if "log_every" in values:
+        rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        kept = [row for row in rows if json.loads(row)["step"] in (0, 24)]
+        (tmp_path / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    with pytest.raises(TableError, match=re.escape(said)):
+        recorded(tables.points(tmp_path)[0], tmp_path)

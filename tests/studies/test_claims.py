@@ -1,0 +1,59 @@
+"""The table of all questions, and the page that is made of it."""
+
+import re
+
+import pytest
+
+from analysis.studies import _page
+from optdyn.evidence.claim import WORDS
+
+QUESTIONS = _page.read()["question"]
+FIELDS = {
+    "asked": list,
+    "question": str,
+    "verdict": str,
+    "answer": str,
+    "n": int,
+    "not_said": str,
+    "source": str,
+    "commit": str,
+    "command": str,
+}
+STUDIES = {
+    "implicit_momentum",
+    "keeping_momentum",
+    "merged_servers",
+    "waiting",
+    "barrier_waste",
+    "local_text",
+    "local_vision",
+    "predicted_penalty",
+    "groups_between",
+    "predicted_groups",
+    "daso_saves",
+    "local_generalizes",
+    "automatic_speedup",
+    "planner_speeds_up",
+}
+
+
+def test_the_page_is_what_its_script_makes():
+    assert _page.PAGE.read_text() == _page.page(_page.read())
+
+
+def test_every_claim_is_asked_in_one_row():
+    assert sorted(n for row in QUESTIONS for n in row["asked"]) == list(range(1, 70))
+
+
+@pytest.mark.parametrize("row", QUESTIONS, ids=lambda row: str(row["asked"][-1]))
+def test_a_row_is_whole(row):
+    assert {key: type(value) for key, value in row.items() if key != "study"} == FIELDS
+    assert all(row[key] for key in FIELDS)
+    assert row["asked"] == sorted(row["asked"])  # the last one answers
+    assert row["verdict"] in WORDS
+    assert re.fullmatch(r"[0-9a-f]{7}", row["commit"])
+    assert re.match(r"optdyn papers --workdir=\S+ --only=\w+ --seed=\d+", row["command"])
+
+
+def test_fourteen_rows_have_their_code_here():
+    assert sorted(row["study"] for row in QUESTIONS if "study" in row) == sorted(STUDIES)

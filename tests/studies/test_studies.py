@@ -1,0 +1,111 @@
+"""The studies of `analysis/studies/`: each is whole, can run, and its record has its verdict."""
+
+import json
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from analysis.studies import (
+    _groups,
+    _local,
+    automatic_speedup,
+    barrier_waste,
+    contest,
+    daso_saves,
+    merged_servers,
+    planner_speeds_up,
+    predicted_penalty,
+    waiting,
+)
+from optdyn.cli import papers
+from optdyn.evidence.claim import Claim
+from optdyn.evidence.contest import infinite, table
+from optdyn.train.checks import check
+
+STUDIES = Path(__file__).parents[2] / papers.STUDIES
+RECORDS = STUDIES / "records"
+NUMBERS = [1, 3, 12, 21, 25, 26, 27, 28, 32, 33, 35, 36, 41, 44]
+NAMES = papers.names(STUDIES)
+
+
+def record(name):
+    """With infinity where its JSON file has null."""
+    return infinite(json.loads((RECORDS / f"{name}.json").read_text()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_record_has_the_verdict_of_its_figures(name):
+    module, shipped = papers.load(name, STUDIES), record(name)
+    found = module.verdict(shipped["result"])
+    assert (found.word, found.by) == (shipped["verdict"], shipped["by"])
+    assert isinstance(module.CLAIM, Claim) and module.__doc__
+    for part, text in module.CLAIM._asdict().items():
+        assert shipped[part] == text and str(text).strip()
+    figure = Figure()
+    module.picture(shipped["result"], figure)
+    assert figure.axes
+
+
+def test_the_fourteen_are_there_in_order_and_the_contest_is_no_claim():
+    assert [papers.load(name, STUDIES).CLAIM.number for name in NAMES] == NUMBERS
+    assert contest.CLAIM is None
+
+
+def test_no_record_names_files_of_the_commit_that_judged():
+    every = [json.loads(path.read_text()) for path in RECORDS.glob("*.json")]
+    assert len(every) == len(NAMES) + 8
+    assert all("files" not in each and each["commit"] and each["seeds"] for each in every)
+
+
+def test_the_contests_table_has_every_arm_on_every_network():
+    said = table(record("contest")["result"])
+    for name in contest.ARMS:
+        for network in contest.NETWORKS:
+            assert said.count(f"| {name} | {network} |") == len(contest.LOSSES)
+
+
+def test_those_that_take_hours_are_run_where_they_are_named(tmp_path):
+    assert papers.usual(STUDIES) == [
+        "implicit_momentum",
+        "keeping_momentum",
+        "merged_servers",
+        "barrier_waste",
+    ]
+    study = papers.study_of(tmp_path, "full", 3, "waiting", STUDIES)
+    assert (study.choose, study.report) == (tuple(range(3500, 3504)), tuple(range(3000, 3020)))
+
+
+def test_every_arm_can_run():
+    for groups, merged in ((1, False), (4, False), (16, True)):
+        check(merged_servers.config(groups, merged, "small"))
+    for method in ("sync", "daso"):
+        check(daso_saves.config(method, "small"))
+    for own in barrier_waste.SHARES.values():
+        check(barrier_waste.config("small", 0.05, **own))
+    for task in _local.TASKS:
+        for variant in _local.VARIANTS:
+            check(_local.config(task, variant, "small"))
+    for cluster in _groups.CLUSTERS:
+        check(_groups.config_of(cluster, 4, 8))
+    for case in automatic_speedup.CASES.values():
+        for mode in automatic_speedup.MODES:
+            check(automatic_speedup.of_mode(case, mode))
+    check(planner_speeds_up.config_of(8))
+
+
+@pytest.mark.parametrize("law", waiting.LAWS)
+def test_every_arm_takes_gradients_of_as_many_examples(law):
+    for name in waiting.arms():
+        config = waiting.config_of(law, name)
+        check(config)
+        parts = config.strategy.keys["arrivals"] if waiting.waits(name) else 1
+        assert config.batch_size == waiting.EXAMPLES * parts
+
+
+@pytest.mark.parametrize("scale", predicted_penalty.SEEDS)
+def test_cells_are_of_several_groups(scale):
+    every = predicted_penalty.cells(scale)
+    assert all(cell.groups > 1 for cell in every) and len(set(every)) == len(every)
+    for cell in every:
+        check(predicted_penalty.config_of(cell))

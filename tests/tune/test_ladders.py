@@ -1,0 +1,151 @@
+"""Any method and optimizer on ladders: what is searched, and that the least seconds are found."""
+
+import math
+from typing import NamedTuple
+
+import pytest
+
+from analysis.studies import _problems as problems
+from optdyn.evidence.arms import MOMENTUM, RATE, STEP, point
+from optdyn.evidence.trial import Curve
+from optdyn.experiment import ConfigError
+from optdyn.tune import ladders
+
+TARGET = 0.25
+
+
+def config(name, optimizer="sgd", **keys):
+    base = problems.network("mlp", 64).with_(steps=3200)
+    strategy = {"strategy.name": name, "tune.target": TARGET, "cluster.nodes": 4}
+    own = {f"strategy.{key}": value for key, value in keys.items()}
+    return base.with_({**strategy, "optimizer.name": optimizer, **own})
+
+
+class Known(NamedTuple):
+    """A study whose runs take a known number of updates and of seconds."""
+
+    taken: object  # config -> (updates, seconds an update)
+    choose: tuple[int, ...] = (500, 501)
+    report: tuple[int, ...] = (0, 1, 2)
+
+    def trials(self, jobs):
+        return [self._curve(job) for job in jobs]
+
+    def _curve(self, job):
+        updates, each = self.taken(job.config)
+        limit = job.most / each if job.clock == "seconds" else job.most
+        ended = min(updates, limit, job.config.steps)
+        loss = TARGET if ended == updates else 1 + updates / 1e6
+        return Curve([0, ended], [0.0, ended * each], [2.3, loss], "ended", {})
+
+
+def away(value, best):
+    return math.log2(value / best) ** 2
+
+
+def test_the_period_of_least_seconds_is_found_with_adam():
+    """More updates with a longer period, and fewer seconds each: seconds decide."""
+
+    def taken(config):
+        of, optimizer = config.methods, config.optimizer
+        period, outer, mu = of.get("period", 0), of.get("outer_learning_rate", 0), 0.8
+        off = away(optimizer.learning_rate, 2**-7) + away(outer, 1.0) + away(period, 32) / 4
+        off += 20 * (of.get("outer_momentum", 0) - mu) ** 2
+        return 100 * 1.3**off * period**0.1, period**-0.1
+
+    one = config("diloco", "adam", period=4, outer_momentum=0.3)
+    found = ladders.searched(Known(taken), one, TARGET)
+    assert found["setting"] == pytest.approx(
+        {
+            RATE: 2**-7,
+            "strategy.period": 32,
+            "strategy.outer_learning_rate": 1.0,
+            "strategy.outer_momentum": 0.8,
+        }
+    )
+    assert found["interior"] and found["seconds"] == pytest.approx([100] * 3)
+    assert found["updates"] == pytest.approx([100 * 32**0.1] * 3)
+
+
+def test_a_ladder_that_has_an_end_stays_there():
+    """Every exchange pays: the period is 1, which nothing is below."""
+
+    def taken(config):
+        off = away(config.optimizer.learning_rate, 2**-7)
+        return 100 * 1.3**off * config.methods.get("period", 0), 1.0
+
+    found = ladders.searched(Known(taken), config("model_averaging", "adam", period=8), TARGET)
+    assert found["setting"]["strategy.period"] == 1 and found["interior"]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "keys", "wanted"),
+    [
+        ("sync", "sgd", {}, [STEP, MOMENTUM]),
+        ("sync", "adam", {}, [RATE]),
+        ("gossip", "adam", {}, [RATE]),
+        ("slowmo", "adam", {}, [RATE, "period", "slow_learning_rate", "slow_momentum"]),
+        (
+            "model_averaging",
+            "sgd",
+            {"compression": "top_k"},
+            [STEP, MOMENTUM, "period", "compression_share"],
+        ),
+        (
+            "model_averaging",
+            "adam",
+            {"compression": "powersgd"},
+            [RATE, "period", "compression_rank"],
+        ),
+        ("model_averaging", "adam", {"compression": "sign"}, [RATE, "period"]),
+        (
+            "sparseloco",
+            "adam",
+            {},
+            [RATE, "period", "outer_learning_rate", "error_decay", "compression_share"],
+        ),
+        ("eager", "adam", {}, [RATE, "period", "outer_learning_rate", "outer_momentum"]),
+    ],
+)
+def test_what_is_searched_is_what_the_method_and_the_optimizer_have(name, optimizer, keys, wanted):
+    found = ladders.ladders(config(name, optimizer, **keys))
+    assert list(found) == [
+        key if "." in key or key == STEP else f"strategy.{key}" for key in wanted
+    ]
+
+
+def test_a_search_needs_a_learning_rate_to_start_from():
+    with pytest.raises(ConfigError, match="learning_rate = 0: the search starts from it"):
+        ladders.ladders(config("sync").with_({"optimizer.learning_rate": 0.0}))
+
+
+def test_every_rung_is_a_value_that_the_config_takes():
+    """Far from the start on every ladder, by itself."""
+    for name, keys in (
+        ("diloco", {"period": 16, "fragments": 4, "delay": 2, "compression": "top_k"}),
+        ("slowmo", {}),
+        ("sparseloco", {}),
+    ):
+        one = config(name, **keys)
+        arm = ladders.arm(one)
+        for moved in arm.ladders:
+            for by in (-12, -3, 0, 3, 6):
+                rungs = [arm.start[key] + by * (key == moved) for key in arm.ladders]
+                one.with_(point(arm, rungs)).methods  # noqa: B018  it checks them
+
+
+def test_the_search_starts_where_the_config_stands():
+    one = config("diloco", period=16, outer_learning_rate=0.5, outer_momentum=0.9)
+    one = one.with_({"optimizer.learning_rate": 0.05, "optimizer.momentum": 0.8})
+    arm = ladders.arm(one)
+    values = point(arm, list(arm.start.values()))
+    assert values["strategy.period"] == 16 and values[MOMENTUM] == 0.8
+    assert values["strategy.outer_momentum"] == 0.9
+    # Powers of 2 of the long-run step: within half a rung of what the config has.
+    assert values[RATE] == pytest.approx(0.05, rel=math.sqrt(2) - 1)
+
+
+def test_what_has_no_constant_rate_is_refused():
+    one = config("diloco", "adam").with_({"optimizer.schedule": "cosine"})
+    with pytest.raises(ConfigError, match="constant while tuned"):
+        ladders.ladders(one)

@@ -1,0 +1,90 @@
+"""`config.model.lowering = 'measured'`: what is measured, and when it is not measured again."""
+
+import json
+
+import jax
+import pytest
+
+from optdyn.base.errors import ConfigError
+from optdyn.base.files import read_json
+from optdyn.experiment import default
+from optdyn.plan import lowered
+from optdyn.problem.models.convolution import LOWERINGS
+from optdyn.train.checks import check
+from tests.values import as_experiment
+
+
+def config_of(**model):
+    config = default()
+    config.batch_size = 8
+    config.plan.rounds = 3
+    config.data.train_examples = 64
+    config.model.update({"name": "cnn", "channels": (2, 3), "hidden": (4,), **model})
+    config.model.lowering = "measured"
+    return config
+
+
+def test_one_lowering_that_serves_for_every_convolution(tmp_path):
+    config = config_of()
+    config.model.lowering = lowered.resolved(
+        as_experiment(config), tmp_path / "kept.json", tmp_path
+    )
+    names = config.model.lowering.split(",")
+    assert len(names) == 2 and set(names) <= set(LOWERINGS) - {"winograd"}  # kernels of 5 x 5
+    check(as_experiment(config))
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Configs that were measured, of which every one is said to want other lowerings."""
+    configs = []
+
+    def fastest(config):
+        configs.append(config)
+        return f"choice {len(configs)}"
+
+    monkeypatch.setattr(lowered, "fastest", fastest)
+    return configs
+
+
+def test_measured_once_for_a_model_a_mini_batch_and_a_machine(tmp_path, measured, monkeypatch):
+    kept = tmp_path / "new" / "kept.json"
+
+    def asked(config):
+        return lowered.resolved(as_experiment(config), kept, tmp_path)
+
+    assert asked(config_of()) == asked(config_of()) == "choice 1"
+    steps = config_of()
+    steps.steps, steps.optimizer.learning_rate, steps.strategy.name = 7, 0.3, "asynchronous"
+    assert asked(steps) == "choice 1"
+    assert asked(config_of(channels=(2, 4))) == "choice 2"
+    larger = config_of()
+    larger.batch_size = 16
+    assert asked(larger) == "choice 3"
+    larger.parallel.accumulation = 2
+    assert asked(larger) == "choice 1"  # gradients of 8 again
+    monkeypatch.setattr(jax, "__version__", "another")
+    assert asked(config_of()) == "choice 4"
+    assert len(read_json(kept)) == 4
+
+
+def test_a_workdir_keeps_its_lowerings_whatever_is_measured_since(tmp_path, measured):
+    config, kept = config_of(), tmp_path / "kept.json"
+    held = json.loads(config.to_json_best_effort())
+    held["model"]["lowering"] = "fft,gemm"
+    (tmp_path / "config.json").write_text(json.dumps(held))
+    assert lowered.resolved(as_experiment(config), kept, tmp_path) == "fft,gemm"
+    assert lowered.resolved(as_experiment(config_of(hidden=(5,))), kept, tmp_path) == "choice 1"
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, measured):
+    (tmp_path / "file").write_text("")
+    assert (
+        lowered.resolved(as_experiment(config_of()), tmp_path / "file" / "kept.json", tmp_path)
+        == "choice 1"
+    )
+
+
+def test_it_is_for_commands_only():
+    with pytest.raises(ConfigError, match=r"'measured': must be of .*with a command"):
+        check(as_experiment(config_of()))

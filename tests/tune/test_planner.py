@@ -1,0 +1,323 @@
+"""The planner: its integer program against enumeration, the lemmas against what they promise."""
+
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from optdyn.plan import planner
+from optdyn.plan.planner import Interval, PlanError, Row
+
+SHAPES = tuple(product(range(1, 7), range(1, 5)))  # layers, algorithms
+KIB, GIB = 2**10, 2**30
+
+
+def enumerated(times, memory):
+    """Seconds and bytes of every choice, (algorithms ** layers,)."""
+    every = np.array(list(product(range(times.shape[1]), repeat=len(times))))
+    layers = np.arange(len(times))
+    return times[layers, every].sum(axis=1), memory[layers, every].sum(axis=1)
+
+
+def of(table, chosen):
+    return table[np.arange(len(table)), chosen].sum()
+
+
+def check(times, memory, bound):
+    """Optimal if anything is feasible, an error that says what would be if nothing is."""
+    all_times, all_memory = enumerated(times, memory)
+    possible = np.isfinite(all_times) & np.isfinite(all_memory)
+    feasible = possible & (all_memory <= bound)
+    if not possible.any():
+        with pytest.raises(PlanError, match="has no algorithm of finite"):
+            planner.algorithms(times, memory, bound)
+        assert planner.least_memory(times, memory) == math.inf
+    elif not feasible.any():
+        least = all_memory[possible].min()
+        with pytest.raises(PlanError, match=f"at least {least:.0f}$"):
+            planner.algorithms(times, memory, bound)
+        check(times, memory, least)
+    else:
+        chosen = planner.algorithms(times, memory, bound)
+        assert chosen.shape == (len(times),)
+        assert of(memory, chosen) <= bound
+        # HiGHS stops within 1e-9 of the largest difference of times, and its simplex leaves costs
+        # of 1e-10 of it at each of at most 24 variables.
+        apart = np.ptp(times[np.isfinite(times)])
+        # The sums are of at most 6 terms, each rounded to 2^-53 of the sum.
+        rounding = 6 * 2**-53 * of(times, chosen)
+        assert abs(of(times, chosen) - all_times[feasible].min()) <= 4e-9 * apart + rounding
+
+
+def bounds(times, memory):
+    """Nothing, all that can matter at the ends, and what some choice needs and a byte less."""
+    all_times, all_memory = enumerated(times, memory)
+    sums = np.unique(all_memory[np.isfinite(all_times) & np.isfinite(all_memory)])
+    middle = sums[[0, len(sums) // 3, len(sums) // 2, -1]] if len(sums) else np.zeros(0)
+    return [0.0, math.inf, *middle, *(middle - 1)]
+
+
+@pytest.mark.parametrize(("layers", "choices"), SHAPES)
+def test_every_shape(layers, choices):
+    """Times without ties and with many, bytes of both scales, with and without what is missing."""
+    rng = np.random.default_rng((layers, choices))
+    shape = (layers, choices)
+    for times in (rng.uniform(1e-4, 1e-2, shape), rng.integers(0, 3, shape).astype(float)):
+        for top in (4, 1000):
+            memory = rng.integers(0, top, shape).astype(float)
+            absent = np.where(rng.random(shape) < 0.25, np.inf, times)
+            for seconds in (times, absent):
+                for bound in bounds(seconds, memory):
+                    check(seconds, memory, bound)
+
+
+def test_every_table_of_two_layers():
+    """All tables of 2 x 2 with times 1, 2 or none, and with memory 0, 1 or 2, at bounds 0 to 4."""
+    tables = [np.reshape(t, (2, 2)) for t in product((1.0, 2.0, math.inf), repeat=4)]
+    usages = [np.reshape(m, (2, 2)) for m in product((0.0, 1.0, 2.0), repeat=4)]
+    # 17 has no factor in common with the 81 of either or the 5 bounds: every one of them appears.
+    for number, (times, memory) in enumerate(product(tables, usages)):
+        if number % 17 == 0:
+            check(times, memory, float(number % 5))
+
+
+@st.composite
+def programs(draw):
+    layers, choices = draw(st.sampled_from(SHAPES))
+
+    def table(entries):
+        row = st.lists(entries, min_size=choices, max_size=choices)
+        return np.array(draw(st.lists(row, min_size=layers, max_size=layers)), float)
+
+    seconds = st.floats(1e-6, 1.0) | st.sampled_from((0.0, 0.5, math.inf))
+    bytes_ = st.integers(0, 2**15 // 6) | st.sampled_from((0, 512, math.inf))
+    return table(seconds), table(bytes_), draw(st.integers(-1, 2**15))
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_any_program(program):
+    check(*program)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from((0, 1)))
+def test_gigabytes(seed, less):
+    """Bytes of a GPU, and a bound that a choice just meets or just misses, are kept exactly."""
+    rng = np.random.default_rng(seed)
+    times, memory = rng.uniform(1e-4, 1e-2, (5, 3)), rng.integers(0, GIB, (5, 3)).astype(float)
+    all_times, all_memory = enumerated(times, memory)
+    bound = np.sort(all_memory)[rng.integers(1, 3**5)] - less
+    chosen = planner.algorithms(times, memory, bound)
+    assert of(memory, chosen) <= bound
+    # Out of reach is at most a unit a layer, 2^-15 of slack each; rounding and HiGHS as in `check`.
+    reach = bound - 5 * 2**-15 * (bound - all_memory.min())
+    best = all_times[all_memory <= reach].min()
+    assert of(times, chosen) <= best + 4e-9 * np.ptp(times) + 6 * 2**-53 * best
+
+
+def test_many_layers():
+    """Against dynamic programming: the least time of the layers so far, by bytes at most."""
+    rng = np.random.default_rng(0)
+    memory = rng.integers(0, 64, (40, 4))
+    times = 1 - memory / 64 + 0.01 * rng.random((40, 4))  # a byte's worth is nearly the same: hard
+    least = np.zeros(40 * 64)
+    for seconds, needed in zip(times, memory, strict=True):
+        shifted = (np.r_[np.full(m, np.inf), least[: len(least) - m]] for m in needed)
+        least = np.min(seconds[:, None] + np.array([*shifted]), axis=0)
+    for bound in range(600, 1400, 50):
+        best = of(times, planner.algorithms(times, memory, bound))
+        assert best == pytest.approx(least[bound], abs=1e-8)  # HiGHS as in `check`, of 160 costs
+
+
+def test_equal_layers():
+    """One byte short of half the layers fast, where all choices of nine tie."""
+    times, memory = np.tile([2.0, 1.0], (20, 1)), np.tile([0.0, GIB], (20, 1))
+    assert of(times, planner.algorithms(times, memory, 10 * GIB)) == 30
+    assert of(times, planner.algorithms(times, memory, 10 * GIB - 1)) == 31
+
+
+def test_limits():
+    """Unbounded, or with just the bytes for it, the fastest; at the least memory what needs it."""
+    rng = np.random.default_rng(0)
+    times, memory = rng.uniform(1, 2, (20, 4)), rng.integers(1, GIB, (20, 4)).astype(float)
+    least = planner.least_memory(times, memory)
+    assert least == memory.min(axis=1).sum()
+    fastest = times.argmin(axis=1)
+    for bound in (math.inf, of(memory, fastest)):
+        np.testing.assert_array_equal(planner.algorithms(times, memory, bound), fastest)
+    np.testing.assert_array_equal(planner.algorithms(times, memory, least), memory.argmin(axis=1))
+    with pytest.raises(PlanError, match=f"at least {least:.0f}$"):
+        planner.algorithms(times, memory, least - 1)
+
+
+def as_many_examples(batch):
+    """Updates where the noise scale is infinite."""
+    return 1 / batch
+
+
+def test_batches():
+    """A GPU where more examples at once are faster, until there is room for slow algorithms only.
+
+    One layer: GEMM takes b ms and no workspace; FFT 1 + b / 4 ms and 1 KiB an example. With 2 KiB
+    an example of feature maps, of 100 KiB, 33 examples leave FFT its workspace, 50 fit at all.
+    """
+    rows = planner.batches(
+        (16, 48, 32, 64),
+        lambda b: [[1e-3 * b, 1e-3 + 0.25e-3 * b]],
+        lambda b: [[0, b * KIB]],
+        lambda b: (100 - 2 * b) * KIB,
+    )
+    assert [row.batch for row in rows] == [16, 48, 32, 64]
+    assert [row.feasible for row in rows] == [True, True, True, False]
+    assert [row.chosen for row in rows] == [(1,), (0,), (1,), ()]
+    best = planner.soonest(rows, as_many_examples)
+    assert best.batch == 32 and best.seconds == pytest.approx(9e-3, 1e-15)
+    assert rows[3].seconds == math.inf
+
+
+def test_batches_of_equal_throughput():
+    """The smallest of the equally fast, and a mini-batch that no algorithm can run is left out."""
+    rows = planner.batches(
+        (4, 2, 8), lambda b: [[b if b < 8 else math.inf]], lambda b: [[0]], lambda b: math.inf
+    )
+    assert planner.soonest(rows, as_many_examples).batch == 2
+    assert [row.feasible for row in rows] == [True, True, False]
+
+
+def test_soonest():
+    """As many updates whatever the mini-batch: the fastest update; what does not fit never wins."""
+    rows = [Row(8, True, 3.0), Row(4, True, 2.0), Row(16, True, 5.0), Row(2)]
+    assert planner.soonest(rows, lambda b: 1).batch == 4
+    assert planner.soonest(rows, as_many_examples).batch == 16
+    assert planner.soonest(rows, {8: 1, 4: 2, 16: 1, 2: 0}.get).batch == 8
+
+
+def test_a_gain_above_the_noise_pays():
+    """Twice as fast with 5 % of noise; no faster with any; little faster in much or in none."""
+    rng = np.random.default_rng(0)
+    own, noise = np.exp(rng.normal(0, 0.3, 20)), np.exp(rng.normal(0, 0.05, 20))
+    made = planner.gain(2 * own, own * noise)  # a slow round is slow for both
+    assert made.low < 2 < made.high and planner.pays(made)
+    assert not planner.pays(planner.gain(own, own * noise))
+    assert not planner.pays(planner.gain(own, own))
+    assert not planner.pays(planner.gain([1.05, 0.9, 1.2], [1.0, 1.0, 1.0]))
+    assert planner.pays(planner.gain([1.05, 1.06, 1.05], [1.0, 1.0, 1.0]))
+
+
+def test_the_interval_of_a_gain():
+    """It holds the true gain with 90 %: of 2,000 sets of rounds."""
+    ratios = 1.1 * np.exp(np.random.default_rng(0).normal(0, 0.2, (2000, 5)))
+    made = np.array([planner.gain(row, np.ones(5)) for row in ratios])
+    inside = (made[:, 1] <= 1.1) & (made[:, 2] >= 1.1)
+    assert abs(inside.mean() - 0.9) < 0.027  # four standard errors
+
+
+ALPHAS = st.fractions(Fraction(1, 1000), 1)
+GPUS = st.integers(2, 4096)
+
+
+@given(ALPHAS, GPUS)
+def test_lemma_1_inverse(alpha, g):
+    """G GPUs have efficiency alpha with R_O = (1 - alpha) / (alpha G - 1). All is rational."""
+    assume(alpha * g > 1)
+    overhead = (1 - alpha) / (alpha * g - 1)
+    assert planner.efficiency(overhead, g) == alpha
+    assert planner.speedup(overhead, g) == alpha * g
+    assert planner.gpus(overhead, alpha, 5000) == (5000 if alpha == 1 else g)
+
+
+@given(st.fractions(0, 100), st.integers(1, 4096), st.fractions(Fraction(1, 1000), 1))
+def test_lemma_1_monotone(overhead, g, more):
+    """More GPUs are faster but less efficient, more overhead is neither; all stay in bounds."""
+    assert 1 <= planner.speedup(overhead, g) < planner.speedup(overhead, g + 1)
+    assert planner.efficiency(overhead, g + 1) <= planner.efficiency(overhead, g) <= 1
+    assert planner.speedup(overhead + more, g) <= planner.speedup(overhead, g) <= g
+    assert planner.speedup(overhead, g) * overhead < overhead + 1  # that of infinitely many
+
+
+def test_lemma_1_amdahl():
+    """Overhead that is not divided and computation that is, with a unit of computation."""
+    for overhead, g in product((Fraction(0), Fraction(1, 10), Fraction(3)), (1, 2, 7)):
+        alone, together = 1 + overhead, Fraction(1, g) + overhead
+        assert planner.speedup(overhead, g) == alone / together
+    assert [planner.speedup(0.0, g) for g in (1, 8, 100)] == [1, 8, 100]
+
+
+@given(st.floats(0, 10), st.floats(0.01, 1), st.integers(1, 300))
+def test_gpus_is_the_largest(overhead, alpha, most):
+    efficient = [g for g in range(1, most + 1) if planner.efficiency(overhead, g) >= alpha]
+    assert planner.gpus(overhead, alpha, most) == max(efficient)
+
+
+@given(st.integers(1, 2**40), st.integers(1, 1000), st.floats(1e6, 1e12), st.floats(1e-4, 1e3))
+def test_lemma_2(s_p, n_w, b_ps, t_c):
+    """Communication is hidden with that many servers, and with one fewer it is not. Exact."""
+    n = planner.parameter_servers(s_p, n_w, b_ps, t_c)
+    moved, each = 2 * Fraction(s_p) * n_w, Fraction(b_ps)
+    assert n >= 1 and moved / (n * each) <= Fraction(t_c)
+    assert n == 1 or moved / ((n - 1) * each) > Fraction(t_c)
+
+
+def test_lemma_2_exact_multiple():
+    """An exact multiple needs no other server, and there is at least one."""
+    assert planner.parameter_servers(150, 4, 100, 4) == 3
+    assert planner.parameter_servers(1, 1, 1e12, 1e3) == 1
+
+
+def test_time_to_train_known():
+    """What is certain only scales; a factor 8 and a factor 16 either way are a factor 2^5."""
+    scaled = planner.time_to_train(Interval(10, 5, 40), Interval(2, 2, 2))
+    both = planner.time_to_train(Interval(8, 1, 64), Interval(16, 1, 256))
+    # Logarithms up to 6 and their inverse, each rounded.
+    assert scaled == pytest.approx((20, 10, 80), rel=1e-14)
+    assert both == pytest.approx((128, 128 / 2**5, 128 * 2**5), rel=1e-14)
+
+
+def test_time_to_train_sampled():
+    """Independent lognormal factors given by their 5th and 95th percentile keep that level."""
+    rng = np.random.default_rng(0)
+    n, z = 200_000, 1.6448536269514722  # the 95th percentile of a standard normal
+    updates, seconds = (
+        Interval(m, m * math.exp(-z * s), m * math.exp(z * s)) for m, s in ((1e4, 0.3), (0.05, 0.5))
+    )
+    first, second = rng.standard_normal((2, n))
+    sampled = 1e4 * np.exp(0.3 * first) * 0.05 * np.exp(0.5 * second)
+    _, low, high = planner.time_to_train(updates, seconds)
+    # Shares of n samples have standard errors below 0.0005: four of them.
+    assert abs((sampled < low).mean() - 0.05) < 0.002
+    assert abs((sampled > high).mean() - 0.05) < 0.002
+
+
+def batched(candidates, seconds, needed):
+    return planner.batches(candidates, lambda b: [[seconds]], lambda b: [[needed]], lambda b: 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: planner.algorithms([1.0], [1.0], 1), r"both \(layers, algorithms\)"),
+        (lambda: planner.algorithms([[-1.0]], [[1.0]], 1), "at least 0, or inf"),
+        (lambda: planner.algorithms([[1.0]], [[math.nan]], 1), "at least 0, or inf"),
+        (lambda: planner.algorithms([[1.0]], [[1.0]], math.nan), "M_bound is nan bytes"),
+        (lambda: planner.efficiency(-0.1, 2), "R_O is -0.1: should be at least 0"),
+        (lambda: planner.speedup(0.1, 0), "G is 0: should be at least 1"),
+        (lambda: planner.gpus(0.1, 0, 8), "target_alpha is 0: should be above 0, and at most 1"),
+        (lambda: planner.parameter_servers(1, 1, 0, 1), "B_ps is 0: should be above 0"),
+        (lambda: planner.parameter_servers(1, 1, 1, math.inf), "T_C is inf: should be above 0"),
+        (lambda: planner.time_to_train((2, 3, 4), (1, 1, 1)), "updates: 0 < low 3 <= median 2"),
+        (lambda: planner.interval([1.0]), "1 samples: an interval takes two or more"),
+        (lambda: planner.interval([1.0, math.inf]), "above 0 and finite"),
+        (lambda: batched((2, 4), 1.0, 3), r"no mini-batch fits, of \[2, 4\]"),
+        (lambda: batched((0,), 1.0, 0), "batch is 0: should be at least 1"),
+        (lambda: batched((2,), 0.0, 0), "seconds is 0.0: should be above 0"),
+    ],
+)
+def test_impossible(call, message):
+    with pytest.raises(PlanError, match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
