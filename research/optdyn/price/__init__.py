@@ -1,0 +1,1 @@
+"""Seconds of methods on a cluster, without training."""

@@ -1,1 +1,1 @@
-"""Hardware efficiency and plans: how many groups, devices, servers and examples a batch."""
+"""Groups, momentum and learning rate, chosen while training."""
