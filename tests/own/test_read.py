@@ -11,8 +11,6 @@ from optdyn import methods
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
 from optdyn.cli import app, price, show, train
-from optdyn.evidence import raw
-from optdyn.evidence.study import TRIALS
 from optdyn.experiment import default, read, to_json
 from optdyn.momentum.lags import groups_of
 from optdyn.problem import own_code
@@ -216,17 +214,6 @@ def test_penalties_of_a_strangers_method_are_refused(folder, there):
     with pytest.raises(TableError, match=r"among those of --methods") as caught:
         penalties.measured([sweep(folder / "theirs", arms)], TARGET)
     assert "\n" not in str(caught.value) and not there()
-
-
-def test_trials_of_a_strangers_code_are_kept_and_run_none_of_it(folder, there):
-    """They are curves: a claim finds them where it asks for that name and that code itself."""
-    curve = {"updates": [0, 1], "seconds": [0.0, 1.0], "losses": [2.0, 1.0], "met": [0.0, 1.0]}
-    line = {"id": "1", "config": NAMED, "target": 1.0, "clock": "updates", "most": 1.0}
-    line |= {**curve, "status": "reached", "test": {}, "code": f"theirs.py {'0' * 12}"}
-    (folder / TRIALS).write_text(json.dumps(line) + "\n")
-    raw.ship(folder, folder / "theirs.parquet")
-    assert raw.unpack(folder / "theirs.parquet", folder / "mine").trials == 1
-    assert not there()
 
 
 def test_what_this_process_has_used_itself_is_known_to_its_pages(folder):

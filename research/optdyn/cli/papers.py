@@ -11,9 +11,6 @@ on: trials that ended are remembered.
 `--claims=FOLDER` judges the claims of your own that are files there. Their rules and files are
 written into `FOLDER/claims.lock` before the run, and what differs from it later is listed
 (`evidence/lock.py`).
-
-`--ship=FILE` writes all that a workdir remembers as one Parquet file, and ends. `--trials=FILE,...`
-begins with what such files have, so that what was run on another machine is not run again.
 """
 
 import importlib
@@ -39,7 +36,7 @@ from optdyn.base.hold import held, writable
 from optdyn.base.progress import say
 from optdyn.base.streams import tell
 from optdyn.cli import app, interruptible
-from optdyn.evidence import lock, raw
+from optdyn.evidence import lock
 from optdyn.evidence.claim import WORDS, Claim, Verdict
 from optdyn.evidence.study import Study
 from optdyn.report import figures, scoreboard
@@ -216,10 +213,6 @@ def main(_: Sequence[str]) -> int:
         chosen = given.only or usual(folder)
     except InputError as error:
         app.fail(str(error))
-    if given.ship and (given.trials or given.only or given.claims):
-        app.fail("--ship writes what there is, and ends: not with --trials, --only or --claims")
-    if given.ship and not Path(given.workdir).is_dir():
-        app.fail(f"--workdir={given.workdir}: no such folder")
     if every and not chosen:
         app.fail(f"--only is empty, and all claims take hours: {', '.join(every)}; name some")
     if not every:
@@ -232,11 +225,6 @@ def main(_: Sequence[str]) -> int:
         processes.devices()
         writable(Path(given.workdir))
         with held(Path(given.workdir)), writing(), permitted():
-            if given.ship:
-                tell(f"{given.ship}: {raw.ship(Path(given.workdir), Path(given.ship))}")
-                return 0
-            for file in given.trials:
-                say(f"{file}: {raw.unpack(Path(file), Path(given.workdir))}")
             board = run(Path(given.workdir), chosen, given.scale, given.seed, folder)
     except InputError as error:
         app.fail(str(error))
@@ -255,7 +243,5 @@ if __name__ == "__main__":
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
     flags.DEFINE_string("claims", "", "Folder of claims; by default analysis/studies below here.")
-    flags.DEFINE_list("trials", [], "Files of raw results that the workdir is to have.")
-    flags.DEFINE_string("ship", "", "File that the workdir's raw results are written to.")
     flags.mark_flag_as_required("workdir")
     absl_app.run(main, flags_parser=app.parse)

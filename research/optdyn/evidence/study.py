@@ -142,10 +142,6 @@ class Lines:
         if path.exists() and not path.read_text().endswith("\n"):  # torn by a kill
             write(path, "".join(json.dumps(row) + "\n" for row in self._found.values()))
 
-    def every(self) -> list[Json]:
-        """All that it holds, without their keys."""
-        return [self.at(key) for key in self._found]
-
     def at(self, key: str) -> Any:
         found = self._found.get(key)
         return found and {k: v for k, v in found.items() if k != "id"}
