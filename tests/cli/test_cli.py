@@ -247,8 +247,10 @@ def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):
 def test_one_name_is_installed():
     """`optdyn`, with the configs in it as files, whatever else there is in a checkout."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    inside = {"configs": "optdyn/configs"}
-    assert build["targets"] == {"wheel": {"packages": ["research/optdyn"], "force-include": inside}}
+    assert build["targets"]["wheel"]["sources"] == {
+        "research/optdyn": "optdyn",
+        "configs": "optdyn/configs",
+    }
     assert [path.name for path in (ROOT / "research").iterdir()] == ["optdyn"]
 
 
