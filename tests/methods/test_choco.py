@@ -4,17 +4,14 @@ import numpy as np
 import pytest
 
 from optdyn.clock.graphs import each_update, graph
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.choco import choco
 from optdyn.methods.mix.gossip import Neighbours, gossip
 from optdyn.methods.mix.quantized import numbers
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods.nodes import RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
 from tests.methods.test_outer import sent_and_seconds
-from tests.values import as_experiment
 
 COUNT, EACH, MOMENTUM, C = 4, 3, 0.6, 0.4
 RING = graph("ring", COUNT, STEPS, np.random.default_rng(0))
@@ -94,20 +91,3 @@ def test_the_clock_counts_its_bytes(name, bits):
     sent, took, _ = sent_and_seconds("gossip", values)
     np.testing.assert_allclose(took, sent, rtol=1e-9)
     assert sent.min() == sent.max() > 0
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.graph": "random"}, "compressed messages = 'random': must be one of 'ring'"),
-        ({"strategy.compression": "powersgd"}, "of gossip = 'powersgd': must be one of ''"),
-        ({"strategy.gossip_order": "combine"}, "gossip_order = 'combine': must be 'adapt' with"),
-        ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "cluster.presence = 1.0: must be 0"),
-        ({"strategy.name": "diloco+gossip"}, "strategy.compression: must be '' with"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    asked = {"strategy.name": "gossip", "strategy.compression": "top_k", "cluster.nodes": 4}
-    asked |= {"strategy.gossip_order": "adapt"}
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({**asked, **values})))

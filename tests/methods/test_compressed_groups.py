@@ -1,20 +1,16 @@
 """Groups that send compressed gradients: against float64, and where nothing is left out."""
 
 import numpy as np
-import pytest
 
-from optdyn.experiment import ConfigError
 from optdyn.methods import Network
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.quantized import numbers
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.optimizers import optimizer
-from optdyn.train.checks import check
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, gradient, tree
 from tests.methods.test_choco import a_quarter
 from tests.methods.workers import ALL, MOMENTUM, WORKERS, events_of, line_of, ran
-from tests.values import as_experiment
 
 CLIP = (("clip_by_global_norm", {"max_norm": 0.1}),)
 
@@ -72,19 +68,3 @@ def test_the_clock_sends_less_to_the_server_and_all_back():
         line = line_of("asynchronous", 2, update_bytes=56, network=network, **asked)
         took.append(line.seconds[1::2] / np.arange(1, 17) - 1)  # a second of computing
     np.testing.assert_allclose(took, [[112] * 16, [56 + 8 * (3 + 1)] * 16], rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.compression": "powersgd"}, "of asynchronous = 'powersgd': must be one of ''"),
-        ({"strategy.groups": 1}, "of 2 groups at least"),
-        ({"strategy.name": "asynchronous+local"}, "of groups that send whole gradients"),
-        ({"cluster.service": "race"}, "of groups whose times are drawn"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    asked = {"strategy.name": "asynchronous", "strategy.groups": 2, "cluster.nodes": 4}
-    asked |= {"strategy.compression": "top_k"}
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({**asked, **values})))

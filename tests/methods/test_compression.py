@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.messages import Compression, Messages, gathered, over_nodes
@@ -19,7 +18,6 @@ from optdyn.methods.mix.model_averaging import ModelAveraging
 from optdyn.methods.mix.outer import outer
 from optdyn.methods.mix.powersgd import low_rank, powersgd
 from optdyn.methods.mix.quantized import levels, numbers
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import (
@@ -42,7 +40,6 @@ from tests.methods.test_outer import (
     seconds,
     sent_and_seconds,
 )
-from tests.values import as_experiment
 
 KINDS = {name: {"compression": name} for name in compression.NAMES if name} | {
     "E3M0": {"compression_bits": 4},
@@ -384,23 +381,3 @@ def test_compression_owes_what_every_method_owes(monkeypatch, name, owed):
     monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
     for optimizer in battery.OPTIMIZERS if "shapes" in owed.__name__ else (None,):
         owed("diloco", optimizer) if optimizer else owed("diloco")
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        ({"compression": "zip"}, "compression = 'zip': must be one of '', 'bfloat16', 'top_k'"),
-        ({"compression_share": 0.0}, "compression_share = 0.0: must be above 0 and at most 1"),
-        ({"compression_rank": 0}, "compression_rank = 0: must be at least 1"),
-        ({"compression_bits": 9}, "compression_bits = 9: must be from 2 to 8, or 32"),
-        (
-            {"compression_bits": 4, "compression": "sign"},
-            "compression_bits = 4: must be 32 with config.strategy.compression = 'sign'",
-        ),
-        ({"compression_block": 0}, "compression_block = 0: must be at least 1"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(config, values, message):
-    own = {f"strategy.{name}": value for name, value in values.items()}
-    with pytest.raises(ConfigError, match=message):
-        check(as_experiment(config({"strategy.name": "slowmo", **own})))

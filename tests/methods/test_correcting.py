@@ -5,16 +5,13 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.diloco import nesterov
-from optdyn.methods.mix.eager import Eager, eager
-from optdyn.train.checks import check
+from optdyn.methods.mix.eager import eager
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened, tree
 from tests.methods.test_outer import ETA, MU, made, meetings, sent_and_seconds
-from tests.values import as_experiment
 
 DELAY, MOMENTUM = 2, 0.6
 
@@ -121,28 +118,6 @@ def test_an_eager_message_has_a_period_of_time():
     assert took[meets[0]] == 0 and expected > 0
     np.testing.assert_allclose(took[meets[1:]], expected, rtol=1e-9)
     np.testing.assert_allclose(np.delete(took, meets), 0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.merging": "add"}, "merging = 'add': must be one of 'mix', 'correct'"),
-        (
-            {"strategy.merging": "correct", "strategy.mixing": 0.5},
-            "mixing = 0.5: must be 0 with config.strategy.merging = 'correct'",
-        ),
-        (
-            {"strategy.merging": "correct", "parallel.api": "overlap"},
-            "keeps what nodes did meanwhile",
-        ),
-        ({"strategy.name": "eager", "parallel.api": "overlap"}, "exchanges otherwise than by"),
-        ({"strategy.name": "eager+gossip"}, "eager and gossip both say what nodes exchange"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({"strategy.name": "diloco", **values})))
-    assert Eager().why_no_overlap()
 
 
 @pytest.mark.parametrize("owed", ["shapes", "two parts"])

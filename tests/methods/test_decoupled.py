@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from optdyn.clock.syncer import DROPPED, ages, merges, rounds
-from optdyn.experiment import ConfigError
 from optdyn.methods import Network
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.read.decoupled import decoupled
-from optdyn.train.checks import check
 from tests.methods import nodes, workers
 from tests.methods.nodes import BATCHES, EACH, NODES, RATE, START, STEPS, P, flattened
 from tests.methods.workers import ALL, MOMENTUM, events_of, line_of, ran
-from tests.values import as_experiment
 
 LEARNERS, H, ETA, MU = 3, 3, 0.7, 0.9
 PARTS = (slice(0, 12), slice(12, 14))  # the numbers of two fragments
@@ -297,18 +294,3 @@ def test_a_quorum_waits_for_no_straggler():
         for quorum in (3, 4)
     }
     assert most == {3: 20, 4: 0}
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.quorum": 3}, "quorum = 3: must be at most config.strategy.groups = 2, or 0"),
-        ({"strategy.fragments": 9}, "fragments = 9: must be from 1 to config.strategy.period = 8"),
-        ({"strategy.delay": -1}, "delay = -1: must be at least 0"),
-        ({"strategy.grace": -1.0}, "grace = -1.0: must be at least 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    asked = {"strategy.name": "decoupled", "strategy.groups": 2, "cluster.nodes": 2}
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({**asked, **values})))

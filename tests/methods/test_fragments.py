@@ -20,12 +20,10 @@ from optdyn.methods import Event
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.fragments import cut, join
 from optdyn.methods.sync import sync
-from optdyn.train.checks import check
 from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import averaging
 from tests.methods.test_daso import collectives
-from tests.values import as_experiment
 
 NODES, EACH, STEPS = 3, 4, 41  # EACH: examples a node
 RATE, ETA, MU = 0.05, 0.7, 0.9
@@ -259,20 +257,3 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
         said.append(float(info["sent_bytes"]))
     parts = [parameter_bytes(part) for part in cut(run.params, 2)]
     np.testing.assert_array_equal(said, np.asarray(run.events.choice.send) @ parts)
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        ({"fragments": 0}, "config.strategy.fragments = 0: must be from 1 to .*period = 8"),
-        ({"fragments": 9}, "config.strategy.fragments = 9: must be from 1 to .*period = 8"),
-        ({"fragments": 3, "delay": 2}, "config.strategy.delay = 2: must be from 0 to 1, less"),
-        ({"delay": -1}, "config.strategy.delay = -1: must be from 0 to 7, less"),
-        ({"mixing": 1.5}, "config.strategy.mixing = 1.5: must be from 0 to 1"),
-        ({"mixing": float("nan")}, "config.strategy.mixing = nan: must be a number"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(config, values, message):
-    own = {f"strategy.{name}": value for name, value in values.items()}
-    with pytest.raises(ConfigError, match=message):
-        check(as_experiment(config({"strategy.name": "model_averaging", **own})))

@@ -7,16 +7,13 @@ import numpy as np
 import pytest
 
 from optdyn.clock import graphs
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.gasloc import gasloc
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods.nodes import RATE, STEPS, flattened
 from tests.methods.test_outer import CLOSE, meetings, sent_and_seconds
 from tests.methods.test_outer import made as made_of
 from tests.methods.test_over_graph import timeline
-from tests.values import as_experiment
 
 COUNT, PERIOD = 4, 4  # nodes
 ETA, GAMMA = 0.7, 0.8
@@ -135,19 +132,3 @@ def test_who_meets_whom_and_when_is_as_of_all_that_meet_over_a_graph(graph):
     one, other = timeline(values, "gasloc"), timeline(values)
     np.testing.assert_array_equal(one.seconds, other.seconds)
     jax.tree.map(np.testing.assert_array_equal, one.choice._replace(outer=()), other.choice)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.graph": "push"}, "strategy.graph = 'push': must be another with"),
-        ({"strategy.graph": "star"}, "strategy.graph = 'star': must be one of"),
-        ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "does not know of absences"),
-        ({"parallel.api": "overlap"}, "exchanges otherwise than by sums"),
-        ({"strategy.name": "gasloc+gossip"}, "both say what nodes exchange"),
-        ({"strategy.name": "diloco+gasloc"}, "both say what nodes exchange"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({"strategy.name": "gasloc", **values})))

@@ -9,11 +9,9 @@ import optax
 import pytest
 
 from optdyn import methods
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.daso import DASO
 from optdyn.train import program
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import (
@@ -28,7 +26,6 @@ from tests.methods.nodes import (
     slowmo,
     tree,
 )
-from tests.values import as_experiment
 
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 ETA, MU, BETA, A = 0.7, 0.9, 0.5, 0.8
@@ -355,31 +352,3 @@ def test_an_inner_state_is_that_of_groups_and_blocks_too(name, inner_state):
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        (
-            {"synchronous_updates": -1},
-            "config.strategy.synchronous_updates = -1: must be at least 0",
-        ),
-        (
-            {"inner_state": "lost"},
-            "inner_state = 'lost': must be one of 'kept', 'averaged', 'reset'",
-        ),
-        ({"inner_state": "reset", "fragments": 2}, "must be 'kept' with .*fragments = 2"),
-        ({"inner_state": "averaged", "delay": 1}, "must be 'kept' with config.strategy.delay = 1"),
-        (
-            {"outer_learning_rate": 0.0},
-            "config.strategy.outer_learning_rate = 0.0: must be above 0",
-        ),
-        ({"outer_momentum": 1.0}, "config.strategy.outer_momentum = 1.0: must be at least 0 and"),
-        ({"slow_learning_rate": float("nan")}, "slow_learning_rate = nan: must be a number"),
-        ({"slow_momentum": -0.1}, "config.strategy.slow_momentum = -0.1: must be at least 0 and"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(config, values, message):
-    own = {f"strategy.{name}": value for name, value in values.items()}
-    with pytest.raises(ConfigError, match=message):
-        check(as_experiment(config({"strategy.name": "model_averaging", **own})))

@@ -1,17 +1,13 @@
 """Ringleader ASGD: its server in plain Python and float64, its limits, and how old entries are."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import ConfigError
 from optdyn.methods.read.ringleader import ringleader, rounds
-from optdyn.train.checks import check
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, gradient
 from tests.methods.workers import ALL, CLOSE, MOMENTUM, WORKERS, events_of, line_of, ran
-from tests.values import as_experiment
 
 NAME = "ringleader"
 orders = given(st.integers(1, 5).flatmap(lambda n: st.tuples(st.just(n), order_of(n))))
@@ -132,17 +128,3 @@ def test_it_takes_the_seconds_of_asynchronous_sgd():
     np.testing.assert_array_equal(one.worker, other.worker)
     np.testing.assert_array_equal(one.seconds, other.seconds)
     assert one.staleness.mean() < other.staleness.mean()
-
-
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ({"strategy.snapshots": "host"}, "strategy.snapshots = 'host'"),
-        ({"replicas.count": 2}, "replicas.count: replicas are recorded"),
-        ({"cluster.service": "race"}, "cluster.service = 'race': must be one of"),
-        ({"strategy.groups": 3}, "strategy.groups = 3: must divide"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, line):
-    with pytest.raises(ConfigError, match=line):
-        check(as_experiment(config({"strategy.name": NAME, "cluster.nodes": 4, **values})))

@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
 from tests.methods.test_outer import sent_and_seconds
-from tests.values import as_experiment
 
 SHARE, BETA, A = 0.25, 0.9, 0.7
 KEYS = {"compression_share": SHARE, "compression_block": 5}
@@ -72,17 +69,3 @@ def test_the_clock_counts_its_bytes(bits):
     sent, took, _ = sent_and_seconds("sparseloco", {"strategy.compression_bits": bits})
     assert sent.sum() > 0
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.compression": "sign"}, "of sparseloco = 'sign': must be one of '', 'top_k'"),
-        ({"strategy.error_decay": 1.5}, "error_decay = 1.5: must be from 0 to 1"),
-        ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "cluster.presence: 'sparseloco' does"),
-        ({"parallel.api": "overlap"}, "sends the largest numbers of an array only"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({"strategy.name": "sparseloco", **values})))
