@@ -233,15 +233,3 @@ def test_equally_stale_arrivals_are_one_step_along_their_mean():
     np.testing.assert_allclose(flattened(states.momentum)[WORKERS - 1], m, **CLOSE)
     after = np.float64(START) - ETA * (B * m + mean)
     np.testing.assert_allclose(flattened(states.params)[WORKERS - 1], after, **CLOSE)
-
-
-@pytest.mark.parametrize("server", ["adam", "heloco"])
-@pytest.mark.parametrize("owed", ["shapes", "two parts"])
-def test_servers_that_heed_age_owe_what_every_method_owes(monkeypatch, owed, server):
-    own = {"strategy.server": server, "strategy.age_decay": 0.3, "strategy.age_cutoff": 4.0}
-    values = battery.CASES["async_local_sgd"].values | own
-    monkeypatch.setitem(battery.CASES, "async_local_sgd", battery.Case(values, None))
-    if owed == "shapes":
-        battery.test_the_state_keeps_its_shapes_and_dtypes("async_local_sgd", "adam")
-    else:
-        battery.test_a_run_in_two_parts_equals_the_whole("async_local_sgd")

@@ -32,6 +32,7 @@ from tests.methods.nodes import (
     slowmo,
     tree,
 )
+from tests.methods.test_battery import MESSAGES
 from tests.methods.test_outer import (
     CLOSE,
     MESSAGES_ALONE,
@@ -41,19 +42,14 @@ from tests.methods.test_outer import (
     sent_and_seconds,
 )
 
-KINDS = {name: {"compression": name} for name in compression.NAMES if name} | {
-    "E3M0": {"compression_bits": 4},
-    "3 bits": {"compression_bits": 3},
-    "top_k of 2 bits": {"compression": "top_k", "compression_bits": 2},
-}
-NAMES = list(KINDS)
+NAMES = list(MESSAGES)
 KEYS = {"compression_share": 0.25, "compression_rank": 1, "compression_block": 5}
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 
 
 @cache
 def made(name, method="model_averaging", **keys):
-    return MAKERS[method](nodes.inner(), KEYS | KINDS[name] | keys)
+    return MAKERS[method](nodes.inner(), KEYS | MESSAGES[name] | keys)
 
 
 def parts(flat):
@@ -175,7 +171,7 @@ def test_what_is_not_sent_is_kept(name):
     inner = nodes.sync(
         nodes.core.averaged(nodes.core.whole(along), "data"), nodes.core.together(nodes.SGD)
     )
-    every = averaging(inner, KEYS | KINDS[name])
+    every = averaging(inner, KEYS | MESSAGES[name])
     states, _ = nodes.ran(every, nodes.events(turns(STEPS, 1, 1, 0)))
     ((errors, _),) = states.errors
     found = flattened(states.params)[:, 0] + flattened(errors).mean(1)
@@ -190,7 +186,7 @@ def test_what_is_not_sent_is_kept(name):
 
 
 def made_of(name):
-    return ModelAveraging(**KEYS, **KINDS[name]).compressed()
+    return ModelAveraging(**KEYS, **MESSAGES[name]).compressed()
 
 
 @partial(jax.jit, static_argnums=0)
@@ -308,7 +304,7 @@ def collectives(jaxpr):
                 yield from collectives(getattr(inner, "jaxpr", inner))
 
 
-MESSAGES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32)
+BYTES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32)
     "bfloat16": 2 * 14,
     "top_k": 8 * (3 + 1),
     "sign": (2 + 4) + (1 + 4),  # bits in bytes, and a scale an array
@@ -323,7 +319,7 @@ MESSAGES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, in
 @pytest.mark.parametrize("name", NAMES)
 def test_a_node_sends_so_many_bytes(name, local):
     """Counted in the program of a real device: so many as the log says, shared by its devices."""
-    keys = KEYS | KINDS[name]
+    keys = KEYS | MESSAGES[name]
     strategy = averaging(nodes.inner(), keys, "data" if local > 1 else None)
     mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
     event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
@@ -332,15 +328,15 @@ def test_a_node_sends_so_many_bytes(name, local):
     jaxpr = jax.make_jaxpr(step)(strategy.init(tree(START)), event, batch).jaxpr
     found = list(collectives(jaxpr))
     arrays = 2 * len(found)  # each is padded to a multiple of the devices, a number of four bytes
-    assert MESSAGES[name] <= local * sum(found) <= MESSAGES[name] + (local - 1) * 4 * arrays
+    assert BYTES[name] <= local * sum(found) <= BYTES[name] + (local - 1) * 4 * arrays
     _, sent = nodes.ran(made(name), nodes.events(turns(STEPS, 1, 1, 0)))
-    np.testing.assert_array_equal(sent, MESSAGES[name])
+    np.testing.assert_array_equal(sent, BYTES[name])
 
 
 @pytest.mark.parametrize("name, fragments", [*((name, 1) for name in NAMES), ("powersgd", 2)])
 def test_the_clock_counts_the_same_bytes(name, fragments):
     """Two nodes: a ring of two takes as long as a message, whether it is added up or gathered."""
-    values = {f"strategy.{key}": value for key, value in KINDS[name].items()}
+    values = {f"strategy.{key}": value for key, value in MESSAGES[name].items()}
     values |= {"strategy.fragments": fragments, "strategy.compression_rank": 1}
     sent, took, _ = sent_and_seconds("diloco", values)
     assert sent.sum() > 0
@@ -351,7 +347,7 @@ def test_the_clock_counts_the_same_bytes(name, fragments):
 def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
     """(n - 1) whole messages and not 2 (n - 1) / n of them."""
     params = battery.make_run("slowmo").params
-    values = {f"strategy.{key}": value for key, value in (KEYS | KINDS[name]).items()}
+    values = {f"strategy.{key}": value for key, value in (KEYS | MESSAGES[name]).items()}
     took = seconds("slowmo", params, MESSAGES_ALONE | values | {"cluster.nodes": 4})
     sent = sum(made_of(name).messages(params)) * np.tile([0, 0, 1], 4)
     np.testing.assert_allclose(took, times * sent, rtol=1e-12)  # whole numbers in float64
@@ -363,21 +359,3 @@ def test_what_is_gathered_in_parts_is_what_each_node_has(size):
     inside = jax.vmap(lambda own, _: gathered(own, "data"), (None, 0), axis_name="data")
     found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(2))
     np.testing.assert_array_equal(found, np.broadcast_to(x, (NODES, 2, NODES, size)))
-
-
-OWED = [
-    battery.test_step_is_pure,
-    battery.test_the_state_keeps_its_shapes_and_dtypes,
-    battery.test_a_run_in_two_parts_equals_the_whole,
-    battery.test_a_loss_without_gradient_moves_nothing,
-]
-
-
-@pytest.mark.parametrize("owed", OWED, ids=lambda owed: owed.__name__)
-@pytest.mark.parametrize("name", NAMES)
-def test_compression_owes_what_every_method_owes(monkeypatch, name, owed):
-    values = {"strategy.period": 3, "strategy.compression_rank": 1}
-    values |= {f"strategy.{key}": value for key, value in KINDS[name].items()}
-    monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
-    for optimizer in battery.OPTIMIZERS if "shapes" in owed.__name__ else (None,):
-        owed("diloco", optimizer) if optimizer else owed("diloco")

@@ -118,13 +118,3 @@ def test_an_eager_message_has_a_period_of_time():
     assert took[meets[0]] == 0 and expected > 0
     np.testing.assert_allclose(took[meets[1:]], expected, rtol=1e-9)
     np.testing.assert_allclose(np.delete(took, meets), 0, atol=1e-9)
-
-
-@pytest.mark.parametrize("owed", ["shapes", "two parts"])
-def test_corrections_owe_what_every_method_owes(monkeypatch, owed):
-    values = {"strategy.period": 3, "strategy.delay": 1, "strategy.merging": "correct"}
-    monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
-    if owed == "shapes":
-        battery.test_the_state_keeps_its_shapes_and_dtypes("diloco", "adam")
-    else:
-        battery.test_a_run_in_two_parts_equals_the_whole("diloco")

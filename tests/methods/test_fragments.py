@@ -31,13 +31,6 @@ SIZES = {"a": 3, "b": 1, "c": 2, "d": 2}  # in two fragments: a and b, c and d
 OF = np.repeat([0, 0, 1, 1], list(SIZES.values()))  # of two fragments, for every parameter
 SGD = optimizers.optimizer("sgd", ("learning_rate",))
 NESTEROV = optax.sgd(ETA, momentum=MU, nesterov=True)
-STREAMING = {
-    "strategy.period": 4,
-    "strategy.fragments": 2,
-    "strategy.delay": 1,
-    "strategy.mixing": 0.25,
-}
-
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(STEPS, NODES * EACH, len(OF))).astype(np.float32)
 TARGETS = RNG.normal(size=(STEPS, NODES * EACH)).astype(np.float32)
@@ -187,28 +180,6 @@ def test_meeting_after_every_update_is_synchronous(fragments, optimizer):
         np.testing.assert_allclose(found, np.tile(flattened(params), (NODES, 1)), atol=2e-5)
 
 
-OWED = [
-    battery.test_step_is_pure,
-    battery.test_jit_equals_no_jit,
-    battery.test_vmap_equals_a_loop,
-    battery.test_a_run_in_two_parts_equals_the_whole,
-    battery.test_nothing_recompiles_when_only_numbers_change,
-    battery.test_a_loss_without_gradient_moves_nothing,
-]
-WITH = [  # pairs are of pieces that do not know of fragments: `make test-slow` runs them
-    pytest.param(name, marks=[pytest.mark.slow] * (name in battery.PAIRS))
-    for name in battery.EVERY
-    if "model_averaging" in name
-]
-
-
-@pytest.mark.parametrize("owed", OWED, ids=lambda owed: owed.__name__)
-@pytest.mark.parametrize("name", WITH)
-def test_streaming_owes_what_every_method_owes(monkeypatch, name, owed):
-    monkeypatch.setitem(battery.CASES, "model_averaging", battery.Case(STREAMING, None))
-    owed(name)
-
-
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.data())
 def test_fragments_are_equal_within_the_largest_leaf(sizes, data):
     fragments = data.draw(st.integers(1, len(sizes)))
@@ -250,7 +221,7 @@ def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
 
 
 def test_the_program_says_the_bytes_that_the_clock_counts():
-    run = battery.make_run("model_averaging", STREAMING)
+    run = battery.make_run("streaming model_averaging")
     step, state, said = jax.jit(run.rule.step), run.state, []
     for t in range(battery.STEPS):
         state, info = step(state, *battery.at((run.events, run.batches), t))

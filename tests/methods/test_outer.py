@@ -340,15 +340,3 @@ def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
     size = program.parameter_bytes(params)
     np.testing.assert_array_equal(sent, times * size * np.tile([0, 0, 1], 4))
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
-
-
-@pytest.mark.parametrize("inner_state", ["averaged", "reset"])
-@pytest.mark.parametrize("name", ["asynchronous+model_averaging", "local+diloco"])
-def test_an_inner_state_is_that_of_groups_and_blocks_too(name, inner_state):
-    """Whatever a node does by itself, its state keeps its shapes and types."""
-    run = battery.make_run(name, {"strategy.inner_state": inner_state}, optimizer="adam")
-    state = jax.eval_shape(run.rule.init, run.params)
-    after, _ = jax.eval_shape(run.rule.step, state, *run.first)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
