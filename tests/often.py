@@ -137,6 +137,17 @@ OFTEN = {
         "fresh",
         "overlapping",
     ),
+    "methods/test_bytes.py::test_the_clock_counts_the_bytes_of_two_nodes": (
+        "demo",
+        "diloco of E3M0",
+        "diloco of powersgd",
+        "diloco of top_k]",
+        "gasloc",
+        "gossip",
+        "over",
+        "sparseloco 32",
+        "sparta",
+    ),
     "methods/test_compression.py::test_a_message_is_nearer_than_none": (),
     "methods/test_compression.py::test_a_node_sends_so_many_bytes": (
         "bfloat16",
@@ -152,11 +163,6 @@ OFTEN = {
         "top_k of 2 bits-model",
     ),
     "methods/test_compression.py::test_powersgd_does_not_depend_on_how_a_batch_is_divided": (),
-    "methods/test_compression.py::test_the_clock_counts_the_same_bytes": (
-        "top_k-",
-        "powersgd-1",
-        "E3M0",
-    ),
     "methods/test_compression.py::test_what_is_not_sent_is_kept": (
         "bfloat16",
         "top_k]",
@@ -196,7 +202,6 @@ OFTEN = {
     "methods/test_snapshots.py::test_an_update_copies_no_table": ("buffered",),
     "methods/test_snapshots.py::test_the_memory_that_is_said_is_what_is_taken": (),
     "methods/test_snapshots.py::test_versions_on_the_host_are_exact": ("fresh",),
-    "methods/test_sparseloco.py::test_the_clock_counts_its_bytes": ("32",),
     "methods/test_stale_pipeline.py::test_a_run_resumes_and_the_meter_reads_it": (),
     "methods/test_stale_pipeline.py::test_every_stage_computes_with_the_parameters_of_its_age": (
         "2bw",

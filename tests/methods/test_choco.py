@@ -11,7 +11,6 @@ from optdyn.methods.mix.quantized import numbers
 from tests.methods import nodes
 from tests.methods.nodes import RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
-from tests.methods.test_outer import sent_and_seconds
 
 COUNT, EACH, MOMENTUM, C = 4, 3, 0.6, 0.4
 RING = graph("ring", COUNT, STEPS, np.random.default_rng(0))
@@ -82,12 +81,3 @@ def test_consensus_keeps_the_mean_over_the_nodes():
     one, other = (flattened(own)[0].mean(axis=0) for own in (near, far))
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
     assert np.abs(flattened(near)[0] - flattened(far)[0]).max() > 1e-4
-
-
-@pytest.mark.parametrize("name, bits", [("top_k", 32), ("sign", 32), ("", 4)])
-def test_the_clock_counts_its_bytes(name, bits):
-    values = {"strategy.compression": name, "strategy.compression_bits": bits}
-    values |= {"strategy.gossip_order": "adapt", "strategy.graph": "ring"}
-    sent, took, _ = sent_and_seconds("gossip", values)
-    np.testing.assert_allclose(took, sent, rtol=1e-9)
-    assert sent.min() == sent.max() > 0

@@ -33,14 +33,8 @@ from tests.methods.nodes import (
     tree,
 )
 from tests.methods.test_battery import MESSAGES
-from tests.methods.test_outer import (
-    CLOSE,
-    MESSAGES_ALONE,
-    meetings,
-    rule,
-    seconds,
-    sent_and_seconds,
-)
+from tests.methods.test_bytes import MESSAGES_ALONE, seconds
+from tests.methods.test_outer import CLOSE, meetings, rule
 
 NAMES = list(MESSAGES)
 KEYS = {"compression_share": 0.25, "compression_rank": 1, "compression_block": 5}
@@ -331,16 +325,6 @@ def test_a_node_sends_so_many_bytes(name, local):
     assert BYTES[name] <= local * sum(found) <= BYTES[name] + (local - 1) * 4 * arrays
     _, sent = nodes.ran(made(name), nodes.events(turns(STEPS, 1, 1, 0)))
     np.testing.assert_array_equal(sent, BYTES[name])
-
-
-@pytest.mark.parametrize("name, fragments", [*((name, 1) for name in NAMES), ("powersgd", 2)])
-def test_the_clock_counts_the_same_bytes(name, fragments):
-    """Two nodes: a ring of two takes as long as a message, whether it is added up or gathered."""
-    values = {f"strategy.{key}": value for key, value in MESSAGES[name].items()}
-    values |= {"strategy.fragments": fragments, "strategy.compression_rank": 1}
-    sent, took, _ = sent_and_seconds("diloco", values)
-    assert sent.sum() > 0
-    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
 
 
 @pytest.mark.parametrize("name, times", [("top_k", 3), ("sign", 3), ("bfloat16", 1.5), ("E3M0", 3)])

@@ -11,7 +11,8 @@ from optdyn.methods.mix.eager import eager
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened, tree
-from tests.methods.test_outer import ETA, MU, made, meetings, sent_and_seconds
+from tests.methods.test_bytes import sent_and_seconds
+from tests.methods.test_outer import ETA, MU, made, meetings
 
 DELAY, MOMENTUM = 2, 0.6
 

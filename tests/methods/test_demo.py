@@ -10,7 +10,6 @@ from optdyn.methods.mix.dct import chunks
 from optdyn.methods.mix.demo import demo
 from tests.methods import nodes
 from tests.methods.nodes import EACH, NODES, RATE, START, STEPS, P, flattened
-from tests.methods.test_outer import sent_and_seconds
 
 BETA, GAMMA = 0.9, np.float64(np.float32(RATE))
 
@@ -83,10 +82,3 @@ def test_a_transform_keeps_lengths_and_comes_back(shape):
     found = of.encode(jnp.asarray(x))
     np.testing.assert_allclose(np.sum(found**2), np.sum(x**2), rtol=1e-5)
     np.testing.assert_allclose(of.decode(found, x), x, rtol=0, atol=1e-6)
-
-
-def test_the_clock_counts_its_bytes():
-    """Two nodes: around a ring of two it takes as long as a message."""
-    sent, took, _ = sent_and_seconds("demo", {"strategy.coefficients": 3, "strategy.chunk": 4})
-    np.testing.assert_allclose(took, sent, rtol=1e-9)
-    assert sent.min() == sent.max() > 0

@@ -8,7 +8,7 @@ from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.des_loc import DesLoc
 from tests.methods import nodes
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
-from tests.methods.test_outer import sent_and_seconds
+from tests.methods.test_bytes import sent_and_seconds
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # optax's
 PERIOD = 2

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn import methods
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.daso import DASO
 from optdyn.train import program
@@ -26,6 +25,7 @@ from tests.methods.nodes import (
     slowmo,
     tree,
 )
+from tests.methods.test_bytes import sent_and_seconds
 
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 ETA, MU, BETA, A = 0.7, 0.9, 0.5, 0.8
@@ -297,39 +297,6 @@ def test_slow_numbers_are_arguments_of_one_program(name, key):
         for value in (0.1, 0.8)
     )
     assert np.abs(one - other).max() > 1e-2
-
-
-MESSAGES_ALONE = {
-    "strategy.period": 3,
-    "cluster.bandwidth": 1.0,
-    "cluster.devices_per_node": 1,
-    "cluster.seconds_per_example": 1 / 8,  # which float64 adds and takes off without rounding
-}
-
-
-def sent_and_seconds(name, values, optimizer="sgd"):
-    """Of every update: bytes that the program says, and seconds of a clock of its messages alone.
-
-    Nodes of one device and a byte a second: a ring of two takes as long as a message is.
-    """
-    values = MESSAGES_ALONE | values
-    run = battery.make_run(name, values, optimizer=optimizer)
-    step, state, said = jax.jit(run.rule.step), run.state, []
-    for t in range(battery.STEPS):
-        state, info = step(state, *battery.at((run.events, run.batches), t))
-        said.append(float(info["sent_bytes"]))
-    return np.array(said), seconds(name, run.params, values, optimizer), run.params
-
-
-def seconds(name, params, values, optimizer="sgd"):
-    """Of every update, by the clock of a config, less those of its computing."""
-    config = battery.config_of(name, values | {"optimizer.name": optimizer})
-    network = methods.Network(program.problem_of(config, battery.CLASSES), params, {})
-    size = program.parameter_bytes(params)
-    known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
-    line = config.timeline(**known)
-    computing = battery.BATCH / config.cluster.nodes * config.cluster.seconds_per_example
-    return np.diff(line.seconds, prepend=0.0) - computing
 
 
 @pytest.mark.parametrize("inner_state, times", [("kept", 1), ("reset", 1), ("averaged", 3)])

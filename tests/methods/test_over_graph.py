@@ -10,7 +10,7 @@ from optdyn.methods.mix.averaging_clock import turns
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import RATE, STEPS, flattened
-from tests.methods.test_outer import MAKERS, made, meetings, sent_and_seconds
+from tests.methods.test_outer import MAKERS, made, meetings
 
 COUNT, EACH, PERIOD = 4, 3, 4  # nodes, examples of each
 MU, ETA = 0.9, 0.7
@@ -61,12 +61,6 @@ def test_the_mean_over_the_nodes_is_kept(graph):
     met, apart = (flattened(each.params)[first] for each in (states, alone))
     np.testing.assert_allclose(met.mean(0), apart.mean(0), rtol=0, atol=1e-6)
     assert np.ptp(met, axis=0).sum() < 0.9 * np.ptp(apart, axis=0).sum()
-
-
-def test_two_nodes_send_a_message_each_way():
-    sent, took, _ = sent_and_seconds("diloco+gossip", {"strategy.graph": "ring"})
-    assert sent.sum() > 0
-    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
 
 
 def timeline(values, name="model_averaging+gossip"):

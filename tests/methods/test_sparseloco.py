@@ -7,7 +7,6 @@ from optdyn.methods.mix.averaging_clock import turns
 from tests.methods import nodes
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
-from tests.methods.test_outer import sent_and_seconds
 
 SHARE, BETA, A = 0.25, 0.9, 0.7
 KEYS = {"compression_share": SHARE, "compression_block": 5}
@@ -61,11 +60,3 @@ def test_without_decay_rate_and_bits_it_is_top_k_with_error_feedback():
     np.testing.assert_allclose(flattened(one.params), flattened(other.params), rtol=0, atol=1e-6)
     np.testing.assert_array_equal(sent, as_many)
     assert np.abs(flattened(ran()[0].params) - flattened(other.params)).max() > 1e-2
-
-
-@pytest.mark.parametrize("bits", [2, 32])
-def test_the_clock_counts_its_bytes(bits):
-    """Two nodes: a ring of two takes as long as a message."""
-    sent, took, _ = sent_and_seconds("sparseloco", {"strategy.compression_bits": bits})
-    assert sent.sum() > 0
-    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64

@@ -2,14 +2,12 @@
 
 import jax
 import numpy as np
-import pytest
 
 from optdyn.clock.base import Together
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.sparta import places, sparta
 from tests.methods import nodes
 from tests.methods.nodes import NODES, RATE, STEPS, P, flattened
-from tests.methods.test_outer import sent_and_seconds
 
 MOMENTUM = 0.6
 DRAWS = np.arange(7, 7 + STEPS, dtype=np.int32)
@@ -57,10 +55,3 @@ def test_numbers_are_drawn_anew_and_all_as_often():
     assert np.abs(counts - 200).max() < 60
     other = np.asarray(jax.jit(jax.vmap(lambda seed: places(seed, 1, 12, 0.25)))(np.arange(800)))
     assert (chosen != other).any(axis=1).mean() > 0.9  # another array has others
-
-
-@pytest.mark.parametrize("share", [0.1, 1.0])
-def test_the_clock_counts_its_bytes(share):
-    sent, took, _ = sent_and_seconds("sparta", {"strategy.averaged_share": share})
-    np.testing.assert_allclose(took, sent, rtol=1e-9)
-    assert sent.min() == sent.max() > 0
