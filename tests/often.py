@@ -258,7 +258,9 @@ OFTEN = {
     ),
     "clock/test_prefix.py::test_longer_runs_begin_with_shorter_ones": (
         "sync, gamma",
+        "server",
         "dynamic",
+        "disturbed",
         "local groups",
     ),
     "trajectories/test_replicas.py::test_blocks_and_parts_do_not_matter": ("2-4",),
