@@ -12,7 +12,6 @@ from optdyn.clock.dynamic_batch import (
     Costs,
     clocked,
     costs,
-    dynamic_batch,
     ideal_seconds,
     shares,
     smooth,
@@ -245,25 +244,6 @@ def test_every_step_divides_the_batch_and_takes_time(run, service):
     # Shares change between epochs only.
     by_epoch = taken.reshape(12, 5, 4)
     np.testing.assert_array_equal(by_epoch, np.broadcast_to(by_epoch[:, :1], by_epoch.shape))
-
-
-def test_a_longer_run_begins_with_the_shorter_and_seeds_differ(run):
-    values = {"service": "exponential", "disturbance_probability": 0.2}
-    short, _ = run(10, 7, **values)
-    long, _ = run(25, 7, **values)
-    other, _ = run(10, 7, seed=1, **values)
-    np.testing.assert_array_equal(long.seconds[:70], short.seconds)
-    np.testing.assert_array_equal(long.choice.shares[:70], short.choice.shares)
-    assert not np.array_equal(other.seconds, short.seconds)
-
-
-def test_the_last_epoch_may_be_cut_short():
-    values = Cluster(nodes=4, speeds=SPEEDS, service="exponential")
-    sizes = {"steps_per_epoch": 10, "batch_size": BATCH}
-    part, whole = (
-        dynamic_batch(values, DynamicBatch(), steps=steps, **sizes) for steps in (23, 30)
-    )
-    np.testing.assert_array_equal(part.seconds, whole.seconds[:23])
 
 
 def test_random_disturbances_are_the_papers():

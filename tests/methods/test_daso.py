@@ -20,7 +20,7 @@ from optdyn.methods.mix.daso import DASO
 from optdyn.methods.mix.daso import clock as phases
 from optdyn.methods.mix.messages import in_parts
 from optdyn.setup import Cluster
-from tests.methods.composed import daso, sync
+from tests.methods.composed import daso
 
 NODES, LOCAL, EACH = 4, 2, 3  # EACH: examples a device
 EPOCH, EPOCHS = 20, 10
@@ -124,26 +124,6 @@ def test_two_hundred_steps_through_all_phases_equal_the_reference(batches):
     assert np.ptp(params, axis=1).max() > 0.05
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("nodes, local", [(4, 1), (2, 4)])
-def test_without_wait_it_is_synchronous(batches, nodes, local, momentum):
-    """B = 1, W = 0: the mean of the nodes' steps is the step along the mean gradient.
-
-    Velocities stay the nodes' own; their mean is the velocity of the mean.
-    """
-    choice = meetings_of(max_batches=1, wait=0)
-    assert choice.send.all() and choice.receive.all() and not choice.waited.any()
-    events = events_of(choice, momentum)
-    strategy, one = over_nodes(daso(loss, SGD), nodes, local), sync(loss, SGD)
-    _, (values, after) = scan(strategy, strategy.init(START), events, batches)
-    _, (expected, alone) = scan(one, one.init(START), events, batches)
-    # The same sums in another order: 3e-7 for values of a few units, not amplified by descent.
-    for name in START:
-        mine, its = after.state.params[name], alone.params[name]
-        np.testing.assert_allclose(mine, np.repeat(its[:, None], nodes, 1), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
-
-
 def apart(strategy, seed):
     """Nodes that are not equal: states of the strategy."""
     state = strategy.init(START).state
@@ -174,30 +154,6 @@ def test_a_merge_keeps_the_mean_and_shrinks_the_spread(wait, data):
     # Values of up to 4, one rounding of 2e-7 in each of the sums and products of 20 receipts.
     np.testing.assert_allclose(after.state.params["w"], expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(after.state.params["c"], 0.7, rtol=0, atol=1e-5)
-
-
-def test_a_single_node_waits_for_nobody_and_merges_with_its_past():
-    """P = 1, S = 1, gradient steps of known size: (2 x + x_sent) / 3."""
-
-    def slope(params, batch):
-        return params["c"] + 0.0 * (params["w"].sum() + batch["y"].sum())
-
-    strategy = over_nodes(daso(slope, SGD), 1, LOCAL)
-    choice = Meeting(
-        np.array([True, False, True]),
-        np.array([False, True, False]),
-        np.array([0, 1, 0], np.int32),
-    )
-    events = events_of(choice, momentum=0.0)
-    _, (_, after) = scan(strategy, strategy.init(START), events, nothing(3))
-    first = 0.7 - RATE
-    second = (2 * (first - RATE) + first) / 3
-    expected = [first, second, second - RATE]
-    # A few float32 operations on values below one: 6e-8 each.
-    np.testing.assert_allclose(after.state.params["c"][:, 0], expected, rtol=0, atol=5e-7)
-    np.testing.assert_allclose(
-        after.state.in_flight["c"][:, 0], [first, first, second - RATE], rtol=0, atol=5e-7
-    )
 
 
 def test_bfloat16_is_only_for_the_journey():
@@ -321,12 +277,3 @@ def collectives(jaxpr, where=(), sizes=False):
             if name in equation.params:
                 inner = equation.params[name]
                 yield from collectives(getattr(inner, "jaxpr", inner), where, sizes)
-
-
-def test_the_periods_are_those_of_the_reference():
-    """What the comparison above rests on: batches of the first send and receipt of every epoch."""
-    choice = meetings_of()
-    for epoch, (period, wait) in enumerate(PERIODS):
-        window = slice(epoch * EPOCH, (epoch + 1) * EPOCH)
-        send, receive = (np.flatnonzero(each[window]) for each in choice[:2])
-        assert (send[1], receive[0]) == (period, wait)

@@ -124,15 +124,6 @@ def test_streaming_diloco_equals_the_reference(period, delay, mixing, fragments)
     assert np.ptp(x, axis=1).max() > 0.05
 
 
-def test_a_fragments_outer_state_changes_only_when_it_is_received():
-    choice = turns(STEPS, 4, 2, 1)
-    states, _ = scan(strategy(2, 0.0, NESTEROV), choice)
-    for q, (theta, momentum) in enumerate(states.outer):
-        for leaf in jax.tree.leaves((theta, momentum)):
-            changed = (np.diff(leaf, axis=0) != 0).reshape(STEPS - 1, -1)
-            np.testing.assert_array_equal(changed.any(1), choice.receive[1:, q])
-
-
 @pytest.mark.parametrize("optimizer", [None, NESTEROV])
 @pytest.mark.parametrize("delay", [0, 2])
 def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
@@ -143,41 +134,6 @@ def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
         parts, its = scan(strategy(fragments, 0.25, optimizer), choice)
         jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
         np.testing.assert_array_equal(its, sent)
-
-
-def quiet():
-    return jax.tree.map(np.zeros_like, turns(STEPS, 4, 2, 1))
-
-
-def test_at_mixing_one_nodes_are_on_their_own():
-    alone, _ = scan(strategy(2), quiet())
-    heedless, sent = scan(strategy(2, 1.0), turns(STEPS, 4, 2, 1))
-    assert sent.sum() > 0
-    # (3 x + 0 theta) / 3 rounds twice where it rounds at all: an ulp or two a receipt, ten of them.
-    np.testing.assert_allclose(
-        flattened(heedless.params), flattened(alone.params), rtol=0, atol=5e-6
-    )
-    assert np.ptp(flattened(alone.params)[-1], axis=0).max() > 0.05
-
-
-@pytest.mark.parametrize("fragments", [1, 2])
-@pytest.mark.parametrize("optimizer", [None, NESTEROV])
-def test_meeting_after_every_update_is_synchronous(fragments, optimizer):
-    """SGD; with an outer optimizer it is that optimizer of the mean gradient, eta gamma its rate.
-
-    The gradient is the outer one over gamma, as theta - mean_i x_i = gamma mean_i g_i.
-    """
-    states, _ = scan(strategy(fragments, 0.0, optimizer), turns(STEPS, 1, 1, 0))
-    momentum = MU if optimizer else None
-    rule = optax.sgd(RATE * (ETA if optimizer else 1.0), momentum, nesterov=bool(optimizer))
-    params = tree(START)
-    state, step = rule.init(params), jax.jit(jax.grad(loss))
-    for t in range(STEPS):
-        updates, state = rule.update(step(params, battery.at(BATCHES, t)), state)
-        params = optax.apply_updates(params, updates)
-        # As above. The gap loses no more: it is a difference of numbers of about one.
-        found = flattened(battery.at(states.params, t))
-        np.testing.assert_allclose(found, np.tile(flattened(params), (NODES, 1)), atol=2e-5)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.data())
