@@ -191,6 +191,8 @@ OFTEN = {
     "methods/test_pairs.py::test_it_is_what_its_equations_say": (
         "asynchronous]",
         "buffered+diloco",
+        "sparta]",
+        "eager]",
         "gossip]",
         "diloco+gossip]",
         "daso+dynamic",

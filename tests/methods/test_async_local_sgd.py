@@ -2,17 +2,15 @@
 
 from functools import cache
 
-import jax
 import numpy as np
-import optax
 import pytest
 
 from optdyn.methods.read import heloco
 from optdyn.methods.read.async_local_sgd import async_local_sgd
 from tests.methods import test_battery as battery
 from tests.methods import workers
-from tests.methods.nodes import BATCHES, RATE, START, STEPS, P, flattened, gradient, loss, tree
-from tests.methods.workers import ALL, CLOSE, WORKERS, events_of, line_of, ran, reference
+from tests.methods.nodes import START, P, flattened
+from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
 
 strategy = cache(lambda groups=WORKERS: workers.made(async_local_sgd, groups))
 ETA, B = 0.7, 0.9
@@ -204,32 +202,3 @@ def test_slower_workers_take_fewer_steps():
         for i, period in enumerate(expected):
             each = line.choice.exchange[line.worker == i]
             np.testing.assert_array_equal(each, np.arange(1, len(each) + 1) % period == 0)
-
-
-def test_a_worker_that_exchanges_at_every_step_has_nesterovs_momentum():
-    """One worker, H = N = 1, SGD inside: optax's of rate eta gamma."""
-    line = line_of("async_local_sgd", 1, **{"strategy.period": 1, "strategy.momentum_delay": 1})
-    states, _ = ran(strategy(1), events_of(line, momentum=0.0))
-    rule = optax.sgd(ETA * RATE, B, nesterov=True)
-    params, grad, expected = tree(START), jax.jit(jax.grad(loss)), []
-    state = rule.init(params)
-    for t in range(STEPS):
-        updates, state = rule.update(grad(params, battery.at(BATCHES, t)), state)
-        params = optax.apply_updates(params, updates)
-        expected.append(flattened(params))
-    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
-    np.testing.assert_array_equal(flattened(states.workers)[:, 0], flattened(states.params))
-
-
-def test_equally_stale_arrivals_are_one_step_along_their_mean():
-    """All of N workers have read x_0; m is what it is, and no longer 0."""
-    asked = {"cluster.service": "constant", "strategy.period": 1}
-    line = line_of("async_local_sgd", **asked)
-    m = np.random.default_rng(5).normal(0, 0.1, P)
-    start = strategy().init(tree(START))._replace(momentum=tree(np.float32(m)))
-    states, _ = ran(strategy(), events_of(line, momentum=0.0), state=start)
-    mean = RATE * np.mean([gradient(np.float64(START), t, ALL) for t in range(WORKERS)], axis=0)
-    m = B * m + mean
-    np.testing.assert_allclose(flattened(states.momentum)[WORKERS - 1], m, **CLOSE)
-    after = np.float64(START) - ETA * (B * m + mean)
-    np.testing.assert_allclose(flattened(states.params)[WORKERS - 1], after, **CLOSE)
