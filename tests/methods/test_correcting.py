@@ -1,4 +1,4 @@
-"""Merges that keep what nodes did since the sending, and eager messages: against float64, limits."""
+"""Merges that keep what nodes did since the sending, and eager messages, against float64."""
 
 import numpy as np
 import pytest
