@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as P
 
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.averaging_clock import turns
@@ -26,19 +24,18 @@ from tests.methods.nodes import (
     START,
     STEPS,
     averaging,
-    diloco,
     flattened,
     reference,
-    slowmo,
     tree,
 )
 from tests.methods.test_battery import MESSAGES
 from tests.methods.test_bytes import MESSAGES_ALONE, seconds
-from tests.methods.test_outer import CLOSE, meetings, rule
+from tests.methods.test_outer import CLOSE, MAKERS, meetings, rule
+from tests.methods.traced import collectives
 
 NAMES = list(MESSAGES)
+
 KEYS = {"compression_share": 0.25, "compression_rank": 1, "compression_block": 5}
-MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 
 
 @cache
@@ -284,20 +281,6 @@ def test_powersgd_does_not_depend_on_how_a_batch_is_divided():
     assert np.abs(flattened(top[0])[:, 0] - flattened(top[1])[:, 0]).max() > 1e-3
 
 
-def collectives(jaxpr):
-    """Bytes that go into every collective over `node`."""
-    for equation in jaxpr.eqns:
-        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
-        if equation.primitive.name.startswith(("psum", "all_gather")) and "node" in axes:
-            yield sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
-        for inner in equation.params.get("branches", ()):
-            yield from collectives(inner.jaxpr)
-        for name in ("jaxpr", "call_jaxpr"):
-            if name in equation.params:
-                inner = equation.params[name]
-                yield from collectives(getattr(inner, "jaxpr", inner))
-
-
 BYTES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32)
     "bfloat16": 2 * 14,
     "top_k": 8 * (3 + 1),
@@ -315,12 +298,9 @@ def test_a_node_sends_so_many_bytes(name, local):
     """Counted in the program of a real device: so many as the log says, shared by its devices."""
     keys = KEYS | MESSAGES[name]
     strategy = averaging(nodes.inner(), keys, "data" if local > 1 else None)
-    mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
     event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
-    specs = (P(), P(), P(("node", "data")))
-    step = jax.shard_map(strategy.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-    jaxpr = jax.make_jaxpr(step)(strategy.init(tree(START)), event, batch).jaxpr
-    found = list(collectives(jaxpr))
+    every = collectives(strategy, tree(START), event, batch, NODES, local)
+    found = [size for axes, _, size in every if "node" in axes]
     arrays = 2 * len(found)  # each is padded to a multiple of the devices, a number of four bytes
     assert BYTES[name] <= local * sum(found) <= BYTES[name] + (local - 1) * 4 * arrays
     _, sent = nodes.ran(made(name), nodes.events(turns(STEPS, 1, 1, 0)))

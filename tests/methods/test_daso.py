@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as P
 
 from optdyn import optimizers
 from optdyn.clock.base import Meeting, at
@@ -21,6 +19,7 @@ from optdyn.methods.mix.daso import clock as phases
 from optdyn.methods.mix.messages import in_parts
 from optdyn.setup import Cluster
 from tests.methods.composed import daso
+from tests.methods.traced import collectives
 
 NODES, LOCAL, EACH = 4, 2, 3  # EACH: examples a device
 EPOCH, EPOCHS = 20, 10
@@ -188,42 +187,31 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
     np.testing.assert_allclose(together, alone, rtol=0, atol=5e-6)
 
 
+def traced(dtype="", senders=None):
+    """Collectives of the program of a device, at a step that sends."""
+    event, batch = at((events_of(meetings_of()), nothing(1)), 0)
+    return collectives(daso(loss, SGD, dtype, senders=senders), START, event, batch, NODES, LOCAL)
+
+
 def test_quiet_steps_use_the_local_network_only():
     """On a mesh: the one collective over `node` is in the branch of a step that sends."""
-    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"), (AxisType.Auto,) * 2)
-    strategy = daso(loss, SGD)
-    state = strategy.init(START)
-    event = jax.tree.map(lambda leaf: leaf[0], events_of(meetings_of()))
-    batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
-    spec = (P(), P(), P(("node", "data")))
-    step = jax.shard_map(strategy.step, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
-    found = set(collectives(jax.make_jaxpr(step)(state, event, batch).jaxpr))
     # Gradients at every step, parameters in a branch.
-    assert found == {(("data",), ()), (("node",), ("cond", 1))}
+    assert {each[:2] for each in traced()} == {(("data",), ()), (("node",), ("cond", 1))}
 
 
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
 def test_a_node_sends_its_message_once(dtype):
     """Counted in the program of a device: the clock's bytes, where without turns all would send."""
-    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"), (AxisType.Auto,) * 2)
-    event = jax.tree.map(lambda leaf: leaf[0], events_of(meetings_of()))
-    batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
-    sent = {}
-    for senders in (None, "data"):
-        strategy = daso(loss, SGD, dtype, senders=senders)
-        state, spec = strategy.init(START), (P(), P(), P(("node", "data")))
-        step = jax.shard_map(
-            strategy.step, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False
-        )
-        every = collectives(jax.make_jaxpr(step)(state, event, batch).jaxpr, sizes=True)
-        device = sum(size for axes, _, size in every if axes == ("node",))
-        sent[senders] = LOCAL * device
+    sent = {
+        senders: LOCAL * sum(size for axes, _, size in traced(dtype, senders) if axes == ("node",))
+        for senders in (None, "data")
+    }
     of_clock = 4 * (2 if dtype else 4)  # w and c, four numbers
     assert sent == {None: LOCAL * of_clock, "data": of_clock}
-    said = jax.eval_shape(strategy.init, START).in_flight
+    said = jax.eval_shape(daso(loss, SGD, dtype).init, START).in_flight
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(said)) == of_clock
     one = over_nodes(daso(loss, SGD, dtype), NODES, LOCAL)
-    _, info = one.step(one.init(START), event, batch)
+    _, info = one.step(one.init(START), *at((events_of(meetings_of()), nothing(1)), 0))
     assert info["sent_bytes"] == of_clock
 
 
@@ -256,24 +244,3 @@ def test_bfloat16_where_nodes_wait_only():
     merged, mean = np.asarray(after.params["w"]), total / NODES
     np.testing.assert_allclose(merged, mean, rtol=0, atol=4 * 2**-7)
     assert np.abs(merged - mean).max() > 1e-4
-
-
-def collectives(jaxpr, where=(), sizes=False):
-    """Axes of every collective, the branch of the condition that it is in, and bytes if asked."""
-    for equation in jaxpr.eqns:
-        if "axes" in equation.params and equation.primitive.name.startswith("psum"):
-            size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
-            yield (
-                (equation.params["axes"], where, size)
-                if sizes
-                else (
-                    equation.params["axes"],
-                    where,
-                )
-            )
-        for i, inner in enumerate(equation.params.get("branches", ())):
-            yield from collectives(inner.jaxpr, (*where, "cond", i), sizes)
-        for name in ("jaxpr", "call_jaxpr"):
-            if name in equation.params:
-                inner = equation.params[name]
-                yield from collectives(getattr(inner, "jaxpr", inner), where, sizes)

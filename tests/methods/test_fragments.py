@@ -9,8 +9,6 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as P
 
 from optdyn import core, optimizers
 from optdyn.clock.base import at
@@ -23,7 +21,7 @@ from optdyn.methods.sync import sync
 from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import averaging
-from tests.methods.test_daso import collectives
+from tests.methods.traced import collectives
 
 NODES, EACH, STEPS = 3, 4, 41  # EACH: examples a node
 RATE, ETA, MU = 0.05, 0.7, 0.9
@@ -160,14 +158,10 @@ def test_more_fragments_than_arrays_are_refused():
 def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     """In the program: over `node` one collective a fragment, each in a branch of its own."""
     made = averaging(INNER, {"fragments": fragments, "mixing": 0.0}, "data")
-    mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
     choice = at(turns(STEPS, 4, fragments, 0), 0)
     event = Event(choice, {"learning_rate": jnp.float32(RATE)})
-    specs = (P(), P(), P(("node", "data")))
-    step = jax.shard_map(made.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-    batch = battery.at(BATCHES, 0)
-    jaxpr = jax.make_jaxpr(step)(made.init(tree(START)), event, batch).jaxpr
-    found = [each for each in collectives(jaxpr, sizes=True) if each[0] == ("node",)]
+    every = collectives(made, tree(START), event, battery.at(BATCHES, 0), NODES, local)
+    found = [each for each in every if each[0] == ("node",)]
     assert [where for _, where, _ in found] == [("cond", 1)] * fragments
     parts = cut(tree(START), fragments)
     # Each of two devices sends half of a fragment, rounded up to whole numbers of four bytes.
