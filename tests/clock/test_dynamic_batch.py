@@ -169,6 +169,8 @@ def test_five_percent_under_noise_too(run, seed):
     assert ratio[settled(16)].max() < 1.05
     # And against ideal shares that meet the same noise: a step ends with the unluckiest worker.
     draws = service.lognormal(0.1)(seeds.generator(seed, "arrivals"), (800, 4))
+    compute = made.choice.shares * cost.example.repeat(50, axis=0) * draws
+    np.testing.assert_allclose(np.diff(made.seconds, prepend=0.0), compute.max(axis=1), rtol=1e-9)
     ideal = ideal_seconds(cost, BATCH) * draws.max(axis=1).reshape(16, 50).mean(axis=1)
     assert (epoch_seconds(made, 50) / ideal)[settled(16)].max() < 1.05
 
