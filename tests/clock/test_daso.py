@@ -211,14 +211,6 @@ def test_seconds_by_hand(values, seconds):
     np.testing.assert_allclose(timeline.seconds, seconds, rtol=1e-14)  # some additions in float64
 
 
-def test_nodes_wait_for_one_another_only_where_they_meet():
-    """Speeds 1 and 1/2, transfers of 0.5 s, B = 4, W = 1: the fast node waits at receipts."""
-    values = one_second(speeds=(1.0, 0.5), bandwidth=500.0)
-    timeline = make(values, strategy_of(), steps=6, per_epoch=6, size=250)
-    # The slow node is at 2, 4, 6, 8, 10 and 12, its messages travel while it works; last one waits.
-    np.testing.assert_allclose(timeline.seconds, [2, 4, 6, 8, 10, 12.5], rtol=1e-14)
-
-
 def test_the_network_inside_a_node():
     """Three devices: all-reduce 4 (0.01 + 300 / 3 / 1000), broadcast 2 x 0.01 + 300 / 1000."""
     values = one_second(devices_per_node=3, local_latency=0.01, local_bandwidth=1000.0)

@@ -255,23 +255,3 @@ def test_nothing_recompiles_over_events():
     # And the state can be carried by a scan.
     assert jax.eval_shape(lambda: state) == shapes
     assert (info["loss"].shape, info["loss"].dtype) == ((), jnp.float32)
-
-
-def test_training_in_local_groups_learns():
-    """Every group's loss falls below a third of a uniform guess on separable images."""
-    labels = jnp.arange(BATCH, dtype=jnp.int32) % CLASSES
-    images = (jax.nn.one_hot(labels, WIDTH) * 255).astype(jnp.uint8).reshape(BATCH, WIDTH, 1, 1)
-    batch = {"image": images, "label": labels}
-    made = make(GREEDY)
-    strategy = by_groups(made, rule("adam"), GREEDY)
-    state, step = (
-        strategy.init(made.init(jax.random.key(0), batch)),
-        jax.jit(strategy.step),
-    )
-    now = event("adam")
-    for _ in range(300):
-        state, _ = step(state, now, batch)
-    *hs, _ = base.activations(made.blocks, state.params, made.input(batch))
-    for j, h in enumerate(hs[1:]):
-        head = state.params["classifier" if j == K - 1 else f"hidden{j}_head"]
-        assert cross_entropy(dense(head, h), labels) < np.log(CLASSES) / 3

@@ -172,15 +172,6 @@ def split(features, at, **batch):
     return ({k: v[:at] for k, v in batch.items()}, {k: v[at:] for k, v in batch.items()})
 
 
-def test_separable_features_are_read_without_error():
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 7, 400)
-    centres = 10 * np.linalg.qr(rng.normal(size=(9, 9)))[0][:7]
-    features = centres[labels] + rng.normal(0, 0.5, (400, 9))
-    # A mean of 200 ones, as a product with 1 / 200 in float32.
-    assert float(probe(7, *split(features, 200, label=labels))) == pytest.approx(1, abs=1e-6)
-
-
 def test_labels_at_random_are_read_by_chance():
     rng = np.random.default_rng(0)
     features, labels = rng.normal(size=(3000, 9)), rng.integers(0, 10, 3000)
