@@ -210,7 +210,6 @@ OFTEN = {
         "no_stash",
         "predict",
     ),
-    "methods/test_workers.py::test_in_nodes_every_node_has_workers_of_its_own": (),
     "methods/test_workers.py::test_the_meter_says_what_is_evaluated": ("async_local_sgd",),
     "test_batched_runs.py::test_lanes_are_the_runs_alone": ("mlp",),
     "test_grids.py::test_all_points_can_run": (

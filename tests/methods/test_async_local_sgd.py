@@ -1,4 +1,4 @@
-"""Delayed Nesterov against lists in float64, and what it is in its limits."""
+"""Delayed Nesterov against lists in float64, and its other servers."""
 
 from functools import cache
 
@@ -7,12 +7,11 @@ import pytest
 
 from optdyn.methods.read import heloco
 from optdyn.methods.read.async_local_sgd import async_local_sgd
-from tests.methods import test_battery as battery
 from tests.methods import workers
 from tests.methods.nodes import START, P, flattened
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
 
-strategy = cache(lambda groups=WORKERS: workers.made(async_local_sgd, groups))
+strategy = cache(lambda: workers.made(async_local_sgd))
 ETA, B = 0.7, 0.9
 SPEEDS = {"cluster.speeds": (1.0, 0.8, 0.4), "strategy.period": 4}
 
@@ -142,16 +141,6 @@ def test_what_is_turned_keeps_its_length_and_loses_what_is_against_the_momentum(
         assert with_it > before or np.isclose(with_it, before, atol=1e-6)
         if before >= 0:
             np.testing.assert_allclose(np.sum(after**2), np.sum(d**2), rtol=1e-5)
-
-
-def test_what_is_not_late_counts_whole():
-    """One worker's messages have age 0: any alpha is plain, to the bit."""
-    values = {"strategy.period": 2}
-    plain, late = (
-        ran(strategy(1), events_of(line_of("async_local_sgd", 1, **values, **more)))[0].params
-        for more in ({}, {"strategy.age_decay": 3.0})
-    )
-    battery.assert_same(plain, late)
 
 
 def delayed(line, delay, c):

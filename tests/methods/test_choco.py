@@ -1,4 +1,4 @@
-"""CHOCO-SGD: against float64, gossip where nothing is left out, and the mean of the nodes."""
+"""CHOCO-SGD: against float64, and the mean of the nodes."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from optdyn.clock.graphs import each_update, graph
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.choco import choco
-from optdyn.methods.mix.gossip import Neighbours, gossip
+from optdyn.methods.mix.gossip import Neighbours
 from optdyn.methods.mix.quantized import numbers
 from tests.methods import nodes
 from tests.methods.nodes import RATE, START, STEPS, flattened
@@ -20,8 +20,7 @@ W, CF = nodes.matrices(RING)[0], np.float64(np.float32(C))
 def ran(small, rate=C):
     one = np.ones((STEPS, COUNT), np.float32)
     choice = Neighbours(each_update(RING, STEPS), one, rate=np.full(STEPS, rate, np.float32))
-    rule = choco(nodes.inner(), small) if small else gossip(nodes.inner(), "adapt")
-    return nodes.ran(rule, nodes.events(choice, RATE, MOMENTUM), COUNT)
+    return nodes.ran(choco(nodes.inner(), small), nodes.events(choice, RATE, MOMENTUM), COUNT)
 
 
 def reference(message):
@@ -67,12 +66,6 @@ def test_every_update_equals_the_reference(name):
     np.testing.assert_allclose(flattened(states.params), expected, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(sent, 2 * sum(small.messages(nodes.tree(START))))  # on a ring
     assert np.abs(np.diff(expected, axis=1)).max() > 1e-2
-
-
-def test_where_nothing_is_left_out_it_is_gossip():
-    whole, _ = ran(compression.top_k(1.0, numbers(32, 5)), 1.0)
-    plain, _ = ran(None)
-    np.testing.assert_allclose(flattened(whole.params), flattened(plain.params), rtol=0, atol=1e-6)
 
 
 def test_consensus_keeps_the_mean_over_the_nodes():

@@ -55,17 +55,6 @@ def test_it_is_what_its_equations_say():
         assert np.abs(expected - other).max() > 1e-4
 
 
-def test_with_one_period_it_is_the_averaged_inner_state():
-    states, sent = ran(1, 1)
-    keys = {"period": PERIOD, "inner_state": "averaged"}
-    events = nodes.events(turns(STEPS, PERIOD, 1, 0), RATE, momentum=None)
-    averaged, as_many = nodes.ran(nodes.averaging(ADAM, keys), events)
-    np.testing.assert_allclose(
-        flattened(states.params), flattened(averaged.params), rtol=0, atol=1e-6
-    )
-    np.testing.assert_array_equal(sent, as_many)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_clock_counts_its_bytes(optimizer):
     """Every meeting the parameters, every second u, every third v, where the optimizer has it."""

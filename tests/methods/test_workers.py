@@ -49,14 +49,6 @@ def test_the_meter_says_what_is_evaluated(name):
     np.testing.assert_allclose(flattened(after), flattened(unmetered), **CLOSE)
 
 
-def test_in_nodes_every_node_has_workers_of_its_own():
-    """A merge reaches who has just read: at its limit a method is not seen beside that of nodes."""
-    alone = battery.ran(battery.make_run("daso"))[1]
-    for name in ("async_local_sgd", "ad_psgd"):
-        one = battery.ran(battery.make_run(f"daso+{name}", battery.CASES[name].limit))[1]
-        battery.close_parameters(one, alone)
-
-
 def test_exchanges_in_nodes_and_between_them_are_counted():
     run = battery.make_run("model_averaging+elastic")
     state, info = battery.step(run.rule, run.state, *run.first)
