@@ -12,7 +12,7 @@ from tests.methods import nodes
 from tests.methods.nodes import RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
 
-COUNT, EACH, MOMENTUM, C = 4, 3, 0.6, 0.4
+COUNT, MOMENTUM, C = 4, 0.6, 0.4
 RING = graph("ring", COUNT, STEPS, np.random.default_rng(0))
 W, CF = nodes.matrices(RING)[0], np.float64(np.float32(C))
 
