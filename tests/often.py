@@ -66,9 +66,6 @@ OFTEN = {
         "asynchronous",
         "buffered",
     ),
-    "methods/test_async_local_sgd.py::test_servers_that_heed_age_owe_what_every_method_owes": (
-        "two",
-    ),
     "methods/test_battery.py::test_a_pair_with_one_at_its_limit_is_the_other": (
         "asynchronous+daso-daso",
         "asynchronous+local-l",
@@ -89,11 +86,20 @@ OFTEN = {
         "gossip]",
         "stale_pipeline",
         "local]",
+        "adam server",
+        "all fresh",
+        "correcting",
+        "fresh",
+        "heloco",
+        "overlapping",
+        "top_k messages",
     ),
     "methods/test_battery.py::test_jit_equals_no_jit": (
         "sync]",
         "asynchronous]",
         "stale_pipeline]",
+        "fresh",
+        "overlapping",
     ),
     "methods/test_battery.py::test_nothing_recompiles_when_only_numbers_change": (
         "asynchronous+daso",
@@ -101,6 +107,8 @@ OFTEN = {
         "gossip",
         "async_local_sgd",
         "stale_pipeline",
+        "fresh",
+        "overlapping",
     ),
     "methods/test_battery.py::test_step_is_pure": (
         "buffered]",
@@ -126,6 +134,19 @@ OFTEN = {
         "elastic]",
         "diloco]",
         "stale_pipeline]",
+        "fresh",
+        "overlapping",
+    ),
+    "methods/test_bytes.py::test_the_clock_counts_the_bytes_of_two_nodes": (
+        "demo",
+        "diloco of E3M0",
+        "diloco of powersgd",
+        "diloco of top_k]",
+        "gasloc",
+        "gossip",
+        "over",
+        "sparseloco 32",
+        "sparta",
     ),
     "methods/test_compression.py::test_a_message_is_nearer_than_none": (),
     "methods/test_compression.py::test_a_node_sends_so_many_bytes": (
@@ -141,16 +162,7 @@ OFTEN = {
         "E3M0-model",
         "top_k of 2 bits-model",
     ),
-    "methods/test_compression.py::test_compression_owes_what_every_method_owes": (
-        "top_k-test_a_run",
-        "top_k-test_the_state",
-    ),
     "methods/test_compression.py::test_powersgd_does_not_depend_on_how_a_batch_is_divided": (),
-    "methods/test_compression.py::test_the_clock_counts_the_same_bytes": (
-        "top_k-",
-        "powersgd-1",
-        "E3M0",
-    ),
     "methods/test_compression.py::test_what_is_not_sent_is_kept": (
         "bfloat16",
         "top_k]",
@@ -158,7 +170,6 @@ OFTEN = {
         "powersgd",
         "E3M0",
     ),
-    "methods/test_correcting.py::test_corrections_owe_what_every_method_owes": ("two",),
     "methods/test_dynamic_batch.py::test_equal_weights_average_the_workers_mean_gradients": (
         "shares1",
         "shares3",
@@ -176,11 +187,12 @@ OFTEN = {
     ),
     # To the bit as users compile, which `make test-slow` does.
     "methods/test_fragments.py::test_fragments_that_meet_together_are_one_to_the_bit": (),
-    "methods/test_fragments.py::test_streaming_owes_what_every_method_owes": (),
     "methods/test_pairs.py::test_a_pair_trains_to_what_its_better_parent_reaches": (),
     "methods/test_pairs.py::test_it_is_what_its_equations_say": (
         "asynchronous]",
         "buffered+diloco",
+        "sparta]",
+        "eager]",
         "gossip]",
         "diloco+gossip]",
         "daso+dynamic",
@@ -192,14 +204,12 @@ OFTEN = {
     "methods/test_snapshots.py::test_an_update_copies_no_table": ("buffered",),
     "methods/test_snapshots.py::test_the_memory_that_is_said_is_what_is_taken": (),
     "methods/test_snapshots.py::test_versions_on_the_host_are_exact": ("fresh",),
-    "methods/test_sparseloco.py::test_the_clock_counts_its_bytes": ("32",),
     "methods/test_stale_pipeline.py::test_a_run_resumes_and_the_meter_reads_it": (),
     "methods/test_stale_pipeline.py::test_every_stage_computes_with_the_parameters_of_its_age": (
         "2bw",
         "no_stash",
         "predict",
     ),
-    "methods/test_workers.py::test_in_nodes_every_node_has_workers_of_its_own": (),
     "methods/test_workers.py::test_the_meter_says_what_is_evaluated": ("async_local_sgd",),
     "test_batched_runs.py::test_lanes_are_the_runs_alone": ("mlp",),
     "test_grids.py::test_all_points_can_run": (
@@ -249,7 +259,9 @@ OFTEN = {
     ),
     "clock/test_prefix.py::test_longer_runs_begin_with_shorter_ones": (
         "sync, gamma",
+        "server",
         "dynamic",
+        "disturbed",
         "local groups",
     ),
     "trajectories/test_replicas.py::test_blocks_and_parts_do_not_matter": ("2-4",),

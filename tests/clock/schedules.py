@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from optdyn.clock.pipeline import FORWARD, one_f_one_b, seconds
+from optdyn.clock.pipeline import one_f_one_b, seconds
 
 
 def sequential(forward, backward, micro_batches, updates, update=0.0):
@@ -37,13 +37,3 @@ def memory(schedule):
     """(S,) the most micro-batches whose activations a stage holds, from forward to backward."""
     more, stages = np.array([1, -1, 0])[schedule.kind], range(stages_of(schedule))
     return np.array([np.cumsum(more[schedule.stage == stage]).max() for stage in stages])
-
-
-def queue(schedule):
-    """(S,) the most micro-batches that are on their way to a stage or wait there to be begun."""
-    most, forward = [0], schedule.kind == FORWARD
-    for stage in range(1, stages_of(schedule)):
-        sent = schedule.end[forward & (schedule.stage == stage - 1)]
-        begun = schedule.start[forward & (schedule.stage == stage)]
-        most.append((np.arange(len(sent)) + 1 - np.searchsorted(begun, sent, "right")).max())
-    return np.array(most)

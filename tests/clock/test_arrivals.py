@@ -65,27 +65,6 @@ def test_memoryless_arrivals_are_a_poisson_process(memoryless):
     assert stats.kstest(gaps * g, "expon").pvalue > P
 
 
-@pytest.mark.parametrize("g", GROUPS)
-def test_constant_service_is_a_round_robin(g):
-    values = Cluster(nodes=g, service="constant", seconds_per_example=0.1)
-    timeline = make(values, groups=g, steps=5 * g + 1, batch_size=2)
-    t = np.arange(5 * g + 1)
-    np.testing.assert_array_equal(timeline.worker, t % g)
-    np.testing.assert_array_equal(timeline.staleness, np.minimum(t, g - 1))
-    # Six additions of 0.2 in float64 are within a few ulp of the product.
-    np.testing.assert_allclose(timeline.seconds, 0.2 * (1 + t // g), rtol=1e-14)
-
-
-def test_one_group_waits_for_its_slowest_worker():
-    """Synchronous: no staleness, and an update takes the longest of its k services."""
-    steps, means = 200, np.array([[1.0, 2.0, 0.5]])
-    table = np.random.default_rng(0).exponential(size=(steps, 3))
-    timeline = arrivals(0, lambda rng, shape: table[: shape[0]], Work(means), steps)
-    assert not timeline.staleness.any() and not timeline.worker.any()
-    # The same sum, perhaps in another order: rounding of 200 float64 additions.
-    np.testing.assert_allclose(timeline.seconds, (table * means[0]).max(1).cumsum(), rtol=1e-13)
-
-
 def test_a_synchronous_update_of_n_memoryless_workers_takes_harmonic_time():
     """E max of N exponentials of mean m is m (1 + 1/2 + ... + 1/N)."""
     n, steps = 8, 40_000
@@ -258,9 +237,3 @@ def test_arrivals_at_the_same_second_are_in_the_order_of_the_groups(order, speed
     line = ORDERS[order](0, service.constant(), Work(means), steps)
     assert line.worker.tolist() == exact([Fraction(1, speed) for speed in speeds], steps)
     assert np.all(np.diff(line.seconds) >= 0)
-
-
-def test_speeds_of_1_2_and_3_meet_every_second():
-    values = Cluster(nodes=3, service="constant", seconds_per_example=1.0, speeds=(1.0, 2.0, 3.0))
-    worker = make(values, groups=3, steps=6 * 33, batch_size=1).worker
-    np.testing.assert_array_equal(worker, np.tile([2, 1, 2, 0, 1, 2], 33))

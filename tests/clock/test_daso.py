@@ -211,14 +211,6 @@ def test_seconds_by_hand(values, seconds):
     np.testing.assert_allclose(timeline.seconds, seconds, rtol=1e-14)  # some additions in float64
 
 
-def test_nodes_wait_for_one_another_only_where_they_meet():
-    """Speeds 1 and 1/2, transfers of 0.5 s, B = 4, W = 1: the fast node waits at receipts."""
-    values = one_second(speeds=(1.0, 0.5), bandwidth=500.0)
-    timeline = make(values, strategy_of(), steps=6, per_epoch=6, size=250)
-    # The slow node is at 2, 4, 6, 8, 10 and 12, its messages travel while it works; last one waits.
-    np.testing.assert_allclose(timeline.seconds, [2, 4, 6, 8, 10, 12.5], rtol=1e-14)
-
-
 def test_the_network_inside_a_node():
     """Three devices: all-reduce 4 (0.01 + 300 / 3 / 1000), broadcast 2 x 0.01 + 300 / 1000."""
     values = one_second(devices_per_node=3, local_latency=0.01, local_bandwidth=1000.0)
@@ -299,37 +291,3 @@ def test_blocking_takes_as_long_as_synchronous_and_cycling_no_longer(law):
     cycling = make(values, strategy_of(), [1, 1, 1], **run)
     assert np.all(cycling.seconds <= baseline.seconds * (1 + 1e-13))
     assert cycling.seconds[-1] < 0.95 * baseline.seconds[-1]
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_without_a_network_there_is_only_computation(law):
-    """With constant services nobody waits; with others nodes wait for the slowest less often."""
-    values = Cluster(nodes=4, service=law, seconds_per_example=1.0)
-    run = {"steps": 400, "per_epoch": 100, "seed": 1}
-    cycling = make(values, strategy_of(max_batches=8), [3, 2, 1], **run)
-    baseline = synchronous(values, steps=400, batch_size=4, update_bytes=0, seed=1)
-    if law == "constant":
-        np.testing.assert_allclose(cycling.seconds, np.arange(1, 401), rtol=1e-13)
-        np.testing.assert_allclose(baseline.seconds, np.arange(1, 401), rtol=1e-13)
-    else:
-        # Never less than a node's own work, 400 s give or take four deviations of 20 s.
-        assert 320 < cycling.seconds[-1] < 0.8 * baseline.seconds[-1]
-
-
-def test_a_long_wait_hides_any_transfer_but_the_blocking_one():
-    """All but the end of the epoch costs what it costs without a network."""
-    values = Cluster(nodes=4, service="lognormal", seconds_per_example=1.0, variation=0.1)
-    strategy = strategy_of(max_batches=20, wait=20)
-    free = make(values, strategy, steps=100, per_epoch=100)
-    slow = values.with_(latency=1.0)  # six seconds an all-reduce, twenty batches to hide it
-    paid = make(slow, strategy, steps=100, per_epoch=100)
-    np.testing.assert_allclose(paid.seconds[:99], free.seconds[:99], rtol=1e-13)
-    assert paid.seconds[99] - free.seconds[99] == pytest.approx(6)
-
-
-def test_seeds_differ_and_repeat():
-    values = Cluster(nodes=4, devices_per_node=2)
-    run = {"steps": 30, "per_epoch": 10, "losses": [1.0, 1.0]}
-    a, b, c = (make(values, strategy_of(), seed=s, **run).seconds for s in (1, 1, 2))
-    np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(a, c)

@@ -4,19 +4,12 @@ import numpy as np
 import pytest
 
 from optdyn.clock.base import TimelineError
-from optdyn.clock.network import all_reduce, between_nodes, busiest, messages
+from optdyn.clock.network import between_nodes, busiest, messages
 from optdyn.setup import Cluster
 
 
 def cluster(**values):
     return Cluster(nodes=3, **values)
-
-
-def test_a_matrix_of_the_one_number_is_that_number():
-    one = cluster(latency=0.1, bandwidth=50.0)
-    same = cluster(latencies=((0.1,) * 3,) * 3, bandwidths=((50.0,) * 3,) * 3)
-    assert between_nodes(one, 600.0) == pytest.approx(between_nodes(same, 600.0))
-    assert between_nodes(one, 600.0) == all_reduce(3, 600.0, 50.0, 0.1)
 
 
 def test_the_slowest_link_of_the_ring_decides():

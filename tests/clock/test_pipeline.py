@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError
 from optdyn.clock.pipeline import BACKWARD, FORWARD, UPDATE, _on, gpipe, local, one_f_one_b, seconds
 from optdyn.clock.pipeline import Work as Costs
 from optdyn.setup import Cluster
-from tests.clock.schedules import memory, queue, sequential, steady_utilization, utilization
+from tests.clock.schedules import memory, steady_utilization, utilization
 
 
 class Work(NamedTuple):
@@ -35,8 +35,8 @@ def whole(least, most, size):
 
 
 @st.composite
-def works(draw, least_stages=1):
-    stages = draw(st.integers(least_stages, 5))
+def works(draw):
+    stages = draw(st.integers(1, 5))
     return Work(
         draw(whole(1, 9, stages)),
         draw(whole(0, 9, stages)),
@@ -54,10 +54,6 @@ def of_local(work):
 def of_pipeline(make, work):
     micro = (work.micro_batches, work.updates)
     return make(work.forward, work.backward, work.transfer, *micro, work.update)
-
-
-def of_sequential(work):
-    return sequential(work.forward, work.backward, work.micro_batches, work.updates, work.update)
 
 
 def tasks(schedule):
@@ -127,32 +123,6 @@ def test_local_by_its_closed_form(work):
     np.testing.assert_array_equal(begun, sent + np.outer(np.arange(work.updates), held_up))
 
 
-@pytest.mark.parametrize(("stages", "updates"), [(1, 3), (2, 1), (4, 10), (8, 3)])
-def test_local_of_equal_stages(stages, updates):
-    """T updates of c = f + b at the first stage; each further one ends f + transfer later.
-
-    (T + S - 1) c would be the span if a stage sent its activations on after its backward.
-    """
-    f, b, x = 2.0, 4.0, 0.5
-    schedule = local([f] * stages, b, x, updates)
-    assert seconds(schedule)[-1] == updates * (f + b) + (stages - 1) * (f + x)
-    late = local([f + b] * stages, 0.0, 0.0, updates)
-    assert seconds(late)[-1] == (updates + stages - 1) * (f + b)
-    if updates > 1:
-        assert steady_utilization(schedule) == 1
-
-
-@given(works())
-def test_a_local_pipeline_is_as_busy_as_its_slowest_stage_lets_it(work):
-    assume(work.updates > 1)
-    wanted = work.each.sum() / (work.each.size * work.each.max())
-    # A quotient of whole numbers, rounded.
-    assert steady_utilization(of_local(work)) == pytest.approx(wanted, rel=1e-14)
-    # Of all the time, too, but for a fill of at most 4 x (9 + 5) + 22 seconds: 78 updates' worth.
-    share = utilization(of_local(work._replace(updates=300)))
-    assert wanted * 300 / (300 + 78) <= share <= wanted * (1 + 1e-14)
-
-
 @pytest.mark.parametrize("make", [gpipe, one_f_one_b])
 @given(
     stages=st.integers(1, 6),
@@ -187,18 +157,6 @@ def test_gpipe_by_its_closed_form(work):
     )
 
 
-@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
-@given(work=works())
-def test_no_pipeline_is_faster_than_its_longest_way(make, work):
-    """Nor than its busiest stage; and local learning, which waits for less, is no slower."""
-    every = seconds(of_pipeline(make, work))
-    way = sum(work.forward) + sum(work.backward) + 2 * sum(work.transfer)
-    passes = work.micro_batches * np.add(work.forward, work.backward)
-    assert every[0] >= max(way, passes.max()) and np.all(np.diff(every) >= passes.max())
-    alone = work._replace(micro_batches=1)
-    assert np.all(seconds(of_local(work)) <= seconds(of_pipeline(make, alone)))
-
-
 @given(works())
 def test_memory(work):
     """The order decides it, not the durations: M, min(S - j, M), and the one batch at work."""
@@ -211,31 +169,6 @@ def test_memory(work):
     np.testing.assert_array_equal(memory(of_local(work)), np.ones(len(stages)))
 
 
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 60))
-def test_a_fast_stage_runs_ahead_of_a_slow_one(first, second, updates):
-    """The k-th is sent after k c_0 and begun after k c_1 more than the first, which never waits."""
-    work = Work([first, second], [0, 0], [0, 0], [0], 1, updates)
-    begun = 1 + (updates - 1) * first // max(first, second)  # when the last is sent
-    np.testing.assert_array_equal(queue(of_local(work)), [0, updates - begun])
-
-
-def test_what_is_on_its_way_is_in_the_queue():
-    """A second each and three on the way: sent after 1, 2, 3 and 4, the first begun after 4."""
-    np.testing.assert_array_equal(queue(local([1.0, 1.0], 0.0, 3.0, 10)), [0, 3])
-
-
-@given(works(least_stages=2))
-def test_what_a_transfer_costs(work):
-    """Local learning hides it but for the first; a pipeline waits there and back every time."""
-    work = work._replace(update=[0] * len(work.forward))
-    slow = work._replace(transfer=[100] * len(work.transfer))
-    more = sum(slow.transfer) - sum(work.transfer)
-    late, early = seconds(of_local(slow)), seconds(of_local(work))
-    np.testing.assert_array_equal(np.diff(late), np.diff(early))
-    extra = seconds(of_pipeline(gpipe, slow)) - seconds(of_pipeline(gpipe, work))
-    np.testing.assert_array_equal(extra, 2 * more * np.arange(1, work.updates + 1))
-
-
 @pytest.mark.parametrize("collective", ["ring", "tree", "server"])
 def test_stages_add_up_as_the_cluster_does(collective):
     """Four devices a stage: 2 (4 - 1) parts in a row, 2 log2(4) times all, or there and back."""
@@ -244,37 +177,6 @@ def test_stages_add_up_as_the_cluster_does(collective):
     update = _on(cluster, Costs(ones, ones, ones[:1], 800.0 * ones), 4, 1)[3]
     by_hand = {"ring": 2 * 3 * 2.0, "tree": 2 * 2 * 8.0, "server": 2 * 8.0}[collective]
     np.testing.assert_allclose(update, by_hand, rtol=1e-12)
-
-
-@given(works())
-def test_one_stage_is_sequential(work):
-    one = Work(work.forward[:1], work.backward[:1], work.update[:1], [], *work[4:])
-    alone = of_sequential(one)
-    for column, other in zip(alone, of_pipeline(one_f_one_b, one), strict=True):
-        np.testing.assert_array_equal(column, other)
-    # GPipe has the same work in another order, and local learning the batch whole.
-    np.testing.assert_array_equal(seconds(alone), seconds(of_pipeline(gpipe, one)))
-    batch = one._replace(micro_batches=1)
-    np.testing.assert_array_equal(seconds(of_local(batch)), seconds(of_sequential(batch)))
-
-
-@given(works())
-def test_sequential_never_waits(work):
-    schedule = of_sequential(work)
-    assert utilization(schedule) == 1
-    passes = work.micro_batches * (sum(work.forward) + sum(work.backward))
-    wanted = (passes + sum(work.update)) * np.arange(1, work.updates + 1)
-    np.testing.assert_array_equal(seconds(schedule), wanted)
-
-
-@given(works())
-def test_utilization_is_a_share(work):
-    for schedule in (of_local(work), of_pipeline(gpipe, work), of_pipeline(one_f_one_b, work)):
-        assert 0 < utilization(schedule) <= 1
-        if work.updates > 1:
-            assert 0 < steady_utilization(schedule) <= 1
-        else:
-            assert np.isnan(steady_utilization(schedule))
 
 
 def test_a_schedule_by_hand():

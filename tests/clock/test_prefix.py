@@ -19,23 +19,14 @@ GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 4}
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 LAWS = ("constant", "exponential", "lognormal", "gamma")
 DRAWN = {
-    **{f"sync, {law}": {"cluster.service": law} for law in LAWS},
-    **{f"groups, {law}": {**GROUPS, "cluster.service": law} for law in LAWS},
     **{
-        f"stale synchronous, {law}": {
-            **GROUPS,
-            "strategy.staleness_bound": 1,
-            "cluster.service": law,
-        }
-        for law in LAWS
-    },
-    **{
-        f"ringmaster, {law}": {
-            **GROUPS,
-            "strategy.name": "ringmaster",
-            "strategy.delay_bound": 2,
-            "cluster.service": law,
-        }
+        f"{name}, {law}": {**values, "cluster.service": law}
+        for name, values in {
+            "sync": {},
+            "groups": GROUPS,
+            "stale synchronous": {**GROUPS, "strategy.staleness_bound": 1},
+            "ringmaster": {**GROUPS, "strategy.name": "ringmaster", "strategy.delay_bound": 2},
+        }.items()
         for law in LAWS
     },
     "geometric": {**GROUPS, "cluster.service": "geometric"},

@@ -194,31 +194,6 @@ def test_a_later_hour_is_felt_at_the_barrier():
         assert seconds == pytest.approx(now)
 
 
-REFUSED = [
-    ("model_averaging", {"presence": 1.0}, {"delay": 1}, "strategy.delay"),
-    ("model_averaging", {"presence": 1.0}, {"compression": "sign"}, "strategy.compression"),
-    ("model_averaging", {"server_bandwidth": 1.0}, {}, "cluster.server_bandwidth"),
-    ("model_averaging", {"regions": 2, "latencies": ((0.0, 1.0), (1.0, 0.0))}, {}, "regions"),
-    ("daso", {"presence": 1.0}, {}, "cluster.presence"),
-    ("des_loc", {"presence": 1.0}, {}, "cluster.presence: 'des_loc' does"),
-    ("daso", {"regions": 3}, {}, "cluster.regions"),
-    ("asynchronous", {"diurnal": 1.0}, {}, "cluster.diurnal"),
-    ("asynchronous", {"presence": 1.0}, {"staleness_bound": 1}, "cluster.presence"),
-    ("asynchronous", {"diurnal": 0.5, "service": "geometric"}, {}, "cluster.diurnal"),
-]
-
-
-@pytest.mark.parametrize(("name", "cluster", "strategy", "said"), REFUSED)
-def test_what_no_clock_knows_is_refused(name, cluster, strategy, said):
-    config = default()
-    config.strategy.name = name
-    config.cluster.nodes, config.batch_size = 2, 64
-    config.cluster.update(cluster)
-    config.strategy.update(strategy)
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config))
-
-
 def test_a_refusal_names_methods_that_are_not_refused():
     config = default()
     config.strategy.name, config.cluster.nodes = "sync", 2

@@ -65,14 +65,6 @@ def test_random_service():
         assert np.all(np.diff(timeline.seconds) >= 0)
 
 
-def test_a_longer_run_begins_with_the_shorter():
-    short, long = (run(SEVEN_TO_ONE, 6, k=3, steps=n) for n in (500, 2000))
-    np.testing.assert_array_equal(long.seconds[:500], short.seconds)
-    np.testing.assert_array_equal(long.worker[:500], short.worker)
-    other = run(SEVEN_TO_ONE, 6, k=3, steps=500, seed=1)
-    assert not np.array_equal(other.seconds, short.seconds)
-
-
 LAWS = {"constant": 0.0, "exponential": 1.0, "lognormal": 0.4, "gamma": 0.4}
 
 
@@ -136,14 +128,6 @@ def test_draws_are_of_the_law_of_the_cluster(law):
     # four deviations. Differences of sums near 2.4e5 are right to 3e-11.
     assert services.mean() == pytest.approx(1, rel=0.03)
     assert services.std() == pytest.approx(LAWS[law], rel=0.04, abs=1e-9)
-
-
-def test_replicas_are_consecutive_windows_of_one_timeline():
-    values = {"strategy.name": "asynchronous", "strategy.groups": 4, "cluster.nodes": 4}
-    one, three = of(values | {"steps": 150}), of(values | {"steps": 50}, replicas=3)
-    np.testing.assert_array_equal(three.worker.ravel(), one.worker)
-    starts = np.concatenate([[0.0], one.seconds[[49, 99]]])
-    np.testing.assert_array_equal(three.seconds, one.seconds.reshape(3, 50) - starts[:, None])
 
 
 def test_without_pieces_there_is_no_server():

@@ -6,13 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.experiment import ConfigError, default
 from optdyn.methods.read.ad_psgd import ad_psgd, peers
-from optdyn.train.checks import check
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, events_of, line_of, ran, reference
-from tests.values import as_experiment
 
 MANY = 4  # workers: on fewer a ring is complete
 strategy = cache(lambda: workers.made(ad_psgd, MANY))
@@ -68,10 +65,3 @@ def test_alone_a_worker_meets_itself_and_sends_nothing():
     assert not line.choice.peer.any()
     _, info = ran(workers.made(ad_psgd, 1), events_of(line, RATE))
     assert not info["sent_bytes"].any()
-
-
-def test_an_unknown_graph_is_refused_in_a_line():
-    config = default()
-    config.strategy.name, config.strategy.graph = "ad_psgd", "star"
-    with pytest.raises(ConfigError, match=r"^config.strategy.graph = 'star': must be one of"):
-        check(as_experiment(config))

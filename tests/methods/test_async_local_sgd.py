@@ -1,20 +1,17 @@
-"""Delayed Nesterov against lists in float64, and what it is in its limits."""
+"""Delayed Nesterov against lists in float64, and its other servers."""
 
 from functools import cache
 
-import jax
 import numpy as np
-import optax
 import pytest
 
 from optdyn.methods.read import heloco
 from optdyn.methods.read.async_local_sgd import async_local_sgd
-from tests.methods import test_battery as battery
 from tests.methods import workers
-from tests.methods.nodes import BATCHES, RATE, START, STEPS, P, flattened, gradient, loss, tree
-from tests.methods.workers import ALL, CLOSE, WORKERS, events_of, line_of, ran, reference
+from tests.methods.nodes import START, P, flattened
+from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
 
-strategy = cache(lambda groups=WORKERS: workers.made(async_local_sgd, groups))
+strategy = cache(lambda: workers.made(async_local_sgd))
 ETA, B = 0.7, 0.9
 SPEEDS = {"cluster.speeds": (1.0, 0.8, 0.4), "strategy.period": 4}
 
@@ -146,16 +143,6 @@ def test_what_is_turned_keeps_its_length_and_loses_what_is_against_the_momentum(
             np.testing.assert_allclose(np.sum(after**2), np.sum(d**2), rtol=1e-5)
 
 
-def test_what_is_not_late_counts_whole():
-    """One worker's messages have age 0: any alpha is plain, to the bit."""
-    values = {"strategy.period": 2}
-    plain, late = (
-        ran(strategy(1), events_of(line_of("async_local_sgd", 1, **values, **more)))[0].params
-        for more in ({}, {"strategy.age_decay": 3.0})
-    )
-    battery.assert_same(plain, late)
-
-
 def delayed(line, delay, c):
     """A rule that counts for itself, and keeps `stale`, versions between what was read and now."""
     kept = {"m": np.zeros(P), "delta": np.zeros(P), "version": 0, "stale": []}
@@ -204,44 +191,3 @@ def test_slower_workers_take_fewer_steps():
         for i, period in enumerate(expected):
             each = line.choice.exchange[line.worker == i]
             np.testing.assert_array_equal(each, np.arange(1, len(each) + 1) % period == 0)
-
-
-def test_a_worker_that_exchanges_at_every_step_has_nesterovs_momentum():
-    """One worker, H = N = 1, SGD inside: optax's of rate eta gamma."""
-    line = line_of("async_local_sgd", 1, **{"strategy.period": 1, "strategy.momentum_delay": 1})
-    states, _ = ran(strategy(1), events_of(line, momentum=0.0))
-    rule = optax.sgd(ETA * RATE, B, nesterov=True)
-    params, grad, expected = tree(START), jax.jit(jax.grad(loss)), []
-    state = rule.init(params)
-    for t in range(STEPS):
-        updates, state = rule.update(grad(params, battery.at(BATCHES, t)), state)
-        params = optax.apply_updates(params, updates)
-        expected.append(flattened(params))
-    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
-    np.testing.assert_array_equal(flattened(states.workers)[:, 0], flattened(states.params))
-
-
-def test_equally_stale_arrivals_are_one_step_along_their_mean():
-    """All of N workers have read x_0; m is what it is, and no longer 0."""
-    asked = {"cluster.service": "constant", "strategy.period": 1}
-    line = line_of("async_local_sgd", **asked)
-    m = np.random.default_rng(5).normal(0, 0.1, P)
-    start = strategy().init(tree(START))._replace(momentum=tree(np.float32(m)))
-    states, _ = ran(strategy(), events_of(line, momentum=0.0), state=start)
-    mean = RATE * np.mean([gradient(np.float64(START), t, ALL) for t in range(WORKERS)], axis=0)
-    m = B * m + mean
-    np.testing.assert_allclose(flattened(states.momentum)[WORKERS - 1], m, **CLOSE)
-    after = np.float64(START) - ETA * (B * m + mean)
-    np.testing.assert_allclose(flattened(states.params)[WORKERS - 1], after, **CLOSE)
-
-
-@pytest.mark.parametrize("server", ["adam", "heloco"])
-@pytest.mark.parametrize("owed", ["shapes", "two parts"])
-def test_servers_that_heed_age_owe_what_every_method_owes(monkeypatch, owed, server):
-    own = {"strategy.server": server, "strategy.age_decay": 0.3, "strategy.age_cutoff": 4.0}
-    values = battery.CASES["async_local_sgd"].values | own
-    monkeypatch.setitem(battery.CASES, "async_local_sgd", battery.Case(values, None))
-    if owed == "shapes":
-        battery.test_the_state_keeps_its_shapes_and_dtypes("async_local_sgd", "adam")
-    else:
-        battery.test_a_run_in_two_parts_equals_the_whole("async_local_sgd")

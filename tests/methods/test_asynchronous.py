@@ -94,26 +94,26 @@ def reference(staleness, update):
     return np.array(losses), np.array(versions[1:])
 
 
-@pytest.mark.parametrize("name", TIMELINES)
-@pytest.mark.parametrize("momentum", [0.0, 0.6, -0.6])
-def test_sgd_reads_the_version_that_the_staleness_says(name, momentum):
-    made = arrivals(name)
-    # Small enough for the stalest to converge, so that float32 rounding (1e-7 an update of numbers
-    # about 1) is not amplified over the 120 updates.
-    _, losses, x = run(made, "sgd", learning_rate=0.05, momentum=momentum)
-    expected_losses, expected = reference(made.staleness, heavy_ball(0.05, momentum))
-    np.testing.assert_allclose(x, expected, atol=1e-5)
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-5)
+# Rates are small enough for the stalest to converge, so that float32 rounding (1e-7 an update of
+# numbers about 1) is not amplified over the 120 updates. Adam divides by the gradient's size, which
+# enlarges the rounding of small gradients.
+RULES = {
+    **{
+        m: ("sgd", heavy_ball, {"learning_rate": 0.05, "momentum": m}, 1e-5) for m in (0, 0.6, -0.6)
+    },
+    "adam": ("adam", adam, {"learning_rate": 0.02}, 1e-4),
+}
 
 
 @pytest.mark.parametrize("name", TIMELINES)
-def test_adam_reads_the_version_that_the_staleness_says(name):
+@pytest.mark.parametrize("rule", RULES)
+def test_an_optimizer_reads_the_version_that_the_staleness_says(name, rule):
+    optimizer, update, hyper, close = RULES[rule]
     made = arrivals(name)
-    _, losses, x = run(made, "adam", learning_rate=0.02)
-    expected_losses, expected = reference(made.staleness, adam(0.02))
-    # Adam divides by the gradient's size, and so enlarges the rounding of small gradients.
-    np.testing.assert_allclose(x, expected, atol=1e-4)
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-4, atol=1e-4)
+    _, losses, x = run(made, optimizer, **hyper)
+    expected_losses, expected = reference(made.staleness, update(**hyper))
+    np.testing.assert_allclose(x, expected, atol=close)
+    np.testing.assert_allclose(losses, expected_losses, rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("name", TIMELINES)

@@ -24,6 +24,7 @@ from optdyn.clock.base import Shares, chosen
 from optdyn.clock.shares import columns, cut
 from optdyn.experiment import ConfigError, default, parse
 from optdyn.methods import Event
+from optdyn.methods.mix import compression
 from optdyn.train import devices as parallel
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints
@@ -135,6 +136,41 @@ PAIRED = [name for name in OTHERS if not CASES[name].like]
 PAIRS = tuple(filter(go_together, map("+".join, itertools.combinations(PAIRED, 2))))
 THREE = ("daso+asynchronous+local",)
 EVERY = (*CASES, *PAIRS, *THREE)
+MESSAGES = {name: {"compression": name} for name in compression.NAMES if name} | {
+    "E3M0": {"compression_bits": 4},
+    "3 bits": {"compression_bits": 3},
+    "top_k of 2 bits": {"compression": "top_k", "compression_bits": 2},
+}
+STREAMING = {
+    "strategy.period": 4,
+    "strategy.fragments": 2,
+    "strategy.delay": 1,
+    "strategy.mixing": 0.25,
+}
+AGES = {"strategy.age_decay": 0.3, "strategy.age_cutoff": 4.0}
+VARIANTS = {  # of a method, by keys that make another rule of it
+    "fresh": ("asynchronous", {"strategy.fresh": ("classifier",)}),
+    "all fresh": ("asynchronous", {"strategy.fresh": ("hidden0", "hidden1", "classifier")}),
+    "overlapping": ("local", {"strategy.variant": "overlapping", "strategy.window": 2}),
+    "correcting": ("diloco", {"strategy.merging": "correct", "strategy.delay": 1}),
+    **{
+        f"{server} server": ("async_local_sgd", AGES | {"strategy.server": server})
+        for server in ("adam", "heloco")
+    },
+    **{
+        f"{state} {name}": (name, {"strategy.inner_state": state})
+        for state in ("averaged", "reset")
+        for name in ("asynchronous+model_averaging", "diloco+local")
+    },
+    **{f"streaming {name}": (name, STREAMING) for name in EVERY if "model_averaging" in name},
+    **{
+        f"{kind} messages": (
+            "diloco",
+            {f"strategy.{key}": value for key, value in {"compression_rank": 1, **keys}.items()},
+        )
+        for kind, keys in MESSAGES.items()
+    },
+}
 
 MODEL = {"name": "mlp", "hidden": (7, 6), "dtype": "float32"}
 OPTIMIZERS = {"sgd": ("learning_rate", "momentum"), "adam": ("learning_rate",)}
@@ -163,11 +199,16 @@ def config_of(name, values=()):
     config = default()
     config.batch_size, config.steps = BATCH, STEPS
     config.cluster.service = "constant"
+    name, variant = VARIANTS.get(name, (name, {}))
     parts = name.split("+")
     own = {} if set(parts) <= {"sync", "local"} else dict(NODES)
     for part in parts:
         own |= CASES[part].values
-    own |= {"strategy.name": name, **{f"model.{k}": v for k, v in MODEL.items()}, **dict(values)}
+    own |= variant | {
+        "strategy.name": name,
+        **{f"model.{k}": v for k, v in MODEL.items()},
+        **dict(values),
+    }
     config.update_from_flattened_dict(own)
     return parse(config)
 
@@ -258,11 +299,17 @@ def assert_close(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6), one, other)
 
 
-every = pytest.mark.parametrize("name", EVERY)
-# What a pair owes is owed by its pieces, which do not know of one another: each method by itself,
-# and the one with a piece of every kind, are always run; the pairs by `make test-slow`.
+# `make test-slow` alone runs most messages, which one piece makes, and in some tests pairs, whose
+# pieces do not know of one another.
+SOME = [
+    pytest.param(name, marks=[pytest.mark.slow] * name.endswith("messages"))
+    for name in VARIANTS
+    if name != "top_k messages"
+]
+every = pytest.mark.parametrize("name", [*EVERY, "top_k messages", *SOME])
 pieces = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in PAIRS)) for n in EVERY]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in PAIRS)) for n in (*EVERY, *VARIANTS)],
 )
 
 
@@ -306,7 +353,7 @@ def test_the_state_keeps_its_shapes_and_dtypes(name, optimizer):
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
-    methods = strategies.chosen(name).every
+    methods = config_of(name).methods.every
     assert set(info) == {"loss"}.union(*(method.info for method in methods))
     assert {(leaf.shape, leaf.dtype) for leaf in info.values()} == {((), jnp.dtype("float32"))}
     params = jax.eval_shape(lambda state: state.params, state)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from optdyn import core, optimizers
-from optdyn.experiment import ConfigError
 from optdyn.methods import Event
 from optdyn.methods.read.buffered import buffered
 from optdyn.train import trainer
@@ -101,23 +100,3 @@ def test_a_run_resumes_and_the_meter_reads_it(config, tmp_path):
     parts = trainer.train(as_experiment(config(values)), tmp_path / "parts")
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     assert "implicit_momentum" in (tmp_path / "parts" / "metrics.jsonl").read_text()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"strategy.arrivals": 5, "strategy.waiting": "k_async"}, "arrivals = 5: must be at most"),
-        ({"strategy.arrivals": 0}, "arrivals = 0: must be at least 1"),
-        ({"strategy.waiting": "nobody"}, "waiting = 'nobody': must be one of 'k_sync'"),
-        ({"strategy.arrivals": 3}, "batch_size = 4: must be a multiple of 3"),
-        ({"strategy.groups": 3}, "groups = 3: must divide"),
-        ({"strategy.staleness_bound": 1}, "staleness_bound: only of"),
-        ({"strategy.fresh": ("x",), "model.name": "quadratic"}, "fresh: no block is merged"),
-        ({"cluster.service": "geometric"}, "service = 'geometric': must be one of"),
-        ({"replicas.count": 2}, "replicas.count: "),
-    ],
-)
-def test_what_cannot_be_is_one_line(config, values, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        check(as_experiment(config(RUN | values)))
-    assert "\n" not in str(caught.value)

@@ -1,22 +1,18 @@
-"""CHOCO-SGD: against float64, gossip where nothing is left out, and the mean of the nodes."""
+"""CHOCO-SGD: against float64, and the mean of the nodes."""
 
 import numpy as np
 import pytest
 
 from optdyn.clock.graphs import each_update, graph
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.choco import choco
-from optdyn.methods.mix.gossip import Neighbours, gossip
+from optdyn.methods.mix.gossip import Neighbours
 from optdyn.methods.mix.quantized import numbers
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods.nodes import RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
-from tests.methods.test_outer import sent_and_seconds
-from tests.values import as_experiment
 
-COUNT, EACH, MOMENTUM, C = 4, 3, 0.6, 0.4
+COUNT, MOMENTUM, C = 4, 0.6, 0.4
 RING = graph("ring", COUNT, STEPS, np.random.default_rng(0))
 W, CF = nodes.matrices(RING)[0], np.float64(np.float32(C))
 
@@ -24,8 +20,7 @@ W, CF = nodes.matrices(RING)[0], np.float64(np.float32(C))
 def ran(small, rate=C):
     one = np.ones((STEPS, COUNT), np.float32)
     choice = Neighbours(each_update(RING, STEPS), one, rate=np.full(STEPS, rate, np.float32))
-    rule = choco(nodes.inner(), small) if small else gossip(nodes.inner(), "adapt")
-    return nodes.ran(rule, nodes.events(choice, RATE, MOMENTUM), COUNT)
+    return nodes.ran(choco(nodes.inner(), small), nodes.events(choice, RATE, MOMENTUM), COUNT)
 
 
 def reference(message):
@@ -73,41 +68,9 @@ def test_every_update_equals_the_reference(name):
     assert np.abs(np.diff(expected, axis=1)).max() > 1e-2
 
 
-def test_where_nothing_is_left_out_it_is_gossip():
-    whole, _ = ran(compression.top_k(1.0, numbers(32, 5)), 1.0)
-    plain, _ = ran(None)
-    np.testing.assert_allclose(flattened(whole.params), flattened(plain.params), rtol=0, atol=1e-6)
-
-
 def test_consensus_keeps_the_mean_over_the_nodes():
     """W's columns add up to 1, whatever the messages leave out: c moves no mean."""
     near, far = (ran(SMALL["top_k"][0], c)[0].params for c in (0.1, 0.4))
     one, other = (flattened(own)[0].mean(axis=0) for own in (near, far))
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
     assert np.abs(flattened(near)[0] - flattened(far)[0]).max() > 1e-4
-
-
-@pytest.mark.parametrize("name, bits", [("top_k", 32), ("sign", 32), ("", 4)])
-def test_the_clock_counts_its_bytes(name, bits):
-    values = {"strategy.compression": name, "strategy.compression_bits": bits}
-    values |= {"strategy.gossip_order": "adapt", "strategy.graph": "ring"}
-    sent, took, _ = sent_and_seconds("gossip", values)
-    np.testing.assert_allclose(took, sent, rtol=1e-9)
-    assert sent.min() == sent.max() > 0
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.graph": "random"}, "compressed messages = 'random': must be one of 'ring'"),
-        ({"strategy.compression": "powersgd"}, "of gossip = 'powersgd': must be one of ''"),
-        ({"strategy.gossip_order": "combine"}, "gossip_order = 'combine': must be 'adapt' with"),
-        ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "cluster.presence = 1.0: must be 0"),
-        ({"strategy.name": "diloco+gossip"}, "strategy.compression: must be '' with"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    asked = {"strategy.name": "gossip", "strategy.compression": "top_k", "cluster.nodes": 4}
-    asked |= {"strategy.gossip_order": "adapt"}
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({**asked, **values})))

@@ -1,20 +1,16 @@
-"""Groups that send compressed gradients: against float64, and where nothing is left out."""
+"""Groups that send compressed gradients: against float64, and the clock's bytes."""
 
 import numpy as np
-import pytest
 
-from optdyn.experiment import ConfigError
 from optdyn.methods import Network
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.quantized import numbers
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.optimizers import optimizer
-from optdyn.train.checks import check
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, gradient, tree
 from tests.methods.test_choco import a_quarter
 from tests.methods.workers import ALL, MOMENTUM, WORKERS, events_of, line_of, ran
-from tests.values import as_experiment
 
 CLIP = (("clip_by_global_norm", {"max_norm": 0.1}),)
 
@@ -43,13 +39,6 @@ def test_every_update_equals_the_reference():
     assert np.abs(errors).max() > 1e-2
 
 
-def test_where_nothing_is_left_out_it_is_as_before():
-    line = line_of("asynchronous")
-    whole, _ = ran(made(compression.top_k(1.0, numbers(32, 5))), events_of(line))
-    plain, _ = ran(made(None), events_of(line))
-    np.testing.assert_allclose(flattened(whole.slots), flattened(plain.slots), rtol=0, atol=1e-6)
-
-
 def test_what_is_clipped_off_is_not_fed_back():
     """Clipping comes after compression: the first error is that of no clipping, x_1 is not."""
     small = compression.top_k(0.25, numbers(32, 5))
@@ -72,19 +61,3 @@ def test_the_clock_sends_less_to_the_server_and_all_back():
         line = line_of("asynchronous", 2, update_bytes=56, network=network, **asked)
         took.append(line.seconds[1::2] / np.arange(1, 17) - 1)  # a second of computing
     np.testing.assert_allclose(took, [[112] * 16, [56 + 8 * (3 + 1)] * 16], rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.compression": "powersgd"}, "of asynchronous = 'powersgd': must be one of ''"),
-        ({"strategy.groups": 1}, "of 2 groups at least"),
-        ({"strategy.name": "asynchronous+local"}, "of groups that send whole gradients"),
-        ({"cluster.service": "race"}, "of groups whose times are drawn"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    asked = {"strategy.name": "asynchronous", "strategy.groups": 2, "cluster.nodes": 4}
-    asked |= {"strategy.compression": "top_k"}
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({**asked, **values})))

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as P
 
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.messages import Compression, Messages, gathered, over_nodes
@@ -19,7 +16,6 @@ from optdyn.methods.mix.model_averaging import ModelAveraging
 from optdyn.methods.mix.outer import outer
 from optdyn.methods.mix.powersgd import low_rank, powersgd
 from optdyn.methods.mix.quantized import levels, numbers
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import (
@@ -28,35 +24,23 @@ from tests.methods.nodes import (
     START,
     STEPS,
     averaging,
-    diloco,
     flattened,
     reference,
-    slowmo,
     tree,
 )
-from tests.methods.test_outer import (
-    CLOSE,
-    MESSAGES_ALONE,
-    meetings,
-    rule,
-    seconds,
-    sent_and_seconds,
-)
-from tests.values import as_experiment
+from tests.methods.test_battery import MESSAGES
+from tests.methods.test_bytes import MESSAGES_ALONE, seconds
+from tests.methods.test_outer import CLOSE, MAKERS, meetings, rule
+from tests.methods.traced import collectives
 
-KINDS = {name: {"compression": name} for name in compression.NAMES if name} | {
-    "E3M0": {"compression_bits": 4},
-    "3 bits": {"compression_bits": 3},
-    "top_k of 2 bits": {"compression": "top_k", "compression_bits": 2},
-}
-NAMES = list(KINDS)
+NAMES = list(MESSAGES)
+
 KEYS = {"compression_share": 0.25, "compression_rank": 1, "compression_block": 5}
-MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 
 
 @cache
 def made(name, method="model_averaging", **keys):
-    return MAKERS[method](nodes.inner(), KEYS | KINDS[name] | keys)
+    return MAKERS[method](nodes.inner(), KEYS | MESSAGES[name] | keys)
 
 
 def parts(flat):
@@ -178,7 +162,7 @@ def test_what_is_not_sent_is_kept(name):
     inner = nodes.sync(
         nodes.core.averaged(nodes.core.whole(along), "data"), nodes.core.together(nodes.SGD)
     )
-    every = averaging(inner, KEYS | KINDS[name])
+    every = averaging(inner, KEYS | MESSAGES[name])
     states, _ = nodes.ran(every, nodes.events(turns(STEPS, 1, 1, 0)))
     ((errors, _),) = states.errors
     found = flattened(states.params)[:, 0] + flattened(errors).mean(1)
@@ -193,7 +177,7 @@ def test_what_is_not_sent_is_kept(name):
 
 
 def made_of(name):
-    return ModelAveraging(**KEYS, **KINDS[name]).compressed()
+    return ModelAveraging(**KEYS, **MESSAGES[name]).compressed()
 
 
 @partial(jax.jit, static_argnums=0)
@@ -297,21 +281,7 @@ def test_powersgd_does_not_depend_on_how_a_batch_is_divided():
     assert np.abs(flattened(top[0])[:, 0] - flattened(top[1])[:, 0]).max() > 1e-3
 
 
-def collectives(jaxpr):
-    """Bytes that go into every collective over `node`."""
-    for equation in jaxpr.eqns:
-        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
-        if equation.primitive.name.startswith(("psum", "all_gather")) and "node" in axes:
-            yield sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
-        for inner in equation.params.get("branches", ()):
-            yield from collectives(inner.jaxpr)
-        for name in ("jaxpr", "call_jaxpr"):
-            if name in equation.params:
-                inner = equation.params[name]
-                yield from collectives(getattr(inner, "jaxpr", inner))
-
-
-MESSAGES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32)
+BYTES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32)
     "bfloat16": 2 * 14,
     "top_k": 8 * (3 + 1),
     "sign": (2 + 4) + (1 + 4),  # bits in bytes, and a scale an array
@@ -326,35 +296,22 @@ MESSAGES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, in
 @pytest.mark.parametrize("name", NAMES)
 def test_a_node_sends_so_many_bytes(name, local):
     """Counted in the program of a real device: so many as the log says, shared by its devices."""
-    keys = KEYS | KINDS[name]
+    keys = KEYS | MESSAGES[name]
     strategy = averaging(nodes.inner(), keys, "data" if local > 1 else None)
-    mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
     event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
-    specs = (P(), P(), P(("node", "data")))
-    step = jax.shard_map(strategy.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-    jaxpr = jax.make_jaxpr(step)(strategy.init(tree(START)), event, batch).jaxpr
-    found = list(collectives(jaxpr))
+    every = collectives(strategy, tree(START), event, batch, NODES, local)
+    found = [size for axes, _, size in every if "node" in axes]
     arrays = 2 * len(found)  # each is padded to a multiple of the devices, a number of four bytes
-    assert MESSAGES[name] <= local * sum(found) <= MESSAGES[name] + (local - 1) * 4 * arrays
+    assert BYTES[name] <= local * sum(found) <= BYTES[name] + (local - 1) * 4 * arrays
     _, sent = nodes.ran(made(name), nodes.events(turns(STEPS, 1, 1, 0)))
-    np.testing.assert_array_equal(sent, MESSAGES[name])
-
-
-@pytest.mark.parametrize("name, fragments", [*((name, 1) for name in NAMES), ("powersgd", 2)])
-def test_the_clock_counts_the_same_bytes(name, fragments):
-    """Two nodes: a ring of two takes as long as a message, whether it is added up or gathered."""
-    values = {f"strategy.{key}": value for key, value in KINDS[name].items()}
-    values |= {"strategy.fragments": fragments, "strategy.compression_rank": 1}
-    sent, took, _ = sent_and_seconds("diloco", values)
-    assert sent.sum() > 0
-    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
+    np.testing.assert_array_equal(sent, BYTES[name])
 
 
 @pytest.mark.parametrize("name, times", [("top_k", 3), ("sign", 3), ("bfloat16", 1.5), ("E3M0", 3)])
 def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
     """(n - 1) whole messages and not 2 (n - 1) / n of them."""
     params = battery.make_run("slowmo").params
-    values = {f"strategy.{key}": value for key, value in (KEYS | KINDS[name]).items()}
+    values = {f"strategy.{key}": value for key, value in (KEYS | MESSAGES[name]).items()}
     took = seconds("slowmo", params, MESSAGES_ALONE | values | {"cluster.nodes": 4})
     sent = sum(made_of(name).messages(params)) * np.tile([0, 0, 1], 4)
     np.testing.assert_allclose(took, times * sent, rtol=1e-12)  # whole numbers in float64
@@ -366,41 +323,3 @@ def test_what_is_gathered_in_parts_is_what_each_node_has(size):
     inside = jax.vmap(lambda own, _: gathered(own, "data"), (None, 0), axis_name="data")
     found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(2))
     np.testing.assert_array_equal(found, np.broadcast_to(x, (NODES, 2, NODES, size)))
-
-
-OWED = [
-    battery.test_step_is_pure,
-    battery.test_the_state_keeps_its_shapes_and_dtypes,
-    battery.test_a_run_in_two_parts_equals_the_whole,
-    battery.test_a_loss_without_gradient_moves_nothing,
-]
-
-
-@pytest.mark.parametrize("owed", OWED, ids=lambda owed: owed.__name__)
-@pytest.mark.parametrize("name", NAMES)
-def test_compression_owes_what_every_method_owes(monkeypatch, name, owed):
-    values = {"strategy.period": 3, "strategy.compression_rank": 1}
-    values |= {f"strategy.{key}": value for key, value in KINDS[name].items()}
-    monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
-    for optimizer in battery.OPTIMIZERS if "shapes" in owed.__name__ else (None,):
-        owed("diloco", optimizer) if optimizer else owed("diloco")
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        ({"compression": "zip"}, "compression = 'zip': must be one of '', 'bfloat16', 'top_k'"),
-        ({"compression_share": 0.0}, "compression_share = 0.0: must be above 0 and at most 1"),
-        ({"compression_rank": 0}, "compression_rank = 0: must be at least 1"),
-        ({"compression_bits": 9}, "compression_bits = 9: must be from 2 to 8, or 32"),
-        (
-            {"compression_bits": 4, "compression": "sign"},
-            "compression_bits = 4: must be 32 with config.strategy.compression = 'sign'",
-        ),
-        ({"compression_block": 0}, "compression_block = 0: must be at least 1"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(config, values, message):
-    own = {f"strategy.{name}": value for name, value in values.items()}
-    with pytest.raises(ConfigError, match=message):
-        check(as_experiment(config({"strategy.name": "slowmo", **own})))

@@ -1,20 +1,14 @@
-"""Merges that keep what nodes did since the sending, and eager updates: against float64, limits."""
+"""Merges that keep what nodes did since the sending, and eager messages, against float64."""
 
-import jax
 import numpy as np
-import optax
 import pytest
 
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.mix.diloco import nesterov
-from optdyn.methods.mix.eager import Eager, eager
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods import test_battery as battery
-from tests.methods.nodes import NODES, RATE, START, STEPS, flattened, tree
-from tests.methods.test_outer import ETA, MU, made, meetings, sent_and_seconds
-from tests.values import as_experiment
+from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
+from tests.methods.test_bytes import sent_and_seconds
+from tests.methods.test_outer import ETA, MU, made, meetings
 
 DELAY, MOMENTUM = 2, 0.6
 
@@ -71,47 +65,6 @@ def test_a_correction_keeps_the_mean_over_the_nodes(fragments):
     assert np.abs(found - expected).max() > 1e-2
 
 
-def ran_eagerly(count=NODES, eta=ETA, mu=MU):
-    numbers = {"outer_learning_rate": eta, "outer_momentum": mu}
-    line = turns(STEPS, 4, 1, 0)
-    line = line._replace(outer={k: np.full(STEPS, v, np.float32) for k, v in numbers.items()})
-    made = eager(nodes.inner(), nesterov())
-    return nodes.ran(made, nodes.events(line, RATE, MOMENTUM), nodes=count), line
-
-
-def test_eager_updates_are_what_their_equations_say():
-    (states, _), line = ran_eagerly()
-    every, theta = nodes.HeavyBall(), [np.float64(START)] * NODES
-    m, past, history = [np.zeros(nodes.P)] * NODES, [np.zeros(nodes.P)] * NODES, []
-    for t in range(STEPS):
-        every.step(t)
-        if line.send[t].all():
-            own = [theta[i] - every.x[i] for i in range(NODES)]
-            for i in range(NODES):
-                g = (own[i] + sum(past[j] for j in range(NODES) if j != i)) / NODES
-                m[i] = MU * m[i] + g
-                theta[i] = theta[i] - ETA * (g + MU * m[i])
-            past, every.x = own, list(theta)
-        history.append(list(every.x))
-    # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
-    np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
-    assert np.ptp(history[-1], axis=0).max() > 1e-2
-
-
-def test_one_eager_node_is_lookahead():
-    (states, _), _ = ran_eagerly(count=1, mu=0.0)
-    fast = optax.lookahead(optax.sgd(RATE, MOMENTUM), 4, ETA)
-    params = optax.LookaheadParams.init_synced(tree(START))
-    state, grad = fast.init(params), jax.jit(jax.grad(nodes.loss))
-    for t in range(STEPS):
-        updates, state = fast.update(grad(params.fast, battery.at(nodes.BATCHES, t)), state, params)
-        params = optax.apply_updates(params, updates)
-    # A sum of examples in one order in both: some ulp of about one.
-    np.testing.assert_allclose(
-        flattened(states.params)[-1, 0], flattened(params.fast), rtol=0, atol=2e-6
-    )
-
-
 def test_an_eager_message_has_a_period_of_time():
     """Of messages alone: each meeting waits for the one before, of as many bytes as were sent."""
     sent, took, _ = sent_and_seconds("eager", {"strategy.period": 3})
@@ -121,35 +74,3 @@ def test_an_eager_message_has_a_period_of_time():
     assert took[meets[0]] == 0 and expected > 0
     np.testing.assert_allclose(took[meets[1:]], expected, rtol=1e-9)
     np.testing.assert_allclose(np.delete(took, meets), 0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.merging": "add"}, "merging = 'add': must be one of 'mix', 'correct'"),
-        (
-            {"strategy.merging": "correct", "strategy.mixing": 0.5},
-            "mixing = 0.5: must be 0 with config.strategy.merging = 'correct'",
-        ),
-        (
-            {"strategy.merging": "correct", "parallel.api": "overlap"},
-            "keeps what nodes did meanwhile",
-        ),
-        ({"strategy.name": "eager", "parallel.api": "overlap"}, "exchanges otherwise than by"),
-        ({"strategy.name": "eager+gossip"}, "eager and gossip both say what nodes exchange"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({"strategy.name": "diloco", **values})))
-    assert Eager().why_no_overlap()
-
-
-@pytest.mark.parametrize("owed", ["shapes", "two parts"])
-def test_corrections_owe_what_every_method_owes(monkeypatch, owed):
-    values = {"strategy.period": 3, "strategy.delay": 1, "strategy.merging": "correct"}
-    monkeypatch.setitem(battery.CASES, "diloco", battery.Case(values, None))
-    if owed == "shapes":
-        battery.test_the_state_keeps_its_shapes_and_dtypes("diloco", "adam")
-    else:
-        battery.test_a_run_in_two_parts_equals_the_whole("diloco")

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as P
 
 from optdyn import optimizers
 from optdyn.clock.base import Meeting, at
@@ -20,7 +18,8 @@ from optdyn.methods.mix.daso import DASO
 from optdyn.methods.mix.daso import clock as phases
 from optdyn.methods.mix.messages import in_parts
 from optdyn.setup import Cluster
-from tests.methods.composed import daso, sync
+from tests.methods.composed import daso
+from tests.methods.traced import collectives
 
 NODES, LOCAL, EACH = 4, 2, 3  # EACH: examples a device
 EPOCH, EPOCHS = 20, 10
@@ -124,26 +123,6 @@ def test_two_hundred_steps_through_all_phases_equal_the_reference(batches):
     assert np.ptp(params, axis=1).max() > 0.05
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("nodes, local", [(4, 1), (2, 4)])
-def test_without_wait_it_is_synchronous(batches, nodes, local, momentum):
-    """B = 1, W = 0: the mean of the nodes' steps is the step along the mean gradient.
-
-    Velocities stay the nodes' own; their mean is the velocity of the mean.
-    """
-    choice = meetings_of(max_batches=1, wait=0)
-    assert choice.send.all() and choice.receive.all() and not choice.waited.any()
-    events = events_of(choice, momentum)
-    strategy, one = over_nodes(daso(loss, SGD), nodes, local), sync(loss, SGD)
-    _, (values, after) = scan(strategy, strategy.init(START), events, batches)
-    _, (expected, alone) = scan(one, one.init(START), events, batches)
-    # The same sums in another order: 3e-7 for values of a few units, not amplified by descent.
-    for name in START:
-        mine, its = after.state.params[name], alone.params[name]
-        np.testing.assert_allclose(mine, np.repeat(its[:, None], nodes, 1), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
-
-
 def apart(strategy, seed):
     """Nodes that are not equal: states of the strategy."""
     state = strategy.init(START).state
@@ -174,30 +153,6 @@ def test_a_merge_keeps_the_mean_and_shrinks_the_spread(wait, data):
     # Values of up to 4, one rounding of 2e-7 in each of the sums and products of 20 receipts.
     np.testing.assert_allclose(after.state.params["w"], expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(after.state.params["c"], 0.7, rtol=0, atol=1e-5)
-
-
-def test_a_single_node_waits_for_nobody_and_merges_with_its_past():
-    """P = 1, S = 1, gradient steps of known size: (2 x + x_sent) / 3."""
-
-    def slope(params, batch):
-        return params["c"] + 0.0 * (params["w"].sum() + batch["y"].sum())
-
-    strategy = over_nodes(daso(slope, SGD), 1, LOCAL)
-    choice = Meeting(
-        np.array([True, False, True]),
-        np.array([False, True, False]),
-        np.array([0, 1, 0], np.int32),
-    )
-    events = events_of(choice, momentum=0.0)
-    _, (_, after) = scan(strategy, strategy.init(START), events, nothing(3))
-    first = 0.7 - RATE
-    second = (2 * (first - RATE) + first) / 3
-    expected = [first, second, second - RATE]
-    # A few float32 operations on values below one: 6e-8 each.
-    np.testing.assert_allclose(after.state.params["c"][:, 0], expected, rtol=0, atol=5e-7)
-    np.testing.assert_allclose(
-        after.state.in_flight["c"][:, 0], [first, first, second - RATE], rtol=0, atol=5e-7
-    )
 
 
 def test_bfloat16_is_only_for_the_journey():
@@ -232,42 +187,31 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
     np.testing.assert_allclose(together, alone, rtol=0, atol=5e-6)
 
 
+def traced(dtype="", senders=None):
+    """Collectives of the program of a device, at a step that sends."""
+    event, batch = at((events_of(meetings_of()), nothing(1)), 0)
+    return collectives(daso(loss, SGD, dtype, senders=senders), START, event, batch, NODES, LOCAL)
+
+
 def test_quiet_steps_use_the_local_network_only():
     """On a mesh: the one collective over `node` is in the branch of a step that sends."""
-    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"), (AxisType.Auto,) * 2)
-    strategy = daso(loss, SGD)
-    state = strategy.init(START)
-    event = jax.tree.map(lambda leaf: leaf[0], events_of(meetings_of()))
-    batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
-    spec = (P(), P(), P(("node", "data")))
-    step = jax.shard_map(strategy.step, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False)
-    found = set(collectives(jax.make_jaxpr(step)(state, event, batch).jaxpr))
     # Gradients at every step, parameters in a branch.
-    assert found == {(("data",), ()), (("node",), ("cond", 1))}
+    assert {each[:2] for each in traced()} == {(("data",), ()), (("node",), ("cond", 1))}
 
 
 @pytest.mark.parametrize("dtype", ["", "bfloat16"])
 def test_a_node_sends_its_message_once(dtype):
     """Counted in the program of a device: the clock's bytes, where without turns all would send."""
-    mesh = AbstractMesh((NODES, LOCAL), ("node", "data"), (AxisType.Auto,) * 2)
-    event = jax.tree.map(lambda leaf: leaf[0], events_of(meetings_of()))
-    batch = jax.tree.map(lambda leaf: leaf[0], nothing(1))
-    sent = {}
-    for senders in (None, "data"):
-        strategy = daso(loss, SGD, dtype, senders=senders)
-        state, spec = strategy.init(START), (P(), P(), P(("node", "data")))
-        step = jax.shard_map(
-            strategy.step, mesh=mesh, in_specs=spec, out_specs=P(), check_vma=False
-        )
-        every = collectives(jax.make_jaxpr(step)(state, event, batch).jaxpr, sizes=True)
-        device = sum(size for axes, _, size in every if axes == ("node",))
-        sent[senders] = LOCAL * device
+    sent = {
+        senders: LOCAL * sum(size for axes, _, size in traced(dtype, senders) if axes == ("node",))
+        for senders in (None, "data")
+    }
     of_clock = 4 * (2 if dtype else 4)  # w and c, four numbers
     assert sent == {None: LOCAL * of_clock, "data": of_clock}
-    said = jax.eval_shape(strategy.init, START).in_flight
+    said = jax.eval_shape(daso(loss, SGD, dtype).init, START).in_flight
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(said)) == of_clock
     one = over_nodes(daso(loss, SGD, dtype), NODES, LOCAL)
-    _, info = one.step(one.init(START), event, batch)
+    _, info = one.step(one.init(START), *at((events_of(meetings_of()), nothing(1)), 0))
     assert info["sent_bytes"] == of_clock
 
 
@@ -300,33 +244,3 @@ def test_bfloat16_where_nodes_wait_only():
     merged, mean = np.asarray(after.params["w"]), total / NODES
     np.testing.assert_allclose(merged, mean, rtol=0, atol=4 * 2**-7)
     assert np.abs(merged - mean).max() > 1e-4
-
-
-def collectives(jaxpr, where=(), sizes=False):
-    """Axes of every collective, the branch of the condition that it is in, and bytes if asked."""
-    for equation in jaxpr.eqns:
-        if "axes" in equation.params and equation.primitive.name.startswith("psum"):
-            size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
-            yield (
-                (equation.params["axes"], where, size)
-                if sizes
-                else (
-                    equation.params["axes"],
-                    where,
-                )
-            )
-        for i, inner in enumerate(equation.params.get("branches", ())):
-            yield from collectives(inner.jaxpr, (*where, "cond", i), sizes)
-        for name in ("jaxpr", "call_jaxpr"):
-            if name in equation.params:
-                inner = equation.params[name]
-                yield from collectives(getattr(inner, "jaxpr", inner), where, sizes)
-
-
-def test_the_periods_are_those_of_the_reference():
-    """What the comparison above rests on: batches of the first send and receipt of every epoch."""
-    choice = meetings_of()
-    for epoch, (period, wait) in enumerate(PERIODS):
-        window = slice(epoch * EPOCH, (epoch + 1) * EPOCH)
-        send, receive = (np.flatnonzero(each[window]) for each in choice[:2])
-        assert (send[1], receive[0]) == (period, wait)

@@ -8,16 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.clock.syncer import DROPPED, ages, merges, rounds
-from optdyn.experiment import ConfigError
+from optdyn.clock.syncer import DROPPED, ages, rounds
 from optdyn.methods import Network
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.read.decoupled import decoupled
-from optdyn.train.checks import check
 from tests.methods import nodes, workers
 from tests.methods.nodes import BATCHES, EACH, NODES, RATE, START, STEPS, P, flattened
 from tests.methods.workers import ALL, MOMENTUM, events_of, line_of, ran
-from tests.values import as_experiment
 
 LEARNERS, H, ETA, MU = 3, 3, 0.7, 0.9
 PARTS = (slice(0, 12), slice(12, 14))  # the numbers of two fragments
@@ -204,16 +201,6 @@ def members(worker, seconds, *rest):
     return [[(worker[t], seconds[t]) for t in sent] for sent in every]
 
 
-def test_all_merges_between_two_steps_are_made_between_them():
-    """One learner's message arrives after the other's: both hear of theirs with their next step."""
-    seconds, message = np.array([1.0, 1.05, 1.6, 2.0]), np.full((2, 1), 0.1)
-    of = rounds(np.array([0, 1, 1, 0]), seconds, message, period=1, quorum=1)
-    assert of.send[:, 0].tolist() == [True, True, False, False]
-    assert of.into[:, 0].tolist() == [1, 2, 0, 0]
-    assert merges(of.merge)[:, 0].tolist() == [0, 2, 0, 0]
-    assert of.receive[:, 0].tolist() == [False, False, True, True]
-
-
 @pytest.mark.parametrize("delay", [1, 2])
 def test_of_equal_learners_it_is_streaming_diloco(delay):
     """K = all, no window, prompt messages; rounds of a step of each, of its part of the batch."""
@@ -239,31 +226,6 @@ def test_of_equal_learners_it_is_streaming_diloco(delay):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_is_in_a_merge(seed):
-    """K at least; every message in one merge at most, after it was sent; receipts follow merges."""
-    rng = np.random.default_rng(seed)
-    learners, fragments = rng.integers(2, 6), rng.integers(1, 4)
-    quorum = rng.integers(1, learners + 1)
-    worker = rng.integers(0, learners, 400)
-    seconds = np.cumsum(rng.exponential(size=400))
-    message = rng.uniform(0, 5, (learners, fragments))
-    of = rounds(worker, seconds, message, 6, rng.integers(0, 3), quorum, rng.uniform(0, 9))
-    for p in range(fragments):
-        made = np.maximum.accumulate(of.merge[:, p])
-        assert merges(of.merge)[:, p].sum() == made.max() > 3
-        for q in range(1, made.max() + 1):
-            (sent,) = np.nonzero(of.into[:, p] == q)
-            assert len(sent) >= quorum and len(set(worker[sent])) == len(sent)
-            assert of.send[sent, p].all() and sent.max() <= np.argmax(made >= q)
-        # No message is empty: with weight 0 it would count for the quorum, and tell nothing.
-        assert ages(worker, of)[0][of.send[:, p], p].min() >= 1
-        for m in range(learners):
-            own = worker == m
-            merged = (of.into[own, p] > 0).cumsum()
-            assert np.all(of.receive[own, p].cumsum() <= merged)
-
-
-@pytest.mark.parametrize("seed", range(4))
 def test_ages_are_counted_step_by_step(seed):
     """Own steps since a learner took a merge over, and merges that it has not seen."""
     rng = np.random.default_rng(seed)
@@ -285,30 +247,3 @@ def test_ages_are_counted_step_by_step(seed):
                 sent_into[m] = of.into[t, p]
             made = max(made, of.merge[t, p])
         assert made > 3
-
-
-def test_a_quorum_waits_for_no_straggler():
-    """One learner of four never comes back: merges go on, as with three; of all they stop."""
-    worker, seconds = np.tile([0, 1, 2], 100), np.repeat(np.arange(100.0), 3)
-    worker = np.insert(worker, 0, 3)
-    seconds = np.insert(seconds, 0, 0.0)
-    most = {
-        quorum: rounds(worker, seconds, np.zeros((4, 1)), 5, quorum=quorum).merge.max()
-        for quorum in (3, 4)
-    }
-    assert most == {3: 20, 4: 0}
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.quorum": 3}, "quorum = 3: must be at most config.strategy.groups = 2, or 0"),
-        ({"strategy.fragments": 9}, "fragments = 9: must be from 1 to config.strategy.period = 8"),
-        ({"strategy.delay": -1}, "delay = -1: must be at least 0"),
-        ({"strategy.grace": -1.0}, "grace = -1.0: must be at least 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    asked = {"strategy.name": "decoupled", "strategy.groups": 2, "cluster.nodes": 2}
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({**asked, **values})))

@@ -4,14 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.des_loc import DesLoc
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
-from tests.methods.test_outer import sent_and_seconds
-from tests.values import as_experiment
+from tests.methods.test_bytes import sent_and_seconds
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # optax's
 PERIOD = 2
@@ -58,17 +55,6 @@ def test_it_is_what_its_equations_say():
         assert np.abs(expected - other).max() > 1e-4
 
 
-def test_with_one_period_it_is_the_averaged_inner_state():
-    states, sent = ran(1, 1)
-    keys = {"period": PERIOD, "inner_state": "averaged"}
-    events = nodes.events(turns(STEPS, PERIOD, 1, 0), RATE, momentum=None)
-    averaged, as_many = nodes.ran(nodes.averaging(ADAM, keys), events)
-    np.testing.assert_allclose(
-        flattened(states.params), flattened(averaged.params), rtol=0, atol=1e-6
-    )
-    np.testing.assert_array_equal(sent, as_many)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_clock_counts_its_bytes(optimizer):
     """Every meeting the parameters, every second u, every third v, where the optimizer has it."""
@@ -78,18 +64,3 @@ def test_the_clock_counts_its_bytes(optimizer):
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     times = np.array([1, 2, 1 + (optimizer == "adam"), 2])  # 12 updates, a meeting every three
     np.testing.assert_array_equal(sent[2::3], size * times)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.first_moment_meetings": 0}, "first_moment_meetings = 0: must be at least 1"),
-        ({"strategy.delay": 2}, "strategy.delay: must be 0 with config.strategy.name = 'des_loc'"),
-        ({"strategy.inner_state": "reset"}, "strategy.inner_state: must be 'kept' with"),
-        ({"parallel.api": "overlap"}, "averages its optimizers' states too"),
-        ({"strategy.name": "des_loc+gossip"}, "both say what nodes exchange"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({"strategy.name": "des_loc", **values})))

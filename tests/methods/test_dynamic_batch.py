@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import optimizers
 from optdyn.clock.base import Shares
 from optdyn.clock.shares import columns, cut
 from optdyn.core import Event
@@ -18,7 +17,7 @@ from optdyn.devices.simulated import over_workers
 from optdyn.methods.gradient.dynamic_batch import WEIGHTS
 from optdyn.problem import problem
 from optdyn.setup import Model
-from tests.methods.composed import by_shares, sync
+from tests.methods.composed import by_shares
 
 WORKERS, BATCH, CLASSES = 4, 22, 5
 MLP = problem.make(Model("mlp", hidden=(7,)), CLASSES)
@@ -157,36 +156,6 @@ def test_every_worker_computes_its_own_examples_in_order(shares, micro_batch):
     who = jax.jit(strategy.step)(state, make_event(shares), batch)[0].opt_state
     owner = np.repeat(np.arange(WORKERS), shares)
     np.testing.assert_array_equal(who, np.float32((owner == np.arange(WORKERS)[:, None]) / BATCH))
-
-
-def run(strategy, events, batches):
-    def body(state, inputs):
-        state, info = strategy.step(state, *inputs)
-        return state, info["loss"]
-
-    state, values = jax.jit(lambda *xs: jax.lax.scan(body, strategy.init(PARAMS), xs))(
-        events, batches
-    )
-    return state.params, values
-
-
-@pytest.mark.parametrize(
-    ("name", "names"), [("sgd", ("learning_rate", "momentum")), ("adam", ("learning_rate",))]
-)
-def test_a_run_equals_the_synchronous_one(name, names):
-    """Same batches and hyperparameters, shares that change at every update."""
-    steps, rng = 20, np.random.default_rng(3)
-    shares = rng.multinomial(BATCH, (0.1, 0.2, 0.3, 0.4), steps)
-    hyper = {key: jnp.asarray(rng.uniform(0.02, 0.1, steps), jnp.float32) for key in names}
-    events = Event(Shares(jnp.asarray(shares)), hyper)
-    batches = make_batch(rng, steps)
-    optimizer = optimizers.optimizer(name, names)
-    own = handed(shares, batches)
-    split = run(over_workers(by_shares(losses, optimizer, 4), WORKERS), events, own)
-    whole = run(sync(MLP.loss, optimizer), events, batches)
-    # Gradients differ by 1e-6 at most; twenty updates may add that up, and Adam, which divides by
-    # the gradient's size, passes it on at the size of the learning rate.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=5e-6, atol=5e-6), split, whole)
 
 
 def test_nothing_recompiles_when_shares_change():

@@ -61,17 +61,6 @@ def test_if_all_exchange_at_once_with_elasticity_one_the_center_is_the_mean():
     np.testing.assert_allclose(center + flattened(s).sum(0), table.mean(0), rtol=0, atol=1e-6)
 
 
-def test_without_elasticity_workers_are_on_their_own():
-    line = line_of("elastic", **VALUES | {"strategy.elasticity": 0.0})
-    states, _ = ran(strategy(), events_of(line))
-    np.testing.assert_array_equal(flattened(states.params), np.tile(START, (STEPS, 1)))
-
-    def alone(now, i, t, step):
-        now.x[i] = now.read[i] = now.x[i] + step()
-
-    np.testing.assert_allclose(flattened(states.workers), reference(line, alone)[0], **CLOSE)
-
-
 @pytest.mark.parametrize("service", ["exponential", "lognormal", "gamma"])
 def test_with_period_one_arrivals_are_those_of_groups(service):
     """To the bit: the workers are groups that send as often."""

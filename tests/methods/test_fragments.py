@@ -9,8 +9,6 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as P
 
 from optdyn import core, optimizers
 from optdyn.clock.base import at
@@ -20,12 +18,10 @@ from optdyn.methods import Event
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.fragments import cut, join
 from optdyn.methods.sync import sync
-from optdyn.train.checks import check
 from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import averaging
-from tests.methods.test_daso import collectives
-from tests.values import as_experiment
+from tests.methods.traced import collectives
 
 NODES, EACH, STEPS = 3, 4, 41  # EACH: examples a node
 RATE, ETA, MU = 0.05, 0.7, 0.9
@@ -33,13 +29,6 @@ SIZES = {"a": 3, "b": 1, "c": 2, "d": 2}  # in two fragments: a and b, c and d
 OF = np.repeat([0, 0, 1, 1], list(SIZES.values()))  # of two fragments, for every parameter
 SGD = optimizers.optimizer("sgd", ("learning_rate",))
 NESTEROV = optax.sgd(ETA, momentum=MU, nesterov=True)
-STREAMING = {
-    "strategy.period": 4,
-    "strategy.fragments": 2,
-    "strategy.delay": 1,
-    "strategy.mixing": 0.25,
-}
-
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(STEPS, NODES * EACH, len(OF))).astype(np.float32)
 TARGETS = RNG.normal(size=(STEPS, NODES * EACH)).astype(np.float32)
@@ -133,15 +122,6 @@ def test_streaming_diloco_equals_the_reference(period, delay, mixing, fragments)
     assert np.ptp(x, axis=1).max() > 0.05
 
 
-def test_a_fragments_outer_state_changes_only_when_it_is_received():
-    choice = turns(STEPS, 4, 2, 1)
-    states, _ = scan(strategy(2, 0.0, NESTEROV), choice)
-    for q, (theta, momentum) in enumerate(states.outer):
-        for leaf in jax.tree.leaves((theta, momentum)):
-            changed = (np.diff(leaf, axis=0) != 0).reshape(STEPS - 1, -1)
-            np.testing.assert_array_equal(changed.any(1), choice.receive[1:, q])
-
-
 @pytest.mark.parametrize("optimizer", [None, NESTEROV])
 @pytest.mark.parametrize("delay", [0, 2])
 def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
@@ -152,63 +132,6 @@ def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
         parts, its = scan(strategy(fragments, 0.25, optimizer), choice)
         jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
         np.testing.assert_array_equal(its, sent)
-
-
-def quiet():
-    return jax.tree.map(np.zeros_like, turns(STEPS, 4, 2, 1))
-
-
-def test_at_mixing_one_nodes_are_on_their_own():
-    alone, _ = scan(strategy(2), quiet())
-    heedless, sent = scan(strategy(2, 1.0), turns(STEPS, 4, 2, 1))
-    assert sent.sum() > 0
-    # (3 x + 0 theta) / 3 rounds twice where it rounds at all: an ulp or two a receipt, ten of them.
-    np.testing.assert_allclose(
-        flattened(heedless.params), flattened(alone.params), rtol=0, atol=5e-6
-    )
-    assert np.ptp(flattened(alone.params)[-1], axis=0).max() > 0.05
-
-
-@pytest.mark.parametrize("fragments", [1, 2])
-@pytest.mark.parametrize("optimizer", [None, NESTEROV])
-def test_meeting_after_every_update_is_synchronous(fragments, optimizer):
-    """SGD; with an outer optimizer it is that optimizer of the mean gradient, eta gamma its rate.
-
-    The gradient is the outer one over gamma, as theta - mean_i x_i = gamma mean_i g_i.
-    """
-    states, _ = scan(strategy(fragments, 0.0, optimizer), turns(STEPS, 1, 1, 0))
-    momentum = MU if optimizer else None
-    rule = optax.sgd(RATE * (ETA if optimizer else 1.0), momentum, nesterov=bool(optimizer))
-    params = tree(START)
-    state, step = rule.init(params), jax.jit(jax.grad(loss))
-    for t in range(STEPS):
-        updates, state = rule.update(step(params, battery.at(BATCHES, t)), state)
-        params = optax.apply_updates(params, updates)
-        # As above. The gap loses no more: it is a difference of numbers of about one.
-        found = flattened(battery.at(states.params, t))
-        np.testing.assert_allclose(found, np.tile(flattened(params), (NODES, 1)), atol=2e-5)
-
-
-OWED = [
-    battery.test_step_is_pure,
-    battery.test_jit_equals_no_jit,
-    battery.test_vmap_equals_a_loop,
-    battery.test_a_run_in_two_parts_equals_the_whole,
-    battery.test_nothing_recompiles_when_only_numbers_change,
-    battery.test_a_loss_without_gradient_moves_nothing,
-]
-WITH = [  # pairs are of pieces that do not know of fragments: `make test-slow` runs them
-    pytest.param(name, marks=[pytest.mark.slow] * (name in battery.PAIRS))
-    for name in battery.EVERY
-    if "model_averaging" in name
-]
-
-
-@pytest.mark.parametrize("owed", OWED, ids=lambda owed: owed.__name__)
-@pytest.mark.parametrize("name", WITH)
-def test_streaming_owes_what_every_method_owes(monkeypatch, name, owed):
-    monkeypatch.setitem(battery.CASES, "model_averaging", battery.Case(STREAMING, None))
-    owed(name)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.data())
@@ -235,14 +158,10 @@ def test_more_fragments_than_arrays_are_refused():
 def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     """In the program: over `node` one collective a fragment, each in a branch of its own."""
     made = averaging(INNER, {"fragments": fragments, "mixing": 0.0}, "data")
-    mesh = AbstractMesh((NODES, local), ("node", "data"), (AxisType.Auto,) * 2)
     choice = at(turns(STEPS, 4, fragments, 0), 0)
     event = Event(choice, {"learning_rate": jnp.float32(RATE)})
-    specs = (P(), P(), P(("node", "data")))
-    step = jax.shard_map(made.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-    batch = battery.at(BATCHES, 0)
-    jaxpr = jax.make_jaxpr(step)(made.init(tree(START)), event, batch).jaxpr
-    found = [each for each in collectives(jaxpr, sizes=True) if each[0] == ("node",)]
+    every = collectives(made, tree(START), event, battery.at(BATCHES, 0), NODES, local)
+    found = [each for each in every if each[0] == ("node",)]
     assert [where for _, where, _ in found] == [("cond", 1)] * fragments
     parts = cut(tree(START), fragments)
     # Each of two devices sends half of a fragment, rounded up to whole numbers of four bytes.
@@ -252,27 +171,10 @@ def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
 
 
 def test_the_program_says_the_bytes_that_the_clock_counts():
-    run = battery.make_run("model_averaging", STREAMING)
+    run = battery.make_run("streaming model_averaging")
     step, state, said = jax.jit(run.rule.step), run.state, []
     for t in range(battery.STEPS):
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
     parts = [parameter_bytes(part) for part in cut(run.params, 2)]
     np.testing.assert_array_equal(said, np.asarray(run.events.choice.send) @ parts)
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        ({"fragments": 0}, "config.strategy.fragments = 0: must be from 1 to .*period = 8"),
-        ({"fragments": 9}, "config.strategy.fragments = 9: must be from 1 to .*period = 8"),
-        ({"fragments": 3, "delay": 2}, "config.strategy.delay = 2: must be from 0 to 1, less"),
-        ({"delay": -1}, "config.strategy.delay = -1: must be from 0 to 7, less"),
-        ({"mixing": 1.5}, "config.strategy.mixing = 1.5: must be from 0 to 1"),
-        ({"mixing": float("nan")}, "config.strategy.mixing = nan: must be a number"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(config, values, message):
-    own = {f"strategy.{name}": value for name, value in values.items()}
-    with pytest.raises(ConfigError, match=message):
-        check(as_experiment(config({"strategy.name": "model_averaging", **own})))

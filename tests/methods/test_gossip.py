@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError, attendance, graphs
 from optdyn.clock.graphs import DRAWN, GRAPHS, arrivals, graph, spectral_gap, weights
-from optdyn.experiment import ConfigError, default
+from optdyn.experiment import default
 from optdyn.methods.mix.gossip import Neighbours, gossip
 from optdyn.train import driver, trainer
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods.nodes import EACH, RATE, START, STEPS, P, flattened, gradient, matrices
 from tests.values import as_experiment
@@ -235,20 +234,6 @@ def test_all_with_all_after_the_update_is_synchronous():
     assert np.abs(early - expected).max() > 1e-3  # what is sent is an update behind
 
 
-@pytest.mark.parametrize("order", ["combine", "adapt"])
-def test_who_sends_to_nobody_is_alone(order):
-    """W = I, whatever the others do."""
-    to = np.tile(np.arange(NODES)[:, None], (1, 1, 2))
-    found, sent = ran(to, order)
-    assert not sent.any()
-    for i in range(NODES):
-        rows = slice(i * EACH, (i + 1) * EACH)
-        own = {name: values[:, rows] for name, values in nodes.BATCHES.items()}
-        events = nodes.events(neighbours(np.zeros((1, 1, 2), np.int32)), RATE, 0.6)
-        alone, _ = nodes.ran(made(order), events, nodes=1, batches=own)
-        np.testing.assert_allclose(found[:, i], flattened(alone.params)[:, 0], **CLOSE)
-
-
 @pytest.mark.parametrize("name", ["ring", "exponential", "one_peer", "complete"])
 def test_without_gradients_nodes_agree_as_fast_as_the_gap_says(name):
     """They part in the first update, after which the learning rate is 0."""
@@ -343,24 +328,6 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
     np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
 
 
-def test_a_slow_update_is_felt_by_neighbours_only():
-    """Not at once by all: that is what a barrier does."""
-    done = np.ones((6, 9))
-    done[0, 0] = 5.0
-
-    def free(one, other):
-        return np.zeros(np.broadcast(one, other).shape)
-
-    whole, *_ = arrivals(drawn("complete", 9), done, done, free, 0.0, early=False)
-    np.testing.assert_array_equal(whole, 5.0 + np.arange(6))
-    slow = np.where(np.arange(12)[:, None] % 3 == 0, np.eye(9)[np.arange(12) // 3 * 4 % 9] * 2, 0)
-    ring, complete = (
-        arrivals(drawn(name, 9), 1 + slow, 1 + slow, free, 0.0, early=False)[0][-1]
-        for name in ("ring", "complete")
-    )
-    assert ring < complete == 12 + 4 * 2
-
-
 def config_of(**values):
     config = default()
     config.update_from_flattened_dict(
@@ -368,24 +335,6 @@ def config_of(**values):
         | {key.replace("__", "."): value for key, value in values.items()}
     )
     return as_experiment(config)
-
-
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [
-        ({"strategy__graph": "star"}, "config.strategy.graph = 'star': must be one of 'ring'"),
-        ({"strategy__gossip_order": ""}, "config.strategy.gossip_order = '': must be one of"),
-        ({"batch_size": 60}, "config.batch_size = 60: must be a multiple"),
-        (
-            {"strategy__graph": "push", "cluster__nodes": 2048, "batch_size": 2048},
-            "config.cluster.nodes = 2048: must be at",
-        ),
-    ],
-)
-def test_what_cannot_run_is_refused_in_one_line(values, line):
-    with pytest.raises(ConfigError) as error:
-        check(config_of(**values))
-    assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("order", ["combine", "adapt"])

@@ -13,7 +13,7 @@ from optdyn.methods.gradient.local_losses import gradients, groups, heads
 from optdyn.problem import models, problem
 from optdyn.problem.models import base
 from optdyn.setup import Model
-from tests.methods.composed import by_groups, sync
+from tests.methods.composed import by_groups
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4
 MODEL = Model("mlp", hidden=(WIDTH,) * K)
@@ -199,26 +199,6 @@ def test_groups_in_parts_are_the_whole(case):
 
 
 @pytest.mark.parametrize("optimizer", HYPER)
-def test_backprop_steps_are_synchronous_ones(optimizer):
-    made = make(BACKPROP)
-    params = some(made)
-    rules = by_groups(made, rule(optimizer), BACKPROP), sync(made.loss, rule(optimizer))
-    one, other = (made_rule.init(params) for made_rule in rules)
-    step, sync_step = (jax.jit(made_rule.step) for made_rule in rules)
-    for t in range(STEPS):
-        one, info = step(one, event(optimizer), examples(t))
-        other, expected = sync_step(other, event(optimizer), examples(t))
-        assert_close(info, expected)
-    # Adam divides by the size of the gradient, so that its rounding counts as much as it does where
-    # a gradient is small: a learning rate (0.03) times 1e-6 / 1e-3 relative error.
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=3e-5),
-        one.params,
-        other.params,
-    )
-
-
-@pytest.mark.parametrize("optimizer", HYPER)
 def test_every_block_has_an_optimizer_of_its_own(optimizer):
     """Each key's steps are those of an optimizer that never saw another key."""
     alone, strategy = rule(optimizer), by_groups(make(OVERLAPPING), rule(optimizer), OVERLAPPING)
@@ -257,46 +237,6 @@ def test_one_shared_head_learns_from_every_group(shared):
     assert_close(grads["classifier"], jax.tree.map(lambda *leaves: sum(leaves), *terms))
 
 
-def run(strategy, params, rate, batches):
-    """Final state and (STEPS,) losses, the learning rate falling from `rate`."""
-
-    def body(state, inputs):
-        t, batch = inputs
-        state, info = strategy.step(state, event("sgd", learning_rate=rate / (1 + t)), batch)
-        return state, info["loss"]
-
-    return jax.lax.scan(body, strategy.init(params), (jnp.arange(STEPS), batches))
-
-
-def run_by_steps(strategy, params, rate, batches):
-    """The same, an update a call."""
-    state, step, losses = strategy.init(params), jax.jit(strategy.step), []
-    for t in range(STEPS):
-        batch = {name: leaf[t] for name, leaf in batches.items()}
-        state, info = step(state, event("sgd", learning_rate=rate / (1 + t)), batch)
-        losses.append(info["loss"])
-    return state, jnp.stack(losses)
-
-
-def test_scan_vmap_and_single_steps_agree():
-    """Replicas with their own parameters, learning rates and batches."""
-    made = make(OVERLAPPING)
-    strategy = by_groups(made, rule("sgd"), OVERLAPPING)
-    replica = jax.jit(partial(run, strategy))
-
-    def inputs(seed):
-        batches = [examples(10 * seed + t) for t in range(STEPS)]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-        return some(made, seed), jnp.float32(0.1 + 0.1 * seed), stacked
-
-    each = [inputs(seed) for seed in range(2)]
-    together = jax.jit(jax.vmap(replica))(*jax.tree.map(lambda *leaves: jnp.stack(leaves), *each))
-    for i, one in enumerate(each):
-        assert_close(jax.tree.map(lambda leaf, i=i: leaf[i], together), replica(*one))
-    params, rate, batches = each[0]
-    assert_close(run_by_steps(strategy, params, rate, batches), replica(*each[0]))
-
-
 def test_nothing_recompiles_over_events():
     """Numbers of events and batches are inputs; a trace takes one loss a group."""
     made, traces = make(GREEDY), []
@@ -315,23 +255,3 @@ def test_nothing_recompiles_over_events():
     # And the state can be carried by a scan.
     assert jax.eval_shape(lambda: state) == shapes
     assert (info["loss"].shape, info["loss"].dtype) == ((), jnp.float32)
-
-
-def test_training_in_local_groups_learns():
-    """Every group's loss falls below a third of a uniform guess on separable images."""
-    labels = jnp.arange(BATCH, dtype=jnp.int32) % CLASSES
-    images = (jax.nn.one_hot(labels, WIDTH) * 255).astype(jnp.uint8).reshape(BATCH, WIDTH, 1, 1)
-    batch = {"image": images, "label": labels}
-    made = make(GREEDY)
-    strategy = by_groups(made, rule("adam"), GREEDY)
-    state, step = (
-        strategy.init(made.init(jax.random.key(0), batch)),
-        jax.jit(strategy.step),
-    )
-    now = event("adam")
-    for _ in range(300):
-        state, _ = step(state, now, batch)
-    *hs, _ = base.activations(made.blocks, state.params, made.input(batch))
-    for j, h in enumerate(hs[1:]):
-        head = state.params["classifier" if j == K - 1 else f"hidden{j}_head"]
-        assert cross_entropy(dense(head, h), labels) < np.log(CLASSES) / 3

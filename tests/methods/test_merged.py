@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from optdyn import clock, optimizers
 from optdyn.methods import Event
 from optdyn.setup import Cluster
-from optdyn.train.checkpoints import Checkpoints
 from tests.methods.composed import asynchronous, sync
 from tests.methods.test_battery import assert_same
 
-STEPS, SLOTS, REPLICAS = 40, 6, 3
+STEPS, SLOTS = 40, 6
 SIZES = {"conv": 3, "dense": 2, "classifier": 4}
 BLOCK = np.repeat(list(SIZES), list(SIZES.values()))  # of each coordinate of the flat z
 RNG = np.random.default_rng(0)
@@ -80,10 +79,6 @@ def scan(strategy, state, events):
         return state, (info["loss"], flat(state.params))
 
     return jax.lax.scan(body, state, (events, BATCHES))
-
-
-def at(tree, index):
-    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def run(strategy, drawn):
@@ -169,64 +164,6 @@ def test_snapshots_are_kept_of_stale_blocks_only(fresh):
     stale = sum(size for name, size in SIZES.items() if name not in fresh)
     assert sum(leaf.size for leaf in jax.tree.leaves(state.slots)) == SLOTS * stale
     assert sum(leaf.size for leaf in jax.tree.leaves(state.fresh)) == len(BLOCK) - stale
-
-
-@every
-def test_the_state_keeps_its_shapes_and_dtypes(fresh):
-    strategy = made(fresh)
-    state = jax.eval_shape(strategy.init, blocks(X0))
-    inputs = at((events_of(arrivals(4)), BATCHES), 0)
-    after, _ = jax.eval_shape(strategy.step, state, *inputs)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
-        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
-    params = jax.eval_shape(lambda state: state.params, state)
-    assert jax.tree.structure(params) == jax.tree.structure(blocks(X0))
-
-
-def test_jit_and_vmap_equal_a_loop():
-    """Replicas with their own arrivals, together and one after the other, compiled and not."""
-    strategy = made(("classifier",))
-    replicas = [events_of(arrivals(4, seed=seed)) for seed in range(REPLICAS)]
-    start = strategy.init(blocks(X0))
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *replicas)
-    together = jax.vmap(partial(scan, strategy, start))(stacked)
-    for i, events in enumerate(replicas):
-        close(at(together, i), scan(strategy, start, events))
-    state, x = start, []
-    for t in range(12):
-        state, _ = strategy.step(state, *at((replicas[0], BATCHES), t))
-        x.append(flat(state.params))
-    close(scan(strategy, start, replicas[0])[1][1][:12], jnp.stack(x))
-
-
-@every
-def test_nothing_recompiles_when_only_numbers_change(fresh):
-    traces = []
-
-    def counted(params, batch):
-        traces.append(fresh)
-        return loss(params, batch)
-
-    strategy = asynchronous(counted, optimizers.optimizer("sgd", ("learning_rate",)), SLOTS, fresh)
-    ends = [
-        scan(
-            strategy, strategy.init(blocks(X0 * groups)), events_of(arrivals(groups), 0.1 / groups)
-        )
-        for groups in (1, 3, 5)
-    ]
-    assert len(traces) == 1
-    # And the numbers were not compiled in either.
-    assert not np.array_equal(ends[0][1][0], ends[1][1][0])
-
-
-@every
-def test_the_state_survives_a_checkpoint(tmp_path, fresh):
-    state, _ = run(made(fresh), arrivals(4))
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(STEPS, state)
-        _, restored = checkpoints.restore(state)
-    assert_same(restored, state)
 
 
 def test_a_fresh_block_that_does_not_exist_is_refused():

@@ -9,11 +9,8 @@ from optdyn.clock.arrivals import Work
 from optdyn.clock.base import TimelineError
 from optdyn.clock.service import lognormal
 from optdyn.clock.several import several
-from optdyn.experiment import ConfigError
-from optdyn.train.checks import check
 from tests.clock.test_slots import versions_read
 from tests.clock.test_stale_synchronous import LAWS
-from tests.values import as_experiment
 
 drawn = given(
     st.sampled_from([name for name in LAWS if name != "constant"]),
@@ -89,9 +86,3 @@ def test_a_service_takes_the_closed_form():
 def test_a_limit_that_nobody_keeps_is_one_line():
     with pytest.raises(TimelineError, match=r"allotted = 0\.5: groups have begun again .* longer"):
         made("constant", [1.0, 2.0], 0.5, 10, 0)
-
-
-def test_what_cannot_be_is_refused(config):
-    asked = {"strategy.name": "mindflayer", "strategy.allotted": -1.0}
-    with pytest.raises(ConfigError, match=r"allotted = -1\.0: must be at least 0"):
-        check(as_experiment(config(asked)))

@@ -8,12 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn import methods
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.daso import DASO
 from optdyn.train import program
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import (
@@ -28,7 +25,7 @@ from tests.methods.nodes import (
     slowmo,
     tree,
 )
-from tests.values import as_experiment
+from tests.methods.test_bytes import sent_and_seconds
 
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 ETA, MU, BETA, A = 0.7, 0.9, 0.5, 0.8
@@ -107,58 +104,6 @@ def test_who_has_no_part_in_a_meeting_takes_over_what_the_others_agree_on(name):
     np.testing.assert_allclose(sent, send * 4 * nodes.P * here / NODES, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["diloco", "slowmo"])
-def test_without_slow_momentum_it_is_model_averaging(name):
-    plain = {
-        "diloco": {"outer_learning_rate": 1.0, "outer_momentum": 0.0},
-        "slowmo": {"slow_learning_rate": 1.0, "slow_momentum": 0.0},
-    }[name]
-    one, _ = nodes.ran(made(name), nodes.events(meetings(name, **plain), RATE, 0.6))
-    mean, _ = nodes.ran(
-        made("model_averaging"), nodes.events(meetings("model_averaging"), RATE, 0.6)
-    )
-    # theta - (theta - mean) for the mean: an ulp more, 1e-7, at each of eight meetings.
-    np.testing.assert_allclose(flattened(one.params), flattened(mean.params), rtol=0, atol=5e-6)
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_with_mixing_one_nodes_are_on_their_own(name):
-    """Whatever theta does meanwhile."""
-    heedless, sent = nodes.ran(made(name, mixing=1.0), nodes.events(meetings(name)))
-    never = np.zeros((STEPS, 1), bool)
-    quiet = meetings(name)._replace(send=never, receive=never)
-    alone, _ = nodes.ran(made(name, mixing=1.0), nodes.events(quiet))
-    assert sent.sum() > 0
-    # (3 x + 0 theta) / 3 rounds twice where it rounds at all: an ulp or two, eight times.
-    np.testing.assert_allclose(flattened(heedless.params), flattened(alone.params), atol=2e-6)
-
-
-def synchronous(rule, rates=RATE):
-    """(STEPS, P): one optimizer along the gradient of the whole batch."""
-    params = tree(START)
-    state, grad, history = rule.init(params), jax.jit(jax.grad(nodes.loss)), []
-    for t in range(STEPS):
-        updates, state = rule.update(grad(params, battery.at(nodes.BATCHES, t)), state, params)
-        params = optax.apply_updates(params, updates)
-        history.append(flattened(params))
-    return np.array(history)
-
-
-LIKE = {
-    "model_averaging": optax.sgd(RATE),
-    "diloco": optax.sgd(ETA * RATE, MU, nesterov=True),
-    "slowmo": optax.sgd(A * RATE, BETA),
-}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_meeting_after_every_update_is_the_outer_optimizer_of_the_mean_gradient(name):
-    """D = gamma mean_i g_i: SGD, Nesterov's of rate eta gamma, heavy ball of rate a gamma."""
-    states, _ = nodes.ran(made(name), nodes.events(meetings(name, period=1)))
-    expected = np.repeat(synchronous(LIKE[name])[:, None], NODES, 1)
-    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
-
-
 @pytest.mark.parametrize("inner_state", ["kept", "averaged"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_period_one_is_synchronous_with_linear_optimizers_only(inner_state, optimizer):
@@ -184,9 +129,13 @@ def test_post_local_sgd_is_synchronous_and_then_local():
     whole, _ = nodes.ran(
         made("model_averaging"), nodes.events(meetings("model_averaging", synchronous=20))
     )
-    expected = synchronous(LIKE["model_averaging"])
+    params, expected, grad = tree(START), [], jax.jit(jax.grad(nodes.loss))
+    for t in range(20):
+        grads = grad(params, battery.at(nodes.BATCHES, t))
+        params = jax.tree.map(lambda x, g: x - RATE * g, params, grads)
+        expected.append(flattened(params))
     spread = np.ptp(flattened(whole.params), axis=1).max(axis=1)
-    np.testing.assert_allclose(flattened(whole.params)[:20, 0], expected[:20], **CLOSE)
+    np.testing.assert_allclose(flattened(whole.params)[:20, 0], expected, **CLOSE)
     assert spread[:20].max() == 0 and spread[20:23].min() > 1e-2 and spread[23] == 0
 
 
@@ -219,18 +168,6 @@ def test_one_node_without_momentum_is_lookahead(reset):
         made("diloco", **keys), nodes.events(meetings("diloco"), RATE, 0.6), nodes=1
     )
     assert np.abs(flattened(other.params) - flattened(states.params)).max() > 1e-2
-
-
-def test_slowmo_at_a_constant_rate_is_heavy_ball_of_the_outer_gradient():
-    ball = averaging(nodes.inner(), {}, optimizer=optax.sgd(A, BETA))
-    for rates, same in ((RATE, True), (SCHEDULE, False)):
-        events = nodes.events(meetings("slowmo"), rates)
-        slow, _ = nodes.ran(made("slowmo"), events)
-        plain = events._replace(choice=turns(STEPS, 4, 1, 0))
-        outer, _ = nodes.ran(ball, plain)
-        apart = np.abs(flattened(slow.params) - flattened(outer.params)).max()
-        # D / gamma times gamma: two roundings more, 1e-7, at each of eight meetings.
-        assert (apart < 5e-6) if same else (apart > 1e-2)
 
 
 def test_slowmo_is_finite_where_the_learning_rate_is_nothing():
@@ -302,39 +239,6 @@ def test_slow_numbers_are_arguments_of_one_program(name, key):
     assert np.abs(one - other).max() > 1e-2
 
 
-MESSAGES_ALONE = {
-    "strategy.period": 3,
-    "cluster.bandwidth": 1.0,
-    "cluster.devices_per_node": 1,
-    "cluster.seconds_per_example": 1 / 8,  # which float64 adds and takes off without rounding
-}
-
-
-def sent_and_seconds(name, values, optimizer="sgd"):
-    """Of every update: bytes that the program says, and seconds of a clock of its messages alone.
-
-    Nodes of one device and a byte a second: a ring of two takes as long as a message is.
-    """
-    values = MESSAGES_ALONE | values
-    run = battery.make_run(name, values, optimizer=optimizer)
-    step, state, said = jax.jit(run.rule.step), run.state, []
-    for t in range(battery.STEPS):
-        state, info = step(state, *battery.at((run.events, run.batches), t))
-        said.append(float(info["sent_bytes"]))
-    return np.array(said), seconds(name, run.params, values, optimizer), run.params
-
-
-def seconds(name, params, values, optimizer="sgd"):
-    """Of every update, by the clock of a config, less those of its computing."""
-    config = battery.config_of(name, values | {"optimizer.name": optimizer})
-    network = methods.Network(program.problem_of(config, battery.CLASSES), params, {})
-    size = program.parameter_bytes(params)
-    known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
-    line = config.timeline(**known)
-    computing = battery.BATCH / config.cluster.nodes * config.cluster.seconds_per_example
-    return np.diff(line.seconds, prepend=0.0) - computing
-
-
 @pytest.mark.parametrize("inner_state, times", [("kept", 1), ("reset", 1), ("averaged", 3)])
 def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
     """Adam's two moments: three times the bytes."""
@@ -343,43 +247,3 @@ def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
     size = program.parameter_bytes(params)
     np.testing.assert_array_equal(sent, times * size * np.tile([0, 0, 1], 4))
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
-
-
-@pytest.mark.parametrize("inner_state", ["averaged", "reset"])
-@pytest.mark.parametrize("name", ["asynchronous+model_averaging", "local+diloco"])
-def test_an_inner_state_is_that_of_groups_and_blocks_too(name, inner_state):
-    """Whatever a node does by itself, its state keeps its shapes and types."""
-    run = battery.make_run(name, {"strategy.inner_state": inner_state}, optimizer="adam")
-    state = jax.eval_shape(run.rule.init, run.params)
-    after, _ = jax.eval_shape(run.rule.step, state, *run.first)
-    assert jax.tree.structure(after) == jax.tree.structure(state)
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        (
-            {"synchronous_updates": -1},
-            "config.strategy.synchronous_updates = -1: must be at least 0",
-        ),
-        (
-            {"inner_state": "lost"},
-            "inner_state = 'lost': must be one of 'kept', 'averaged', 'reset'",
-        ),
-        ({"inner_state": "reset", "fragments": 2}, "must be 'kept' with .*fragments = 2"),
-        ({"inner_state": "averaged", "delay": 1}, "must be 'kept' with config.strategy.delay = 1"),
-        (
-            {"outer_learning_rate": 0.0},
-            "config.strategy.outer_learning_rate = 0.0: must be above 0",
-        ),
-        ({"outer_momentum": 1.0}, "config.strategy.outer_momentum = 1.0: must be at least 0 and"),
-        ({"slow_learning_rate": float("nan")}, "slow_learning_rate = nan: must be a number"),
-        ({"slow_momentum": -0.1}, "config.strategy.slow_momentum = -0.1: must be at least 0 and"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(config, values, message):
-    own = {f"strategy.{name}": value for name, value in values.items()}
-    with pytest.raises(ConfigError, match=message):
-        check(as_experiment(config({"strategy.name": "model_averaging", **own})))

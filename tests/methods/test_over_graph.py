@@ -6,14 +6,11 @@ import pytest
 
 from optdyn import methods
 from optdyn.clock import graphs
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import RATE, STEPS, flattened
-from tests.methods.test_outer import MAKERS, made, meetings, sent_and_seconds
-from tests.values import as_experiment
+from tests.methods.test_outer import MAKERS, made, meetings
 
 COUNT, EACH, PERIOD = 4, 3, 4  # nodes, examples of each
 MU, ETA = 0.9, 0.7
@@ -66,12 +63,6 @@ def test_the_mean_over_the_nodes_is_kept(graph):
     assert np.ptp(met, axis=0).sum() < 0.9 * np.ptp(apart, axis=0).sum()
 
 
-def test_two_nodes_send_a_message_each_way():
-    sent, took, _ = sent_and_seconds("diloco+gossip", {"strategy.graph": "ring"})
-    assert sent.sum() > 0
-    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
-
-
 def timeline(values, name="model_averaging+gossip"):
     own = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "strategy.period": 2} | values
     config = battery.config_of(name, own)
@@ -102,26 +93,6 @@ def test_peers_take_turns_whatever_the_period_is():
     send = turns(battery.STEPS, 2, 1, 0).send[:, 0]
     shifts = (to[send, 0, 1] - to[send, 0, 0]) % 4
     np.testing.assert_array_equal(shifts, np.resize([1, 2], len(shifts)))
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.graph": "push"}, "strategy.graph = 'push': must be another with"),
-        ({"strategy.compression": "sign"}, "strategy.compression: must be '' with"),
-        ({"strategy.gossip.compression": "sign"}, "strategy.compression: must be '' with"),
-        ({"strategy.fragments": 2}, "strategy.fragments: must be 1 with"),
-        ({"strategy.inner_state": "averaged"}, "strategy.inner_state: must be 'kept' with"),
-        ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "cluster.presence: must be 0 with"),
-        ({"parallel.api": "overlap"}, "exchanges otherwise than by sums"),
-        ({"strategy.name": "daso+gossip"}, "daso and gossip both say what nodes exchange"),
-        ({"strategy.name": "diloco+slowmo"}, "diloco and slowmo both say what nodes exchange"),
-        ({"strategy.name": "sparseloco+gossip"}, "both say what nodes exchange"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({"strategy.name": "diloco+gossip", **values})))
 
 
 def test_a_graph_is_data_of_one_program():

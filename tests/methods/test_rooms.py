@@ -88,29 +88,3 @@ def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypat
     assert issubclass(methods.load("my_methods:Signed"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):
         methods.chosen("my_methods:Signed+local")
-
-
-DILOCO = """
-from dataclasses import dataclass
-
-import optax
-
-from optdyn.methods.mix.model_averaging import ModelAveraging
-
-
-@dataclass(frozen=True)
-class Own(ModelAveraging):
-    def outer(self):
-        return optax.sgd(0.7, momentum=0.9, nesterov=True)
-"""
-
-
-def test_diloco_of_ones_own_streams_as_model_averaging_does(config, mnist, tmp_path, monkeypatch):
-    (tmp_path / "my_diloco.py").write_text(DILOCO)
-    monkeypatch.syspath_prepend(tmp_path)
-    losses = []
-    for fragments in (1, 4):
-        one = config({**mnist, "strategy.name": "my_diloco:Own"})
-        one.strategy.fragments = fragments
-        losses.append(train(as_experiment(one), tmp_path / str(fragments))["train_loss"])
-    assert losses[0] != losses[1]

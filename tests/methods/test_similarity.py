@@ -14,6 +14,7 @@ from optdyn.methods.gradient.similarity import POSITIONS, RIDGE, cosines, linear
 from optdyn.problem import problem
 from optdyn.problem.problem import Problem
 from optdyn.setup import Model
+from tests.methods.test_stale_pipeline import gradients
 
 BATCH, WIDTH, CLASSES = 8, 5, 3
 TRUNK = ["hidden0", "hidden1", "hidden2"]
@@ -46,32 +47,20 @@ def float64(params):
 MEASURES = {groups: jax.jit(cosines(MLP, groups)) for groups in (GREEDY, PAIRS, BACKPROP)}
 
 
-def backward(layers, x, labels):
-    """Gradient of the mean cross entropy, [(kernel, bias), ...], of dense layers with ReLU."""
-    inputs = [x]
-    for kernel, bias in layers:
-        inputs.append(np.maximum(inputs[-1] @ kernel + bias, 0))
-    p = np.exp(inputs[-2] @ layers[-1][0] + layers[-1][1])
-    delta = (p / p.sum(1, keepdims=True) - np.eye(CLASSES)[labels]) / len(labels)
-    grads = []
-    for (kernel, _), h in reversed([*zip(layers, inputs, strict=False)]):
-        grads.insert(0, (h.T @ delta, delta.sum(0)))
-        delta = delta @ kernel.T * (h > 0)
-    return grads
-
-
 def test_cosines_against_numpy():
     """Backpropagation by hand in float64, once through the net and once through each head."""
     rng = np.random.default_rng(0)
     params, batch = some(rng), examples(rng)
     dense = float64(params)
     x = batch["image"].reshape(BATCH, -1) / 255
-    whole = backward([dense[name] for name in (*TRUNK, "classifier")], x, batch["label"])
+    layers = [dense[name] for name in (*TRUNK, "classifier")]
+    whole = gradients(layers, layers, x, batch["label"])
     measured = MEASURES[GREEDY](params, batch)
     assert list(measured) == TRUNK
     for j, name in enumerate(TRUNK):
         head = "classifier" if j == 2 else f"{name}_head"
-        own = backward([dense[name], dense[head]], x, batch["label"])[0]
+        layers = [dense[name], dense[head]]
+        own = gradients(layers, layers, x, batch["label"])[0]
         one, other = (np.concatenate([g.ravel() for g in pair]) for pair in (own, whole[j]))
         expected = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
         # Float32 against float64 in sums of at most thirty products.
@@ -170,15 +159,6 @@ def probe(classes, train, test):
 def split(features, at, **batch):
     batch = {"features": np.asarray(features, np.float32), **batch}
     return ({k: v[:at] for k, v in batch.items()}, {k: v[at:] for k, v in batch.items()})
-
-
-def test_separable_features_are_read_without_error():
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 7, 400)
-    centres = 10 * np.linalg.qr(rng.normal(size=(9, 9)))[0][:7]
-    features = centres[labels] + rng.normal(0, 0.5, (400, 9))
-    # A mean of 200 ones, as a product with 1 / 200 in float32.
-    assert float(probe(7, *split(features, 200, label=labels))) == pytest.approx(1, abs=1e-6)
 
 
 def test_labels_at_random_are_read_by_chance():

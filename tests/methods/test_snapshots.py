@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from optdyn import core, optimizers
-from optdyn.experiment import ConfigError
 from optdyn.methods import Event
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.train import checkpoints, driver, trainer, versions
@@ -141,32 +140,6 @@ def test_a_large_table_is_checkpointed_beside_the_rest(
     one.write_bytes(one.read_bytes()[:-1] + b"x")
     with pytest.raises(checkpoints.WorkdirError, match=r"corrupt \(versions/.* is not as written"):
         checkpoints.Checkpoints(tmp_path / "large")
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.snapshots": "float16"}, "strategy.snapshots = 'float16': must be one of"),
-        ({"strategy.name": "elastic", "strategy.snapshots": "host"}, "'elastic' keeps no table"),
-        ({"strategy.name": "buffered", "strategy.snapshots": "host"}, "one version an update"),
-        (
-            {"strategy.name": "daso+asynchronous", "strategy.groups": 2}
-            | {"cluster.devices_per_node": 2, "strategy.snapshots": "host", "batch_size": 8},
-            "'bfloat16' halves the table",
-        ),
-        ({"parallel.api": "jit", "strategy.snapshots": "host"}, "shard_snapshots gives each"),
-        ({"replicas.count": 2, "strategy.snapshots": "host"}, "replicas share a device"),
-        ({"parallel.shard_snapshots": True}, "only of config.parallel.api = 'jit'"),
-        (
-            {"strategy.name": "sync", "parallel.api": "jit", "parallel.shard_snapshots": True},
-            "one table of versions",
-        ),
-    ],
-)
-def test_what_has_no_such_table_is_refused(config, values, said):
-    with pytest.raises(ConfigError) as refused:
-        trainer.prepare(as_experiment(config(values)))
-    assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
 MEASURED = """

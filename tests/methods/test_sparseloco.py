@@ -1,26 +1,22 @@
-"""SparseLoCo: against float64, as top-k with error feedback, and what its errors are worth."""
+"""SparseLoCo: against float64, and what its errors are worth."""
 
 import numpy as np
 import pytest
 
-from optdyn.experiment import ConfigError
 from optdyn.methods.mix.averaging_clock import turns
-from optdyn.train.checks import check
 from tests.methods import nodes
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
-from tests.methods.test_outer import sent_and_seconds
-from tests.values import as_experiment
 
 SHARE, BETA, A = 0.25, 0.9, 0.7
 KEYS = {"compression_share": SHARE, "compression_block": 5}
 
 
-def ran(beta=BETA, a=A, period=4, **keys):
-    numbers = {"error_decay": beta, "outer_learning_rate": a}
+def ran(bits):
+    numbers = {"error_decay": BETA, "outer_learning_rate": A}
     outer = {name: np.full(STEPS, value, np.float32) for name, value in numbers.items()}
-    line = turns(STEPS, period, 1, 0)._replace(outer=outer)
-    made = nodes.sparseloco(nodes.inner(), KEYS | keys)
+    line = turns(STEPS, 4, 1, 0)._replace(outer=outer)
+    made = nodes.sparseloco(nodes.inner(), KEYS | {"compression_bits": bits})
     return nodes.ran(made, nodes.events(line, RATE, 0.6))
 
 
@@ -49,40 +45,8 @@ def reference(bits):
 
 @pytest.mark.parametrize("bits", [32, 2])
 def test_it_is_what_its_equations_say(bits):
-    states, _ = ran(compression_bits=bits)
+    states, _ = ran(bits)
     ((errors, _),), (x, e) = states.errors, reference(bits)
     # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), x, rtol=0, atol=1e-5)
     np.testing.assert_allclose(-flattened(errors)[-1], e, rtol=0, atol=1e-5)  # of x - theta
-
-
-def test_without_decay_rate_and_bits_it_is_top_k_with_error_feedback():
-    one, sent = ran(beta=1.0, a=1.0)
-    keys = KEYS | {"compression": "top_k"}
-    events = nodes.events(turns(STEPS, 4, 1, 0), RATE, 0.6)
-    other, as_many = nodes.ran(nodes.averaging(nodes.inner(), keys), events)
-    np.testing.assert_allclose(flattened(one.params), flattened(other.params), rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(sent, as_many)
-    assert np.abs(flattened(ran()[0].params) - flattened(other.params)).max() > 1e-2
-
-
-@pytest.mark.parametrize("bits", [2, 32])
-def test_the_clock_counts_its_bytes(bits):
-    """Two nodes: a ring of two takes as long as a message."""
-    sent, took, _ = sent_and_seconds("sparseloco", {"strategy.compression_bits": bits})
-    assert sent.sum() > 0
-    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"strategy.compression": "sign"}, "of sparseloco = 'sign': must be one of '', 'top_k'"),
-        ({"strategy.error_decay": 1.5}, "error_decay = 1.5: must be from 0 to 1"),
-        ({"cluster.presence": 1.0, "cluster.absence": 1.0}, "cluster.presence: 'sparseloco' does"),
-        ({"parallel.api": "overlap"}, "sends the largest numbers of an array only"),
-    ],
-)
-def test_what_cannot_be_is_refused(config, values, said):
-    with pytest.raises(ConfigError, match=said):
-        check(as_experiment(config({"strategy.name": "sparseloco", **values})))

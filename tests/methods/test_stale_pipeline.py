@@ -10,7 +10,6 @@ import pytest
 from optdyn import core, optimizers
 from optdyn import methods as strategies
 from optdyn.clock import pipeline
-from optdyn.experiment import ConfigError
 from optdyn.methods import Event
 from optdyn.methods.read.stale_pipeline import KINDS, StalePipeline, delays, reading
 from optdyn.train import program, trainer
@@ -254,27 +253,3 @@ def test_a_run_resumes_and_the_meter_reads_it(config, mnist, tmp_path):
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     assert whole["train_loss"] < 1.5 and whole["communicated_bytes"] == 2 * 4 * 8 * 4
     assert "implicit_momentum" in (tmp_path / "parts" / "metrics.jsonl").read_text()
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"strategy.pipeline": "nosuch"}, "pipeline = 'nosuch': must be one of 'stash', '2bw'"),
-        ({"cluster.nodes": 4}, "nodes = 4: stages of a pipeline, must be from 1 to the model's 3"),
-        ({"parallel.api": "jit"}, "runs unlike programs on its stages, which only 'shard_map' can"),
-        ({"strategy.pipeline": "2bw", "strategy.micro_batches": 2}, "micro_batches = 2: must be"),
-        ({"cluster.devices_per_node": 4}, "batch_size = 6: must be a multiple of 4"),
-        (
-            {"strategy.pipeline": "predict", "optimizer.name": "adam", "optimizer.momentum": 0.0},
-            "name = 'adam': 'predict' is of heavy ball",
-        ),
-        ({"cluster.service": "exponential"}, "service = 'exponential': must be one of 'constant'"),
-        ({"strategy.name": "daso+stale_pipeline"}, "stale_pipeline cuts one model over the nodes"),
-        ({"strategy.name": "local+stale_pipeline"}, "both say how a gradient is taken"),
-        ({"parallel.accumulation": 2}, "takes gradients in a way of its own"),
-    ],
-)
-def test_what_cannot_be_is_one_line(config, values, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        check(as_experiment(config(RUN | values)))
-    assert "\n" not in str(caught.value)

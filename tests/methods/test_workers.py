@@ -5,17 +5,14 @@ import numpy as np
 import pytest
 
 from optdyn import methods
-from optdyn.experiment import ConfigError, default
 from optdyn.methods.metered import SKETCH, sketch
 from optdyn.methods.read.ad_psgd import ad_psgd
 from optdyn.methods.read.async_local_sgd import async_local_sgd
 from optdyn.methods.read.elastic import elastic
-from optdyn.train.checks import check
 from tests.methods import test_battery as battery
 from tests.methods import workers
 from tests.methods.nodes import BATCHES, START, flattened, loss, tree
 from tests.methods.workers import CLOSE, events_of, line_of, ran
-from tests.values import as_experiment
 
 MAKERS = {"elastic": elastic, "async_local_sgd": async_local_sgd, "ad_psgd": ad_psgd}
 sketched = jax.jit(jax.vmap(lambda way: sketch(way, way, SKETCH)))
@@ -52,14 +49,6 @@ def test_the_meter_says_what_is_evaluated(name):
     np.testing.assert_allclose(flattened(after), flattened(unmetered), **CLOSE)
 
 
-def test_in_nodes_every_node_has_workers_of_its_own():
-    """A merge reaches who has just read: at its limit a method is not seen beside that of nodes."""
-    alone = battery.ran(battery.make_run("daso"))[1]
-    for name in ("async_local_sgd", "ad_psgd"):
-        one = battery.ran(battery.make_run(f"daso+{name}", battery.CASES[name].limit))[1]
-        battery.close_parameters(one, alone)
-
-
 def test_exchanges_in_nodes_and_between_them_are_counted():
     run = battery.make_run("model_averaging+elastic")
     state, info = battery.step(run.rule, run.state, *run.first)
@@ -75,27 +64,3 @@ def test_a_worker_is_no_group_of_shared_parameters():
         assert methods.arrives(name) and not methods.is_simple(name)
         assert not methods.is_shared(name) and not methods.is_shared(f"daso+{name}")
     assert methods.is_shared("asynchronous+local") and methods.is_simple("asynchronous")
-
-
-REFUSED = {
-    "strategy.groups = 3: must divide the cluster's 4 workers": {"strategy.groups": 3},
-    "strategy.elasticity = 2.0: must be from 0 to": {"strategy.elasticity": 2.0},
-    "strategy.momentum_part = 1.5: must be from 0 to 1": {"strategy.momentum_part": 1.5},
-    "strategy.momentum_delay = -1: must be at least 1": {"strategy.momentum_delay": -1},
-    "strategy.staleness_bound: only of": {"strategy.staleness_bound": 2},
-    "cluster.pieces: ": {"cluster.pieces.conv_compute": 1.0},
-    "cluster.service = 'geometric': must be one of": {"cluster.service": "geometric"},
-    "replicas.count: replicas are recorded": {"replicas.count": 2},
-    "strategy.name = 'elastic': must be one of 'sync', 'asynchronous', 'ringmaster' with config."
-    "optimizer.name = 'closed_loop', which is told": {"optimizer.name": "closed_loop"},
-}
-
-
-@pytest.mark.parametrize("line", REFUSED)
-def test_what_cannot_run_is_refused_in_a_line(line):
-    config = default()
-    own = {"strategy.name": "elastic", "cluster.nodes": 4, "cluster.service": "constant"}
-    config.update_from_flattened_dict(own | REFUSED[line])
-    with pytest.raises(ConfigError, match=r"^config\." + line.split(":")[0]) as refusal:
-        check(as_experiment(config))
-    assert line.partition(": ")[2] in str(refusal.value) and "\n" not in str(refusal.value)
