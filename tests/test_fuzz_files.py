@@ -136,9 +136,16 @@ def workdir(config, tmp_path_factory):
     return folder
 
 
-def uses_of_workdirs(config):
+@pytest.mark.parametrize(
+    ("seed", "count", "reports", "least"),
+    [
+        (0, 100, {}, 20),
+        pytest.param(1, 600, {"report": report.write}, 100, marks=pytest.mark.slow),
+    ],
+)
+def test_workdirs(config, workdir, tmp_path, seed, count, reports, least):
     seeds = grid(config(), [{"seed": seed} for seed in range(2)])
-    return {
+    uses = {
         "train": lambda folder: train(
             as_experiment(config({"seed": 0})), folder / "points" / "seed=0"
         ),
@@ -148,19 +155,8 @@ def uses_of_workdirs(config):
         "sweep": lambda folder: list(described(plan(seeds, folder), 1)),
         "results": tables.write_results,
     }
-
-
-def test_workdirs(config, workdir, tmp_path):
-    uses = uses_of_workdirs(config)
-    refused, not_refused = every(workdir, tmp_path / "aside", uses, seed=0, count=100)
-    assert refused > 20 and not_refused > 20
-
-
-@pytest.mark.slow
-def test_many_workdirs_and_their_reports(config, workdir, tmp_path):
-    uses = uses_of_workdirs(config) | {"report": report.write}
-    refused, not_refused = every(workdir, tmp_path / "aside", uses, seed=1, count=600)
-    assert refused > 100 and not_refused > 100
+    found = every(workdir, tmp_path / "aside", uses | reports, seed, count)
+    assert min(found) > least  # both of those refused and of those that were not
 
 
 def test_traces(config, tmp_path):
@@ -354,8 +350,14 @@ def damaged(workdir, rng):
     return f"{path.relative_to(workdir)} {act}"
 
 
-def spoil_runs(saved, config, files, aside, monkeypatch, seed, count):
-    """Spoils so many runs of all kinds; how many were refused, and how many went on."""
+@pytest.mark.parametrize(
+    ("seed", "count", "least_refused", "least_gone_on"),
+    [(0, 60, 10, 20), pytest.param(1, 500, 80, 160, marks=pytest.mark.slow)],
+)
+def test_runs_go_on_to_what_they_would_have_been(
+    saved, config, files, tmp_path, monkeypatch, seed, count, least_refused, least_gone_on
+):
+    aside = tmp_path / "w"
     monkeypatch.setattr(versions, "LARGE", 0)
     monkeypatch.setattr(trainer, "_worker_seconds", lambda *_: np.ones(1))
     rng, failed, refused = random.Random(seed), [], 0
@@ -385,22 +387,21 @@ def spoil_runs(saved, config, files, aside, monkeypatch, seed, count):
             where = traceback.extract_tb(error.__traceback__)[-1]
             failed.append(f"{what}: {error!r:.200} ({where.filename}:{where.lineno})")
     assert not failed, "\n".join([f"{len(failed)} of {count}", *failed])
-    return refused, count - refused
+    assert refused > least_refused and count - refused > least_gone_on
 
 
-def test_runs_go_on_to_what_they_would_have_been(saved, config, files, tmp_path, monkeypatch):
-    refused, went_on = spoil_runs(saved, config, files, tmp_path / "w", monkeypatch, 0, 60)
-    assert refused > 10 and went_on > 20
+@pytest.mark.parametrize(
+    ("kind", "seed", "count"),
+    [
+        *((kind, 2, 20) for kind in ("metered", "race")),
+        *(pytest.param(kind, 3, 150, marks=pytest.mark.slow) for kind in KINDS),
+    ],
+)
+def test_reports_of_spoilt_runs(saved, tmp_path, kind, seed, count):
+    def folder_of(folder):
+        return folder / "0" if kind.startswith("two") else folder
 
-
-@pytest.mark.slow
-def test_many_runs_go_on_to_what_they_would_have_been(saved, config, files, tmp_path, monkeypatch):
-    refused, went_on = spoil_runs(saved, config, files, tmp_path / "w", monkeypatch, 1, 500)
-    assert refused > 80 and went_on > 160
-
-
-def uses_of_recordings(folder_of):
-    return {
+    uses = {
         "report": report.write,
         "tables": tables.load,
         "tidy": tables.tidy,
@@ -410,16 +411,4 @@ def uses_of_recordings(folder_of):
             MagicMock(), tables.points(folder), "x", folder, offline=True
         ),
     }
-
-
-@pytest.mark.parametrize("kind, count", [("metered", 20), ("race", 20)])
-def test_reports_of_spoilt_runs(saved, tmp_path, kind, count):
-    uses = uses_of_recordings(lambda folder: folder)
-    every(saved(kind) / "ended", tmp_path / "w", uses, 2, count, damaged)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_reports_of_spoilt_runs(saved, tmp_path, kind):
-    uses = uses_of_recordings(lambda folder: folder / "0" if kind.startswith("two") else folder)
-    every(saved(kind) / "ended", tmp_path / "w", uses, 3, 150, damaged)
+    every(saved(kind) / "ended", tmp_path / "w", uses, seed, count, damaged)

@@ -1,7 +1,5 @@
 """The momentum meter as a probe of a run: its windows, its log, what it leaves as it was."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,12 +51,7 @@ def whole(config, tmp_path_factory):
     return workdir, trainer.train(as_experiment(config(PROBED)), workdir)
 
 
-def rows(workdir):
-    kept = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in kept]
-
-
-def test_a_probed_run_trains_as_any_other(config, whole, tmp_path):
+def test_a_probed_run_trains_as_any_other(config, whole, tmp_path, rows):
     without = trainer.train(as_experiment(config({**PROBED, "probes.momentum": False})), tmp_path)
     workdir, summary = whole
     assert summary["parameters_crc32"] == without["parameters_crc32"]
@@ -66,7 +59,7 @@ def test_a_probed_run_trains_as_any_other(config, whole, tmp_path):
     assert [{k: row[k] for k in plain[0]} for row in rows(workdir)] == plain
 
 
-def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole):
+def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole, rows):
     workdir, summary = whole
     recorded = single.record(as_experiment(config(PROBED)))
     every = np.stack([recorded.displacements, recorded.raw_steps, recorded.gradients], axis=1)
@@ -91,7 +84,7 @@ def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole):
 
 
 @pytest.mark.parametrize("stop", [60, 235, 300])
-def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path, stop):
+def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path, stop, rows):
     """Stopped in a window, at its edge and between two."""
     seen = [0]
     watch = Watch(lambda: 2 if seen[0] >= stop else 0, lambda step, _: seen.__setitem__(0, step))
@@ -138,7 +131,7 @@ def test_steps_at_a_rate_of_0_are_read_from_gradients_alone(config, tmp_path):
     assert summary["fitted_momentum_refused"].startswith("an update's learning rate is 0")
 
 
-def test_steering_follows_the_readings(config, tmp_path):
+def test_steering_follows_the_readings(config, tmp_path, rows):
     """mu = 0 until the first, then the total less their mean by precision; resumed likewise."""
     readings = [(0.9, 0.1), (0.96, 0.05)]
     log = [{"step": 0}, {"step": 100, "implicit_momentum_refused": "weak"}]

@@ -36,28 +36,22 @@ def assert_untouched(done):
         assert file.stat().st_mtime_ns == modified and file.read_bytes() == content
 
 
-def test_killed_and_resumed_is_whole(sweeping, tmp_path, rows):
-    path = grid_file(tmp_path)
-    text = ":2,400"
-    moment = random.Random()
-    points, delay = moment.randrange(1, 3), moment.uniform(0, 0.1)
-    print("killed", delay, "seconds after", points, "points")
-    workdir = tmp_path / "sweep"
-    done = kill(path, workdir, points, delay, text)
-    assert sweeping(f"--config={path}{text}", f"--workdir={workdir}")[0] == 0
-    assert_untouched(done)
-    folder = tmp_path / "alone"
-    assert_same(rows, workdir, (path, folder, alone(config_of(path, text[1:]), folder)))
-
-
-@pytest.mark.slow
-def test_killed_at_three_moments_and_resumed_is_whole(sweeping, tmp_path, rows):
-    path, text, workdir = grid_file(tmp_path), ":16,600", tmp_path / "sweep"
+@pytest.mark.parametrize(
+    ("text", "first", "longest"),
+    [
+        (":2,400", [(1, 3)], 0.1),
+        pytest.param(":16,600", [(1, 10), (16, 25), (31, 40)], 0.2, marks=pytest.mark.slow),
+    ],
+    ids=["once", "thrice"],
+)
+def test_killed_and_resumed_is_whole(sweeping, tmp_path, rows, text, first, longest):
+    """Killed after so many points as are drawn from each range, and up to `longest` seconds."""
+    path, workdir = grid_file(tmp_path), tmp_path / "sweep"
     seed = random.randrange(2**32)
     print("seed", seed)
     moment, done = random.Random(seed), {}
-    for third in range(3):
-        points, delay = 15 * third + moment.randrange(1, 10), moment.uniform(0, 0.2)
+    for ends in first:
+        points, delay = moment.randrange(*ends), moment.uniform(0, longest)
         done |= kill(path, workdir, points, delay, text)
         assert_untouched(done)
     assert sweeping(f"--config={path}{text}", f"--workdir={workdir}")[0] == 0

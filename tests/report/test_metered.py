@@ -32,11 +32,15 @@ def probed(folder, windows, total=(), status="completed", whole=None, **config):
     for row, it in zip(log[1:], total, strict=False):
         row |= said("fitted", it)
     path.write_text("".join(json.dumps(row) + "\n" for row in log))
-    summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"learning_rate": 0.1, "effective_learning_rate": 0.03}
-    summary |= said("implicit", whole or windows[-1])
-    summary |= said("fitted", total[-1]) if total else {}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    readings = said("implicit", whole or windows[-1])
+    readings |= said("fitted", total[-1]) if total else {}
+    say(folder, learning_rate=0.1, effective_learning_rate=0.03, **readings)
+
+
+def say(folder, **more):
+    """The summary has these figures, too."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
 
 
 def alts(parsed):
@@ -72,8 +76,7 @@ def test_explicit_momentum_has_a_total(tmp_path):
 def test_a_steered_momentum_is_shown_beside_its_aim(tmp_path):
     keys = {"strategy__groups": 4, "optimizer__momentum": 0.9, "probes__steer": True}
     probed(tmp_path / "w", [(0.74, 0.7, 0.78)], [(0.91, 0.85, 0.97)], **keys)
-    path = tmp_path / "w" / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"explicit_momentum": 0.16}))
+    say(tmp_path / "w", explicit_momentum=0.16)
     row = rows(page(tmp_path / "w")[1].tables[-1])[0]
     assert (row["explicit momentum"], row["its theory"]) == ("0.16", "0.9")
 
@@ -81,8 +84,7 @@ def test_a_steered_momentum_is_shown_beside_its_aim(tmp_path):
 def test_no_theory_where_service_has_a_memory(tmp_path):
     keys = {"strategy__groups": 4, "cluster__service": "constant"}
     probed(tmp_path / "w", [(0.83, 0.8, 0.86)], **keys)
-    path = tmp_path / "w" / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"implicit_momentum_p": 1e-9}))
+    say(tmp_path / "w", implicit_momentum_p=1e-9)
     text, parsed = page(tmp_path / "w")
     row = rows(parsed.tables[-1])[0]
     assert row["theory"] == row["α/g"] == "–"

@@ -1,6 +1,7 @@
 """Recorded windows fitted again, on short runs of a noisy quadratic."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -109,11 +110,9 @@ def test_arrivals_tell_of_regular_service_where_residuals_do_not(config, tmp_pat
 
 
 def test_a_run_that_goes_on_is_read_up_to_its_last_log_point(sweep, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.json", FILE):
-        (folder / name).write_bytes((sweep / "points" / "s0" / name).read_bytes())
-    lines = (sweep / "points" / "s0" / "metrics.jsonl").read_text().splitlines()
+    folder = shutil.copytree(sweep / "points" / "s0", tmp_path / "run")
+    (folder / "summary.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text("\n".join(lines[:8]) + "\n")  # to update 350
     assert len(windows.load(folder).windows) == 1
     assert len(windows.load(sweep / "points" / "s0").windows) == 3
@@ -123,10 +122,7 @@ def test_a_run_that_goes_on_is_read_up_to_its_last_log_point(sweep, tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "text", "shape", "config"])
 def test_damaged_recordings_are_one_line(sweep, tmp_path, damage):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.json", "metrics.jsonl", FILE):
-        (folder / name).write_bytes((sweep / "points" / "s0" / name).read_bytes())
+    folder = shutil.copytree(sweep / "points" / "s0", tmp_path / "run")
     file = folder / FILE
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-1000])
