@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.often import OFTEN
 from tests.proc import usual_signals
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +56,12 @@ def test_a_run_in_which_a_worker_dies_ends_and_names_the_test(tmp_path, how):
     done = run(command, tmp_path)
     assert done.returncode not in (0, 5), done.stdout
     assert "FAILED test_one.py::test[5]" in done.stdout
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_what_is_left_out_of_most_runs_is_there(name):
+    file, _, function = name.partition("::")
+    assert f"def {function}(" in (ROOT / "tests" / file).read_text()
 
 
 def test_it_runs_without_xdist(tmp_path):
