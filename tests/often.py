@@ -6,30 +6,30 @@ brackets begin, and () is none. The others are marked `slow`.
 """
 
 OFTEN = {
-    "analysis/test_moments.py::test_intervals_cover_as_often_as_they_say": (),
-    "analysis/test_notebooks.py::test_a_failed_sweep_says_why": (),
-    "analysis/test_page.py::test_clusters_stay_apart_where_a_tuned_number_tells_them_apart_too": (
+    "report/test_moments.py::test_intervals_cover_as_often_as_they_say": (),
+    "report/test_notebooks.py::test_a_failed_sweep_says_why": (),
+    "report/test_page.py::test_clusters_stay_apart_where_a_tuned_number_tells_them_apart_too": (
         "tuned0",
     ),
-    "analysis/test_race.py::test_a_known_law_is_recognised_and_its_variation_covered": (
+    "report/test_race.py::test_a_known_law_is_recognised_and_its_variation_covered": (
         "exponential",
         "lognormal-0.3",
     ),
-    "analysis/test_report.py::test_more_runs_make_no_larger_page": (),
+    "report/test_report.py::test_more_runs_make_no_larger_page": (),
     "data/test_augment.py::test_an_augmented_run_resumes_to_the_same_floats": (),
     "data/test_augment.py::test_devices_share_an_augmented_batch": (),
     "data/test_feed.py::test_a_streamed_run_is_the_run_in_memory": ("crop",),
     "data/test_loading.py::test_mnist5k_is_mlxtends": (),
-    "launch/test_cache.py::test_a_run_is_the_same_with_a_cold_a_warm_a_broken_and_no_cache": (),
-    "launch/test_disk_full.py::test_a_run_says_one_line_and_goes_on": (
+    "cli/test_cache.py::test_a_run_is_the_same_with_a_cold_a_warm_a_broken_and_no_cache": (),
+    "cli/test_disk_full.py::test_a_run_says_one_line_and_goes_on": (
         "event file",
         "third checkpoint",
     ),
-    "launch/test_disk_full.py::test_whatever_size_it_has": ("8]", "64", "148"),
-    "launch/test_sweep.py::test_a_sweep_is_of_one_code_whoever_edits_it_meanwhile": ("vmap",),
-    "launch/test_sweep.py::test_every_point_is_as_it_is_alone": (),
-    "launch/test_sweep_long.py::test_killed_and_resumed_is_whole": (),
-    "launch/test_tune.py::test_killed_again_and_again_it_decides_the_same": ("attempt",),
+    "cli/test_disk_full.py::test_whatever_size_it_has": ("8]", "64", "148"),
+    "cli/test_sweep.py::test_a_sweep_is_of_one_code_whoever_edits_it_meanwhile": ("vmap",),
+    "cli/test_sweep.py::test_every_point_is_as_it_is_alone": (),
+    "cli/test_sweep_long.py::test_killed_and_resumed_is_whole": (),
+    "cli/test_tune.py::test_killed_again_and_again_it_decides_the_same": ("attempt",),
     "models/test_convolution.py::test_transforms_of_replicas_end": (),
     "models/test_remat.py::test_blocks_keep_their_inputs_only": (),
     "models/test_remat.py::test_is_the_same_function_with_the_same_parameters": ("resmlp",),
