@@ -99,6 +99,20 @@ def one_of_many(folder, rng):
     return spoilt(path, rng)
 
 
+def is_refused(act, what, failed):
+    """Whether it was, in one line; `failed` has what else went wrong."""
+    try:
+        act()
+    except InputError as error:
+        if "\n" in str(error) or len(str(error)) > 1000:
+            failed.append(f"{what}: {error!r:.300}")
+        return True
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        failed.append(f"{what}: {error!r:.200} ({where.filename}:{where.lineno})")
+    return False
+
+
 def every(original, aside, uses, seed, count, spoil=one_of_many):
     """Fails with what crashed; how many cases were refused, and how many were not."""
     rng, failed, refused = random.Random(seed), [], 0
@@ -106,15 +120,7 @@ def every(original, aside, uses, seed, count, spoil=one_of_many):
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(original, aside)
         what, use = spoil(aside, rng), rng.choice(sorted(uses))
-        try:
-            uses[use](aside)
-        except InputError as error:
-            refused += 1
-            if "\n" in str(error) or len(str(error)) > 1000:
-                failed.append(f"{use}, {what}: {error!r:.300}")
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            failed.append(f"{use}, {what}: {error!r:.200} ({where.filename}:{where.lineno})")
+        refused += is_refused(partial(uses[use], aside), f"{use}, {what}", failed)
     assert not failed, "\n".join([f"{len(failed)} of {count}", *sorted(failed)])
     return refused, count - refused
 
@@ -138,13 +144,13 @@ def workdir(config, tmp_path_factory):
 
 def uses_of_workdirs(config):
     seeds = grid(config(), [{"seed": seed} for seed in range(2)])
+
+    def point(seed, folder):
+        return train(as_experiment(config({"seed": seed})), folder / "points" / f"seed={seed}")
+
     return {
-        "train": lambda folder: train(
-            as_experiment(config({"seed": 0})), folder / "points" / "seed=0"
-        ),
-        "resume": lambda folder: train(
-            as_experiment(config({"seed": 1})), folder / "points" / "seed=1"
-        ),
+        "train": partial(point, 0),
+        "resume": partial(point, 1),
         "sweep": lambda folder: list(described(plan(seeds, folder), 1)),
         "results": tables.write_results,
     }
@@ -371,19 +377,13 @@ def spoil_runs(saved, config, files, aside, monkeypatch, seed, count):
         shutil.copytree(whole / state, aside)
         what = f"{kind}, {state}: {damaged(aside, rng)}"
         before = left(aside)
-        try:
-            run(aside)
-            if recorded(aside) != recorded(whole / "ended"):
-                failed.append(f"{what}: another run")
-        except InputError as error:
+        wrong = len(failed)
+        if is_refused(partial(run, aside), what, failed):
             refused += 1
-            if "\n" in str(error) or len(str(error)) > 1000:
-                failed.append(f"{what}: {error!r:.300}")
             if left(aside) != before and kind != "two in one program":
                 failed.append(f"{what}: refused and changed")
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            failed.append(f"{what}: {error!r:.200} ({where.filename}:{where.lineno})")
+        elif len(failed) == wrong and recorded(aside) != recorded(whole / "ended"):
+            failed.append(f"{what}: another run")
     assert not failed, "\n".join([f"{len(failed)} of {count}", *failed])
     return refused, count - refused
 

@@ -1,7 +1,5 @@
 """The momentum meter as a probe of a run: its windows, its log, what it leaves as it was."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,12 +51,15 @@ def whole(config, tmp_path_factory):
     return workdir, trainer.train(as_experiment(config(PROBED)), workdir)
 
 
-def rows(workdir):
-    kept = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "wall_seconds"} for row in kept]
+def stopped(chosen, workdir, step):
+    """The summary of a run that a signal stops at its first look from that update on."""
+    seen = [0]
+    watch = Watch(lambda: 2 if seen[0] >= step else 0, lambda at, _: seen.__setitem__(0, at))
+    run = trainer.prepare(as_experiment(chosen))
+    return trainer.run_to_end(trainer.training(run, workdir, watch))
 
 
-def test_a_probed_run_trains_as_any_other(config, whole, tmp_path):
+def test_a_probed_run_trains_as_any_other(config, whole, tmp_path, rows):
     without = trainer.train(as_experiment(config({**PROBED, "probes.momentum": False})), tmp_path)
     workdir, summary = whole
     assert summary["parameters_crc32"] == without["parameters_crc32"]
@@ -66,7 +67,7 @@ def test_a_probed_run_trains_as_any_other(config, whole, tmp_path):
     assert [{k: row[k] for k in plain[0]} for row in rows(workdir)] == plain
 
 
-def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole):
+def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole, rows):
     workdir, summary = whole
     recorded = single.record(as_experiment(config(PROBED)))
     every = np.stack([recorded.displacements, recorded.raw_steps, recorded.gradients], axis=1)
@@ -91,14 +92,10 @@ def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole):
 
 
 @pytest.mark.parametrize("stop", [60, 235, 300])
-def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path, stop):
+def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path, stop, rows):
     """Stopped in a window, at its edge and between two."""
-    seen = [0]
-    watch = Watch(lambda: 2 if seen[0] >= stop else 0, lambda step, _: seen.__setitem__(0, step))
     chosen = config(PROBED)
-    halted = trainer.run_to_end(
-        trainer.training(trainer.prepare(as_experiment(chosen)), tmp_path, watch)
-    )
+    halted = stopped(chosen, tmp_path, stop)
     assert halted["status"] == "interrupted" and halted["step"] < 560
     resumed = trainer.train(as_experiment(chosen), tmp_path)
     workdir, summary = whole
@@ -138,7 +135,7 @@ def test_steps_at_a_rate_of_0_are_read_from_gradients_alone(config, tmp_path):
     assert summary["fitted_momentum_refused"].startswith("an update's learning rate is 0")
 
 
-def test_steering_follows_the_readings(config, tmp_path):
+def test_steering_follows_the_readings(config, tmp_path, rows):
     """mu = 0 until the first, then the total less their mean by precision; resumed likewise."""
     readings = [(0.9, 0.1), (0.96, 0.05)]
     log = [{"step": 0}, {"step": 100, "implicit_momentum_refused": "weak"}]
@@ -161,10 +158,7 @@ def test_steering_follows_the_readings(config, tmp_path):
     assert explicit[0] == explicit[240] == 0.0
     reading = next(row for row in rows(tmp_path / "whole") if row["step"] == 240)
     assert explicit[260] == pytest.approx(0.6 - reading["implicit_momentum"])
-    seen = [0]
-    watch = Watch(lambda: 2 if seen[0] >= 300 else 0, lambda step, _: seen.__setitem__(0, step))
-    run = trainer.prepare(as_experiment(config(values)))
-    trainer.run_to_end(trainer.training(run, tmp_path / "halved", watch))
+    stopped(config(values), tmp_path / "halved", 300)
     resumed = trainer.train(as_experiment(config(values)), tmp_path / "halved")
     assert resumed["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "halved") == rows(tmp_path / "whole")

@@ -1,6 +1,7 @@
 """Recorded windows fitted again, on short runs of a noisy quadratic."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -27,6 +28,14 @@ PROBED = {
     "probes.window": 300,
     "probes.every": 320,
 }
+
+
+def copied(sweep, folder, *names):
+    """Files of the first run, in a folder of their own."""
+    folder.mkdir()
+    for name in names:
+        shutil.copy(sweep / "points" / "s0" / name, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +118,7 @@ def test_arrivals_tell_of_regular_service_where_residuals_do_not(config, tmp_pat
 
 
 def test_a_run_that_goes_on_is_read_up_to_its_last_log_point(sweep, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.json", FILE):
-        (folder / name).write_bytes((sweep / "points" / "s0" / name).read_bytes())
+    folder = copied(sweep, tmp_path / "run", "config.json", FILE)
     lines = (sweep / "points" / "s0" / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text("\n".join(lines[:8]) + "\n")  # to update 350
     assert len(windows.load(folder).windows) == 1
@@ -123,10 +129,7 @@ def test_a_run_that_goes_on_is_read_up_to_its_last_log_point(sweep, tmp_path):
 
 @pytest.mark.parametrize("damage", ["cut", "text", "shape", "config"])
 def test_damaged_recordings_are_one_line(sweep, tmp_path, damage):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in ("config.json", "metrics.jsonl", FILE):
-        (folder / name).write_bytes((sweep / "points" / "s0" / name).read_bytes())
+    folder = copied(sweep, tmp_path / "run", "config.json", "metrics.jsonl", FILE)
     file = folder / FILE
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-1000])
