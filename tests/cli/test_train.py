@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import jax
 import pytest
@@ -17,11 +16,12 @@ import pytest
 from configs import quickstart
 from optdyn.cli import app, train
 from optdyn.train import history
+from tests.cli.sweeping import ROOT, start
 from tests.own_flags import called
 from tests.proc import ended
 from tests.values import as_experiment
 
-CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
+CONFIG = ROOT / "configs" / "quickstart.py"
 # The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
 # signals meet all parts of a run.
 SMALL = {
@@ -52,17 +52,6 @@ def run(monkeypatch, capsys):
     return run
 
 
-def start(workdir, values=()):
-    """The command in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "launch.train", *arguments(workdir, values)],
-        cwd=CONFIG.parent.parent,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def complete(workdir, values=()):
     """The same run in this process, until it ends by itself; its summary."""
     config = quickstart.get_config()
@@ -74,7 +63,7 @@ def start_until(workdir, values, count):
     """The command in a process, once it has opened the log and that has so many lines."""
     path = workdir / "metrics.jsonl"
     before = path.stat().st_ino if path.exists() else 0  # opening replaces the file
-    process = start(workdir, values)
+    process = start(*arguments(workdir, values), module="launch.train")
     while not path.exists() or path.stat().st_ino == before or line_count(path) < count:
         assert process.poll() is None, "it ended before it could be stopped"
         time.sleep(0.002)
@@ -296,7 +285,7 @@ def test_a_file_without_permission_is_one_line(run, whole, tmp_path, monkeypatch
 
 def test_a_process_that_fails_says_one_line(tmp_path):
     """The same as above, with all that an interpreter prints when it ends."""
-    process = start(tmp_path / "new", {"batch_size": -64})
+    process = start(*arguments(tmp_path / "new", {"batch_size": -64}), module="launch.train")
     _, errors = ended(process)
     assert process.returncode == 2
     assert errors == "error: config.batch_size = -64: must be at least 1\n"
@@ -323,8 +312,8 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path, script):
     script = [str(tmp_path / part) if part == "optdyn" else part for part in script]
     process = subprocess.Popen(
         [sys.executable, *script, *arguments(tmp_path / "new")],
-        cwd=CONFIG.parent.parent,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{CONFIG.parent.parent}"},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -342,7 +331,7 @@ def test_devices_that_are_not_there_are_one_line(tmp_path, asked):
     """JAX itself ends in an assertion for the one and in an error for the other."""
     done = subprocess.run(
         [sys.executable, "-m", "launch.train", *arguments(tmp_path / "new")],
-        cwd=CONFIG.parent.parent,
+        cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": asked},
         capture_output=True,
         text=True,
@@ -357,7 +346,7 @@ def test_it_needs_no_standard_streams(whole, tmp_path, rows):
     command = [sys.executable, "-m", "launch.train", *arguments(tmp_path)]
     gone = ["bash", "-c", 'exec "$0" "$@" <&- >/dev/full 2>/dev/full', *command]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    assert subprocess.run(gone, cwd=CONFIG.parent.parent, env=buffered).returncode == 0
+    assert subprocess.run(gone, cwd=ROOT, env=buffered).returncode == 0
     assert_same(rows, tmp_path, json.loads((tmp_path / "summary.json").read_text()), whole)
 
 
