@@ -76,9 +76,8 @@ def test_line_styles_tell_a_kept_momentum_from_an_adapted_one(tmp_path):
             name = tmp_path / "points" / f"{groups}-{momentum}"
             run(name, [2.0, 1.0], strategy__groups=groups, optimizer__momentum=momentum)
     text, parsed = page(tmp_path)
-    assert (
-        len(set(re.findall("stroke-dasharray: [^;]*", svg(parsed.images[0])))) == 2
-    )  # adapted ones, the target
+    dashes = set(re.findall("stroke-dasharray: [^;]*", svg(parsed.images[0])))
+    assert len(dashes) == 2  # adapted ones, the target
     assert "Solid: momentum 0.9 throughout." in text
     assert "Dashed: momentum chosen for the number of groups." in text
 

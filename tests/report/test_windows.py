@@ -127,18 +127,18 @@ def test_a_run_that_goes_on_is_read_up_to_its_last_log_point(sweep, tmp_path):
     assert "0 updates" in windows.fit(windows.load(folder))["implicit_momentum_refused"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "shape", "config"])
-def test_damaged_recordings_are_one_line(sweep, tmp_path, damage):
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (FILE, lambda file: file.write_bytes(file.read_bytes()[:-1000])),
+        (FILE, lambda file: file.write_text("no array")),
+        (FILE, lambda file: np.save(file, np.zeros((5, 5)))),
+        ("config.json", lambda file: file.write_text('{"steps": "many"}')),
+    ],
+)
+def test_damaged_recordings_are_one_line(sweep, tmp_path, name, damage):
     folder = copied(sweep, tmp_path / "run", "config.json", "metrics.jsonl", FILE)
-    file = folder / FILE
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:-1000])
-    elif damage == "text":
-        file.write_text("no array")
-    elif damage == "shape":
-        np.save(file, np.zeros((5, 5)))
-    else:
-        (folder / "config.json").write_text('{"steps": "many"}')
+    damage(folder / name)
     with pytest.raises(TableError) as caught:
         windows.load(folder)
     assert str(folder) in str(caught.value)
