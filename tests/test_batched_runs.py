@@ -34,18 +34,12 @@ def batched(configs, folder, lanes=4, watch=QUIET):
 
 def varied(config, values, count):
     """Runs of one program that differ in seed, momentum and learning rate."""
-    each = range(count)
-    return [
-        config(
-            {
-                **values,
-                "seed": i,
-                "optimizer.momentum": 0.1 * i,
-                "optimizer.learning_rate": 0.1 / (i + 1),
-            }
-        )
-        for i in each
-    ]
+
+    def lane(i):
+        own = {"optimizer.momentum": 0.1 * i, "optimizer.learning_rate": 0.1 / (i + 1)}
+        return config({**values, "seed": i, **own})
+
+    return [lane(i) for i in range(count)]
 
 
 @pytest.mark.parametrize(

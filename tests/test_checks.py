@@ -6,7 +6,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from configs import gpt, images, plan, resnet, text, tune
 from configs.grids import (
@@ -34,26 +33,8 @@ from optdyn.train import memory_checks, program, trainer
 from optdyn.train.checks import check, check_parts
 from optdyn.train.grid import grid, named, resolve
 from optdyn.train.warnings import probable_mistakes
+from tests.test_config import changed, refusal
 from tests.values import as_experiment
-
-
-def refusal(config, act=lambda config: check(as_experiment(config))):
-    with pytest.raises(ConfigError) as caught:
-        act(config)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def given(name, value):
-    """The default with one value, of any kind, as a careless file may have it."""
-    whole = default().to_dict()
-    *path, last = name.split(".")
-    part = whole
-    for key in path:
-        part = part[key]
-    part[last] = value
-    return ConfigDict(whole)
-
 
 OTHER_KINDS = [
     *((key, value) for key in ("steps", "model.width") for value in (64.0, True, "64", None, [64])),
@@ -72,7 +53,7 @@ OTHER_KINDS = [
     ("name", "value"), OTHER_KINDS, ids=[f"{n}={type(v)!s}" for n, v in OTHER_KINDS]
 )
 def test_a_value_of_another_kind_is_refused_by_name(name, value):
-    said = refusal(given(name, value))
+    said = refusal(changed({name: value}))
     assert said.startswith(f"config.{name} = ") and ": must be " in said and len(said) < 300
 
 

@@ -20,20 +20,19 @@ NAN = float("nan")
 
 def changed(values):
     """The default with values at dotted names, of any type, as from a careless file."""
-    config = ConfigDict(default().to_dict())
+    whole = default().to_dict()
     for name, value in values.items():
         *path, last = name.split(".")
-        part = config
+        part = whole
         for key in path:
             part = part[key]
-        with part.ignore_type():
-            part[last] = value
-    return config
+        part[last] = value
+    return ConfigDict(whole)
 
 
-def refusal(config):
+def refusal(config, act=lambda config: check(as_experiment(config))):
     with pytest.raises(ConfigError) as caught:
-        check(as_experiment(config))
+        act(config)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -35,6 +35,10 @@ def experiment(name, cluster=FIXED, step=STEP, **keys):
     return price.with_method(price.step_of(config, step), name, **keys)
 
 
+def priced(name, cluster=FIXED, **keys):
+    return price.price(experiment(name, cluster, **keys), SHAPES)
+
+
 def small(name, nodes=4, **keys):
     """A quadratic that is trained in a moment, on a network that is slow for it."""
     cluster = Cluster(nodes=nodes, service="lognormal", variation=0.3, bandwidth=1e4, latency=1e-3)
@@ -149,20 +153,18 @@ def test_workers_of_a_server_have_a_closed_form(cluster):
     """A step, of unit mean, and a message there and back, with every H-th: nobody waits."""
     cluster = cluster.with_(bandwidth=TEN)
     for name, period in (("asynchronous", 1), ("ringmaster", 1), ("elastic", 16), ("ad_psgd", 1)):
-        found = price.price(experiment(name, cluster, period=period), SHAPES)
+        found = priced(name, cluster, period=period)
         seconds = STEP + 2 * MESSAGE / period
         assert found.seconds == pytest.approx(seconds / NODES, rel=0.02)
         assert found.computing == pytest.approx(STEP / seconds, rel=0.01)
         assert found.network_bytes == pytest.approx(2 * SHAPES.bytes / period, rel=0.02)
         assert found.waiting == 0
-    assert price.price(experiment("asynchronous", cluster), SHAPES).staleness == pytest.approx(
-        NODES - 1, abs=1
-    )
+    assert priced("asynchronous", cluster).staleness == pytest.approx(NODES - 1, abs=1)
 
 
 def link(name, cluster=FIXED, **keys):
     """The parameters that the busiest link carries one way while every node makes a step."""
-    return price.price(experiment(name, cluster, **keys), SHAPES).link_bytes / SHAPES.bytes
+    return priced(name, cluster, **keys).link_bytes / SHAPES.bytes
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_the_busiest_link_is_a_roots_a_servers_or_a_leaders():
 def test_a_servers_link_is_busy_as_long_as_its_clock_says():
     """Where all wait for it, it has there and back of every node's step one after the other."""
     cluster = Cluster(nodes=8, service="constant", server_bandwidth=TEN / 100)
-    found = price.price(experiment("asynchronous", cluster), SHAPES)
+    found = priced("asynchronous", cluster)
     busy = 2 * found.link_bytes / cluster.server_bandwidth
     assert 8 * found.seconds == pytest.approx(busy, rel=1e-4)  # but for the first step's computing
 
@@ -220,7 +222,7 @@ def test_what_k_sync_drops_is_waited_for(k):
     """The k-th of n exponential times has mean 1/n + ... + 1/(n - k + 1)."""
     n = 8
     cluster = Cluster(nodes=n, service="exponential")
-    found = price.price(experiment("buffered", cluster, arrivals=k, waiting="k_sync"), SHAPES)
+    found = priced("buffered", cluster, arrivals=k, waiting="k_sync")
     mean = sum(1 / (n - i) for i in range(k))
     assert found.seconds == pytest.approx(STEP * mean, rel=0.08)
     assert found.computing == pytest.approx(k / (n * mean), rel=0.08)
@@ -230,13 +232,13 @@ def test_what_k_sync_drops_is_waited_for(k):
 def test_daso_is_priced_in_its_cycling_phase():
     """Of four batches one waits for the message that the batch before sent."""
     cluster = FIXED.with_(bandwidth=TEN)
-    found = price.price(experiment("daso", cluster), SHAPES)
+    found = priced("daso", cluster)
     exchange = 2 * (NODES - 1) / NODES * MESSAGE
     assert exchange > STEP
     assert found.seconds == pytest.approx((3 * STEP + exchange) / 4, rel=1e-9)
     assert found.logged_bytes == pytest.approx(SHAPES.bytes / 4, rel=1e-9)
     assert found.staleness == 1
-    halved = price.price(experiment("daso", cluster, transfer_dtype="bfloat16"), SHAPES)
+    halved = priced("daso", cluster, transfer_dtype="bfloat16")
     assert halved.logged_bytes == pytest.approx(SHAPES.bytes / 8, rel=1e-9)
 
 
@@ -254,7 +256,7 @@ def test_a_stream_hides_what_is_shorter_than_its_delay():
 def test_compressed_messages_that_cannot_be_added_up_go_to_all_others():
     cluster = FIXED.with_(bandwidth=TEN)
     for name, bits in (("bfloat16", 16), ("sign", 1)):
-        found = price.price(experiment("diloco", cluster, period=4, compression=name), SHAPES)
+        found = priced("diloco", cluster, period=4, compression=name)
         copies = 2 * (NODES - 1) / NODES if name == "bfloat16" else NODES - 1
         sent = copies * SIZE * bits / 8 / 4
         assert found.network_bytes == pytest.approx(sent, rel=1e-3)
@@ -266,7 +268,7 @@ def test_unlike_speeds():
     cluster = Cluster(nodes=2, service="constant", speeds=(1.0, 3.0))
     wanted = {"sync": 2 / 3, "model_averaging": 2 / 3, "dynamic_batch": 1, "asynchronous": 1}
     for name, share in wanted.items():
-        found = price.price(experiment(name, cluster), SHAPES)
+        found = priced(name, cluster)
         assert found.computing == pytest.approx(share, rel=1e-3), name
         a_second = 16 / STEP if share < 1 else 8 / STEP * 4
         assert found.examples_per_second == pytest.approx(a_second, rel=0.01), name
@@ -277,13 +279,13 @@ def test_nodes_of_several_devices():
     cluster = Cluster(nodes=4, devices_per_node=2, service="constant", bandwidth=TEN)
     cluster = cluster.with_(local_bandwidth=100 * price.GIGABIT)
     local = SHAPES.bytes / cluster.local_bandwidth
-    found = price.price(experiment("sync", cluster), SHAPES)
+    found = priced("sync", cluster)
     # A ring of the two, one around the nodes, and the sum handed on.
     assert found.seconds == pytest.approx(STEP + local + 1.5 * MESSAGE + local)
     assert found.network_bytes == pytest.approx(1.5 * SHAPES.bytes)
     free = cluster.with_(bandwidth=0.0, local_bandwidth=0.0)
     for name in ("diloco+asynchronous", "gossip+elastic", "daso+async_local_sgd"):
-        inside = price.price(experiment(name, free), SHAPES)
+        inside = priced(name, free)
         assert inside.computing == pytest.approx(1, rel=0.01), name
         assert inside.examples_per_second == pytest.approx(8 * 8 / STEP, rel=0.01)
 
@@ -488,18 +490,16 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "64 nodes, 1,000,000 parameters" in same.stdout
     # The usual config's 1 ms an example knows nothing of a model's size.
     assert "--step_seconds has yours" in " ".join(same.stdout.split())
-    for flag, said in (
-        ("--parameters=many", "--parameters: 'many' must be a finite number above 0"),
-        ("--bandwith=1", "did you mean --bandwidths"),
-        ("--noise_scale=0", "--noise_scale: 0.0 must be a finite number above 0"),
+    for name, flag, said in (
+        ("sync", "--parameters=many", "--parameters: 'many' must be a finite number above 0"),
+        ("sync", "--bandwith=1", "did you mean --bandwidths"),
+        ("sync", "--noise_scale=0", "--noise_scale: 0.0 must be a finite number above 0"),
+        ("all", "--parameters=-1", "error: --parameters:"),
+        ("local", "--parameters=1e6", "error: no price of local: needs"),
     ):
-        wrong = ran("--methods=sync", flag)
-        assert wrong.returncode == 2 and said in wrong.stderr and wrong.stderr.count("\n") == 1
-    wrong = ran("--methods=all", "--parameters=-1")
-    assert wrong.returncode == 2 and wrong.stderr.startswith("error: --parameters:")
-    assert len(wrong.stderr.splitlines()) == 1 and not wrong.stdout
-    alone = ran("--methods=local", "--parameters=1e6")
-    assert alone.returncode == 2 and alone.stderr.startswith("error: no price of local: needs")
+        wrong = ran(f"--methods={name}", flag)
+        assert wrong.returncode == 2 and said in wrong.stderr and not wrong.stdout
+        assert wrong.stderr.startswith("error: ") and wrong.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ def test_a_settled_price_has_whole_periods(name, period):
     keys = {"wait": 0} if "daso" in name else {}
     method = experiment(name, cluster, period=period, max_batches=period, **keys)
     found = price.price(method, SHAPES).seconds
-    free = price.price(experiment(name, cluster.with_(bandwidth=1e30), **keys), SHAPES).seconds
+    free = priced(name, cluster.with_(bandwidth=1e30), **keys).seconds
     meeting = 2 * SHAPES.bytes / 1e7  # to both neighbours of a ring, one after the other
     if "gossip" not in name:
         meeting *= 3 / 4  # an all-reduce
@@ -522,8 +522,8 @@ def test_a_settled_price_has_whole_periods(name, period):
 
 def test_des_loc_is_priced_over_whole_turns_of_its_moments():
     """In six meetings parameters go six times and first moments twice; SGD has no second ones."""
-    settled = price.price(experiment("des_loc", FIXED, period=100), SHAPES)
-    plain = price.price(experiment("model_averaging", FIXED, period=100), SHAPES)
+    settled = priced("des_loc", FIXED, period=100)
+    plain = priced("model_averaging", FIXED, period=100)
     assert settled.network_bytes == pytest.approx(plain.network_bytes * 8 / 6, rel=1e-9)
 
 

@@ -252,14 +252,16 @@ def test_recorded_arrivals_are_told_by_their_columns():
         assert column in optdyn.trace.__doc__
 
 
+def line(x, **values):
+    """A line that is to give the first number of each example."""
+    return optdyn.Experiment(model=Line(), data={"x": x, "y": x[:, 0]}, batch_size=4, **values)
+
+
 def test_a_loss_that_is_defined_anew_is_another():
     def made(shift):
         return lambda outputs, batch: jnp.sum((outputs - batch["y"]) ** 2, axis=1) + shift
 
-    x = np.ones((8, 1), np.float32)
-    one = optdyn.Experiment(
-        model=Line(), data={"x": x, "y": x[:, 0]}, loss=made(0.0), batch_size=4, steps=1
-    )
+    one = line(np.ones((8, 1), np.float32), loss=made(0.0), steps=1)
     first, second = one.train(), one.with_(loss=made(100.0)).train()
     assert second.log["train_loss"][0] - first.log["train_loss"][0] == pytest.approx(100, rel=1e-5)
 
@@ -299,12 +301,9 @@ def test_metrics_and_transforms_of_a_chain_may_be_things_themselves():
     def far(outputs, batch):
         return jnp.abs(outputs - batch["y"])[:, 0]
 
-    x = np.ones((32, 1), np.float32)
     clipped = optdyn.sgd(0.1, chain=(optax.clip_by_global_norm(0.5),))
-    found = optdyn.Experiment(
-        model=Line(), data={"x": x, "y": x[:, 0]}, optimizer=clipped, metrics=(far,),
-        batch_size=4, steps=1, log_every=1,
-    ).train()  # fmt: skip
+    once = {"optimizer": clipped, "metrics": (far,), "steps": 1, "log_every": 1}
+    found = line(np.ones((32, 1), np.float32), **once).train()
     assert found.log["test_far"].tolist() == pytest.approx([1.0, 0.95])  # a step of 0.1 * 0.5
 
 
@@ -594,13 +593,13 @@ def test_a_label_that_no_output_is_for_is_refused():
     """Its cross-entropy would be NaN, and the run diverged without a word why."""
     x = np.zeros((16, 3), np.float32)
     of = {"model": nn.Sequential([nn.Dense(2)]), "optimizer": optax.sgd(0.1), "steps": 2}
-    for labels, fits in ((np.arange(16) % 2, True), (np.arange(16) % 2 + 5, False)):
-        chosen = base(data={"x": x, "label": labels.astype(np.int32)}, **of)
-        if fits:
-            assert np.isfinite(chosen.train().log["train_loss"]).all()
-            continue
-        with pytest.raises(ConfigError, match="has 2 outputs, and the data 7 classes"):
-            chosen.train()
+    fits, other = (
+        base(data={"x": x, "label": (np.arange(16) % 2 + first).astype(np.int32)}, **of)
+        for first in (0, 5)
+    )
+    assert np.isfinite(fits.train().log["train_loss"]).all()
+    with pytest.raises(ConfigError, match="has 2 outputs, and the data 7 classes"):
+        other.train()
 
 
 def test_numbers_of_numpy_and_jax_are_numbers():
@@ -651,12 +650,10 @@ def test_public_names_have_a_docstring_and_are_found():
 
 def test_what_is_hardly_meant_is_warned_of_at_the_users_line():
     doubtful = base(cluster=optdyn.Cluster(workers=4, absence=5.0), steps=20)
-    with pytest.warns(UserWarning, match="cluster.absence = 5: ignored") as said:
-        doubtful.train()
-    assert [each.filename for each in said] == [__file__]
-    with pytest.warns(UserWarning, match="cluster.absence = 5: ignored") as said:
-        optdyn.compare({"one": doubtful}, seeds=range(2))
-    assert [each.filename for each in said] == [__file__]
+    for act in (lambda: doubtful.train(), lambda: optdyn.compare({"one": doubtful}, seeds=(0, 1))):
+        with pytest.warns(UserWarning, match="cluster.absence = 5: ignored") as said:
+            act()
+        assert [each.filename for each in said] == [__file__]
     slow = base(method=optdyn.diloco(period=30))  # of 60 updates, but for the comparison's own
     with pytest.warns(UserWarning, match="period = 30: more than config.steps = 20"):
         optdyn.compare({"one": slow}, steps=20, seeds=[0])

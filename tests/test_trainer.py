@@ -145,16 +145,10 @@ def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path
     assert program.make(as_experiment(config(base)), 0, slots=5) is not compiled
 
 
-def test_the_same_config_gives_the_same_floats(config, trained, tmp_path, rows):
-    chosen, workdir, summary = trained
-    assert train(as_experiment(chosen), tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
-    assert rows(tmp_path) == rows(workdir)
-
-
-def test_a_thread_of_a_notebook_may_train_into_a_folder_by_its_name(
+def test_the_same_config_gives_the_same_floats_also_in_a_thread_of_a_notebook(
     config, trained, tmp_path, rows
 ):
-    """Python hands no signals to other threads than the main one."""
+    """Into a folder by its name. Python hands no signals to other threads than the main one."""
     chosen, workdir, summary = trained
     before = signal.getsignal(signal.SIGINT)
     with ThreadPoolExecutor(1) as pool:
@@ -174,10 +168,8 @@ def test_a_thread_of_a_notebook_may_train_into_a_folder_by_its_name(
         {"optimizer.name": "adamw", "optimizer.options.weight_decay": 0.1},
         {"optimizer.name": "rmsprop", "optimizer.momentum": 0.2},
         {"optimizer.name": "lion", "optimizer.schedule": "linear"},
-        {
-            "optimizer.name": "noisy_sgd",
-            "optimizer.options.key": 1,
-        },  # keeps a random key in its state
+        # It keeps a random key in its state.
+        {"optimizer.name": "noisy_sgd", "optimizer.options.key": 1},
         {"optimizer.name": "sgd", "optimizer.options.nesterov": True},
     ],
     ids=lambda values: values["optimizer.name"],
@@ -206,13 +198,8 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32(config, mnist, trained,
 
 
 def test_a_convolutional_network_learns(config, mnist, tmp_path, rows):
-    values = {
-        "model.name": "cnn",
-        "model.channels": (2,),
-        "steps": 20,
-        "batch_size": 16,
-        "optimizer.learning_rate": 0.05,
-    }
+    values = {"model.name": "cnn", "model.channels": (2,), "steps": 20, "batch_size": 16}
+    values |= {"optimizer.learning_rate": 0.05}
     summary = train(as_experiment(config({**mnist, **values})), tmp_path)
     assert summary["status"] == "completed"
     assert summary["train_loss"] < rows(tmp_path)[0]["train_loss"]

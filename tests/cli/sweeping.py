@@ -47,10 +47,10 @@ def command(arguments, capsys, monkeypatch, main=sweep.main):
     return code, printed.out, printed.err
 
 
-def start(*arguments):
+def start(*arguments, module="launch.sweep"):
     """The command in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "launch.sweep", *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

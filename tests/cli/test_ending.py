@@ -53,20 +53,6 @@ def test_a_run_says_three_lines(monkeypatch, changes, then, expected):
     assert list(lines(RUN | changes, Path("a b"), then)) == expected
 
 
-@pytest.mark.parametrize(
-    ("argv", "named"),
-    [
-        (["python", "/usr/bin/optdyn", "race"], "optdyn reality"),
-        (["python", "-m", "launch.race"], "python -m launch.reality"),
-        (["python", "-m", "optdyn.cli.race"], "optdyn reality"),
-    ],
-)
-def test_the_next_command_can_be_called_as_this_one_was(monkeypatch, argv, named):
-    """The server of a race is a process of the installed package, in any folder."""
-    monkeypatch.setattr(sys, "orig_argv", argv)
-    assert called("reality") == named
-
-
 def test_what_else_a_run_measured_is_told(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     low, high = {"implicit_momentum_low": 0.456}, {"implicit_momentum_high": 0.598}
@@ -97,9 +83,13 @@ def test_what_else_a_run_measured_is_told(monkeypatch):
         (["/usr/bin/python", "/usr/bin/optdyn", "train"], "optdyn report"),
         (["optdyn", "train"], "optdyn report"),
         (["python", "-m", "launch.train", "optdyn"], "python -m launch.report"),
+        (["python", "/usr/bin/optdyn", "race"], "optdyn report"),
+        (["python", "-m", "launch.race"], "python -m launch.report"),
+        (["python", "-m", "optdyn.cli.race"], "optdyn report"),
     ],
 )
 def test_a_command_is_named_as_it_can_be_called(monkeypatch, program, expected):
+    """The server of a race is a process of the installed package, in any folder."""
     monkeypatch.setattr(sys, "orig_argv", program)
     assert called("report") == expected
 

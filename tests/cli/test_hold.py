@@ -7,8 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -95,11 +95,8 @@ def test_of_threads_that_ask_at_once_one_has_it(tmp_path):
             except WorkdirError:
                 pass
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
     assert set(most) == {1} and got
 
 

@@ -34,6 +34,7 @@ def ready(processes=3):
     (folder / f"ready {rank}").touch()
     while len(list(folder.glob("ready *"))) < processes:
         time.sleep(0.01)
+    (folder / "all ready").touch()
 """
 
 
@@ -53,6 +54,18 @@ def start(tmp_path):
         )
 
     return start
+
+
+@pytest.fixture
+def begun(start, tmp_path):
+    """`begun(program)`: the same, once all its processes are `ready()`."""
+
+    def begun(program):
+        launcher = start(program)
+        wait_for((tmp_path / "all ready").exists)
+        return launcher
+
+    return begun
 
 
 def end(launcher):
@@ -154,18 +167,16 @@ rest()
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGTERM, 0), (signal.SIGHUP, 129)],
 )
-def test_a_signal_reaches_every_process_and_each_may_take_its_time(start, tmp_path, number, code):
-    launcher = start(f"""
+def test_a_signal_reaches_every_process_and_each_may_take_its_time(begun, tmp_path, number, code):
+    launcher = begun(f"""
 def save(number, frame):
     time.sleep(0.3 * rank)
     print("saved on", number)
     sys.exit({code})
 signal.signal({number}, save)
 ready()
-(folder / "all ready").touch()
 rest()
 """)
-    wait_for((tmp_path / "all ready").exists)
     launcher.send_signal(number)
     found, stdout, stderr = end(launcher)
     assert found == code
@@ -174,9 +185,9 @@ rest()
     assert not alive(tmp_path)
 
 
-def test_signals_that_are_no_second_thought_are_passed_on(start, tmp_path):
+def test_signals_that_are_no_second_thought_are_passed_on(begun, tmp_path):
     """As where a session ends; and one that has it save and go on."""
-    launcher = start("""
+    launcher = begun("""
 def note(number, frame):
     (folder / f"{number} {rank}").touch()
     if {int(path.name.split()[0]) for path in folder.glob(f"[0-9]* {rank}")} >= {10, 1, 15}:
@@ -185,10 +196,8 @@ def note(number, frame):
 for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
     signal.signal(number, note)
 ready()
-(folder / "all ready").touch()
 rest()
 """)
-    wait_for((tmp_path / "all ready").exists)
     for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
         launcher.send_signal(number)
         wait_for(lambda number=number: len(list(tmp_path.glob(f"{int(number)} *"))) == 3)
@@ -196,16 +205,14 @@ rest()
     assert not alive(tmp_path)
 
 
-def test_a_second_signal_kills(start, tmp_path):
-    launcher = start("""
+def test_a_second_signal_kills(begun, tmp_path):
+    launcher = begun("""
 signal.signal(signal.SIGINT, lambda *_: (folder / f"asked {rank}").touch())
 spawn()
 ready()
-(folder / "all ready").touch()
 while True:
     time.sleep(1)
 """)
-    wait_for((tmp_path / "all ready").exists)
     launcher.send_signal(signal.SIGINT)
     wait_for(lambda: len(list(tmp_path.glob("asked *"))) == 3)
     assert launcher.poll() is None
@@ -220,22 +227,19 @@ def test_nothing_is_left_of_processes_that_ended_well(start, tmp_path):
     assert not alive(tmp_path)
 
 
-def test_a_killed_launcher_leaves_no_process(start, tmp_path):
-    launcher = start("ready(); (folder / 'all ready').touch(); rest()")
-    wait_for((tmp_path / "all ready").exists)
+def test_a_killed_launcher_leaves_no_process(begun, tmp_path):
+    launcher = begun("ready(); rest()")
     launcher.kill()
     end(launcher)
     wait_for(lambda: not alive(tmp_path))
 
 
-def test_a_reader_that_sleeps_does_not_keep_it_from_ending(start, tmp_path):
-    launcher = start("""
+def test_a_reader_that_sleeps_does_not_keep_it_from_ending(begun, tmp_path):
+    launcher = begun("""
 ready()
-(folder / "all ready").touch()
 os.write(1, b"more\\n" * 100_000)
 rest()
 """)
-    wait_for((tmp_path / "all ready").exists)
     time.sleep(0.5)  # for the pipe to fill, which is not seen from here
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(timeout=30) == 143

@@ -149,35 +149,42 @@ def test_what_differs_from_the_lock_is_listed_and_stays_listed(own, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("name", "text", "said"),
     [
-        (CLAIM.replace("def measure", "def measured"), "has no function 'measure'"),
-        (CLAIM.replace("CLAIM =", "ANY ="), "has no CLAIM"),
-        ("import nothing_like_this", "cannot be imported.*sums.py, line 1"),
-        ("1 +", "cannot be imported"),
-        (CLAIM.replace("Claim(1", "Claim('a'"), "has no CLAIM"),
+        ("sums", CLAIM.replace("def measure", "def measured"), "has no function 'measure'"),
+        ("sums", CLAIM.replace("CLAIM =", "ANY ="), "has no CLAIM"),
+        ("sums", "import nothing_like_this", "cannot be imported.*sums.py, line 1"),
+        ("sums", "1 +", "cannot be imported"),
+        ("sums", CLAIM.replace("Claim(1", "Claim('a'"), "has no CLAIM"),
+        ("json", CLAIM, "another module is called 'json'"),
     ],
 )
-def test_a_claim_that_is_not_whole_is_refused_in_one_line(own, text, said):
+def test_a_claim_that_is_not_whole_is_refused_in_one_line(own, name, text, said):
     folder, _ = own
-    (folder / "sums.py").write_text(text)
+    (folder / f"{name}.py").write_text(text)
     with pytest.raises(InputError, match=said):
         papers.names(folder)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("name", "text", "said"),
     [
         (
+            "arithmetic_of_ours.py",
             CLAIM.replace('"seeds": study.report', '"seeds": {2}'),
             "measure.. must return JSON values",
         ),
-        (CLAIM + "SEEDS = {'full': (1, 1)}", "has no --scale=small, but full"),
+        (
+            "arithmetic_of_ours.py",
+            CLAIM + "SEEDS = {'full': (1, 1)}",
+            "has no --scale=small, but full",
+        ),
+        (lock.LOCK, '{"sums": 3}', "is no lock file"),
     ],
 )
-def test_a_claim_that_cannot_be_judged_is_refused_in_one_line(own, tmp_path, text, said):
+def test_what_cannot_be_judged_is_refused_in_one_line(own, tmp_path, name, text, said):
     folder, _ = own
-    (folder / "arithmetic_of_ours.py").write_text(text)
+    (folder / name).write_text(text)
     with pytest.raises(InputError, match=said):
         papers.run(tmp_path / "board", ["arithmetic_of_ours"], "small", 0, folder)
 
@@ -192,17 +199,3 @@ def test_a_claim_that_was_judged_by_other_files_says_so_and_keeps_its_verdict(
     board = papers.run(tmp_path / "board", ["sums"], "small", 0, folder)
     assert "another --workdir judges anew" in capsys.readouterr().err
     assert board["claims"]["sums"]["verdict"] == "confirmed"
-
-
-def test_a_claim_that_is_called_like_another_module_is_refused(own):
-    folder, _ = own
-    (folder / "json.py").write_text(CLAIM)
-    with pytest.raises(InputError, match="another module is called 'json'"):
-        papers.names(folder)
-
-
-def test_a_lock_file_that_is_none_is_refused(own, tmp_path):
-    folder, _ = own
-    (folder / lock.LOCK).write_text('{"sums": 3}')
-    with pytest.raises(InputError, match="is no lock file"):
-        papers.run(tmp_path / "board", ["sums"], "small", 0, folder)

@@ -275,21 +275,26 @@ def test_a_dry_run_says_what_would_run_and_touches_nothing(sweeping, whole, tmp_
     assert "about" not in lines[1] and "about" not in lines[-1]  # of these no point has finished
 
 
+def at_log_point(patch, number, act):
+    """Has `act` called once there are so many log points, of whichever runs."""
+    append, seen = Metrics.append, []
+
+    def counted(self, row):
+        append(self, row)
+        seen.append(row["step"])
+        if len(seen) == number:
+            act()
+
+    patch.setattr(Metrics, "append", counted)
+
+
 @pytest.mark.parametrize("way", ["threads", "vmap"])
 def test_a_signal_stops_all_that_run_at_a_checkpoint(
     sweeping, whole, tmp_path, rows, way, monkeypatch
 ):
     """In this process, at the moment of a log point; `kill` above has another's."""
-    append, seen = Metrics.append, []
-
-    def signalled(self, row):
-        append(self, row)
-        seen.append(row["step"])
-        if len(seen) == 12:
-            signal.raise_signal(signal.SIGTERM)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Metrics, "append", signalled)
+        at_log_point(patch, 12, lambda: signal.raise_signal(signal.SIGTERM))
         arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--together={way}"
         code, out, err = sweeping(*arguments)
     assert (code, out) == (128 + signal.SIGTERM, "") and "stopping" in err
@@ -310,22 +315,18 @@ def test_a_signal_stops_all_that_run_at_a_checkpoint(
 
 @pytest.mark.parametrize("way", ["threads", "vmap"])
 def test_asked_to_all_that_run_save_and_go_on(sweeping, whole, tmp_path, rows, way, monkeypatch):
-    append, save, seen, saved = Metrics.append, Checkpoints.save, [], {}
-    noticed = threading.Event()
+    save, saved, noticed = Checkpoints.save, {}, threading.Event()
 
-    def signalled(self, row):
-        append(self, row)
-        seen.append(row["step"])
-        if len(seen) == 12:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert noticed.wait(60)  # by the main thread
+    def ask():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert noticed.wait(60)  # by the main thread
 
     def noted(self, step, state):
         save(self, step, state)
         if step % 20:  # config.checkpoint_every
             saved[self.path.parent.name] = step
 
-    monkeypatch.setattr(Metrics, "append", signalled)
+    at_log_point(monkeypatch, 12, ask)
     monkeypatch.setattr(Checkpoints, "save", noted)
     monkeypatch.setattr(progress, "say", lambda text: noticed.set())
     arguments = f"--config={whole[0]}", f"--workdir={tmp_path}", f"--together={way}"

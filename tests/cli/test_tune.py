@@ -132,28 +132,44 @@ def assert_same(workdir, whole):
     assert {**ours, "starts": []} == {**other, "starts": []}
 
 
+def tuned_though_killed(chosen, workdir, patched, owner, name, after, later=None):
+    """Starts it until it ends by itself; how often it was killed, each time in call `after`.
+
+    A torn line is left behind every time. `later`: the call of all starts but the first.
+    """
+    kills = 0
+    while True:
+        with patched.context() as patch:
+            patch.setattr(owner, name, killed(after, getattr(owner, name)))
+            try:
+                tune(as_experiment(chosen), workdir)
+                return kills
+            except Killed:
+                kills += 1
+        with (workdir / "decisions.jsonl").open("a") as file:
+            file.write('{"what": "pro')
+        after = after if later is None else later
+
+
+@pytest.fixture
+def unended(whole, tmp_path):
+    """Config, and a workdir of the finished tuner that lacks its summary."""
+    chosen, finished, _ = whole
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+    return chosen, tmp_path
+
+
 @pytest.mark.parametrize("what", ["attempt", "save"])
 def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch, what):
     """In the middle of an attempt, and between the line of an epoch and its checkpoint.
 
-    Every time a few attempts later than the last; a torn line is left behind besides.
+    Every time a few attempts later than the last.
     """
     chosen, finished, _ = whole
-    owner, after = (bench, 3) if what == "attempt" else (Checkpoints, 0)
-    kills = 0
-    while True:
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, what, killed(after, getattr(owner, what)))
-            try:
-                tune(as_experiment(chosen), tmp_path)
-                break
-            except Killed:
-                kills += 1
-        with (tmp_path / "decisions.jsonl").open("a") as file:
-            file.write('{"what": "pro')
-        if what == "save":  # the next one is let through
-            after = 1
-    assert kills >= 2
+    # Of checkpoints the next one is let through.
+    where = (bench, what, 3) if what == "attempt" else (Checkpoints, what, 0, 1)
+    assert tuned_though_killed(chosen, tmp_path, monkeypatch, *where) >= 2
     assert_same(tmp_path, finished)
     assert tune(as_experiment(chosen), tmp_path)["tuned"]  # finished: read, not run
 
@@ -191,14 +207,7 @@ def test_an_epoch_that_does_not_lower_the_loss_leaves_no_checkpoint(config, tmp_
         assert lower or _size(after) < _size(line)
         least, failed = min(least, loss), failed + (not lower)
     assert failed
-    while True:
-        with monkeypatch.context() as patch:
-            patch.setattr(bench, "attempt", killed(4, bench.attempt))
-            try:
-                tune(as_experiment(chosen), tmp_path / "killed")
-                break
-            except Killed:
-                pass
+    tuned_though_killed(chosen, tmp_path / "killed", monkeypatch, bench, "attempt", 4)
     assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
@@ -206,13 +215,11 @@ def _size(line):
     return line["groups"], line["learning_rate"]
 
 
-def test_resuming_runs_nothing_twice(whole, tmp_path, monkeypatch):
-    chosen, finished, _ = whole
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "summary.json").unlink()
+def test_resuming_runs_nothing_twice(whole, unended, monkeypatch):
+    chosen, workdir = unended
     monkeypatch.setattr(bench, "attempt", killed(0, bench.attempt))
-    tune(as_experiment(chosen), tmp_path)
-    assert_same(tmp_path, finished)
+    tune(as_experiment(chosen), workdir)
+    assert_same(workdir, whole[1])
 
 
 def test_one_worker(config, tmp_path):
@@ -230,27 +237,18 @@ def test_bad_input_is_said_before_anything_is_touched(whole, config, tmp_path):
         tune(as_experiment(config({**SMALL, "tune.target": 1.0})), workdir)
 
 
-def test_lines_that_were_not_decided_here_are_refused(whole, tmp_path):
-    chosen, finished, _ = whole
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "summary.json").unlink()
-    made = lines(tmp_path)
-    made[3]["momentum"] = 0.77
-    (tmp_path / "decisions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
-    with pytest.raises(WorkdirError, match=r"decisions\.jsonl: line 4 is not what is decided"):
-        tune(as_experiment(chosen), tmp_path)
-
-
-def test_a_file_without_lines_of_epochs_that_were_saved_is_refused(whole, tmp_path):
-    chosen, finished, _ = whole
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "summary.json").unlink()
-    path = tmp_path / "decisions.jsonl"
-    made = path.read_text().splitlines(keepends=True)
-    first = next(n for n, line in enumerate(made) if "checkpoint" in json.loads(line))
-    path.write_text("".join(made[: first + 1]))
-    with pytest.raises(WorkdirError, match=r"decisions\.jsonl: lines of epochs that were saved"):
-        tune(as_experiment(chosen), tmp_path)
+@pytest.mark.parametrize("what", ["line 4 is not what is decided", "lines of epochs that were"])
+def test_lines_that_are_not_those_that_were_decided_are_refused(unended, what):
+    chosen, workdir = unended
+    made = lines(workdir)
+    if what.startswith("line 4"):
+        made[3]["momentum"] = 0.77
+    else:
+        first = next(n for n, line in enumerate(made) if "checkpoint" in line)
+        del made[first + 1 :]
+    (workdir / "decisions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    with pytest.raises(WorkdirError, match=rf"decisions\.jsonl: {what}"):
+        tune(as_experiment(chosen), workdir)
 
 
 def test_the_command(tmp_path):

@@ -1,5 +1,6 @@
 """Workdirs made up by hand, and their report read again."""
 
+import base64
 import json
 import re
 from html.parser import HTMLParser
@@ -104,6 +105,10 @@ class Page(HTMLParser):
 def page(workdir: Path, **options) -> tuple[str, Page]:
     text = report.write(workdir, **options).read_text()
     return text, Page(text)
+
+
+def svg(image: dict) -> str:
+    return base64.b64decode(image["src"].split(",")[1]).decode()
 
 
 def rows(table: list[list[str]]) -> list[dict[str, str]]:
