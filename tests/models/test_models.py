@@ -8,8 +8,12 @@ from ml_collections import ConfigDict
 
 from optdyn.problem import models
 from optdyn.problem.models import base
+from optdyn.problem.models.modern_transformer import modern_transformer
 from optdyn.problem.models.quadratic import curvatures, optima
-from tests.models.parameters import count, dense, shapes, some
+from optdyn.problem.models.resmlp import resmlp
+from optdyn.problem.models.resnet import NORMS, resnet
+from optdyn.problem.models.transformer import transformer
+from tests.models.parameters import LENGTH, VOCABULARY, count, dense, shapes, some, tokens
 from tests.values import as_model
 
 CLASSES = 10
@@ -143,3 +147,95 @@ def test_optima_have_mean_zero_and_the_noise(noise):
     assert np.abs(xi.astype(np.float64).mean(0)).max() <= 4 * noise * 2**-24
     # 16,000 normal draws give the deviation to 0.56 %: four of those.
     assert xi.std() == pytest.approx(noise, rel=0.0224)
+
+
+TRANSFORMERS = (transformer, modern_transformer)
+IMAGES = jnp.zeros((3, 8, 8, 1))
+WITH_HEADS = {
+    "resmlp": (lambda dtype: resmlp(3, 8, CLASSES, dtype), IMAGES),
+    **{
+        norm: (lambda dtype, norm=norm: resnet((4, 8), 2, norm, CLASSES, dtype), IMAGES)
+        for norm in NORMS
+    },
+    **{
+        make.__name__: (
+            lambda dtype, make=make: make(3, 8, 2, VOCABULARY, dtype),
+            tokens(dtype=np.uint8),
+        )
+        for make in TRANSFORMERS
+    },
+}
+
+
+@pytest.mark.parametrize("name", WITH_HEADS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_head_applies_after_every_block(name, dtype):
+    """Outputs are of one shape; parameters and gradients stay float32."""
+    make, x = WITH_HEADS[name]
+    blocks, shape = make(dtype), (3, CLASSES) if x is IMAGES else (3, LENGTH, VOCABULARY)
+    names = [name for name, _ in blocks[:-2]]
+    params = shapes(blocks, x, names)
+    head = blocks[-1][1]
+
+    def outputs(params):
+        hs = base.activations(blocks, params, x)
+        ends = zip(names, hs[1:-2], strict=True)
+        return [*(head.apply({"params": params[f"{n}_head"]}, h) for n, h in ends), hs[-1]]
+
+    def loss(params):
+        return sum(y.astype("float32").sum() for y in outputs(params))
+
+    made = jax.eval_shape(outputs, params)
+    assert [(y.shape, y.dtype) for y in made] == (len(names) + 1) * [(shape, jnp.dtype(dtype))]
+    for leaf in jax.tree.leaves((params, jax.eval_shape(jax.grad(loss), params))):
+        assert leaf.dtype == jnp.float32
+    if name in NORMS:  # whose blocks are of two widths
+        assert params["block0_head"]["Dense_0"]["kernel"].shape == (4, CLASSES)
+        assert params["output"]["Dense_0"]["kernel"].shape == (8, CLASSES)
+
+
+@pytest.mark.parametrize("make", TRANSFORMERS)
+def test_position_depends_on_itself_and_those_before_alone(make):
+    blocks, x = make(2, 8, 2, VOCABULARY, "float32"), tokens(1)
+    params = some(blocks, x)
+    apply = jax.jit(lambda x: base.apply(blocks, params, x))
+    change = np.array(
+        [
+            np.abs(apply(x.at[0, s].set((x[0, s] + 1) % VOCABULARY)) - apply(x))[0].max(-1)
+            for s in range(LENGTH)
+        ]
+    )
+    # One program, in which a position to come has weight 0: no tolerance.
+    np.testing.assert_array_equal(change > 0, np.triu(np.ones((LENGTH, LENGTH), bool)))
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        (transformer, {"attended": (48, 16), "contract": (4 * 48, 16)}),
+        (modern_transformer, {"attended": (48, 16), "down": (128, 16), "up": (48, 1)}),
+    ],
+)
+def test_initial_scale_of_branches_falls_with_depth(make, layers):
+    """By layer, how many numbers each of its outputs is of and in how many branches of 8 blocks."""
+    _, block = make(8, 48, 2, VOCABULARY, "float32")[0]
+    params = jax.jit(block.init)(jax.random.key(0), tokens())["params"]
+    for name, (fan_in, joins) in layers.items():
+        kernel = params[name]["kernel"]
+        assert len(kernel) == fan_in
+        expected = (fan_in * joins) ** -0.5
+        # That of n numbers is known to 1 / sqrt(2 n) of it, 1.5% for 48 x 48; without depth in it
+        # the expected one would be four times as large.
+        assert abs(kernel.std() / expected - 1) < 5 / (2 * kernel.size) ** 0.5, name
+
+
+@pytest.mark.parametrize(
+    ("make", "width", "message"),
+    [
+        (transformer, 10, r"^transformer of width 10: .* multiple of its 4 att"),
+        (modern_transformer, 12, r"^modern_transformer of width 12: .* of twice its 4 att"),
+    ],
+)
+def test_width_that_does_not_divide_is_one_line(make, width, message):
+    with pytest.raises(ValueError, match=message):
+        make(1, width, 4, VOCABULARY, "float32")

@@ -9,7 +9,7 @@ import pytest
 
 from optdyn.problem.models import base
 from optdyn.problem.models.resnet import NORMS, Residual, resnet
-from tests.models.parameters import assert_heads_apply, count, dense, shapes, some
+from tests.models.parameters import count, dense, shapes, some
 
 CLASSES = 3
 every_norm = pytest.mark.parametrize("norm", NORMS)
@@ -235,16 +235,6 @@ def test_lowering_reaches_every_convolution():
         program = jax.make_jaxpr(lambda p, blocks=blocks: base.apply(blocks, p, x))
         found[way] = str(program(some(blocks, x))).count("conv_general_dilated[")
     assert found == {"gemm": 0, "xla": 1 + 2 + 2 + 1}  # stem, two blocks, shortcut
-
-
-@every_norm
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_head_applies_after_every_block(norm, dtype):
-    blocks, x = resnet((4, 8), 2, norm, CLASSES, dtype), jnp.zeros((3, 8, 8, 1))
-    assert_heads_apply(blocks, x, (3, CLASSES), dtype)
-    params = shapes(blocks, x, ["block0"])
-    assert params["block0_head"]["Dense_0"]["kernel"].shape == (4, CLASSES)
-    assert params["output"]["Dense_0"]["kernel"].shape == (8, CLASSES)
 
 
 @pytest.mark.parametrize(
