@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.devices.started import start
+from tests.devices import started
 
 RUN = {
     "steps": 100,
@@ -233,14 +233,9 @@ OTHERS_STREAMED = {
 CLOSE = {"rtol": 0, "atol": 5e-6}
 
 
-def train(configs, folder, data_dir, *launcher, devices=8):
-    """Parameters of each config, trained together in one program (or job)."""
+def train(configs, folder, data_dir, *launcher):
     every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
-    listed = folder / "configs.json"
-    listed.write_text(json.dumps(every))
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    start("tests.devices.train_all", [str(listed), str(folder)], launcher, flags)
-    return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}
+    return started.parameters(every, folder, *launcher)
 
 
 @pytest.fixture(scope="module")
@@ -441,7 +436,9 @@ def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
     values |= {"steps": 60, "cluster.nodes": 2, "cluster.speeds": [1.0, 3.0]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     launcher = [sys.executable, "-m", "launch.local", "--processes=2", "--"]
-    start("tests.devices.rows_read", [str(tmp_path / "config.json"), str(tmp_path)], launcher, "")
+    started.start(
+        "tests.devices.rows_read", [str(tmp_path / "config.json"), str(tmp_path)], launcher, ""
+    )
     trace = pd.read_csv(tmp_path / "run" / "trace.csv")
     shares = trace[["control.shares.0", "control.shares.1"]].to_numpy()
     read = [json.loads((tmp_path / f"{process}.json").read_text()) for process in (0, 1)]

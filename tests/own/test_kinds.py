@@ -1,7 +1,5 @@
 """Data of every kind, in memory and on devices, and what is refused at once."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from ml_collections import ConfigDict
 from optdyn.problem import losses, problem
 from optdyn.problem.data import DataError, load, own
 from optdyn.problem.data.own import checked
-from tests.devices.started import start
+from tests.devices.started import parameters
 from tests.train.runs import prepare, refusal, train
 from tests.values import as_model
 
@@ -256,11 +254,8 @@ def test_real_devices_and_streams_carry_every_kind(tmp_path):
         configs[api] = {"parallel.api": api, "parallel.devices": 2}
     configs["streamed"] = configs["shard_map"] | {"data.streaming": True}
     configs["metered"] = {"probes.momentum": True, "probes.window": 55, "probes.every": 60}
-    listed = tmp_path / "configs.json"
-    listed.write_text(json.dumps({name: common | values for name, values in configs.items()}))
-    flags = "--xla_force_host_platform_device_count=2"
-    start("tests.devices.train_all", [str(listed), str(tmp_path)], (), flags)
-    found = {name: np.load(tmp_path / f"{name}.npz")["flat"] for name in configs}
+    every = {name: common | values for name, values in configs.items()}
+    found = parameters(every, tmp_path, devices=2)
     for name, flat in found.items():
         # Two devices sum 16 gradients in another order: 60 updates of 1e-2, each off by 2^-22.
         np.testing.assert_allclose(flat, found["one"], rtol=0, atol=1e-6, err_msg=name)
