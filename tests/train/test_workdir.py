@@ -431,14 +431,6 @@ def test_a_checkpoint_of_other_arrays_is_refused(tmp_path):
             restored(tmp_path / name, like)
 
 
-def test_a_checkpoint_without_its_sums_is_none(config, workdir, whole, rows):
-    """It was killed before it was whole: the earlier one is good."""
-    (workdir / "checkpoints" / "40" / SUMS).unlink()
-    with Checkpoints(workdir) as checkpoints:
-        assert checkpoints.latest() == 20
-    assert_completes(config, workdir, whole, rows)
-
-
 def test_when_all_checkpoints_are_damaged_the_start_is_left(config, workdir, whole, rows):
     for step, resume in [("40", "step 20"), ("20", "the start")]:
         folder = workdir / "checkpoints" / step
