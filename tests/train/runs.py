@@ -1,9 +1,12 @@
 """Runs of configs that tests write key by key, and what is refused in a line."""
 
+import signal
+
 import pytest
 
 from optdyn.base.errors import InputError
 from optdyn.train import trainer
+from optdyn.train.workdir import Metrics
 from tests.values import as_experiment
 
 
@@ -21,3 +24,15 @@ def refusal(call, *given, error=InputError, **named):
         call(*given, **named)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def raise_at(patch, step, *signals):
+    """Has the process signalled when the log point of that step is written, the first time."""
+    append, left = Metrics.append, list(signals)
+
+    def signalled(self, row):
+        append(self, row)
+        while left and row["step"] == step:
+            signal.raise_signal(left.pop())
+
+    patch.setattr(Metrics, "append", signalled)

@@ -10,8 +10,7 @@ import pytest
 from optdyn import optimizers
 from optdyn.train.checkpoints import latest
 from optdyn.train.replicas import record
-from optdyn.train.workdir import Metrics
-from tests.train.runs import prepare, refusal, train
+from tests.train.runs import prepare, raise_at, refusal, train
 from tests.values import as_experiment
 
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "strategy.groups": 1}
@@ -56,19 +55,7 @@ def recorded(config, workdir):
 @pytest.fixture
 def stopped_at(monkeypatch):
     """`stopped_at(step)`: the next run is interrupted when it logs that step."""
-
-    def stop(step):
-        append = Metrics.append
-
-        def signalled(self, row):
-            append(self, row)
-            if row["step"] == step:
-                monkeypatch.setattr(Metrics, "append", append)
-                signal.raise_signal(signal.SIGTERM)
-
-        monkeypatch.setattr(Metrics, "append", signalled)
-
-    return stop
+    return lambda step: raise_at(monkeypatch, step, signal.SIGTERM)
 
 
 def without_start(summary):

@@ -17,9 +17,9 @@ from optdyn.base.hold import LOCK
 from optdyn.base.signals import ENDING, SAVING
 from optdyn.train import driver, trainer
 from optdyn.train.checkpoints import SUMS, Checkpoints
-from optdyn.train.workdir import Metrics, claim
+from optdyn.train.workdir import claim
+from tests.train.runs import raise_at, train
 from tests.train.runs import refusal as refused
-from tests.train.runs import train
 from tests.values import as_experiment
 
 
@@ -44,19 +44,6 @@ def half(config, tmp_path_factory):
 def workdir(half, tmp_path):
     """A copy of the interrupted run, to be damaged."""
     return shutil.copytree(half, tmp_path / "workdir")
-
-
-def raise_at(patch, step, *signals):
-    """Has the process signalled when the log point of that step is written."""
-    append = Metrics.append
-
-    def signalled(self, row):
-        append(self, row)
-        if row["step"] == step:
-            for number in signals:
-                signal.raise_signal(number)
-
-    patch.setattr(Metrics, "append", signalled)
 
 
 def assert_completes(config, workdir, whole, rows):
