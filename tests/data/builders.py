@@ -54,11 +54,19 @@ def texts(lines):
     return [{"text": line} for line in lines]
 
 
+def prepare(folder, builder):
+    tfds.disable_progress_bar()
+    builder(data_dir=folder, file_format="array_record").download_and_prepare()
+
+
+def prepared(folder, *arguments, **features):
+    prepare(folder, tiny(*arguments, **features))
+
+
 def prepared_text(folder, splits, **features):
     """Prepares {split: texts} in `folder`, with `features` besides or instead of the text."""
-    tfds.disable_progress_bar()
     features = {"image": None, "label": None, "text": tfds.features.Text()} | features
-    tiny(splits, **features)(data_dir=folder, file_format="array_record").download_and_prepare()
+    prepared(folder, splits, **features)
 
 
 def of_tfds(name, splits):

@@ -1,6 +1,5 @@
 """Crops and flips on the device, and runs whose images go through them."""
 
-import json
 from functools import partial
 
 import jax
@@ -14,7 +13,7 @@ from optdyn.experiment import ConfigError, default
 from optdyn.problem import data, problem
 from optdyn.problem.data.augment import augment
 from optdyn.train import trainer
-from tests.devices.started import start
+from tests.devices.started import parameters
 from tests.values import as_experiment, as_model
 
 RNG = np.random.default_rng(0)
@@ -254,10 +253,7 @@ LAYOUTS = {
 def test_devices_share_an_augmented_batch(run, tmp_path, layouts):
     """Whether they hold the training set or are brought what they need of it."""
     configs = {name: run | values for name, values in LAYOUTS[layouts].items()}
-    (tmp_path / "configs.json").write_text(json.dumps(configs))
-    arguments = [str(tmp_path / "configs.json"), str(tmp_path)]
-    start("tests.devices.train_all", arguments, (), "--xla_force_host_platform_device_count=2")
-    found = {name: np.load(tmp_path / f"{name}.npz")["flat"] for name in configs}
-    for parameters in found.values():
+    found = parameters(configs, tmp_path, devices=2)
+    for flat in found.values():
         # Sums of 64 gradients in another order, a relative 5e-7 of 12 updates of some 1e-1.
-        np.testing.assert_allclose(parameters, found["simulated"], rtol=0, atol=5e-6)
+        np.testing.assert_allclose(flat, found["simulated"], rtol=0, atol=5e-6)

@@ -5,11 +5,10 @@ import struct
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 from optdyn.problem import data
 from optdyn.problem.data import folder, prepare
-from tests.data.builders import examples, tiny
+from tests.data.builders import examples, prepared
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 6, 5), dtype=np.uint8)
@@ -75,9 +74,7 @@ def test_npz_with_channels_and_a_fifth_held_out(tmp_path):
 
 
 def test_records_of_tfds_wherever_they_lie(tmp_path):
-    tfds.disable_progress_bar()
-    builder = tiny({"train": examples(30), "test": examples(6)})
-    builder(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    prepared(tmp_path, {"train": examples(30), "test": examples(6)})
     moved = (tmp_path / "tiny" / "1.0.0").rename(tmp_path / "anywhere")
     assert load(moved).train["image"].shape == (30, 5, 4, 3)
 

@@ -13,7 +13,7 @@ from PIL import Image
 from optdyn.problem import data
 from optdyn.problem.data import builder, cache
 from optdyn.problem.data.records import CACHE, opened
-from tests.data.builders import examples, tiny
+from tests.data.builders import examples, prepared
 
 
 def content(*splits):
@@ -188,11 +188,6 @@ def test_where_data_lies(data_dir, tmp_path, monkeypatch, variable):
 
 
 # Any other that TFDS has prepared.
-
-
-def prepared(folder, *arguments, **features):
-    tfds.disable_progress_bar()
-    tiny(*arguments, **features)(data_dir=folder, file_format="array_record").download_and_prepare()
 
 
 def as_split(examples):

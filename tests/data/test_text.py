@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from optdyn.problem import data
 from optdyn.problem.data import prepare, text, tokenizers
-from tests.data.builders import examples, prepared_text, texts, tiny
+from tests.data.builders import examples, prepared, prepared_text, texts, tiny
 
 POEM = [f"Zeile {i}: über {'x' * (i % 7)} 🙂" for i in range(60)]
 
@@ -229,8 +229,7 @@ def test_which_text_is_read(tmp_path, case):
 
 def test_images_with_a_text_are_images(tmp_path):
     given = [example | {"text": "a caption"} for example in examples(6)]
-    builder = tiny({"train": given, "test": given}, text=tfds.features.Text())
-    builder(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+    prepared(tmp_path, {"train": given, "test": given}, text=tfds.features.Text())
     assert sorted(data.load("tfds:tiny", str(tmp_path)).train) == ["image", "label"]
 
 

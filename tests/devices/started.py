@@ -1,10 +1,13 @@
 """Programs of the tests that need other devices, or more processes, than the tests have."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,3 +27,12 @@ def start(module: str, arguments: Sequence[str], launcher: Sequence[str], flags:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def parameters(configs, folder, *launcher, devices=8):
+    """Parameters of each config, trained together in one program (or job), each below `folder`."""
+    listed = folder / "configs.json"
+    listed.write_text(json.dumps(configs))
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    start("tests.devices.train_all", [str(listed), str(folder)], launcher, flags)
+    return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}

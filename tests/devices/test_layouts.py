@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.devices.started import start
+from tests.devices import started
 
 RUN = {
     "steps": 100,
@@ -112,108 +112,63 @@ PIPELINES = {
     },
     "predict": {},
 }
+
+
+def of(base, name, more=(), apis=("shard_map",), **keys):
+    """A method on that cluster with these keys of its own, and the idioms in which it is real."""
+    own = {f"strategy.{key}": value for key, value in keys.items()}
+    return base | {"strategy.name": name} | own | dict(more), apis
+
+
+TWO_LAYERS = {"model.hidden": [16, 16]}
+TOP_K = {"compression": "top_k", "compression_share": 0.2}
 METHODS = {
     **{
-        kind: (PIPELINE | values | {"strategy.pipeline": kind}, ("shard_map",))
+        kind: of(PIPELINE, "stale_pipeline", values, pipeline=kind)
         for kind, values in PIPELINES.items()
     },
     "groups": (GROUPS, ("jit", "shard_map", "pmap")),
-    "elastic": (GROUPS | {"strategy.name": "elastic"}, ("shard_map",)),
-    "async_local_sgd": (
-        GROUPS | {"strategy.name": "async_local_sgd", "strategy.outer_momentum": 0.5},
-        ("jit",),
+    "elastic": of(GROUPS, "elastic"),
+    "async_local_sgd": of(GROUPS, "async_local_sgd", apis=("jit",), outer_momentum=0.5),
+    "aged": of(GROUPS, "async_local_sgd", server="adam", age_decay=0.3, outer_learning_rate=0.01),
+    "heloco": of(GROUPS, "async_local_sgd", server="heloco"),
+    "decoupled": of(GROUPS, "decoupled", fragments=2, quorum=1),
+    "ad_psgd": of(GROUPS, "ad_psgd", apis=("pmap",)),
+    "buffered": of(GROUPS, "buffered", arrivals=2),
+    "mindflayer": of(  # about half of the services, of the slowest of four, are longer
+        GROUPS,
+        "mindflayer",
+        {"cluster.service": "lognormal", "cluster.variation": 1.0},
+        arrivals=2,
+        allotted=1.5,
     ),
-    "aged": (
-        GROUPS
-        | {"strategy.name": "async_local_sgd", "strategy.server": "adam", "strategy.age_decay": 0.3}
-        | {"strategy.outer_learning_rate": 0.01},
-        ("shard_map",),
-    ),
-    "heloco": (
-        GROUPS | {"strategy.name": "async_local_sgd", "strategy.server": "heloco"},
-        ("shard_map",),
-    ),
-    "decoupled": (
-        GROUPS | {"strategy.name": "decoupled", "strategy.fragments": 2, "strategy.quorum": 1},
-        ("shard_map",),
-    ),
-    "ad_psgd": (GROUPS | {"strategy.name": "ad_psgd"}, ("pmap",)),
-    "buffered": (
-        GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
-        ("shard_map",),
-    ),
-    "mindflayer": (  # about half of the services, of the slowest of four, are longer
-        GROUPS
-        | {"strategy.name": "mindflayer", "strategy.arrivals": 2, "strategy.allotted": 1.5}
-        | {"cluster.service": "lognormal", "cluster.variation": 1.0},
-        ("shard_map",),
-    ),
-    "ringleader": (GROUPS | {"strategy.name": "ringleader"}, ("shard_map",)),
-    "ringmaster": (
-        GROUPS | {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
-        ("shard_map",),
-    ),
+    "ringleader": of(GROUPS, "ringleader"),
+    "ringmaster": of(GROUPS, "ringmaster", delay_bound=2),
     "shares": (VARIANTS["shares"], ("pmap",)),
-    "local": (
-        {"strategy.name": "local", "model.hidden": [16, 16], "cluster.devices_per_node": 4},
-        ("pmap",),
-    ),
+    "local": of(TWO_LAYERS, "local", {"cluster.devices_per_node": 4}, ("pmap",)),
     "nodes": (ONE_EACH, ("jit", "pmap", "overlap")),
     "nodes-of-two": (DASO, ("jit", "overlap")),
-    "daso+dynamic_batch": (DASO | SPEEDS | {"strategy.name": "daso+dynamic_batch"}, ("shard_map",)),
-    "daso+local": (
-        DASO | {"strategy.name": "daso+local", "model.hidden": [16, 16]},
-        ("shard_map",),
-    ),
-    "daso+asynchronous": (
-        DASO
-        | {"strategy.name": "daso+asynchronous", "strategy.groups": 2}
-        | {"cluster.devices_per_node": 4},
-        ("shard_map",),
-    ),
-    "averaging": (DASO | {"strategy.name": "model_averaging"}, ("shard_map",)),
+    "daso+dynamic_batch": of(DASO, "daso+dynamic_batch", SPEEDS),
+    "daso+local": of(DASO, "daso+local", TWO_LAYERS),
+    "daso+asynchronous": of(DASO, "daso+asynchronous", {"cluster.devices_per_node": 4}, groups=2),
+    "averaging": of(DASO, "model_averaging"),
     "streaming": (DASO | STREAMING, ("jit", "overlap")),
     "streaming-nodes": (ONE_EACH | STREAMING, ("pmap",)),
-    "diloco": (DASO | STREAMING | {"strategy.name": "diloco"}, ("shard_map",)),
-    "slowmo": (
-        DASO | {"strategy.name": "slowmo", "strategy.inner_state": "averaged"},
-        ("jit",),
-    ),
-    "gossip": (DASO | {"strategy.name": "gossip"}, ("shard_map",)),
+    "diloco": of(DASO | STREAMING, "diloco"),
+    "slowmo": of(DASO, "slowmo", apis=("jit",), inner_state="averaged"),
+    "gossip": of(DASO, "gossip"),
     "push-sum": (ONE_EACH | PUSH_SUM, ("jit", "pmap")),
-    "top_k": (
-        DASO | {"strategy.name": "slowmo", "strategy.compression": "top_k"},
-        ("shard_map",),
-    ),
-    "sparseloco": (
-        DASO | {"strategy.name": "sparseloco", "strategy.compression_share": 0.1},
-        ("shard_map",),
-    ),
-    "des_loc": (
-        DASO | {"strategy.name": "des_loc", "strategy.second_moment_meetings": 2},
-        ("shard_map",),
-    ),
-    "eager": (DASO | {"strategy.name": "eager"}, ("shard_map",)),
-    "sparta": (DASO | {"strategy.name": "sparta", "strategy.averaged_share": 0.2}, ("shard_map",)),
+    "top_k": of(DASO, "slowmo", compression="top_k"),
+    "sparseloco": of(DASO, "sparseloco", compression_share=0.1),
+    "des_loc": of(DASO, "des_loc", second_moment_meetings=2),
+    "eager": of(DASO, "eager"),
+    "sparta": of(DASO, "sparta", averaged_share=0.2),
     # A coefficient that the last bit makes the larger one is another message: few updates.
-    "demo": (
-        DASO
-        | {"strategy.name": "demo", "strategy.coefficients": 8, "strategy.chunk": 16}
-        | {"strategy.signed": False, "steps": 64},
-        ("shard_map",),
-    ),
+    "demo": of(DASO, "demo", {"steps": 64}, coefficients=8, chunk=16, signed=False),
     # Which of two numbers is the larger, the last bit may say, too: from 3e-7 after 32 updates, 138
     # of 12,730 numbers are another message's after 64.
-    "choco": (
-        DASO
-        | {"strategy.name": "gossip", "strategy.gossip_order": "adapt", "steps": 32}
-        | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
-        ("shard_map",),
-    ),
-    "compressed-groups": (
-        GROUPS | {"strategy.compression": "top_k", "strategy.compression_share": 0.2},
-        ("shard_map",),
-    ),
+    "choco": of(DASO, "gossip", {"steps": 32}, gossip_order="adapt", **TOP_K),
+    "compressed-groups": of(GROUPS, "asynchronous", **TOP_K),
     # Images of 4 x 4 pixels: of 28 x 28 the means that bases are renewed from have no full rank,
     # and the last bit turns the rest of a basis: by 0.05 of a parameter after the first renewal.
     "soap": (
@@ -222,35 +177,16 @@ METHODS = {
         | {"data.image_size": 4, "steps": 60},
         ("shard_map",),
     ),
-    "correct": (
-        DASO | STREAMING | {"strategy.mixing": 0.0, "strategy.merging": "correct"},
-        ("shard_map",),
-    ),
+    "correct": of(DASO | STREAMING, "model_averaging", mixing=0.0, merging="correct"),
     # A number between two levels that the last bit turns is another level: few meetings.
-    "E3M0": (
-        DASO | {"strategy.name": "diloco", "strategy.compression_bits": 4, "steps": 24},
-        ("shard_map",),
-    ),
-    "noloco": (
-        ONE_EACH | {"strategy.name": "slowmo+gossip", "strategy.graph": "random"},
-        ("shard_map", "pmap"),
-    ),
-    "gasloc": (
-        DASO | {"strategy.name": "gasloc", "strategy.graph": "random", "cluster.nodes": 4},
-        ("shard_map",),
-    ),
+    "E3M0": of(DASO, "diloco", {"steps": 24}, compression_bits=4),
+    "noloco": of(ONE_EACH, "slowmo+gossip", apis=("shard_map", "pmap"), graph="random"),
+    "gasloc": of(DASO, "gasloc", {"cluster.nodes": 4}, graph="random"),
     # A sign that the last bit turns, as sums in another order may, is another message.
-    "sign": (ONE_EACH | {"strategy.name": "diloco", "strategy.compression": "sign"}, ("pmap",)),
+    "sign": of(ONE_EACH, "diloco", apis=("pmap",), compression="sign"),
     # The powers that it takes amplify: 10 times every 30 updates, from 2e-8 after 16.
-    "powersgd": (
-        DASO
-        | {"strategy.name": "model_averaging", "strategy.compression": "powersgd", "steps": 64},
-        ("shard_map",),
-    ),
-    "asynchronous+local": (
-        GROUPS | {"strategy.name": "asynchronous+local", "model.hidden": [16, 16]},
-        ("shard_map",),
-    ),
+    "powersgd": of(DASO, "model_averaging", {"steps": 64}, compression="powersgd"),
+    "asynchronous+local": of(GROUPS, "asynchronous+local", TWO_LAYERS),
 }
 # Idioms of the same methods that take much the same way through a layout as one of those above.
 SLOW = {
@@ -297,14 +233,9 @@ OTHERS_STREAMED = {
 CLOSE = {"rtol": 0, "atol": 5e-6}
 
 
-def train(configs, folder, data_dir, *launcher, devices=8):
-    """Parameters of each config, trained together in one program (or job)."""
+def train(configs, folder, data_dir, *launcher):
     every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
-    listed = folder / "configs.json"
-    listed.write_text(json.dumps(every))
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    start("tests.devices.train_all", [str(listed), str(folder)], launcher, flags)
-    return {name: np.load(folder / f"{name}.npz")["flat"] for name in configs}
+    return started.parameters(every, folder, *launcher)
 
 
 @pytest.fixture(scope="module")
@@ -505,7 +436,9 @@ def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
     values |= {"steps": 60, "cluster.nodes": 2, "cluster.speeds": [1.0, 3.0]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     launcher = [sys.executable, "-m", "launch.local", "--processes=2", "--"]
-    start("tests.devices.rows_read", [str(tmp_path / "config.json"), str(tmp_path)], launcher, "")
+    started.start(
+        "tests.devices.rows_read", [str(tmp_path / "config.json"), str(tmp_path)], launcher, ""
+    )
     trace = pd.read_csv(tmp_path / "run" / "trace.csv")
     shares = trace[["control.shares.0", "control.shares.1"]].to_numpy()
     read = [json.loads((tmp_path / f"{process}.json").read_text()) for process in (0, 1)]

@@ -12,6 +12,12 @@ from optdyn.evidence.arms import FALLS, MOMENTUM, RATE, Arm, momenta, point, rat
 from optdyn.evidence.trial import Curve
 
 SEEDS = (7, 8)
+NETWORK = problems.network("mlp", 64)
+
+
+def found_by(study, step=1.0, momentum=0.0):
+    """Where the search for a loss of 0.25 ends that starts there."""
+    return tuned(study, sgd(NETWORK, step, momentum), 0.25)
 
 
 class Known(NamedTuple):
@@ -45,7 +51,7 @@ def test_the_end_of_a_valley_across_the_ladders_is_found(step, momentum, start, 
         x, y = i - step, k - momentum
         return 100 * 1.2 ** (x**2 + y**2 + 2 * slope * x * y)
 
-    found = tuned(Known(valley), sgd(problems.network("mlp", 64), 2.0**start, 0.0), 0.25)
+    found = found_by(Known(valley), 2.0**start)
     assert found.interior and found.rungs == {"long_run_step": step, MOMENTUM: momentum}
 
 
@@ -53,7 +59,7 @@ def test_a_lower_bowl_at_more_momentum_is_found_from_the_second_start():
     def two(step, momentum):
         return min(1.5 * bowl(0, 0)(step, momentum), bowl(-3, 4)(step, momentum))
 
-    found = tuned(Known(two), sgd(problems.network("mlp", 64), 1.0, 0.0), 0.25)
+    found = found_by(Known(two))
     assert found.interior and found.rungs == {"long_run_step": -3, MOMENTUM: 4}
 
 
@@ -73,7 +79,7 @@ def test_more_seeds_part_the_best_from_the_luckiest(seeds, rung):
         return 100 * 1.2 ** (step**2) * (1 + 0.04 * abs(momentum))
 
     study = Lucky(taken, tuple(range(seeds)))
-    found = tuned(study, sgd(problems.network("mlp", 64), 1.0, 0.0), 0.25)
+    found = found_by(study)
     assert found.rungs == {"long_run_step": 0, MOMENTUM: rung} and found.interior
     assert found.seeds == seeds
 
@@ -88,7 +94,7 @@ def test_a_flat_ladder_has_a_range_and_a_steep_one_a_value():
             factor = 1 + 0.02 * math.sin(7 * job.config.seed + 50 * job.config.optimizer.momentum)
             return curve._replace(updates=[factor * n for n in curve.updates])
 
-    found = tuned(Noisy(taken, tuple(range(4))), sgd(problems.network("mlp", 64), 1.0, 0.0), 0.25)
+    found = found_by(Noisy(taken, tuple(range(4))))
     low, high = found.range[MOMENTUM]
     assert low < 0 < high and abs(low) <= 0.6 and high <= 0.6
     assert found.range["long_run_step"] == [1.0, 1.0]
@@ -103,8 +109,7 @@ def bowl(best_step, best_momentum):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(-6, 3), st.integers(-4, 6), st.integers(-3, 3))
 def test_the_least_of_a_bowl_is_found_wherever_it_lies(step, momentum, start):
-    arm = sgd(problems.network("mlp", 64), 2.0**start, 0.0)
-    found = tuned(Known(bowl(step, momentum)), arm, 0.25)
+    found = found_by(Known(bowl(step, momentum)), 2.0**start)
     assert found.rungs == {"long_run_step": step, MOMENTUM: momentum}
     assert found.interior
     assert all(cost > found.cost for pair in found.neighbours.values() for cost in pair)
@@ -115,8 +120,7 @@ def test_the_least_of_a_bowl_is_found_wherever_it_lies(step, momentum, start):
 @given(st.integers(-4, 2), st.integers(-3, 4))
 def test_from_what_is_best_nearby_the_least_is_found_without_short_trials(step, momentum):
     """The other batch takes twice the updates, and its best step and momentum are a little off."""
-    config = problems.network("mlp", 64)
-    other = tuned(Known(bowl(0, 0)), sgd(config, 1.0, 0.0), 0.25)
+    other = found_by(Known(bowl(0, 0)))
     made = []
 
     class Counted(Known):
@@ -127,7 +131,7 @@ def test_from_what_is_best_nearby_the_least_is_found_without_short_trials(step, 
     def twice(i, k):
         return 2 * bowl(step, momentum)(i, k)
 
-    found = tuned(Counted(twice), sgd(config, 2.0**9, 0.9), 0.25, near=other)
+    found = tuned(Counted(twice), sgd(NETWORK, 2.0**9, 0.9), 0.25, near=other)
     assert found.rungs == {"long_run_step": step, MOMENTUM: momentum} and found.interior
     assert made[0] == 4 * other.cost and found.cost == pytest.approx(201)
 
@@ -147,7 +151,7 @@ def test_what_takes_more_updates_in_fewer_seconds_is_found_by_trials_that_end_by
     def taken(step, momentum):
         return 100 * 1.2 ** (step**2) * 2.0**momentum
 
-    config = problems.network("mlp", 64).with_(steps=12_800)  # at first trials are of 200 updates
+    config = NETWORK.with_(steps=12_800)  # at first trials are of 200 updates
     arm = sgd(config, 1.0, 0.0)
     by_updates = tuned(Unequal(taken), arm, 0.25, "seconds")
     assert by_updates.rungs[MOMENTUM] == 0  # where 200 updates seemed too many
@@ -157,7 +161,7 @@ def test_what_takes_more_updates_in_fewer_seconds_is_found_by_trials_that_end_by
 
 
 def test_trials_that_end_by_seconds_are_of_a_search_by_seconds():
-    arm = sgd(problems.network("mlp", 64).with_(steps=12_800), 1.0, 0.0)
+    arm = sgd(NETWORK.with_(steps=12_800), 1.0, 0.0)
     with pytest.raises(ValueError, match="a search by seconds"):
         tuned(Unequal(lambda *_: 100.0), arm, 0.25, ends="seconds")
 
@@ -166,29 +170,25 @@ def test_steps_beyond_stability_are_left_behind():
     def unstable(step, momentum):
         return math.inf if step > -5 else bowl(-6, 2)(step, momentum)
 
-    found = tuned(Known(unstable), sgd(problems.network("mlp", 64), 4.0, 0.3), 0.25)
+    found = found_by(Known(unstable), 4.0, 0.3)
     assert found.interior and found.rungs["long_run_step"] == -6
 
 
 def test_what_diverges_at_any_rate_is_given_up():
     """As gossip of compressed messages does at too large a consensus rate."""
-    found = tuned(Known(lambda *_: math.inf), sgd(problems.network("mlp", 64), 1.0, 0.0), 0.25)
+    found = found_by(Known(lambda *_: math.inf))
     assert math.isinf(found.cost) and not found.interior
     lowest = min(step for (step, _), _ in found.tried)
     assert lowest == -3 * FALLS - 1  # what is beside the last fall
 
 
 def test_a_target_that_nobody_reaches_is_not_interior():
-    found = tuned(
-        Known(lambda *_: 1e9),
-        sgd(problems.network("mlp", 64), 1.0, 0.0),
-        target=0.25,
-    )
+    found = found_by(Known(lambda *_: 1e9))
     assert math.isinf(found.cost) and not found.interior
 
 
 def test_a_kept_momentum_is_in_the_learning_rate():
-    config = problems.network("mlp", 64).with_({"optimizer.momentum": 0.9})
+    config = NETWORK.with_({"optimizer.momentum": 0.9})
     assert point(sgd(config, 0.5), [-1])[RATE] == pytest.approx(0.05)
     assert point(Arm(config, {RATE: rates}, {RATE: 0}), [-2]) == {RATE: 0.25}
 

@@ -8,8 +8,12 @@ from ml_collections import ConfigDict
 
 from optdyn.problem import models
 from optdyn.problem.models import base
+from optdyn.problem.models.modern_transformer import modern_transformer
 from optdyn.problem.models.quadratic import curvatures, optima
-from tests.models.parameters import count
+from optdyn.problem.models.resmlp import resmlp
+from optdyn.problem.models.resnet import NORMS, resnet
+from optdyn.problem.models.transformer import transformer
+from tests.models.parameters import LENGTH, VOCABULARY, count, dense, shapes, some, tokens
 from tests.values import as_model
 
 CLASSES = 10
@@ -22,26 +26,12 @@ def blocks(name, dtype="float32", **values):
     )
 
 
-def shapes(blocks, *shape):
-    """Shapes of all parameters for an input of that shape, by block, without computing them."""
-    x = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return jax.eval_shape(lambda key, x: base.init(blocks, key, x), jax.random.key(0), x)
-
-
-def some(blocks, x):
-    """Parameters for an input like `x`, drawn here: compiling the initializers takes seconds."""
-    rng = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(leaf.dtype), shapes(blocks, *x.shape)
-    )
-
-
 @pytest.mark.parametrize(("side", "flat", "total"), [(28, 4 * 4 * 16, 44_426), (32, 400, 61_706)])
 def test_lenet5_has_its_number_of_parameters(side, flat, total):
     """On the 32 x 32 images of the paper, to which MNIST was padded, LeNet-5 has 61,706."""
     made = blocks("cnn")
     assert [name for name, _ in made] == ["conv0", "conv1", "hidden0", "hidden1", "classifier"]
-    params = shapes(made, 1, side, side, 1)
+    params = shapes(made, jnp.zeros((1, side, side, 1)))
     assert {name: count(block) for name, block in params.items()} == {
         "conv0": 5 * 5 * 1 * 6 + 6,
         "conv1": 5 * 5 * 6 * 16 + 16,
@@ -53,13 +43,13 @@ def test_lenet5_has_its_number_of_parameters(side, flat, total):
 
 
 def test_mlp_has_a_block_a_layer():
-    params = shapes(blocks("mlp", hidden=(7, 3)), 2, 4, 4, 1)
+    params = shapes(blocks("mlp", hidden=(7, 3)), jnp.zeros((2, 4, 4, 1)))
     assert {name: count(block) for name, block in params.items()} == {
         "hidden0": 16 * 7 + 7,
         "hidden1": 7 * 3 + 3,
         "classifier": 3 * 10 + 10,
     }
-    assert list(shapes(blocks("mlp", hidden=()), 2, 4)) == ["classifier"]
+    assert list(shapes(blocks("mlp", hidden=()), jnp.zeros((2, 4)))) == ["classifier"]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
@@ -100,8 +90,7 @@ def test_mlp_against_numpy():
     params = some(made, x)
     y = x.reshape(5, 4).astype(np.float64)
     for name in ("hidden0", "hidden1", "classifier"):
-        dense = params[name]["Dense_0"]
-        y = y @ dense["kernel"] + dense["bias"]
+        y = dense(y, **params[name]["Dense_0"])
         y = y if name == "classifier" else relu(y)
     # Float32 sums of at most seven products.
     np.testing.assert_allclose(base.apply(made, params, x), y, rtol=1e-5, atol=1e-6)
@@ -128,11 +117,6 @@ def test_blocks_start_from_keys_of_their_own():
     jax.tree.map(np.testing.assert_array_equal, params, init(jax.random.key(0)))
     other = np.asarray(init(jax.random.key(1))["hidden0"]["Dense_0"]["kernel"])
     assert not np.array_equal(one, other)
-
-
-def test_unknown_model():
-    with pytest.raises(ValueError, match="'nosuch': must be one of mlp, cnn, resmlp"):
-        blocks("nosuch")
 
 
 def test_quadratic_is_one_block_that_starts_at_ones():
@@ -163,3 +147,95 @@ def test_optima_have_mean_zero_and_the_noise(noise):
     assert np.abs(xi.astype(np.float64).mean(0)).max() <= 4 * noise * 2**-24
     # 16,000 normal draws give the deviation to 0.56 %: four of those.
     assert xi.std() == pytest.approx(noise, rel=0.0224)
+
+
+TRANSFORMERS = (transformer, modern_transformer)
+IMAGES = jnp.zeros((3, 8, 8, 1))
+WITH_HEADS = {
+    "resmlp": (lambda dtype: resmlp(3, 8, CLASSES, dtype), IMAGES),
+    **{
+        norm: (lambda dtype, norm=norm: resnet((4, 8), 2, norm, CLASSES, dtype), IMAGES)
+        for norm in NORMS
+    },
+    **{
+        make.__name__: (
+            lambda dtype, make=make: make(3, 8, 2, VOCABULARY, dtype),
+            tokens(dtype=np.uint8),
+        )
+        for make in TRANSFORMERS
+    },
+}
+
+
+@pytest.mark.parametrize("name", WITH_HEADS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_head_applies_after_every_block(name, dtype):
+    """Outputs are of one shape; parameters and gradients stay float32."""
+    make, x = WITH_HEADS[name]
+    blocks, shape = make(dtype), (3, CLASSES) if x is IMAGES else (3, LENGTH, VOCABULARY)
+    names = [name for name, _ in blocks[:-2]]
+    params = shapes(blocks, x, names)
+    head = blocks[-1][1]
+
+    def outputs(params):
+        hs = base.activations(blocks, params, x)
+        ends = zip(names, hs[1:-2], strict=True)
+        return [*(head.apply({"params": params[f"{n}_head"]}, h) for n, h in ends), hs[-1]]
+
+    def loss(params):
+        return sum(y.astype("float32").sum() for y in outputs(params))
+
+    made = jax.eval_shape(outputs, params)
+    assert [(y.shape, y.dtype) for y in made] == (len(names) + 1) * [(shape, jnp.dtype(dtype))]
+    for leaf in jax.tree.leaves((params, jax.eval_shape(jax.grad(loss), params))):
+        assert leaf.dtype == jnp.float32
+    if name in NORMS:  # whose blocks are of two widths
+        assert params["block0_head"]["Dense_0"]["kernel"].shape == (4, CLASSES)
+        assert params["output"]["Dense_0"]["kernel"].shape == (8, CLASSES)
+
+
+@pytest.mark.parametrize("make", TRANSFORMERS)
+def test_position_depends_on_itself_and_those_before_alone(make):
+    blocks, x = make(2, 8, 2, VOCABULARY, "float32"), tokens(1)
+    params = some(blocks, x)
+    apply = jax.jit(lambda x: base.apply(blocks, params, x))
+    change = np.array(
+        [
+            np.abs(apply(x.at[0, s].set((x[0, s] + 1) % VOCABULARY)) - apply(x))[0].max(-1)
+            for s in range(LENGTH)
+        ]
+    )
+    # One program, in which a position to come has weight 0: no tolerance.
+    np.testing.assert_array_equal(change > 0, np.triu(np.ones((LENGTH, LENGTH), bool)))
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        (transformer, {"attended": (48, 16), "contract": (4 * 48, 16)}),
+        (modern_transformer, {"attended": (48, 16), "down": (128, 16), "up": (48, 1)}),
+    ],
+)
+def test_initial_scale_of_branches_falls_with_depth(make, layers):
+    """By layer, how many numbers each of its outputs is of and in how many branches of 8 blocks."""
+    _, block = make(8, 48, 2, VOCABULARY, "float32")[0]
+    params = jax.jit(block.init)(jax.random.key(0), tokens())["params"]
+    for name, (fan_in, joins) in layers.items():
+        kernel = params[name]["kernel"]
+        assert len(kernel) == fan_in
+        expected = (fan_in * joins) ** -0.5
+        # That of n numbers is known to 1 / sqrt(2 n) of it, 1.5% for 48 x 48; without depth in it
+        # the expected one would be four times as large.
+        assert abs(kernel.std() / expected - 1) < 5 / (2 * kernel.size) ** 0.5, name
+
+
+@pytest.mark.parametrize(
+    ("make", "width", "message"),
+    [
+        (transformer, 10, r"^transformer of width 10: .* multiple of its 4 att"),
+        (modern_transformer, 12, r"^modern_transformer of width 12: .* of twice its 4 att"),
+    ],
+)
+def test_width_that_does_not_divide_is_one_line(make, width, message):
+    with pytest.raises(ValueError, match=message):
+        make(1, width, 4, VOCABULARY, "float32")

@@ -5,7 +5,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +13,6 @@ from optdyn.problem.models.modern_transformer import modern_transformer, rotated
 from tests.models.parameters import (
     LENGTH,
     VOCABULARY,
-    assert_causal,
-    assert_heads_apply,
     count,
     shapes,
     some,
@@ -101,10 +98,6 @@ def test_a_query_meets_a_key_by_their_distance_alone(t, s, shift, seed):
     assert abs(qs[t] @ ks[s] - qs[t + shift] @ ks[s + shift]) < 2e-4
 
 
-def test_position_depends_on_itself_and_those_before_alone():
-    assert_causal(modern_transformer(2, WIDTH, HEADS, VOCABULARY, "float32"))
-
-
 def test_queries_and_keys_have_no_size():
     """QK-norm: a hundred times the queries' and keys' weights changes nothing."""
     blocks, x = modern_transformer(1, WIDTH, HEADS, VOCABULARY, "float32"), tokens()
@@ -114,34 +107,3 @@ def test_queries_and_keys_have_no_size():
         params["block0"][name]["kernel"] *= 100
     # But for the 1e-6 in the norm, and for rounding in float32 of outputs of size 1 to 10.
     np.testing.assert_allclose(base.apply(blocks, params, x), before, rtol=0, atol=1e-4)
-
-
-def test_initial_scale_of_branches_falls_with_depth():
-    depth, width = 8, 48
-    _, block = modern_transformer(depth, width, HEADS, VOCABULARY, "float32")[0]
-    params = jax.jit(block.init)(jax.random.key(0), tokens())["params"]
-    for name, fan_in, joins in (
-        ("attended", width, 2 * depth),
-        ("down", 128, 2 * depth),
-        ("up", width, 1),
-    ):
-        kernel = params[name]["kernel"]
-        assert len(kernel) == fan_in
-        expected = (fan_in * joins) ** -0.5
-        # That of n numbers is known to 1 / sqrt(2 n) of it, 1.5% for 48 x 48.
-        assert abs(kernel.std() / expected - 1) < 5 / (2 * kernel.size) ** 0.5, name
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_head_applies_after_every_block(dtype):
-    assert_heads_apply(
-        modern_transformer(3, WIDTH, HEADS, VOCABULARY, dtype),
-        tokens(dtype=np.uint8),
-        (3, LENGTH, VOCABULARY),
-        dtype,
-    )
-
-
-def test_width_that_does_not_divide_is_one_line():
-    with pytest.raises(ValueError, match=r"^modern_transformer of width 12: .* of twice its 4 att"):
-        modern_transformer(1, 12, 4, VOCABULARY, "float32")

@@ -3,13 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.problem.models import base
 from optdyn.problem.models.resmlp import resmlp
-from tests.models.parameters import assert_heads_apply, count, dense, layer_norm, shapes, some
+from tests.models.parameters import count, dense, layer_norm, shapes, some
 
 CLASSES = 3
 
@@ -61,8 +60,3 @@ def test_blocks_after_the_first_are_alike():
     stem = params["block0"].pop("stem")
     assert stem["kernel"].shape == (6, 8)
     assert params["block0"] == params["block1"] == params["block2"] == params["block3"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_head_applies_after_every_block(dtype):
-    assert_heads_apply(resmlp(3, 8, CLASSES, dtype), images(), (5, CLASSES), dtype)

@@ -9,7 +9,7 @@ import pytest
 
 from optdyn.problem.models import base
 from optdyn.problem.models.resnet import NORMS, Residual, resnet
-from tests.models.parameters import assert_heads_apply, count, shapes, some
+from tests.models.parameters import count, dense, shapes, some
 
 CLASSES = 3
 every_norm = pytest.mark.parametrize("norm", NORMS)
@@ -40,6 +40,18 @@ def norm_relu(x, norm, scale, bias):
         mean = np.broadcast_to(grouped.mean(**axes), grouped.shape).reshape(x.shape)
         var = np.broadcast_to(grouped.var(**axes), grouped.shape).reshape(x.shape)
     return np.maximum((x - mean) / np.sqrt(var + 1e-6) * scale + bias, 0)
+
+
+def in_float64(params):
+    return jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+
+
+def outputs(blocks, params, x, h, norm):
+    """Of the network, and of its last block on what the one before it should have made."""
+    output = in_float64(params["output"])
+    pooled = norm_relu(h, norm, **output["GroupNorm_0"]).mean((1, 2))
+    made = jax.jit(lambda params: base.apply(blocks, params, x))(params)
+    return made, dense(pooled, **output["Dense_0"])
 
 
 def test_every_stage_halves_the_image():
@@ -116,7 +128,7 @@ def test_bottleneck_and_pooling_are_their_equations():
     blocks = resnet((4, 8), 9, "group", CLASSES, "float32", None, (2, 1), "quarter", True)
     x = images(2, 13, 12, 2)
     params = some(blocks, x)
-    wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+    wide = in_float64(params)
     h = convolution(np.asarray(x, np.float64), **wide["block0"]["stem"], stride=2)
     assert h.shape[1:3] == (7, 6)
     # The largest of 3 x 3 at every second pixel: 7 rows lack one before and one after, 6 columns
@@ -131,10 +143,8 @@ def test_bottleneck_and_pooling_are_their_equations():
         y = norm_relu(convolution(y, **block["conv0"]), "group", **block["GroupNorm_1"])
         y = convolution(y, **block["conv1"], stride=stride)
         h = h + convolution(norm_relu(y, "group", **block["GroupNorm_2"]), **block["conv2"])
-    y = norm_relu(h, "group", **wide["output"]["GroupNorm_0"]).mean((1, 2))
-    expected = y @ wide["output"]["Dense_0"]["kernel"] + wide["output"]["Dense_0"]["bias"]
-    # As above: numbers of size 1 to 10 through 14 layers, 1e-5 of which is a hundred roundings.
-    made = jax.jit(lambda params: base.apply(blocks, params, x))(params)
+    # Numbers of size 1 to 10 through 14 layers, 1e-5 of which is a hundred roundings.
+    made, expected = outputs(blocks, params, x, h, "group")
     np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5 * max(1, np.abs(expected).max()))
 
 
@@ -143,7 +153,7 @@ def test_is_its_equation(norm):
     """16 channels are eight groups of two; 7 x 6 pixels are padded on both sides or on one."""
     blocks, x = resnet((4, 16), 2, norm, CLASSES, "float32"), images(3, 13, 12, 2)
     params = some(blocks, x)
-    wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+    wide = in_float64(params)
     h = convolution(np.asarray(x, np.float64), **wide["block0"]["stem"], stride=2)
     for k in range(2):
         block, stride = wide[f"block{k}"], 1 + k
@@ -152,28 +162,27 @@ def test_is_its_equation(norm):
             h = convolution(y, **block["shortcut"], stride=2)
         y = convolution(y, **block["conv0"], stride=stride)
         h = h + convolution(norm_relu(y, norm, **block["GroupNorm_1"]), **block["conv1"])
-    y = norm_relu(h, norm, **wide["output"]["GroupNorm_0"]).mean((1, 2))
-    expected = y @ wide["output"]["Dense_0"]["kernel"] + wide["output"]["Dense_0"]["bias"]
     # Numbers of size 1 through 12 layers of sums of at most 144 terms: 1e-5 is a hundred times what
     # float32 rounds each by.
-    made = jax.jit(lambda params: base.apply(blocks, params, x))(params)
-    np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(*outputs(blocks, params, x, h, norm), rtol=0, atol=1e-5)
+
+
+def one_block(norm):
+    x = images(2, 5, 4, 3)
+    blocks = (("block", Residual(3, 1, norm, "float32", (None, None))),)
+    return blocks, some(blocks, x), x
 
 
 @every_norm
 def test_block_without_its_second_convolution_is_the_identity(norm):
-    x = images(2, 5, 4, 3)
-    blocks = (("block", Residual(3, 1, norm, "float32", (None, None))),)
-    params = some(blocks, x)
+    blocks, params, x = one_block(norm)
     params["block"]["conv1"] = jax.tree.map(np.zeros_like, params["block"]["conv1"])
     np.testing.assert_array_equal(base.apply(blocks, params, x), x)
 
 
 @every_norm
 def test_branch_does_not_see_the_scale_of_its_input(norm):
-    x = images(2, 5, 4, 3)
-    blocks = (("block", Residual(3, 1, norm, "float32", (None, None))),)
-    params = some(blocks, x)
+    blocks, params, x = one_block(norm)
     branch = jax.jit(lambda x: base.apply(blocks, params, x) - x)
     # What differs is the 1e-6 beside variances of 0.3 and more, 3e-6 of the normalized numbers, and
     # the subtraction of 16 x, of size 50, rounded by 3e-6. The branch itself is of size 2.
@@ -228,39 +237,25 @@ def test_lowering_reaches_every_convolution():
     assert found == {"gemm": 0, "xla": 1 + 2 + 2 + 1}  # stem, two blocks, shortcut
 
 
-@every_norm
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_head_applies_after_every_block(norm, dtype):
-    blocks, x = resnet((4, 8), 2, norm, CLASSES, dtype), jnp.zeros((3, 8, 8, 1))
-    assert_heads_apply(blocks, x, (3, CLASSES), dtype)
-    params = shapes(blocks, x, ["block0"])
-    assert params["block0_head"]["Dense_0"]["kernel"].shape == (4, CLASSES)
-    assert params["output"]["Dense_0"]["kernel"].shape == (8, CLASSES)
-
-
 @pytest.mark.parametrize(
-    ("channels", "blocks", "norm", "message"),
+    ("channels", "blocks", "norm", "more", "message"),
     [
-        ((4, 8), 3, "group", "^resnet of 3 blocks: .* 2 stages"),
-        ((4, 8), 0, "group", "^resnet of 0 blocks: "),
-        ((), 2, "group", "^resnet of 2 blocks: .* 0 stages"),
-        ((4,), 2, "layer", "^norm 'layer' .*: one of group, batch$"),
-        ((8, 12), 2, "group", "^resnet of 12 channels .* multiple of 8, or less than 8$"),
+        ((4, 8), 3, "group", {}, "^resnet of 3 blocks: .* 2 stages"),
+        ((4, 8), 0, "group", {}, "^resnet of 0 blocks: "),
+        ((), 2, "group", {}, "^resnet of 2 blocks: .* 0 stages"),
+        ((4,), 2, "layer", {}, "^norm 'layer' .*: one of group, batch$"),
+        ((8, 12), 2, "group", {}, "^resnet of 12 channels .* multiple of 8, or less than 8$"),
+        (
+            (4, 8),
+            2,
+            "group",
+            {"stages": (1,)},
+            r"^resnet of stages \(1,\): must be one number .* of its 2 channels$",
+        ),
+        ((4, 8), 2, "group", {"stages": (1, 0)}, r"^resnet of stages \(1, 0\): "),
+        ((4, 8), 2, "group", {"stem": "third"}, "^stem 'third' .*: one of half, whole, quarter$"),
     ],
 )
-def test_what_cannot_be_is_one_line(channels, blocks, norm, message):
+def test_what_cannot_be_is_one_line(channels, blocks, norm, more, message):
     with pytest.raises(ValueError, match=message):
-        resnet(channels, blocks, norm, CLASSES, "float32")
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"stages": (1,)}, r"^resnet of stages \(1,\): must be one number .* of its 2 channels$"),
-        ({"stages": (1, 0)}, r"^resnet of stages \(1, 0\): "),
-        ({"stem": "third"}, "^stem 'third' .*: one of half, whole, quarter$"),
-    ],
-)
-def test_stages_and_stems_that_cannot_be_are_one_line(more, message):
-    with pytest.raises(ValueError, match=message):
-        resnet((4, 8), 2, "group", CLASSES, "float32", **more)
+        resnet(channels, blocks, norm, CLASSES, "float32", **more)

@@ -15,8 +15,6 @@ from optdyn.problem.models.transformer import transformer
 from tests.models.parameters import (
     LENGTH,
     VOCABULARY,
-    assert_causal,
-    assert_heads_apply,
     count,
     dense,
     layer_norm,
@@ -75,10 +73,6 @@ def test_is_its_equation():
         np.testing.assert_allclose(made, expected, rtol=0, atol=1e-5)
 
 
-def test_position_depends_on_itself_and_those_before_alone():
-    assert_causal(transformer(2, 8, 2, VOCABULARY, "float32"))
-
-
 def test_branches_without_their_last_layers_are_the_identity():
     blocks, x = transformer(3, 8, 2, VOCABULARY, "float32"), tokens()
     params = some(blocks, x)
@@ -89,18 +83,6 @@ def test_branches_without_their_last_layers_are_the_identity():
     embedded = params["block0"]["tokens"]["embedding"][x] + params["block0"]["positions"]
     for h in hs[1:-1]:
         np.testing.assert_array_equal(h, embedded)
-
-
-def test_initial_scale_of_branches_falls_with_depth():
-    depth = 8
-    _, block = transformer(depth, 48, 2, VOCABULARY, "float32")[0]
-    params = jax.jit(block.init)(jax.random.key(0), tokens())["params"]
-    for name, fan_in in (("attended", 48), ("contract", 4 * 48)):
-        kernel = params[name]["kernel"]
-        expected = (fan_in * 2 * depth) ** -0.5
-        # That of n numbers is known to 1 / sqrt(2 n) of it, 1.5% for 48 x 48; without depth in it
-        # the expected one would be four times as large.
-        assert abs(kernel.std() / expected - 1) < 5 / (2 * kernel.size) ** 0.5, name
 
 
 def test_any_integers_are_tokens():
@@ -118,18 +100,3 @@ def test_positions_are_those_of_the_length_at_initialization():
     params = some(blocks, tokens())
     with pytest.raises(ScopeParamShapeError):
         base.apply(blocks, params, tokens(length=LENGTH + 1))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_head_applies_after_every_block(dtype):
-    assert_heads_apply(
-        transformer(3, 8, 2, VOCABULARY, dtype),
-        tokens(dtype=np.uint8),
-        (3, LENGTH, VOCABULARY),
-        dtype,
-    )
-
-
-def test_width_that_does_not_divide_is_one_line():
-    with pytest.raises(ValueError, match=r"^transformer of width 10: .* multiple of its 4 att"):
-        transformer(1, 10, 4, VOCABULARY, "float32")

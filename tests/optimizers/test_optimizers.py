@@ -124,56 +124,45 @@ def test_arguments():
         assert "learning_rate" not in arguments(unknown)
 
 
-def optax_schedule(name, rate, length, decay_rate):
-    return {
-        "constant": lambda: optax.constant_schedule(rate),
-        "cosine": lambda: optax.cosine_decay_schedule(rate, length),
-        "linear": lambda: optax.linear_schedule(rate, 0.0, length),
-        "exponential": lambda: optax.exponential_decay(rate, length, decay_rate),
-        "piecewise": lambda: optax.piecewise_constant_schedule(rate, {3: 0.5, 20: 0.1}),
-    }[name]()
+def closed_form(name, t, rate, length, decay_rate):
+    part = min(t / length, 1)
+    return (
+        rate
+        * {
+            "constant": 1,
+            "cosine": (1 + np.cos(np.pi * part)) / 2,
+            "linear": 1 - part,
+            "exponential": decay_rate ** (t / length),
+            "piecewise": 0.05 if t >= 20 else 0.5 if t >= 3 else 1,
+        }[name]
+    )
 
 
 SCALED = {"piecewise": {"boundaries": [3, 20], "scales": [0.5, 0.1]}}
+HALVED = {"decay_rate": 0.5}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(
-    ("steps", "warmup", "decay"), [(50, 0, 0), (50, 7, 0), (50, 7, 20), (1, 0, 0), (5, 5, 0)]
+    ("steps", "warmup", "decay", "more"),
+    [
+        *((*of, HALVED) for of in ((50, 0, 0), (50, 7, 0), (50, 7, 20), (1, 0, 0), (5, 5, 0))),
+        (40, 0, 30, {}),
+    ],
 )
-def test_schedules_equal_those_of_optax(name, steps, warmup, decay):
-    """Taken one step at a time: linear from 0 over the warm-up, then the schedule's own start."""
-    rate = 0.3
-    values = learning_rates(
-        name,
-        rate,
-        steps,
-        warmup_steps=warmup,
-        decay_steps=decay,
-        decay_rate=0.5,
-        options=SCALED.get(name, {}),
-    )
+def test_schedules_in_closed_form(name, steps, warmup, decay, more):
+    """Linear from 0 over the warm-up, then the schedule's own start."""
+    rate, options = 0.3, SCALED.get(name, {})
+    lengths = {"warmup_steps": warmup, "decay_steps": decay}
+    values = learning_rates(name, rate, steps, **lengths, **more, options=options)
     assert values.shape == (steps,) and values.dtype == np.float32
-    after = optax_schedule(name, rate, decay or max(steps - warmup, 1), 0.5)
-    expected = [rate * t / warmup if t < warmup else after(t - warmup) for t in range(steps)]
-    # Float32 in another order of operations, and pi t / T of a few rounded first by the cosine.
-    np.testing.assert_allclose(values, np.array(expected, float), rtol=1e-5, atol=1e-7)
-
-
-def test_schedules_in_closed_form():
-    t, rate = np.arange(40), 0.2
-    expected = {
-        "constant": rate + 0 * t,
-        "cosine": rate * (1 + np.cos(np.pi * np.minimum(t / 30, 1))) / 2,
-        "linear": rate * (1 - np.minimum(t / 30, 1)),
-        "exponential": rate * 0.1 ** (t / 30),
-        "piecewise": rate * np.where(t >= 20, 0.05, np.where(t >= 3, 0.5, 1)),
-    }
-    assert set(expected) == set(SCHEDULES)
-    for name, values in expected.items():
-        # Float32 values of about 0.2, and near zero the rounding of pi t / T.
-        actual = learning_rates(name, rate, 40, decay_steps=30, options=SCALED.get(name, {}))
-        np.testing.assert_allclose(actual, values, rtol=1e-5, atol=1e-7, err_msg=name)
+    of = {"rate": rate, "length": decay or max(steps - warmup, 1), "decay_rate": 0.1} | more
+    expected = [
+        rate * t / warmup if t < warmup else closed_form(name, t - warmup, **of)
+        for t in range(steps)
+    ]
+    # Float32 in another order of operations, and near zero the rounding of pi t / T.
+    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

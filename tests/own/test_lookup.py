@@ -2,22 +2,19 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 
 from optdyn.base import lookup
+from optdyn.base.errors import ConfigError
 from optdyn.base.fields import plain
 from optdyn.cli.registries import KINDS, listed
-from optdyn.experiment import ConfigError, default, parse, read, to_json
+from optdyn.experiment import default, parse, read, to_json
+from tests.train.runs import refusal as refused
 
 KEY = "config.some.key"
-
-
-def refusal(call, *args, **kwargs):
-    with pytest.raises(ConfigError) as caught:
-        call(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+refusal = partial(refused, error=ConfigError)
 
 
 def test_a_name_is_of_the_registry_or_of_a_file(folder):

@@ -14,7 +14,8 @@ from ml_collections import ConfigDict
 from optdyn.base import lookup, sources
 from optdyn.experiment import ConfigError
 from optdyn.problem import costs, problem, shared_data
-from optdyn.train import program, trainer
+from optdyn.train import program
+from tests.train.runs import train
 from tests.values import as_experiment, as_model
 
 CELLS = """
@@ -71,11 +72,11 @@ def loss_of(config, tmp_path):
     """`loss_of(values)`: the last training loss of a run in a new workdir."""
     folders = iter(range(100))
 
-    def train(values=NAMES):
-        chosen = config({**RUN, **values})
-        return trainer.train(as_experiment(chosen), tmp_path / f"run{next(folders)}")["train_loss"]
+    def loss(values=NAMES):
+        run = tmp_path / f"run{next(folders)}"
+        return train(config({**RUN, **values}), run)["train_loss"]
 
-    return train
+    return loss
 
 
 def test_what_a_notebook_defines_anew_is_trained_with(cells, loss_of):
@@ -154,7 +155,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             cells.run(text)
             value = "cells:a" if key != "metrics" and key != "optimizer.chain" else ("cells:a",)
             chosen = config({**RUN, **NAMES, key: value})
-            summary = trainer.train(as_experiment(chosen), tmp_path / f"{key}{number}")
+            summary = train(chosen, tmp_path / f"{key}{number}")
             found.append(summary[heeded.get(key, "train_loss")])
         assert found[0] != found[1], key
 

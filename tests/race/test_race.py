@@ -25,13 +25,13 @@ from optdyn.cli import race as launched
 from optdyn.clock import TimelineError
 from optdyn.clock.base import from_arrivals
 from optdyn.clock.versions import WAITING
+from optdyn.race import race as races
 from optdyn.race import shards
-from optdyn.race.race import in_turn, race, replaying
+from optdyn.race.race import in_turn, replaying
 from optdyn.race.worker import worker
-from optdyn.train import trainer
 from optdyn.train.checkpoints import parameters
 from optdyn.train.run import by_number
-from optdyn.train.trainer import train
+from tests.train.runs import prepare, train
 from tests.values import as_experiment
 
 
@@ -79,11 +79,18 @@ CASES = {
 }
 
 
-def at_random(seed):
-    """Any of those at work arrives next."""
-    rng = np.random.default_rng(seed)
-    choose = lambda working: int(rng.choice(working))  # noqa: E731
+def race(config, *given):
+    return races.race(as_experiment(config), *given)
+
+
+def by(choose):
+    """Of those at work the one that it chooses arrives next."""
     return lambda run: contextlib.nullcontext(in_turn(worker(run), choose))
+
+
+def at_random(seed):
+    rng = np.random.default_rng(seed)
+    return by(lambda working: int(rng.choice(working)))
 
 
 def vector(workdir):
@@ -91,14 +98,14 @@ def vector(workdir):
 
 
 def raced(config, values, workdir, connect):
-    summary = race(as_experiment(config({**values, "cluster.service": "race"})), workdir, connect)
+    summary = race(config({**values, "cluster.service": "race"}), workdir, connect)
     return summary, pd.read_csv(workdir / "trace.csv")
 
 
 def replayed(config, values, workdir):
     """The summary of the simulator's run of the same order; its parameters are the race's."""
     source = {"cluster.service": "trace", "cluster.trace": str(workdir / "race/trace.csv")}
-    summary = train(as_experiment(config({**values, **source})), workdir / "replay")
+    summary = train(config({**values, **source}), workdir / "replay")
     one, other = vector(workdir / "race"), vector(workdir / "replay")
     # One program of both halves rounds otherwise than two: 1e-7 of a number an update.
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
@@ -138,7 +145,7 @@ def test_a_merged_server_races_too(config, mnist, tmp_path, case):
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     if case == "metered":  # and it is not what it would be if those blocks were stale
         one = vector(tmp_path / "race")
-        train(as_experiment(config({**values, **source, "strategy.fresh": ()})), tmp_path / "stale")
+        train(config({**values, **source, "strategy.fresh": ()}), tmp_path / "stale")
         assert np.abs(one - vector(tmp_path / "stale")).max() > 1e-3 * np.abs(one).max()
 
 
@@ -147,7 +154,7 @@ def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
     values = {**mnist, **FRESH}
     whole, trace = raced(config, values, tmp_path / "whole", at_random(23))
     race(
-        as_experiment(config({**values, "steps": 20, "cluster.service": "race"})),
+        config({**values, "steps": 20, "cluster.service": "race"}),
         tmp_path / "parts",
         at_random(23),
     )
@@ -160,9 +167,8 @@ def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
 def test_the_other_half_waits_for_those_before_it(config, mnist, tmp_path):
     """Groups 0, 1, 2 send activations in turn, and the gradients of their own blocks backwards."""
     turns = iter([0, 1, 2, 2, 1, 0] * 5)
-    connect = lambda run: contextlib.nullcontext(in_turn(worker(run), lambda _: next(turns)))  # noqa: E731
     values = {**mnist, **FRESH, "steps": 12, "log_every": 4, "checkpoint_every": 4}
-    _, trace = raced(config, values, tmp_path, connect)
+    _, trace = raced(config, values, tmp_path, by(lambda _: next(turns)))
     assert trace["worker"].tolist() == [0, 1, 2] * 4
     # All read what they made: so at their next turn two others have come.
     assert trace["version"].tolist() == [0, 0, 0, *range(1, 10)]
@@ -243,9 +249,9 @@ def in_parts(servers, seed, dying=0.0):
 def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, servers):
     values = {**mnist, "model.hidden": (8, 8), "cluster.nodes": 4, **own}
     values |= {"cluster.service": "race", "optimizer.learning_rate": 0.02}
-    whole = race(as_experiment(config(values)), tmp_path / "whole", at_random(25))
+    whole = race(config(values), tmp_path / "whole", at_random(25))
     race(
-        as_experiment(config({**values, "steps": 20})),
+        config({**values, "steps": 20}),
         tmp_path / "parts",
         in_parts(servers, 25, dying=0.3),
         servers,
@@ -253,7 +259,7 @@ def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, 
     one, other = (pd.read_csv(tmp_path / name / "trace.csv") for name in ("whole", "parts"))
     pd.testing.assert_frame_equal(*(t[:20].drop(columns=TIMES) for t in (one, other)))
     # It goes on whole, from what the parts have put together.
-    again = race(as_experiment(config(values)), tmp_path / "parts", replaying(one["worker"][20:]))
+    again = race(config(values), tmp_path / "parts", replaying(one["worker"][20:]))
     one, other = vector(tmp_path / "whole"), vector(tmp_path / "parts")
     assert again["staleness_histogram"] == whole["staleness_histogram"]
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
@@ -292,7 +298,7 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     values = CASES[case]
     whole, trace = raced(config, values, tmp_path / "whole", at_random(11))
     begun = config({**values, "steps": 20, "cluster.service": "race"})
-    race(as_experiment(begun), tmp_path / "parts", replaying(messages(trace)))
+    race(begun, tmp_path / "parts", replaying(messages(trace)))
     # A server that died without a checkpoint.
     trace[-1:].to_csv(tmp_path / "parts/trace.csv", mode="a", header=False, index=False)
     rest = replaying(messages(trace[20:]))
@@ -308,9 +314,7 @@ def test_it_waits_where_nobody_arrives(config, tmp_path, case):
     whole, trace = raced(config, CASES[case], tmp_path / "whole", at_random(11))
     order = iter(messages(trace))
     turns = itertools.cycle([True, False, False])
-    connect = lambda run: contextlib.nullcontext(  # noqa: E731
-        in_turn(worker(run), lambda _: next(order, None) if next(turns) else None)
-    )
+    connect = by(lambda _: next(order, None) if next(turns) else None)
     paused, again = raced(config, CASES[case], tmp_path / "paused", connect)
     assert paused["parameters_crc32"] == whole["parameters_crc32"]
     pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
@@ -382,11 +386,11 @@ def test_no_worker_starts_where_another_race_is(config, tmp_path):
         raise AssertionError("started")
 
     with held(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
-        race(as_experiment(config({"cluster.service": "race"})), tmp_path, connect)
+        race(config({"cluster.service": "race"}), tmp_path, connect)
 
 
 def test_it_does_not_go_on_without_its_trace(config, tmp_path):
-    race(as_experiment(config({"steps": 20, "cluster.service": "race"})), tmp_path, at_random(1))
+    race(config({"steps": 20, "cluster.service": "race"}), tmp_path, at_random(1))
     (tmp_path / "trace.csv").unlink()
     with pytest.raises(
         WorkdirError, match=r"not what was saved at update 20: .*trace\.csv \(0 of "
@@ -394,31 +398,38 @@ def test_it_does_not_go_on_without_its_trace(config, tmp_path):
         raced(config, {}, tmp_path, at_random(1))
 
 
-@pytest.mark.parametrize("case", ["plain", "k_async", "local steps", "elastic"])
-def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case):
-    _, trace = raced(config, CASES[case], tmp_path, at_random(13))
+def earlier(trace):
+    """A version that cannot be."""
     trace.loc[30, "version"] -= 1
-    trace.to_csv(tmp_path / "wrong.csv", index=False)
-    source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
-    with pytest.raises(TimelineError, match=r"arrival 30, of worker ., says version"):
-        trainer.prepare(as_experiment(config({**CASES[case], **source})))
+    return trace
+
+
+def assigned(place, worker):
+    return lambda trace: trace.assign(**{f"control.worker.{place}": worker})
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("case", "change", "message"),
     [
-        (lambda trace: trace.drop(columns="control.worker.1"), r"control\.worker\.0 to \.1"),
-        (lambda trace: trace.assign(**{"control.worker.1": 7}), r"worker 7, but groups are 0\.\.3"),
-        (lambda trace: trace.assign(**{"control.worker.0": 1}), "arrival .: worker . waits"),
+        *(
+            (case, earlier, r"arrival 30, of worker ., says version")
+            for case in ("plain", "k_async", "local steps", "elastic")
+        ),
+        ("k_async", lambda t: t.drop(columns="control.worker.1"), r"control\.worker\.0 to \.1"),
+        (
+            "k_async",
+            lambda t: t.assign(**{"control.worker.1": 7}),
+            r"worker 7, but groups are 0\.\.3",
+        ),
+        ("k_async", assigned(0, 1), "arrival .: worker . waits"),
     ],
 )
-def test_a_trace_of_several_arrivals_says_whose_they_are(config, tmp_path, change, message):
-    values = several("k_async")
-    _, trace = raced(config, values, tmp_path, at_random(19))
+def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, change, message):
+    _, trace = raced(config, CASES[case], tmp_path, at_random(13))
     change(trace).to_csv(tmp_path / "wrong.csv", index=False)
     source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
     with pytest.raises(TimelineError, match=message):
-        trainer.prepare(as_experiment(config({**values, **source})))
+        prepare(config({**CASES[case], **source}))
 
 
 @pytest.mark.parametrize(
@@ -465,7 +476,7 @@ def test_what_cannot_race(config, tmp_path, values, message):
 def test_what_no_server_in_parts_can_do(config, mnist, tmp_path, values, servers, message):
     values = {**mnist, "model.hidden": (8, 8), **values, "cluster.service": "race"}
     with pytest.raises(ConfigError, match=f"--servers={servers}: .*{message}"):
-        race(as_experiment(config(values)), tmp_path / "none", in_parts(servers, 0), servers)
+        race(config(values), tmp_path / "none", in_parts(servers, 0), servers)
     assert not (tmp_path / "none").exists()
 
 
@@ -534,4 +545,4 @@ def test_the_server_gets_all_signals(tmp_path, monkeypatch, ends, number):
 
 def test_nothing_else_takes_a_race(config):
     with pytest.raises(ConfigError, match=r"launch\.race"):
-        trainer.prepare(as_experiment(config({"cluster.service": "race"})))
+        prepare(config({"cluster.service": "race"}))

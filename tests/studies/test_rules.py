@@ -23,10 +23,9 @@ from analysis.studies import (
     waiting,
 )
 from optdyn.evidence.intervals import ratio
+from tests.evidence.test_intervals import LATE, OWN
 
-OWN = np.linspace(90.0, 110.0, 20)  # of 20 seeds, the same in all arms
 HALF, SAME, TWICE = (OWN * f for f in (0.5, 1.0, 2.0))
-LATE = OWN * np.linspace(0.5, 2.0, 20)[::-1]  # by a factor that differs from seed to seed
 # Ratios and their intervals.
 ONE, LESS, MORE = (1.0, 0.9, 1.1), (0.8, 0.7, 0.9), (1.3, 1.2, 1.4)
 

@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 
 from optdyn import optimizers
-from optdyn.base.errors import InputError
-from optdyn.base.files import WorkdirError
-from optdyn.experiment import ConfigError
-from optdyn.train import trainer
 from optdyn.train.checkpoints import latest
 from optdyn.train.replicas import record
-from optdyn.train.trainer import train
-from optdyn.train.workdir import Metrics
+from tests.train.runs import prepare, raise_at, refusal, train
 from tests.values import as_experiment
 
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "strategy.groups": 1}
@@ -53,29 +48,14 @@ CASES = {
 OF = 40  # steps, before there are 60
 
 
-def refusal(config, workdir):
-    with pytest.raises(InputError) as caught:
-        train(as_experiment(config), workdir)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def recorded(config, workdir):
+    return record(as_experiment(config), workdir)
 
 
 @pytest.fixture
 def stopped_at(monkeypatch):
     """`stopped_at(step)`: the next run is interrupted when it logs that step."""
-
-    def stop(step):
-        append = Metrics.append
-
-        def signalled(self, row):
-            append(self, row)
-            if row["step"] == step:
-                monkeypatch.setattr(Metrics, "append", append)
-                signal.raise_signal(signal.SIGTERM)
-
-        monkeypatch.setattr(Metrics, "append", signalled)
-
-    return stop
+    return lambda step: raise_at(monkeypatch, step, signal.SIGTERM)
 
 
 def without_start(summary):
@@ -86,11 +66,11 @@ def without_start(summary):
 @pytest.mark.parametrize("name", CASES)
 def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name, capsys):
     values = CASES[name]
-    whole = train(as_experiment(config(values)), tmp_path / "whole")
-    first = train(as_experiment(config({**values, "steps": OF})), tmp_path / "grown")
+    whole = train(config(values), tmp_path / "whole")
+    first = train(config({**values, "steps": OF}), tmp_path / "grown")
     assert first["status"] == "completed" and "continued" not in first
     capsys.readouterr()
-    grown = train(as_experiment(config(values)), tmp_path / "grown")
+    grown = train(config(values), tmp_path / "grown")
     assert capsys.readouterr().err.startswith("resuming at 40, for 60 steps in place of 40\n")
     assert grown["continued"] == [{"at": OF, "of": OF, "steps": 60}]
     assert grown["parameters_crc32"] == whole["parameters_crc32"]
@@ -100,7 +80,7 @@ def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name,
         assert without_start(grown) == without_start(whole)
     held, other = ((tmp_path / n / "config.json").read_text() for n in ("grown", "whole"))
     assert held == other
-    assert train(as_experiment(config(values)), tmp_path / "grown") == grown
+    assert train(config(values), tmp_path / "grown") == grown
 
 
 def test_the_meter_of_a_grown_run_has_all_windows(config, tmp_path):
@@ -109,7 +89,7 @@ def test_the_meter_of_a_grown_run_has_all_windows(config, tmp_path):
     for name, lengths in {"grown": (90, 180), "whole": (180,)}.items():
         for steps in lengths:
             values = {**METER, "steps": steps, "log_every": 40, "checkpoint_every": 40}
-            train(as_experiment(config(values)), tmp_path / name)
+            train(config(values), tmp_path / name)
         sketches[name] = np.load(tmp_path / name / "sketches.npy")
         rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
         readings[name] = {row["step"]: row.get("implicit_momentum") for row in rows}
@@ -124,30 +104,30 @@ def test_an_interrupted_run_may_have_more_steps_or_fewer(config, tmp_path, stopp
     for steps in (50, 90):
         workdir = tmp_path / str(steps)
         stopped_at(30)
-        assert train(as_experiment(config()), workdir)["status"] == "interrupted"
-        summary = train(as_experiment(config({"steps": steps})), workdir)
-        whole = train(as_experiment(config({"steps": steps})), tmp_path / f"whole{steps}")
+        assert train(config(), workdir)["status"] == "interrupted"
+        summary = train(config({"steps": steps}), workdir)
+        whole = train(config({"steps": steps}), tmp_path / f"whole{steps}")
         assert summary["parameters_crc32"] == whole["parameters_crc32"]
         assert summary["continued"][0]["of"] == 60
 
 
 def test_more_than_once_and_killed_in_between(config, tmp_path, stopped_at):
-    train(as_experiment(config({"steps": 20})), tmp_path / "grown")
+    train(config({"steps": 20}), tmp_path / "grown")
     stopped_at(30)
-    train(as_experiment(config({"steps": 40})), tmp_path / "grown")
+    train(config({"steps": 40}), tmp_path / "grown")
     (tmp_path / "grown" / "summary.json").unlink()  # as after a kill
-    summary = train(as_experiment(config()), tmp_path / "grown")
-    whole = train(as_experiment(config()), tmp_path / "whole")
+    summary = train(config(), tmp_path / "grown")
+    whole = train(config(), tmp_path / "whole")
     assert summary["parameters_crc32"] == whole["parameters_crc32"]
     assert [(one["of"], one["steps"]) for one in summary["continued"]] == [(20, 40), (40, 60)]
 
 
 def test_log_points_and_checkpoints_may_come_otherwise(config, tmp_path, rows, stopped_at):
-    whole = train(as_experiment(config()), tmp_path / "whole")
+    whole = train(config(), tmp_path / "whole")
     stopped_at(20)
-    train(as_experiment(config()), tmp_path / "run")
+    train(config(), tmp_path / "run")
     values = {"log_every": 8, "checkpoint_every": 16, "plan.rounds": 3, "tune.target": 0.5}
-    summary = train(as_experiment(config(values)), tmp_path / "run")
+    summary = train(config(values), tmp_path / "run")
     assert summary["parameters_crc32"] == whole["parameters_crc32"]
     assert "continued" not in summary
     at = summary["starts"][1]["at"]
@@ -162,9 +142,9 @@ def test_a_schedule_of_the_whole_run_is_the_new_one_from_there(
     config, tmp_path, schedule, capsys, rows
 ):
     values = {"optimizer.schedule": schedule}
-    train(as_experiment(config({**values, "steps": OF})), tmp_path)
+    train(config({**values, "steps": OF}), tmp_path)
     capsys.readouterr()
-    summary = train(as_experiment(config(values)), tmp_path)
+    summary = train(config(values), tmp_path)
     (told,) = summary["continued"]
     assert told["schedule"] == f"{schedule!r} of 60 steps from update 40 on, before that of 40"
     assert told["schedule"] in capsys.readouterr().err
@@ -192,43 +172,39 @@ def test_what_would_have_been_another_run_is_refused_and_left(config, tmp_path, 
         "other": ({}, {"steps": 90, "seed": 1}, "its config differs in seed;"),
     }
     for name, (values, more, expected) in cases.items():
-        train(as_experiment(config(values)), tmp_path / name)
+        train(config(values), tmp_path / name)
         before = files(tmp_path / name)
-        assert expected in refusal(config({**values, **more}), tmp_path / name)
+        assert expected in refusal(train, config({**values, **more}), tmp_path / name)
         assert files(tmp_path / name) == before
     shutil.rmtree(tmp_path / "fewer" / "checkpoints")
-    message = refusal(config({"steps": 90}), tmp_path / "fewer")
+    message = refusal(train, config({"steps": 90}), tmp_path / "fewer")
     assert "has no checkpoint of its 60 steps to go on from" in message
 
 
 def test_daso_goes_on_where_it_does_not_cool_down_yet(config, tmp_path, stopped_at):
     values = {**DASO, "steps": 75}
     stopped_at(30)
-    assert train(as_experiment(config(values)), tmp_path / "grown")["status"] == "interrupted"
+    assert train(config(values), tmp_path / "grown")["status"] == "interrupted"
     longer = config({**values, "steps": 100})
-    grown, whole = (train(as_experiment(longer), tmp_path / name) for name in ("grown", "whole"))
+    grown, whole = (train(longer, tmp_path / name) for name in ("grown", "whole"))
     assert grown["parameters_crc32"] == whole["parameters_crc32"]
     assert grown["sent_bytes"] == whole["sent_bytes"]
 
 
 def test_a_recording_is_of_one_length(config, tmp_path, files):
     values = {"replicas.count": 2, "steps": 8}
-    summary = record(as_experiment(config(values)), tmp_path)
+    summary = recorded(config(values), tmp_path)
     before = files(tmp_path)
-    with pytest.raises(WorkdirError, match="differs in steps"):
-        record(as_experiment(config({**values, "steps": 10})), tmp_path)
-    assert (
-        record(as_experiment(config({**values, "log_every": 5, "checkpoint_every": 0})), tmp_path)
-        == summary
-    )
+    assert "differs in steps" in refusal(recorded, config({**values, "steps": 10}), tmp_path)
+    assert recorded(config({**values, "log_every": 5, "checkpoint_every": 0}), tmp_path) == summary
     assert files(tmp_path) == before
 
 
 def test_a_run_that_diverged_stays_so(config, tmp_path):
     values = {"optimizer.learning_rate": 1e6}
-    first = train(as_experiment(config(values)), tmp_path)
+    first = train(config(values), tmp_path)
     assert first["status"] == "diverged"
-    second = train(as_experiment(config({**values, "steps": 90})), tmp_path)
+    second = train(config({**values, "steps": 90}), tmp_path)
     assert second == {**first, "steps": 90}
     assert json.loads((tmp_path / "config.json").read_text())["steps"] == 90
 
@@ -249,43 +225,43 @@ INIT = {
 def test_a_run_starts_from_anothers_parameters(config, mnist, tmp_path, name, rows):
     """Whatever both are. They are those of its end, by its own log; and it is not needed again."""
     source, workdir = tmp_path / "source", tmp_path / "run"
-    first = train(as_experiment(config({**mnist, **INIT[name]})), source)
+    first = train(config({**mnist, **INIT[name]}), source)
     values = {**mnist, "init_from": str(source), "strategy.groups": 2}
-    summary = train(as_experiment(config(values)), workdir)
+    summary = train(config(values), workdir)
     origin = {"workdir": str(source), "step": 60, "parameters_crc32": first["parameters_crc32"]}
     assert summary["init_from"] == origin
     assert rows(workdir)[0]["train_loss"] == first["train_loss"]
     assert rows(workdir)[0]["test_accuracy"] == first["test_accuracy"]
     shutil.rmtree(source)
-    assert train(as_experiment(config(values)), workdir) == summary
+    assert train(config(values), workdir) == summary
     for step in (40, 60):  # as killed before its first checkpoint but that of the start
         shutil.rmtree(workdir / "checkpoints" / str(step))
     (workdir / "summary.json").unlink()
     assert latest(workdir) is None
-    assert "no checkpoint in it" in refusal(config(values), workdir)
+    assert "no checkpoint in it" in refusal(train, config(values), workdir)
 
 
 def test_started_from_another_it_resumes_from_its_own_start(config, tmp_path, stopped_at, files):
     """Though the other has gone on since."""
     source, workdir = tmp_path / "source", tmp_path / "run"
-    train(as_experiment(config({"steps": 20})), source)
+    train(config({"steps": 20}), source)
     values = {"init_from": str(source), "seed": 1}
-    whole = train(as_experiment(config(values)), tmp_path / "whole")
+    whole = train(config(values), tmp_path / "whole")
     stopped_at(0)
-    train(as_experiment(config(values)), workdir)
-    train(as_experiment(config()), source)
-    summary = train(as_experiment(config(values)), workdir)
+    train(config(values), workdir)
+    train(config(), source)
+    summary = train(config(values), workdir)
     assert summary["parameters_crc32"] == whole["parameters_crc32"]
     assert summary["init_from"] == whole["init_from"]
     # And with other parameters it is another run.
-    other = train(as_experiment(config(values)), tmp_path / "other")
+    other = train(config(values), tmp_path / "other")
     assert other["init_from"]["step"] == 60
     assert other["parameters_crc32"] != whole["parameters_crc32"]
 
 
 def test_parameters_of_another_model_are_refused(config, mnist, tmp_path, files):
     source = tmp_path / "source"
-    train(as_experiment(config(mnist)), source)
+    train(config(mnist), source)
     before = files(tmp_path)
     for values, expected in [
         (
@@ -295,25 +271,25 @@ def test_parameters_of_another_model_are_refused(config, mnist, tmp_path, files)
         ({**mnist, "model.hidden": (8, 8)}, "this model's is "),
         ({}, "the models must be the same"),
     ]:
-        message = refusal(config({**values, "init_from": str(source)}), tmp_path / "run")
+        message = refusal(train, config({**values, "init_from": str(source)}), tmp_path / "run")
         assert message.startswith(f"config.init_from = '{source}': ") and expected in message
-    message = refusal(config({"init_from": str(tmp_path / "none")}), tmp_path / "run")
+    message = refusal(train, config({"init_from": str(tmp_path / "none")}), tmp_path / "run")
     assert message.endswith("none: no checkpoint in it; give the workdir of a run")
-    with pytest.raises(ConfigError, match=r"config\.init_from: of a run, not of replicas"):
-        record(
-            as_experiment(config({"init_from": str(source), "replicas.count": 2})), tmp_path / "run"
-        )
+    replicas = config({"init_from": str(source), "replicas.count": 2})
+    assert "config.init_from: of a run, not of replicas" in refusal(recorded, replicas, tmp_path)
     (array, *_) = (source / "checkpoints" / "60").rglob("d/*")
     content = array.read_bytes()
     array.write_bytes(content[::-1])
-    assert "is corrupt" in refusal(config({**mnist, "init_from": str(source)}), tmp_path / "run")
+    assert "is corrupt" in refusal(
+        train, config({**mnist, "init_from": str(source)}), tmp_path / "run"
+    )
     array.write_bytes(content)
     assert files(tmp_path) == before
 
 
 def test_prepared_again_it_is_the_same_start(config, tmp_path):
     """Other uses of a config's first parameters see them too."""
-    train(as_experiment(config()), tmp_path)
-    run = trainer.prepare(as_experiment(config({"init_from": str(tmp_path)})))
-    assert trainer.prepare(as_experiment(config())).origin == {}
+    train(config(), tmp_path)
+    run = prepare(config({"init_from": str(tmp_path)}))
+    assert prepare(config()).origin == {}
     assert run.origin["step"] == 60

@@ -10,11 +10,10 @@ import pytest
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
 from optdyn.train import history
-from optdyn.train.trainer import train
 from optdyn.train.workdir import tag
 from tests.conftest import Event as Recorded
 from tests.conftest import _records
-from tests.values import as_experiment
+from tests.train.runs import train
 
 
 @pytest.fixture
@@ -39,12 +38,12 @@ def checkout(tmp_path, monkeypatch):
 
 def test_a_summary_says_what_made_it(config, tmp_path, checkout):
     root, workdir = history.ROOT, tmp_path / "run"
-    train(as_experiment(config({"steps": 10})), workdir)
+    train(config({"steps": 10}), workdir)
     assert not list(workdir.glob("*.diff"))
     (root / "code.py").write_text("x = 2\n")
-    train(as_experiment(config({"steps": 20})), workdir)
+    train(config({"steps": 20}), workdir)
     (root / "code.py").write_text("x = 3\n")
-    first, second, third = train(as_experiment(config({"steps": 30})), workdir)["starts"]
+    first, second, third = train(config({"steps": 30}), workdir)["starts"]
     for entry in (first, second, third):
         assert entry["commit"] == checkout("rev-parse", "HEAD")
         assert entry["host"] == socket.gethostname() and sys.orig_argv[0] in entry["command"]
@@ -59,17 +58,17 @@ def test_a_summary_says_what_made_it(config, tmp_path, checkout):
 def test_a_large_difference_is_not_kept_and_no_checkout_is_none(config, tmp_path, checkout):
     root = history.ROOT
     (root / "code.py").write_text("x = 1\n" * 20_000)
-    (entry,) = train(as_experiment(config({"steps": 10})), tmp_path / "large")["starts"]
+    (entry,) = train(config({"steps": 10}), tmp_path / "large")["starts"]
     assert entry["dirty"] and "diff" not in entry
     (root / "below").mkdir()
     history.ROOT = root / "below"  # installed inside another's repository
-    (entry,) = train(as_experiment(config({"steps": 10})), tmp_path / "other")["starts"]
+    (entry,) = train(config({"steps": 10}), tmp_path / "other")["starts"]
     assert "commit" not in entry and entry["command"]
 
 
 def test_hyperparameters_are_shown_once_in_the_one_event_file(config, tmp_path):
     for steps in (20, 60):
-        train(as_experiment(config({"steps": steps})), tmp_path)
+        train(config({"steps": steps}), tmp_path)
     (path,) = tmp_path.glob("events.out.tfevents.*")
     events = [Recorded.FromString(record) for record in _records(path.read_bytes())]
     shown = {
@@ -88,10 +87,7 @@ def test_hyperparameters_are_shown_once_in_the_one_event_file(config, tmp_path):
 
 
 def test_every_logged_figure_has_a_group_and_a_name_of_its_own(config, tmp_path):
-    train(
-        as_experiment(config({"probes.sharpness": True, "probes.noise_scale": True, "steps": 10})),
-        tmp_path,
-    )
+    train(config({"probes.sharpness": True, "probes.noise_scale": True, "steps": 10}), tmp_path)
     names = {n for line in (tmp_path / "metrics.jsonl").open() for n in json.loads(line)}
     tags = {tag(name) for name in names}
     assert len(tags) == len(names) and all(one.count("/") == 1 for one in tags)

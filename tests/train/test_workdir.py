@@ -12,14 +12,14 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.base.errors import ConfigError
 from optdyn.base.files import WorkdirError, write_npz
 from optdyn.base.hold import LOCK
 from optdyn.base.signals import ENDING, SAVING
 from optdyn.train import driver, trainer
 from optdyn.train.checkpoints import SUMS, Checkpoints
-from optdyn.train.trainer import train
-from optdyn.train.workdir import Metrics, claim
+from optdyn.train.workdir import claim
+from tests.train.runs import raise_at, train
+from tests.train.runs import refusal as refused
 from tests.values import as_experiment
 
 
@@ -27,7 +27,7 @@ from tests.values import as_experiment
 def whole(config, tmp_path_factory):
     """An uninterrupted run."""
     workdir = tmp_path_factory.mktemp("whole")
-    return workdir, train(as_experiment(config()), workdir)
+    return workdir, train(config(), workdir)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def half(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("half")
     with pytest.MonkeyPatch.context() as patch:
         raise_at(patch, 40, signal.SIGTERM)
-        assert train(as_experiment(config()), workdir)["status"] == "interrupted"
+        assert train(config(), workdir)["status"] == "interrupted"
     return workdir
 
 
@@ -46,32 +46,16 @@ def workdir(half, tmp_path):
     return shutil.copytree(half, tmp_path / "workdir")
 
 
-def raise_at(patch, step, *signals):
-    """Has the process signalled when the log point of that step is written."""
-    append = Metrics.append
-
-    def signalled(self, row):
-        append(self, row)
-        if row["step"] == step:
-            for number in signals:
-                signal.raise_signal(number)
-
-    patch.setattr(Metrics, "append", signalled)
-
-
 def assert_completes(config, workdir, whole, rows):
     """The run goes on to the same floats, log points and events."""
-    summary = train(as_experiment(config()), workdir)
+    summary = train(config(), workdir)
     assert summary["status"] == "completed"
     assert summary["parameters_crc32"] == whole[1]["parameters_crc32"]
     assert rows(workdir) == rows(whole[0])
 
 
 def refusal(config, workdir):
-    with pytest.raises(WorkdirError) as caught:
-        train(as_experiment(config), workdir)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return refused(train, config, workdir, error=WorkdirError)
 
 
 @pytest.mark.parametrize("step", [0, 30, 40])
@@ -82,7 +66,7 @@ def test_interrupted_and_resumed_is_whole(
     handlers = [signal.getsignal(number) for number in (*ENDING, *SAVING)]
     with monkeypatch.context() as patch:
         raise_at(patch, step, number)
-        summary = train(as_experiment(config()), tmp_path)
+        summary = train(config(), tmp_path)
     assert (summary["status"], summary["signal"]) == ("interrupted", number)
     assert handlers == [signal.getsignal(number) for number in (*ENDING, *SAVING)]
     # Heeded after the chunk of updates in which it came.
@@ -101,7 +85,7 @@ def test_it_goes_on_from_the_latest_checkpoint(config, workdir, monkeypatch, rem
         shutil.rmtree(workdir / "checkpoints" / step)
     events, begun = driver.events_of, []
     monkeypatch.setattr(driver, "events_of", lambda *a: begun.append(a[1]) or events(*a))
-    train(as_experiment(config()), workdir)
+    train(config(), workdir)
     assert begun[0] == expected
 
 
@@ -112,14 +96,14 @@ def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch, row
     with monkeypatch.context() as patch:
         raise_at(patch, 30, signal.SIGINT, signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            train(as_experiment(config()), tmp_path)
+            train(config(), tmp_path)
     assert not (tmp_path / "summary.json").exists()
     assert_completes(config, tmp_path, whole, rows)
 
 
 def test_asked_to_it_saves_and_goes_on(config, tmp_path, monkeypatch, rows):
     """At the next update; killed after it, it goes on from there with all that the log sums up."""
-    chosen = as_experiment(config({"strategy.name": "gossip", "strategy.groups": 1}))
+    chosen = config({"strategy.name": "gossip", "strategy.groups": 1})
     whole = tmp_path / "whole", train(chosen, tmp_path / "whole")
     cut = tmp_path / "cut"
     with monkeypatch.context() as patch:
@@ -150,7 +134,7 @@ def test_of_several_processes_the_first_one_has_all_save(config, whole, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "agreed", agreed)
         raise_at(patch, 30, signal.SIGUSR1)
-        summary = train(as_experiment(config({"checkpoint_every": 0})), tmp_path)
+        summary = train(config({"checkpoint_every": 0}), tmp_path)
     assert sum(said) == 1 and not said[0]
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"1", "60"}
     assert summary["parameters_crc32"] == whole[1]["parameters_crc32"]
@@ -158,7 +142,7 @@ def test_of_several_processes_the_first_one_has_all_save(config, whole, tmp_path
 
 def test_a_finished_run_is_left_as_it_is(config, whole, files):
     before = files(whole[0])
-    assert train(as_experiment(config()), whole[0]) == whole[1]
+    assert train(config(), whole[0]) == whole[1]
     assert files(whole[0]) == before
 
 
@@ -223,7 +207,7 @@ def test_a_finished_run_is_believed_if_its_files_are_as_it_left_them(
 def test_sums_and_starts_are_those_of_the_checkpoint(config, tmp_path, monkeypatch):
     """Stopped between two log points; neither the summary nor the history is needed."""
     values = {"strategy.name": "model_averaging", "strategy.groups": 1, "cluster.nodes": 2}
-    whole = train(as_experiment(config(values)), tmp_path / "whole")
+    whole = train(config(values), tmp_path / "whole")
     events = driver.events_of
     with monkeypatch.context() as patch:
         patch.setattr(driver, "next_length", lambda *_: 1)
@@ -232,11 +216,11 @@ def test_sums_and_starts_are_those_of_the_checkpoint(config, tmp_path, monkeypat
             "events_of",
             lambda *a: (signal.raise_signal(signal.SIGTERM) if a[1] == 33 else None, events(*a))[1],
         )
-        first = train(as_experiment(config(values)), tmp_path / "run")
+        first = train(config(values), tmp_path / "run")
     assert (first["status"], first["step"]) == ("interrupted", 34)
     for name in ("summary.json", "history.json"):
         (tmp_path / "run" / name).unlink()
-    summary = train(as_experiment(config(values)), tmp_path / "run")
+    summary = train(config(values), tmp_path / "run")
     assert [start["at"] for start in summary["starts"]] == [0, 34]
     for name in ("wall_seconds", "starts"):
         del summary[name], whole[name]
@@ -256,7 +240,7 @@ def test_what_a_checkpoint_vouches_for_is_on_the_disk_before(config, tmp_path, m
         "replace",
         lambda a, b: synced.append(f"-> {Path(b).relative_to(tmp_path)}") or replace(a, b),
     )
-    train(as_experiment(config()), tmp_path)
+    train(config(), tmp_path)
     for step in ("20", "40", "60"):
         folder = f"checkpoints/{step}"
         at = synced.index(f"-> {folder}/{SUMS}")
@@ -317,15 +301,12 @@ def test_a_checkpoint_is_written_at_the_next_log_point(
         Checkpoints, "save", lambda self, step, state: saved.append(step) or save(self, step, state)
     )
     values = {"log_every": log_every, "checkpoint_every": checkpoint_every}
-    train(as_experiment(config(values)), tmp_path)
+    train(config(values), tmp_path)
     assert saved == expected
     logged = rows(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints" / "60")
     (tmp_path / "summary.json").unlink()
-    assert (
-        train(as_experiment(config(values)), tmp_path)["parameters_crc32"]
-        == whole[1]["parameters_crc32"]
-    )
+    assert train(config(values), tmp_path)["parameters_crc32"] == whole[1]["parameters_crc32"]
     assert rows(tmp_path) == logged
 
 
@@ -437,14 +418,6 @@ def test_a_checkpoint_of_other_arrays_is_refused(tmp_path):
             restored(tmp_path / name, like)
 
 
-def test_a_checkpoint_without_its_sums_is_none(config, workdir, whole, rows):
-    """It was killed before it was whole: the earlier one is good."""
-    (workdir / "checkpoints" / "40" / SUMS).unlink()
-    with Checkpoints(workdir) as checkpoints:
-        assert checkpoints.latest() == 20
-    assert_completes(config, workdir, whole, rows)
-
-
 def test_when_all_checkpoints_are_damaged_the_start_is_left(config, workdir, whole, rows):
     for step, resume in [("40", "step 20"), ("20", "the start")]:
         folder = workdir / "checkpoints" / step
@@ -471,7 +444,5 @@ def test_a_config_that_lacks_a_key_is_refused(config, workdir, files):
     del held["cluster"]["overlap"]
     path.write_text(json.dumps(held))
     before = files(workdir)
-    with pytest.raises(ConfigError) as caught:
-        train(as_experiment(config()), workdir)
-    assert str(caught.value) == f"{path} has no cluster.overlap"
+    assert refused(train, config(), workdir) == f"{path} has no cluster.overlap"
     assert files(workdir) == before

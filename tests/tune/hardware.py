@@ -19,7 +19,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from optdyn.clock.base import Timeline
 from optdyn.clock.server import Pieces, server, t_conv, t_fc
@@ -37,30 +36,13 @@ def seconds_per_iteration(pieces: Pieces, groups: int, k: int) -> float:
     return max(served, (t_conv(pieces, k) + own + served) / groups)
 
 
-def saturation(pieces: Pieces, k: int) -> float:
+def saturation(pieces: Pieces, k: int) -> int:
     """g*: the smallest number of groups of k workers that saturates the FC server.
 
-    A whole number, or infinity if the server takes no time. N workers saturate it in g groups when
-    g >= saturation(pieces, N // g).
+    N workers saturate it in g groups when g >= saturation(pieces, N // g).
     """
     own, served = t_fc(pieces)
-    if not served:
-        return math.inf
-    groups = 1 + (t_conv(pieces, k) + own) / served
-    # A tie saturates, though rounding may have put the quotient just above the whole number.
-    return math.ceil(groups * (1 - 1e-12))
-
-
-def slowest(seconds: ArrayLike, k: int) -> float:
-    """E max of k processes that each take what one of these measured updates took, at random.
-
-        E max_k = sum_i x_(i) ((i / n)^k - ((i - 1) / n)^k)        x_(1) <= ... <= x_(n)
-
-    What it is beyond the mean is what synchronous processes wait for one another, at every update.
-    """
-    ordered = np.sort(np.asarray(seconds, float))
-    weights = np.diff((np.arange(ordered.size + 1) / ordered.size) ** k)
-    return float(weights @ ordered)
+    return math.ceil(1 + (t_conv(pieces, k) + own) / served)
 
 
 def simulate(pieces, groups, k, iterations, law, seed):
@@ -83,4 +65,4 @@ def random_cluster(seed):
     compute, network, fc, fc_network = np.exp(rng.uniform(-3, 1, 4))
     k = int(rng.integers(1, 9))
     pieces = Pieces(k * compute, network / k, fc, merged=seed % 2 == 0, t_fc_network=fc_network)
-    return pieces, int(rng.integers(1, 2 * int(saturation(pieces, k)) + 2)), k
+    return pieces, int(rng.integers(1, 2 * saturation(pieces, k) + 2)), k

@@ -28,6 +28,11 @@ def cluster(config):
     return bench.prepare(as_experiment(config({**VALUES, "tune.probe_seconds": 1.0})))
 
 
+def attempt(cluster, setting, seconds, *more, **named):
+    """From the start."""
+    return bench.attempt(cluster, bench.start(cluster), setting, seconds, *more, **named)
+
+
 def same(one, other):
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
@@ -45,7 +50,7 @@ def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tm
     _, state = final(run, tmp_path)
     seconds = float(run.timeline.seconds[-1])
     setting = SETTING._replace(groups=groups)
-    after, outcome = bench.attempt(cluster, bench.start(cluster), setting, seconds)
+    after, outcome = attempt(cluster, setting, seconds)
     assert (outcome.updates, outcome.seconds) == (60, seconds)
     assert int(after.updates) == 60
     near(after.state.params, state.params)
@@ -67,9 +72,9 @@ def test_the_loss_is_that_of_the_examples_of_a_runs_log(config):
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_setting_goes_on_as_if_it_had_not_been_interrupted(cluster, groups):
     """Batches, arrivals, what every group has read, velocity and parameters, to the last bit."""
-    setting, begin = SETTING._replace(groups=groups), bench.start(cluster)
-    whole, outcome = bench.attempt(cluster, begin, setting, 0.2)
-    middle, first = bench.attempt(cluster, begin, setting, 0.07)
+    setting = SETTING._replace(groups=groups)
+    whole, outcome = attempt(cluster, setting, 0.2)
+    middle, first = attempt(cluster, setting, 0.07)
     line = bench._timeline(cluster.run, groups, 0, 1.0)
     left = line.seconds[outcome.updates - 1] - line.seconds[first.updates - 1]
     after, second = bench.attempt(cluster, middle, setting, float(left) + 1e-9)
@@ -79,7 +84,7 @@ def test_a_setting_goes_on_as_if_it_had_not_been_interrupted(cluster, groups):
 
 def test_other_groups_start_from_the_parameters_of_the_checkpoint(cluster):
     """The first update of any other number of groups is the same, whatever was stale before."""
-    begin, _ = bench.attempt(cluster, bench.start(cluster), SETTING, 0.05)
+    begin, _ = attempt(cluster, SETTING, 0.05)
     groups = (1, 2, 8)
     assert SETTING.groups not in groups
     after = [bench.attempt(cluster, begin, SETTING._replace(groups=g), 1e-9)[0] for g in groups]
@@ -90,12 +95,11 @@ def test_other_groups_start_from_the_parameters_of_the_checkpoint(cluster):
 
 def test_a_probes_loss_is_that_of_its_mean_parameters(cluster):
     """Of 8 moments of the later half, each from an attempt of its own."""
-    begin = bench.start(cluster)
     line = bench._timeline(cluster.run, 4, 0, 1.0)
 
     def after(updates):
         seconds = float(line.seconds[updates - 1])
-        made, outcome = bench.attempt(cluster, begin, SETTING, seconds)
+        made, outcome = attempt(cluster, SETTING, seconds)
         assert outcome.updates == updates
         return made.state.params, outcome.loss
 
@@ -104,11 +108,11 @@ def test_a_probes_loss_is_that_of_its_mean_parameters(cluster):
     expected = program.evaluate(cluster.run.program, mean, cluster.evaluated)["loss"]
     # Means of 8 float32 numbers in two orders.
     assert after(32)[1] == pytest.approx(expected, rel=1e-5)
-    assert after(1)[1] == evaluated(cluster, bench.attempt(cluster, begin, SETTING, 1e-9)[0])
+    assert after(1)[1] == evaluated(cluster, attempt(cluster, SETTING, 1e-9)[0])
 
 
 def test_attempts_are_pure_and_compiled_once(cluster):
-    begin, _ = bench.attempt(cluster, bench.start(cluster), SETTING, 0.05)
+    begin, _ = attempt(cluster, SETTING, 0.05)
     before = jax.device_get(begin)
     compilations = cluster.run.program.advance._cache_size()
     first = bench.attempt(cluster, begin, SETTING, 0.1)
@@ -133,20 +137,17 @@ def evaluated(cluster, checkpoint):
 
 
 def test_it_ends_at_the_first_log_point_at_the_target(cluster):
-    begin = bench.start(cluster)
     line = bench._timeline(cluster.run, 4, 0, 1.0)
     ends = [line.seconds[n - 1] for n in (10, 20, 30, 40)]
-    losses = [
-        evaluated(cluster, bench.attempt(cluster, begin, SETTING, float(end))[0]) for end in ends
-    ]
+    losses = [evaluated(cluster, attempt(cluster, SETTING, float(end))[0]) for end in ends]
     # The loss falls from one log point to the next, or the target says nothing.
     assert losses == sorted(losses, reverse=True)
     target = (losses[1] + losses[2]) / 2
-    after, outcome = bench.attempt(cluster, begin, SETTING, 10.0, target)
+    after, outcome = attempt(cluster, SETTING, 10.0, target)
     assert (outcome.reached, outcome.updates, outcome.seconds) == (True, 30, ends[2])
     assert evaluated(cluster, after) == losses[2]
     assert outcome.curve == list(zip(ends[:3], losses[:3], strict=True))
-    _, outcome = bench.attempt(cluster, begin, SETTING, float(ends[1]) + 1e-6, target)
+    _, outcome = attempt(cluster, SETTING, float(ends[1]) + 1e-6, target)
     assert not outcome.reached and outcome.updates == 20
 
 
@@ -154,20 +155,20 @@ def test_an_epoch_that_has_gone_wrong_ends_at_once(cluster):
     """At the first log point above twice the loss that is to be lowered, less than that later."""
     begin = bench.start(cluster)
     first = bench.start_loss(cluster, begin)
-    _, outcome = bench.attempt(cluster, begin, Choice(2, 0.0, 3.5), 10.0, 0.0, first)
+    _, outcome = attempt(cluster, Choice(2, 0.0, 3.5), 10.0, 0.0, first)
     assert np.isnan(outcome.loss) and outcome.updates < 100
-    bound = evaluated(cluster, bench.attempt(cluster, begin, SETTING, 0.2)[0]) * 1.01
-    _, kept = bench.attempt(cluster, begin, SETTING, 0.2, 0.0, bound)
+    bound = evaluated(cluster, attempt(cluster, SETTING, 0.2)[0]) * 1.01
+    _, kept = attempt(cluster, SETTING, 0.2, 0.0, bound)
     assert kept.loss < bound and kept.seconds == 0.2
 
 
 def test_it_settles_where_the_mean_of_the_latest_parameters_is_at_the_target(cluster):
     """The mean of 8 log points has less of the noise of a large step."""
-    begin, setting = bench.start(cluster), Choice(1, 0.0, 1.0)
-    floor = bench.attempt(cluster, begin, setting, 20.0)[1].loss
-    _, long = bench.attempt(cluster, begin, setting, 20.0, 0.0)
+    setting = Choice(1, 0.0, 1.0)
+    floor = attempt(cluster, setting, 20.0)[1].loss
+    _, long = attempt(cluster, setting, 20.0, 0.0)
     target = (2 * floor + min(long.loss, 3 * floor)) / 3
-    after, outcome = bench.attempt(cluster, begin, setting, 20.0, target, settle=True)
+    after, outcome = attempt(cluster, setting, 20.0, target, settle=True)
     assert outcome.settled or outcome.reached
     assert outcome.seconds < 20.0
     if outcome.settled:
@@ -200,7 +201,7 @@ def test_measuring_is_charged_in_synchronous_updates(config, mnist):
 
 def test_groups_that_do_not_share_the_workers_are_refused(cluster):
     with pytest.raises(ConfigError, match=r"^groups = 3: must be one of 1, 2, 4, 8, which"):
-        bench.attempt(cluster, bench.start(cluster), SETTING._replace(groups=3), 1.0)
+        attempt(cluster, SETTING._replace(groups=3), 1.0)
 
 
 @pytest.mark.parametrize("groups", [3, 12])
@@ -209,14 +210,14 @@ def test_an_attempt_takes_the_seconds_of_a_trial(config, groups):
     chosen = as_experiment(config({**VALUES, "cluster.nodes": 12, "tune.probe_seconds": 1.0}))
     curve = trial(chosen.with_({"strategy.groups": groups}))
     cluster, setting = bench.prepare(chosen), SETTING._replace(groups=groups)
-    _, outcome = bench.attempt(cluster, bench.start(cluster), setting, curve.seconds[-1], 0.0)
+    _, outcome = attempt(cluster, setting, curve.seconds[-1], 0.0)
     # Two compilations of the same sums.
     assert (outcome.updates, outcome.loss) == (60, pytest.approx(curve.losses[-1], rel=1e-4))
 
 
 def test_divergence_ends_it_and_is_charged_until_then(cluster):
     setting = Choice(2, 0.9, 1e12)
-    _, outcome = bench.attempt(cluster, bench.start(cluster), setting, 10.0)
+    _, outcome = attempt(cluster, setting, 10.0)
     assert np.isnan(outcome.loss) and not outcome.reached
     line = bench._timeline(cluster.run, 2, 0, 10.0)
     assert outcome.seconds == line.seconds[outcome.updates - 1] < 1.0

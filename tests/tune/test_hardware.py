@@ -5,7 +5,6 @@ deviates by at most 1 / sqrt(50,000) = 0.45 % (coefficient of variation 1): NOIS
 """
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from optdyn.clock import service
 from optdyn.clock.server import Pieces, t_conv
-from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate, slowest
+from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate
 
 ITERATIONS, NOISE = 100_000, 0.018
 # A few thousand additions of float64, each right to 1e-16 of a sum of the same thousands of terms.
@@ -57,29 +56,6 @@ def test_closed_form_by_hand():
     # 3 + 1 on the group's own machines and 2 at the server: g* = (3 + 1 + 2) / 2.
     assert [seconds_per_iteration(apart, g, 4) for g in (1, 2, 3, 4)] == [6.0, 3.0, 2.0, 2.0]
     assert saturation(apart, 4) == 3
-
-
-@given(pieces_of, st.integers(1, 64), st.integers(1, 40))
-def test_saturation_is_where_more_groups_stop_to_help(pieces, k, groups):
-    star = saturation(pieces, k)
-    reached = seconds_per_iteration(pieces, int(star), k)
-    if groups >= star:
-        # Saturation at a tie within 1e-12 may leave that much above the server's time.
-        assert seconds_per_iteration(pieces, groups, k) == pytest.approx(reached, rel=1e-11)
-    else:
-        assert seconds_per_iteration(pieces, groups, k) > reached
-
-
-@pytest.mark.parametrize("tenths", range(1, 30))
-def test_a_tie_saturates_in_spite_of_rounding(tenths):
-    """Some quotients come out above the whole number: 1 + 0.1 x n / 0.1 in float64."""
-    assert saturation(Pieces(0.1 * tenths, 0.0, 0.1), 1) == tenths + 1
-
-
-def test_a_server_that_takes_no_time_is_never_saturated():
-    pieces = Pieces(3.0, 0.0, 1.0, merged=False)
-    assert saturation(pieces, 1) == math.inf
-    assert seconds_per_iteration(pieces, 1000, 1) == 4.0 / 1000
 
 
 @given(pieces_of)
@@ -194,15 +170,3 @@ def test_more_groups_are_never_slower():
     """Up to the noise of two runs, also where the queue is what limits them."""
     rates = [run(SEVEN_TO_ONE, g).seconds_per_iteration for g in (1, 2, 3, 5, 8, 12, 20)]
     assert all(b < a * (1 + 2 * NOISE) for a, b in itertools.pairwise(rates))
-
-
-@pytest.mark.parametrize("k", [1, 2, 4, 16])
-def test_the_slowest_of_k(k):
-    """1 + ... + 1/k means of memoryless ones; two values by hand; equal ones do not wait."""
-    n = 20_000
-    quantiles = -np.log1p(-(np.arange(n) + 0.5) / n)
-    harmonic = sum(1 / i for i in range(1, k + 1))
-    # The tail beyond the last quantile is cut off: k / n of it.
-    assert slowest(quantiles[::-1], k) == pytest.approx(harmonic, rel=2 * k / n)
-    assert slowest([1.0, 3.0, 1.0, 1.0], k) == pytest.approx(3 - 2 * 0.75**k)
-    assert slowest([2.0] * 5, k) == pytest.approx(2)

@@ -1,6 +1,7 @@
 """`config.model.lowering = 'measured'`: what is measured, and when it is not measured again."""
 
 import json
+from functools import partial
 
 import jax
 import pytest
@@ -26,12 +27,14 @@ def config_of(**model):
 
 def test_one_lowering_that_serves_for_every_convolution(tmp_path):
     config = config_of()
-    config.model.lowering = lowered.resolved(
-        as_experiment(config), tmp_path / "kept.json", tmp_path
-    )
+    config.model.lowering = resolved(config, tmp_path / "kept.json", tmp_path)
     names = config.model.lowering.split(",")
     assert len(names) == 2 and set(names) <= set(LOWERINGS) - {"winograd"}  # kernels of 5 x 5
     check(as_experiment(config))
+
+
+def resolved(config, kept, workdir):
+    return lowered.resolved(as_experiment(config), kept, workdir)
 
 
 @pytest.fixture
@@ -49,9 +52,7 @@ def measured(monkeypatch):
 
 def test_measured_once_for_a_model_a_mini_batch_and_a_machine(tmp_path, measured, monkeypatch):
     kept = tmp_path / "new" / "kept.json"
-
-    def asked(config):
-        return lowered.resolved(as_experiment(config), kept, tmp_path)
+    asked = partial(resolved, kept=kept, workdir=tmp_path)
 
     assert asked(config_of()) == asked(config_of()) == "choice 1"
     steps = config_of()
@@ -73,16 +74,13 @@ def test_a_workdir_keeps_its_lowerings_whatever_is_measured_since(tmp_path, meas
     held = json.loads(config.to_json_best_effort())
     held["model"]["lowering"] = "fft,gemm"
     (tmp_path / "config.json").write_text(json.dumps(held))
-    assert lowered.resolved(as_experiment(config), kept, tmp_path) == "fft,gemm"
-    assert lowered.resolved(as_experiment(config_of(hidden=(5,))), kept, tmp_path) == "choice 1"
+    assert resolved(config, kept, tmp_path) == "fft,gemm"
+    assert resolved(config_of(hidden=(5,)), kept, tmp_path) == "choice 1"
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, measured):
     (tmp_path / "file").write_text("")
-    assert (
-        lowered.resolved(as_experiment(config_of()), tmp_path / "file" / "kept.json", tmp_path)
-        == "choice 1"
-    )
+    assert resolved(config_of(), tmp_path / "file" / "kept.json", tmp_path) == "choice 1"
 
 
 def test_it_is_for_commands_only():

@@ -240,14 +240,6 @@ def test_lemma_1_monotone(overhead, g, more):
     assert planner.speedup(overhead, g) * overhead < overhead + 1  # that of infinitely many
 
 
-def test_lemma_1_amdahl():
-    """Overhead that is not divided and computation that is, with a unit of computation."""
-    for overhead, g in product((Fraction(0), Fraction(1, 10), Fraction(3)), (1, 2, 7)):
-        alone, together = 1 + overhead, Fraction(1, g) + overhead
-        assert planner.speedup(overhead, g) == alone / together
-    assert [planner.speedup(0.0, g) for g in (1, 8, 100)] == [1, 8, 100]
-
-
 @given(st.floats(0, 10), st.floats(0.01, 1), st.integers(1, 300))
 def test_gpus_is_the_largest(overhead, alpha, most):
     efficient = [g for g in range(1, most + 1) if planner.efficiency(overhead, g) >= alpha]

@@ -48,9 +48,17 @@ def test_explicit_momentum_is_what_the_groups_leave_of_the_total():
     )
 
 
-def run(cluster, rules=RULES, groups=GROUPS):
-    predictive(cluster, groups, rules)
+def run(cluster, rules=RULES):
+    predictive(cluster, GROUPS, rules)
     return cluster
+
+
+def dear(losses, seconds):
+    """A cluster of dear staleness after epochs of those losses, and what they were."""
+    measured = Measures(0.1, 0.0, DEAR)
+    cluster = Cluster(measured=measured, loss=lambda s, seconds: 1.0, losses=losses)
+    run(cluster, RULES.with_(seconds=seconds))
+    return cluster, [(point.epoch, each, s.learning_rate) for point, each, s in cluster.epochs]
 
 
 def test_epochs_double_and_probes_are_a_share_of_them():
@@ -144,11 +152,7 @@ def test_groups_are_not_judged_by_a_step_that_has_more_noise(half, g, step_kept)
 def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(bad):
     """The first, of a loss of 100 at the start, like any other."""
     losses = [bad, 1.0, math.nan, 0.9]
-    cluster = run(
-        Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
-        RULES.with_(seconds=600),
-    )
-    made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
+    cluster, made = dear(losses, 600)
     assert made == [(0, 100, 0.1), (0, 100, 0.05), (1, 200, 0.05), (1, 200, 0.025)]
     assert cluster.asked == [100.0, 100.0, 1.0, 1.0]
 
@@ -156,22 +160,14 @@ def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(ba
 def test_an_epoch_that_half_the_step_makes_no_better_was_too_short():
     """A slow start: it is repeated with the first step, for twice as long."""
     losses = [100.0, 101.0, 1.0, 0.5]
-    cluster = run(
-        Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
-        RULES.with_(seconds=800),
-    )
-    made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
+    _, made = dear(losses, 800)
     assert made == [(0, 100, 0.1), (0, 100, 0.05), (0, 200, 0.1), (1, 400, 0.1)]
 
 
 def test_an_epoch_that_hardly_lowers_the_loss_is_gone_on_from_with_half_the_step():
     """0.9 of the loss before is held up, 0.8 is not; nothing is probed for the epoch after."""
     losses = [1.0, 0.8, 0.72, 0.5]
-    cluster = run(
-        Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0, losses=losses),
-        RULES.with_(seconds=1500),
-    )
-    made = [(point.epoch, seconds, s.learning_rate) for point, seconds, s in cluster.epochs]
+    cluster, made = dear(losses, 1500)
     assert made == [(0, 100, 0.1), (1, 200, 0.1), (2, 400, 0.1), (3, 800, 0.05)]
     assert {point.epoch for point, _, _ in cluster.probes} == {1, 2}
 

@@ -1,0 +1,38 @@
+"""Runs of configs that tests write key by key, and what is refused in a line."""
+
+import signal
+
+import pytest
+
+from optdyn.base.errors import InputError
+from optdyn.train import trainer
+from optdyn.train.workdir import Metrics
+from tests.values import as_experiment
+
+
+def train(config, workdir):
+    return trainer.train(as_experiment(config), workdir)
+
+
+def prepare(config):
+    return trainer.prepare(as_experiment(config))
+
+
+def refusal(call, *given, error=InputError, **named):
+    """The one line of it."""
+    with pytest.raises(error) as caught:
+        call(*given, **named)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def raise_at(patch, step, *signals):
+    """Has the process signalled when the log point of that step is written, the first time."""
+    append, left = Metrics.append, list(signals)
+
+    def signalled(self, row):
+        append(self, row)
+        while left and row["step"] == step:
+            signal.raise_signal(left.pop())
+
+    patch.setattr(Metrics, "append", signalled)
