@@ -33,7 +33,7 @@ from optdyn.methods.shared_fields import FRACTION
 from optdyn.setup import Setup
 
 
-class State(NamedTuple):
+class DeMoState(NamedTuple):
     inner: Tree  # of this node, at theta
     momentum: Params  # m of this node
 
@@ -48,10 +48,10 @@ def demo(
 ) -> Rule:
     """The rule of one device over the axis `node`; `event.choice` is `Together`, with beta."""
 
-    def init(params: Params) -> State:
-        return State(inner.init(params), jax.tree.map(jnp.zeros_like, params))
+    def init(params: Params) -> DeMoState:
+        return DeMoState(inner.init(params), jax.tree.map(jnp.zeros_like, params))
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: DeMoState, event: Event, batch: Batch) -> tuple[DeMoState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
         beta, before = event.choice.numbers["momentum_decay"], state.params
         moved = jax.tree.map(
@@ -68,7 +68,7 @@ def demo(
             gamma = jnp.asarray(event.hyper["learning_rate"])
             Q = [gamma.astype(x.dtype) * jnp.sign(x) for x in Q]
         theta = jax.tree.map(jnp.subtract, before, jax.tree.unflatten(tree_of, Q))
-        state = State(after.moved_to(theta), jax.tree.unflatten(tree_of, kept))
+        state = DeMoState(after.moved_to(theta), jax.tree.unflatten(tree_of, kept))
         return state, with_sent(info, size(q))
 
     return Rule(init, step)

@@ -36,7 +36,7 @@ from optdyn.methods.shared_fields import OnGraph, OuterMomentum, Periodic
 from optdyn.setup import Setup
 
 
-class State(NamedTuple):
+class GASLoCState(NamedTuple):
     inner: Tree  # of this node, at x
     theta: Params  # of this node, where it was after the last meeting
     y: Params  # of this node, at the last meeting
@@ -50,10 +50,10 @@ class State(NamedTuple):
 def gasloc(inner: Rule, senders: str | None = None) -> Rule:
     """The rule of one device over the axis `node`; `event.choice` is a `Meeting` over a graph."""
 
-    def init(params: Params) -> State:
-        return State(inner.init(params), params, params)
+    def init(params: Params) -> GASLoCState:
+        return GASLoCState(inner.init(params), params, params)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: GASLoCState, event: Event, batch: Batch) -> tuple[GASLoCState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
         node, choice = lax.axis_index("node"), event.choice
         eta, gamma = (choice.outer[key] for key in ("outer_learning_rate", "outer_momentum"))
@@ -74,7 +74,7 @@ def gasloc(inner: Rule, senders: str | None = None) -> Rule:
         x, theta, y = lax.cond(choice.send.all(), met, lambda *own: own, *own)
         peers = (choice.to[node] != node).sum().astype(jnp.float32)
         sent = jnp.where(choice.send.all(), size(y) * peers, 0.0)
-        return State(after.moved_to(x), theta, y), with_sent(info, sent)
+        return GASLoCState(after.moved_to(x), theta, y), with_sent(info, sent)
 
     return Rule(init, step)
 

@@ -37,7 +37,7 @@ class Encounter(NamedTuple):
     peer: Array  # int32, j; i itself where it is alone
 
 
-class State(NamedTuple):
+class ADPSGDState(NamedTuple):
     workers: own.Table  # x_i
     read: own.Table  # x_i read
     opt_state: own.Table
@@ -48,7 +48,7 @@ class State(NamedTuple):
         """The mean."""
         return own.mean(self.workers)
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "ADPSGDState":
         """The mean is other parameters; workers differ from it as before.
 
         What they have read stays, but for who has just read it.
@@ -66,11 +66,11 @@ class State(NamedTuple):
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule:
     """Rule of a table of `workers`; `event.choice` is an `Encounter`."""
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> ADPSGDState:
         every, opt_state = own.table(params, workers), own.table(update.init(params), workers)
-        return State(every, every, opt_state, jnp.int32(workers))
+        return ADPSGDState(every, every, opt_state, jnp.int32(workers))
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: ADPSGDState, event: Event, batch: Batch) -> tuple[ADPSGDState, Info]:
         i, j = event.choice
         x, read = own.row(state.workers, i), own.row(state.read, i)
         loss, grads = gradient(read, event, batch)
@@ -79,7 +79,7 @@ def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule:
         every = own.put(own.put(state.workers, j, met), i, x)
         info = {"loss": loss, "sent_bytes": own.both_ways(i != j, x)}
         read, opt_state = own.put((state.read, state.opt_state), i, (x, opt_state))
-        return State(every, read, opt_state, i), info
+        return ADPSGDState(every, read, opt_state, i), info
 
     return Rule(init, step)
 

@@ -52,7 +52,7 @@ class Turn(NamedTuple):
     strength: Array | None = None  # float32, its k
 
 
-class State(NamedTuple):
+class AsyncLocalSGDState(NamedTuple):
     params: Params  # theta
     momentum: Params  # m, as in `Kept`
     waiting: Params  # Delta
@@ -62,7 +62,7 @@ class State(NamedTuple):
     newest: jax.Array  # int32, who has just read theta, or else the number of workers
     server: Tree = ()  # the server's optimizer
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "AsyncLocalSGDState":
         """theta is other parameters, of who has just read it too; what others have read stays."""
         workers, read = (own.put(table, self.newest, params) for table in self[3:5])
         return self._replace(params=params, workers=workers, read=read)
@@ -94,12 +94,16 @@ def async_local_sgd(
     """Rule of a table of `workers`; `event.choice` is a `Turn`. `server`: one of `SERVERS`."""
     local, of = local_steps.local_step(gradient, update), SERVERS[server]
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> AsyncLocalSGDState:
         zeros, nobody = jax.tree.map(jnp.zeros_like, params), jnp.int32(workers)
         every, opt_state = own.table((params, update.init(params)), workers)
-        return State(params, zeros, zeros, every, every, opt_state, nobody, of.init(params))
+        return AsyncLocalSGDState(
+            params, zeros, zeros, every, every, opt_state, nobody, of.init(params)
+        )
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(
+        state: AsyncLocalSGDState, event: Event, batch: Batch
+    ) -> tuple[AsyncLocalSGDState, Info]:
         c = event.choice
         w, read, opt_state = own.row(state[3:6], c.worker)
         loss, w, opt_state, _ = local(w, opt_state, event, batch)
@@ -112,7 +116,9 @@ def async_local_sgd(
         newest = jnp.where(c.exchange, c.worker, workers)
         info = {"loss": loss, "sent_bytes": own.both_ways(c.exchange, w)}
         m, total, optimizer = kept
-        return State(theta, m, total, every, reads, opt_states, newest, optimizer), info
+        return AsyncLocalSGDState(
+            theta, m, total, every, reads, opt_states, newest, optimizer
+        ), info
 
     return Rule(init, step)
 

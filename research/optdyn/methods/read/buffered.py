@@ -25,7 +25,7 @@ from optdyn.clock.base import Timeline
 from optdyn.clock.service import DRAWN
 from optdyn.clock.versions import WAITING, Versions
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
-from optdyn.core.snapshots import State, is_rounded
+from optdyn.core.snapshots import SnapshotState, is_rounded
 from optdyn.methods.method import Methods, Setting
 from optdyn.methods.read import groups
 from optdyn.methods.read.asynchronous import asynchronous
@@ -43,14 +43,14 @@ def buffered(
     """
     alone = asynchronous(gradient, update, slots, rounded=rounded)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         after, info = (
             alone.step(state, event, batch) if arrivals == 1 else mean(state, event, batch)
         )
         sent = jnp.float32(arrivals * bytes_of(after.params))
         return after, info | {"sent_bytes": sent}
 
-    def mean(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def mean(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         def one(arrival: tuple) -> tuple:
             slot, examples = arrival
             seen = state.at(slot)

@@ -58,7 +58,7 @@ class Learning(NamedTuple):
     momentum: Array  # float32, mu
 
 
-class State(NamedTuple):
+class DecoupledState(NamedTuple):
     params: Params  # Theta
     outer: tuple[Tree, ...]  # v of each fragment
     workers: own.Table  # x_m; from here on all are tables of the learners
@@ -68,7 +68,7 @@ class State(NamedTuple):
     into: jax.Array  # (learners, P) int32, the merge that D_m is for
     steps: jax.Array  # (learners, P) float32, w_m of that D_m
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "DecoupledState":
         """Theta is other parameters, which learners hear of with their next merge."""
         return self._replace(params=params)
 
@@ -82,18 +82,20 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
     local, server = local_steps.local_step(gradient, update), nesterov()
     parts = partial(cut, fragments=fragments)
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> DecoupledState:
         every, opt_state = own.table((params, update.init(params)), learners)
         none = jnp.zeros((learners, fragments), jnp.int32)
         mail = jax.tree.map(jnp.zeros_like, every)
         outer = tuple(map(server.init, parts(params)))
-        return State(params, outer, every, every, opt_state, mail, none, none + jnp.float32(0))
+        return DecoupledState(
+            params, outer, every, every, opt_state, mail, none, none + jnp.float32(0)
+        )
 
     def where(flags: Array, tree: Tree, other: Tree) -> Tree:
         """The fragments of `tree` whose flag is set, (P,), and of `other` the rest."""
         return join(list(map(own.where, flags, parts(tree), parts(other))))
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: DecoupledState, event: Event, batch: Batch) -> tuple[DecoupledState, Info]:
         c = event.choice
         x, read, opt_state, mail, into, steps = own.row(state[2:], c.worker)
         loss, x, opt_state, _ = local(x, opt_state, event, batch)
@@ -103,10 +105,10 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         mail = where(sent, jax.tree.map(jnp.subtract, read, x), mail)
         into, steps = jnp.where(sent, c.into, into), jnp.where(sent, c.steps, steps)
         tables = own.put(state[2:], c.worker, (x, read, opt_state, mail, into, steps))
-        after = merged(c, State(*state[:2], *tables))
+        after = merged(c, DecoupledState(*state[:2], *tables))
         return after, {"loss": loss, "sent_bytes": 2 * c.part * size(x)}
 
-    def merged(c: Learning, state: State) -> State:
+    def merged(c: Learning, state: DecoupledState) -> DecoupledState:
         """After the merges that follow a local step."""
         each = zip(parts(state.params), state.outer, parts(state.mail), strict=True)
         after = [
@@ -116,7 +118,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         theta, outer, mail = zip(*after, strict=True)
         return state._replace(params=join(theta), outer=outer, mail=join(mail))
 
-    def merge(c: Learning, state: State, p: int, n: Array, of_fragment: Tree) -> Tree:
+    def merge(c: Learning, state: DecoupledState, p: int, n: Array, of_fragment: Tree) -> Tree:
         """Theta, v and the mail of fragment p after merge n, from 0 on, of those that follow."""
         theta, v, mail = of_fragment
         in_M = state.into[:, p] == c.merge[p] - c.merges[p] + 1 + n

@@ -38,12 +38,12 @@ class Exchange(NamedTuple):
     elasticity: Array  # float32, a
 
 
-class State(NamedTuple):
+class ElasticState(NamedTuple):
     params: Params  # w*
     workers: own.Table  # w_i
     opt_state: own.Table
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "ElasticState":
         """w* is other parameters; the workers stay, and are pulled there."""
         return self._replace(params=params)
 
@@ -66,10 +66,12 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
 
     local = local_steps.local_step(gradient, update)
 
-    def init(params: Params) -> State:
-        return State(params, own.table(params, workers), own.table(update.init(params), workers))
+    def init(params: Params) -> ElasticState:
+        return ElasticState(
+            params, own.table(params, workers), own.table(update.init(params), workers)
+        )
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: ElasticState, event: Event, batch: Batch) -> tuple[ElasticState, Info]:
         i, exchange, a = event.choice
         w = own.row(state.workers, i)
         loss, after, opt_state, w = local(w, own.row(state.opt_state, i), event, batch)
@@ -78,7 +80,7 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
         after = own.where(exchange, jax.tree.map(jnp.subtract, after, s), after)
         table = own.put(state.workers, i, after)
         info = {"loss": loss, "sent_bytes": own.both_ways(exchange, w)}
-        return State(center, table, own.put(state.opt_state, i, opt_state)), info
+        return ElasticState(center, table, own.put(state.opt_state, i, opt_state)), info
 
     return Rule(init, step)
 

@@ -22,7 +22,7 @@ import numpy as np
 from optdyn.base.fields import field
 from optdyn.clock.base import Timeline
 from optdyn.core import Array, Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.core.snapshots import State, is_rounded
+from optdyn.core.snapshots import SnapshotState, is_rounded
 from optdyn.methods.method import Methods, Setting
 from optdyn.methods.read import groups
 from optdyn.methods.read.asynchronous import asynchronous
@@ -48,11 +48,11 @@ def ringleader(
     """
     alone = asynchronous(gradient, update, slots, rounded=rounded)
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> SnapshotState:
         tables = jax.tree.map(lambda leaf: jnp.zeros((2, count, *leaf.shape), leaf.dtype), params)
         return alone.init(params)._replace(gradients=tables)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         i, table, b, applied = event.choice
         seen = state.at(i)
         loss, grads = gradient(seen, event, batch)

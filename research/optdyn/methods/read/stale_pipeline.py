@@ -31,7 +31,7 @@ from optdyn.base.trees import Array, Json
 from optdyn.clock import pipeline
 from optdyn.clock.base import Timeline
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, whole
-from optdyn.core.snapshots import State
+from optdyn.core.snapshots import SnapshotState
 from optdyn.devices.layout import Layout, mesh
 from optdyn.methods.gradient import local
 from optdyn.methods.method import Gradients, Methods, Network, Reads, Setting
@@ -106,7 +106,7 @@ def reading(
     """The rule of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
     inner = asynchronous(gradient, update, slots, servers=servers)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         choice = event.choice
         if kind == "no_stash":
             choice = choice._replace(newest=state.params)
@@ -114,7 +114,7 @@ def reading(
             choice = choice._replace(ahead=ahead(state, event))
         return inner.step(state, event._replace(choice=choice), batch)
 
-    def ahead(state: State, event: Event) -> Params:
+    def ahead(state: SnapshotState, event: Event) -> Params:
         factor = distance(event.hyper["momentum"], event.staleness)
         read, before = (
             state.at({name: slots[block] for name, block in servers.items()})
