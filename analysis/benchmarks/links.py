@@ -182,7 +182,7 @@ def config_of(row: Row, nodes: int, api: str, plain: bool = False) -> Experiment
 def line_of(config: Experiment) -> Timeline:
     """The updates of a config by its method's clock, as one epoch."""
     shapes = of_model(config)
-    network = methods.Network(shapes.problem, shapes.params, shapes.examples)
+    network = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)
     return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from optdyn.clock.syncer import DROPPED, ages, merges, rounds
 from optdyn.experiment import ConfigError
-from optdyn.methods import Network
+from optdyn.methods import ModelInfo
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.read.decoupled import decoupled
 from optdyn.train.checks import check
@@ -27,7 +27,7 @@ made = cache(
         LEARNERS,
     )
 )
-NETWORK = Network(None, nodes.tree(START), None)
+NETWORK = ModelInfo(None, nodes.tree(START), None)
 UNLIKE = {"strategy.period": H, "cluster.speeds": (1.0, 0.8, 0.3)}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optdyn.problem.models import base
-from optdyn.problem.models.resnet import NORMS, Residual, resnet
+from optdyn.problem.models.resnet import NORMS, ResidualConv, resnet
 from tests.models.parameters import assert_heads_apply, count, shapes, some
 
 CLASSES = 3
@@ -163,7 +163,7 @@ def test_is_its_equation(norm):
 @every_norm
 def test_block_without_its_second_convolution_is_the_identity(norm):
     x = images(2, 5, 4, 3)
-    blocks = (("block", Residual(3, 1, norm, "float32", (None, None))),)
+    blocks = (("block", ResidualConv(3, 1, norm, "float32", (None, None))),)
     params = some(blocks, x)
     params["block"]["conv1"] = jax.tree.map(np.zeros_like, params["block"]["conv1"])
     np.testing.assert_array_equal(base.apply(blocks, params, x), x)
@@ -172,7 +172,7 @@ def test_block_without_its_second_convolution_is_the_identity(norm):
 @every_norm
 def test_branch_does_not_see_the_scale_of_its_input(norm):
     x = images(2, 5, 4, 3)
-    blocks = (("block", Residual(3, 1, norm, "float32", (None, None))),)
+    blocks = (("block", ResidualConv(3, 1, norm, "float32", (None, None))),)
     params = some(blocks, x)
     branch = jax.jit(lambda x: base.apply(blocks, params, x) - x)
     # What differs is the 1e-6 beside variances of 0.3 and more, 3e-6 of the normalized numbers, and

@@ -50,7 +50,7 @@ from optdyn.clock.base import Timeline
 from optdyn.core import Rule, together, whole
 from optdyn.experiment import default, parse
 from optdyn.methods.compose import reading
-from optdyn.methods.method import Network
+from optdyn.methods.method import ModelInfo
 from optdyn.price.price import GIGABIT, Price, price
 from optdyn.price.shapes import of_model
 from optdyn.report import tables
@@ -170,7 +170,7 @@ class Method:
             parts = config.methods.get("fragments", 1)
             part = jax.ShapeDtypeStruct((max(update_bytes // 4 // parts, 1),), jnp.float32)
             nothing: Any = None  # no loss is asked for
-            known["network"] = Network(nothing, {f"part{i}": part for i in range(parts)}, {})
+            known["network"] = ModelInfo(nothing, {f"part{i}": part for i in range(parts)}, {})
         return Clock(config.timeline(**known))
 
 

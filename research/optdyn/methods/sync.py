@@ -13,7 +13,7 @@ import optax
 from optdyn.clock.base import Timeline
 from optdyn.clock.compute_groups import make
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.shared_fields import MergedServer
 
 
@@ -44,7 +44,7 @@ def sync(gradient: Gradient, update: Update) -> Rule:
 class Sync(MergedServer):
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Every update waits for the slowest of all workers."""
         setup = setting.setup
         return make(

@@ -32,7 +32,7 @@ from optdyn.devices.first_process import agreed
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods.merged import cut, merged
 from optdyn.problem import problem
-from optdyn.problem.data.feed import Block, streamed
+from optdyn.problem.data.feed import DataBlock, streamed
 from optdyn.problem.models import base
 from optdyn.problem.problem import Params, Problem
 from optdyn.train import program, trainer
@@ -122,7 +122,7 @@ def prepare(config: Experiment) -> Work:
     return Work(blocks, loops, {key: s for key, s in known.items() if key not in loops})
 
 
-def _examples(run: trainer.Run) -> Block:
+def _examples(run: trainer.Run) -> DataBlock:
     """The first few batches, on this process's own device."""
 
     def put(of: Callable[[int], Examples]) -> Examples:
@@ -161,7 +161,7 @@ def _timer(loop: Loop) -> Callable[[], float]:
 
 
 def updates(
-    run: trainer.Run, phase: Phase, params: Params, block: Block, handed: jax.Array
+    run: trainer.Run, phase: Phase, params: Params, block: DataBlock, handed: jax.Array
 ) -> Loop:
     """A loop of a phase's updates, as the trainer's, but for steps of length 0."""
     config, whole = run.config, run.program.problem

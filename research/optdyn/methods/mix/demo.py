@@ -24,7 +24,7 @@ from optdyn.base.trees import Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.network import to_all_nodes
 from optdyn.core import Batch, Event, Info, Params, Rule
-from optdyn.methods.method import Methods, Mixes, Sends, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes, Sends
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import every_update
 from optdyn.methods.mix.dct import chunks
@@ -100,7 +100,7 @@ class DeMo(Mixes):
         )
         return Sends(float(sum(each)), gathered=True)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait after every update until all have what all others send."""
         sent = self.sends(setting.model.params).bytes
         line = every_update(setting, methods, to_all_nodes(setting.setup.cluster, sent))

@@ -25,7 +25,7 @@ from optdyn.clock.base import Meeting, Timeline, undelayed
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.nodes import Within, of_meetings
 from optdyn.core import Batch, Event, Info, Rule
-from optdyn.methods.method import Methods, Mixes, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.diloco import nesterov
@@ -83,7 +83,7 @@ class Eager(Mixes, Periodic, OuterMomentum):
     def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return eager(inner, nesterov(), senders)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait at a meeting for what was sent at the one before, and for nobody else."""
         steps = setting.setup.steps
         within = nodes.inside(setting, methods)(steps)
@@ -100,7 +100,7 @@ class Eager(Mixes, Periodic, OuterMomentum):
         nodes.check(setup, methods)
 
 
-def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
+def _seconds(setting: ClockInputs, within: Within, meeting: Meeting) -> np.ndarray:
     """(steps,) at which the last node is done with each update; a message leaves with the last."""
     cluster, size = setting.setup.cluster, setting.update_bytes
     transfer, handed_on = between_nodes(cluster, size), broadcast(cluster, size)

@@ -27,7 +27,7 @@ from optdyn.base.trees import Tree
 from optdyn.clock import graphs
 from optdyn.clock.base import Timeline
 from optdyn.core import Batch, Event, Info, Params, Rule
-from optdyn.methods.method import Methods, Mixes, Network, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes, ModelInfo
 from optdyn.methods.mix import nodes, over_graph
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.messages import neighbours, over_nodes, own_event, size, with_sent
@@ -91,7 +91,7 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum):
     def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return gasloc(inner, senders)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """A node waits for its neighbours' y, and for nobody else."""
         steps = setting.setup.steps
         line = over_graph.clock(self.graph, turns(steps, self.period, 1, 0), setting, methods)
@@ -103,7 +103,7 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum):
         nodes.check(setup, methods)
         over_graph.check(self.graph, methods)
 
-    def report(self, setup: Setup, network: Network) -> Mapping[str, object]:
+    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         return graphs.report(self.graph, setup.cluster.nodes)
 
 

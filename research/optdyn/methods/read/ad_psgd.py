@@ -22,7 +22,7 @@ from optdyn.base.errors import one_of
 from optdyn.base.trees import Array
 from optdyn.clock.base import Timeline
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import workers as own
 from optdyn.methods.shared_fields import OnGraph
 from optdyn.setup import Setup
@@ -94,13 +94,13 @@ def peers(worker: np.ndarray, workers: int, graph: str, rng: np.random.Generator
 
 
 @dataclass(frozen=True)
-class ADPSGD(own.Workers, OnGraph):
+class ADPSGD(own.WorkerMethod, OnGraph):
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
         return ad_psgd(gradient, update, self.groups)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """A worker's service has its message to the peer and the peer's back.
 
         The peer is not held up. The staleness is how many others arrived since the worker had read.

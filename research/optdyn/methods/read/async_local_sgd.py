@@ -28,11 +28,11 @@ from optdyn.base.trees import Array, Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.exchanges import Exchanges
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import cgad, heloco, local_steps
 from optdyn.methods.read import workers as own
-from optdyn.methods.read.local_steps import Trained
-from optdyn.methods.read.server import Kept, Server
+from optdyn.methods.read.local_steps import LocalResult
+from optdyn.methods.read.server import Kept, ServerRule
 from optdyn.methods.shared_fields import FRACTION, OuterMomentum, Periodic
 from optdyn.setup import Setup
 
@@ -85,7 +85,7 @@ def nesterov(G: Params, kept: Kept, c: Turn) -> tuple[Params, Kept]:
     return step, Kept(m, jax.tree.map(lambda d: jnp.where(c.turn, 0.0, d), total), ())
 
 
-SERVERS = {"nesterov": Server(nesterov), "adam": cgad.ADAM, "heloco": heloco.HELOCO}
+SERVERS = {"nesterov": ServerRule(nesterov), "adam": cgad.ADAM, "heloco": heloco.HELOCO}
 
 
 def async_local_sgd(
@@ -124,7 +124,7 @@ def async_local_sgd(
 
 
 @dataclass(frozen=True)
-class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum, cgad.Aged, heloco.Turned):
+class AsyncLocalSGD(own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco.Turned):
     steps_by_speed: bool = field(
         True, "async_local_sgd: whether slower workers take fewer local steps, H_i."
     )
@@ -147,14 +147,14 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum, cgad.Aged, heloco.Turn
         static=True,
     )
 
-    laws = (*own.Workers.laws, "race")
+    laws = (*own.WorkerMethod.laws, "race")
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
         return async_local_sgd(gradient, update, self.groups, self.server)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """The staleness is how often theta was updated since the worker had read it."""
         line, exchange = own.timeline(self, setting, methods, self.periods(setting, methods))
         turns, is_heloco = self.turns(exchange, np.cumsum(exchange)), self.server == "heloco"
@@ -190,7 +190,7 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum, cgad.Aged, heloco.Turn
             ),
         )
 
-    def periods(self, setting: Setting, methods: Methods) -> list[int]:
+    def periods(self, setting: ClockInputs, methods: Methods) -> list[int]:
         """H_i."""
         if self.steps_by_speed:
             return own.by_speed(self, setting, methods, self.period)
@@ -209,10 +209,10 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum, cgad.Aged, heloco.Turn
 
     def order(self, setup: Setup, methods: Methods, line: Timeline) -> Exchanges:
         """The order of arrivals in a race, which writes who reads when."""
-        each = self.periods(Setting(setup, 0, 0), methods)
+        each = self.periods(ClockInputs(setup, 0, 0), methods)
         return Exchanges(line, each, self.turns)
 
-    def message(self, gradient: Gradient, update: Update) -> Callable[..., Trained]:
+    def message(self, gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
         return local_steps.local_steps(gradient, update)
 
 

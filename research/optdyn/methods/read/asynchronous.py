@@ -48,7 +48,7 @@ from optdyn.core import (
 )
 from optdyn.core.snapshots import Slot, SnapshotState, is_rounded, packed
 from optdyn.methods.merged import cut
-from optdyn.methods.method import Methods, Setting, slowed
+from optdyn.methods.method import ClockInputs, Methods, slowed
 from optdyn.methods.mix.compression import fed_back
 from optdyn.methods.mix.messages import Compression
 from optdyn.methods.read import groups
@@ -137,7 +137,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
         rounded, small = is_rounded(self.snapshots), self.compressed()
         return asynchronous(gradient, update, slots, self.fresh, servers, rounded, small)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Arrivals of `groups` groups, of every server by itself where the gradient is local.
 
         Then update t is the t-th arrival at each of them, its choice is (steps, servers), and the

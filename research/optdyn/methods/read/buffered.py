@@ -26,7 +26,7 @@ from optdyn.clock.service import DRAWN
 from optdyn.clock.versions import WAITING, Versions
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.core.snapshots import SnapshotState, is_rounded
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import groups
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.setup import Setup
@@ -90,7 +90,7 @@ class Buffered(groups.Grouped):
     ) -> Rule:
         return buffered(gradient, update, slots, self.arrivals, is_rounded(self.snapshots))
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Groups compute a Kth of the batch, and send a gradient and read parameters for it.
 
         Whoever is dropped stops at once. Where the gradient is local a group sends all blocks

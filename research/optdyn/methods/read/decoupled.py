@@ -33,7 +33,7 @@ from optdyn.clock import syncer
 from optdyn.clock.base import Timeline
 from optdyn.clock.network import to_server
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.mix.averaging_clock import fragment_bytes
 from optdyn.methods.mix.diloco import nesterov
 from optdyn.methods.mix.fragments import cut, join
@@ -133,7 +133,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
 
 
 @dataclass(frozen=True)
-class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
+class Decoupled(own.WorkerMethod, Periodic, Fragmented, OuterMomentum):
     quorum: int = field(
         0, "decoupled: K, learners that a merge needs at least; 0: all of them.", at_least=0
     )
@@ -141,7 +141,14 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
         0.0, "decoupled: seconds from the message of the K-th to the merge.", at_least=0
     )
 
-    cluster = (*own.Workers.cluster, "latencies", "bandwidths", "regions", "diurnal", "presence")
+    cluster = (
+        *own.WorkerMethod.cluster,
+        "latencies",
+        "bandwidths",
+        "regions",
+        "diurnal",
+        "presence",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,7 +163,7 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
     ) -> Rule:
         return decoupled(gradient, update, self.groups, self.fragments)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Local steps as in `asynchronous`, but no learner waits for a message.
 
         The staleness is how many merges the fragment that lags most has not seen.

@@ -22,10 +22,10 @@ from optdyn.base.trees import Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.exchanges import Exchanges
 from optdyn.core import Array, Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import local_steps
 from optdyn.methods.read import workers as own
-from optdyn.methods.read.local_steps import Trained
+from optdyn.methods.read.local_steps import LocalResult
 from optdyn.methods.shared_fields import Periodic
 from optdyn.setup import Setup
 
@@ -86,12 +86,12 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
 
 
 @dataclass(frozen=True)
-class Elastic(own.Workers, Periodic):
+class Elastic(own.WorkerMethod, Periodic):
     elasticity: float = field(
         0.9, "elastic: p a, of p groups; an exchange moves both sides by a of their distance."
     )
 
-    laws = (*own.Workers.laws, "race")
+    laws = (*own.WorkerMethod.laws, "race")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +103,7 @@ class Elastic(own.Workers, Periodic):
     ) -> Rule:
         return elastic(gradient, update, self.groups)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """All workers have one period; a gradient is taken at what its worker is: none is stale."""
         line, exchange = own.timeline(self, setting, methods, self.periods, is_stale=False)
         a = np.full(setting.setup.steps, self.elasticity / self.groups, np.float32)
@@ -118,7 +118,7 @@ class Elastic(own.Workers, Periodic):
         """The order of arrivals in a race, which writes who exchanges when."""
         return Exchanges(line, self.periods, is_stale=False)
 
-    def message(self, gradient: Gradient, update: Update) -> Callable[..., Trained]:
+    def message(self, gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
         return local_steps.local_steps(gradient, update, before=True)
 
 

@@ -34,7 +34,7 @@ from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, whol
 from optdyn.core.snapshots import SnapshotState
 from optdyn.devices.layout import Layout, mesh
 from optdyn.methods.gradient import local
-from optdyn.methods.method import Gradients, Methods, Network, Reads, Setting
+from optdyn.methods.method import ClockInputs, Gradients, Methods, ModelInfo, Reads
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.methods.read.never_flushed import distance, never_flushed, through
 from optdyn.methods.shared_fields import MicroBatches
@@ -128,7 +128,7 @@ def reading(
     return Rule(inner.init, step)
 
 
-def work(setup: Setup, network: Network) -> pipeline.Work:
+def work(setup: Setup, network: ModelInfo) -> pipeline.Work:
     """The work of backpropagation on the stages."""
     return local.costs(local.Local(variant="backprop"), setup, network)[1]
 
@@ -163,7 +163,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
     def parts(self, stages: int) -> int:
         return self.micro_batches if self.pipeline == "2bw" else 1
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """One forward and one backward in turn, without a flush (`clock/pipeline.py`).
 
         Of 2bw an update is of `micro_batches`, of the others of one batch as a whole.
@@ -198,7 +198,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         wanted += "strategy.micro_batches)"
         setup.require("batch_size", setup.batch_size % parts == 0, wanted)
 
-    def report(self, setup: Setup, network: Network) -> Json:
+    def report(self, setup: Setup, network: ModelInfo) -> Json:
         """Bytes of an update between stages, activations forward and their gradients back."""
         return {"communicated_bytes": int(2 * work(setup, network).sent.sum())}
 
