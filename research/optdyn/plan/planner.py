@@ -56,7 +56,7 @@ class Row(NamedTuple):
     chosen: tuple[int, ...] = ()  # algorithm of each layer
 
 
-class Fit(NamedTuple):
+class BatchFit(NamedTuple):
     batch: int  # the largest mini-batch found to fit
     over: int  # the smallest found not to, or one more than the most that was asked for
 
@@ -119,7 +119,7 @@ def least_memory(times: ArrayLike, memory: ArrayLike) -> float:
     return float(_tables(times, memory)[1].min(axis=1).sum())
 
 
-def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
+def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> BatchFit:
     """The largest mini-batch, of 1 to `most`, whose bytes are within the bound, to about 1 in 64.
 
     Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler changes its
@@ -142,7 +142,7 @@ def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
     if beyond(most) > 0:
         scipy.optimize.brentq(beyond, 1, most, xtol=1, rtol=2**-6)
     over = min((size for size, needed in known.items() if needed > bound), default=most + 1)
-    return Fit(max(size for size in known if size < over), over)
+    return BatchFit(max(size for size in known if size < over), over)
 
 
 def batches(

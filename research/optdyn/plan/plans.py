@@ -48,7 +48,7 @@ class Device(NamedTuple):
     own: Choice  # of the config
     least: Choice  # of the fewest bytes
     batch: int  # the config's, or all examples
-    fits: planner.Fit  # the largest mini-batch
+    fits: planner.BatchFit  # the largest mini-batch
 
 
 class Whole(NamedTuple):

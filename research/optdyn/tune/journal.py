@@ -15,7 +15,7 @@ from optdyn.base.progress import number, say
 from optdyn.base.trees import Json
 from optdyn.train.checkpoints import Checkpoints
 from optdyn.tune import bench
-from optdyn.tune.bench import Checkpoint, Cluster
+from optdyn.tune.bench import Checkpoint, SimulatedCluster
 from optdyn.tune.choice import Choice, Measures, Outcome, Point
 
 Line = Json
@@ -57,10 +57,12 @@ class Journal:
         return f"; trained {number(done)} of {number(self._seconds)} s at most"
 
 
-class Method:
+class JournaledMethod:
     """The attempts and decisions of tuning, in the journal, with every epoch's checkpoint."""
 
-    def __init__(self, cluster: Cluster, journal: Journal, target: float, checkpoints: Checkpoints):
+    def __init__(
+        self, cluster: SimulatedCluster, journal: Journal, target: float, checkpoints: Checkpoints
+    ):
         self._cluster, self._target = cluster, target
         self._journal, self._checkpoints = journal, checkpoints
         self._held: tuple[Point, Checkpoint] | None = None

@@ -28,7 +28,7 @@ from optdyn.methods.gradient.stages import stages
 from optdyn.methods.method import ClockInputs, Gradients, Methods, ModelInfo
 from optdyn.methods.shared_fields import MicroBatches
 from optdyn.problem import models
-from optdyn.problem.costs import Costs, Groups, block_costs, of_groups, of_stages
+from optdyn.problem.costs import Groups, UpdateCost, block_costs, of_groups, of_stages
 from optdyn.problem.models import base
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Problem
@@ -50,7 +50,7 @@ def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
     return gradient
 
 
-def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[Costs, pipeline.Work]:
+def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pipeline.Work]:
     """What an update costs, whole and on the stages of the cluster."""
     whole, params, examples = network
 
