@@ -103,7 +103,7 @@ def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> p
     return pipeline.one_f_one_b(forward, backward, 0.0, micro_batches, UPDATES)
 
 
-def _costs(config: Experiment) -> tuple[local.Local, local.UpdateCost, pipeline.Work]:
+def _costs(config: Experiment) -> tuple[local.Local, local.UpdateCost, pipeline.StageWork]:
     """The method, the operations of its schedule, and those of its blocks."""
     method = config.methods.gradient
     assert isinstance(method, local.Local)

@@ -126,7 +126,7 @@ class Clock:
         self.seconds = seconds
 
     def update(self, batch, choice):
-        return layers.Update(100, 0, phases.Loop(lambda n=1: self.seconds[choice]))
+        return layers.UpdateProgram(100, 0, phases.Loop(lambda n=1: self.seconds[choice]))
 
     def measure(self, loops, rounds):
         noise = np.random.default_rng(0).normal(1, 0.01, (len(loops), rounds))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError
 from optdyn.clock.pipeline import BACKWARD, FORWARD, UPDATE, _on, gpipe, local, one_f_one_b, seconds
-from optdyn.clock.pipeline import Work as Costs
+from optdyn.clock.pipeline import StageWork as Costs
 from optdyn.setup import Cluster
 from tests.clock.schedules import memory, queue, sequential, steady_utilization, utilization
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from optdyn.base import errors
 from optdyn.base.calls import checked
 from optdyn.base.errors import ConfigError
-from optdyn.cli.python import Experiment, Reading, Trained, trained
+from optdyn.cli.python import Experiment, MomentumEstimate, Trained, trained
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.experiment import default
@@ -159,9 +159,9 @@ class SeedRuns:
         return pd.concat(of, names=["seed"]).reset_index(level=0)
 
     def implicit_momentum(self) -> pd.DataFrame:
-        """The momentum meter's readings (`Reading`), a row a seed."""
+        """The momentum meter's readings (`MomentumEstimate`), a row a seed."""
         found = {run.experiment.seed: run.implicit_momentum() for run in self.runs}
-        return pd.DataFrame.from_dict(found, "index", columns=Reading._fields)
+        return pd.DataFrame.from_dict(found, "index", columns=MomentumEstimate._fields)
 
 
 @checked

@@ -35,7 +35,7 @@ from optdyn.train.checkpoints import Checkpoints, saving
 from optdyn.train.workdir import claim, text_of
 from optdyn.tune import bench, ladders
 from optdyn.tune.bench import SimulatedCluster
-from optdyn.tune.choice import Choice, Point
+from optdyn.tune.choice import Choice, EpochPoint
 from optdyn.tune.journal import Journal, JournaledMethod, Line
 from optdyn.tune.omnivore import omnivore
 from optdyn.tune.predictive import predictive
@@ -124,7 +124,7 @@ def _seconds(attempts: Sequence[Line]) -> float:
     """The seconds of probes; those of one point and setting are one run, as long as the longest."""
     longest: dict[tuple[Any, ...], float] = {}
     for line in attempts:
-        key = tuple(line.get(name) for name in (*Point._fields, *Choice._fields))
+        key = tuple(line.get(name) for name in (*EpochPoint._fields, *Choice._fields))
         longest[key] = max(longest.get(key, 0.0), line["seconds"])
     return sum(longest.values())
 

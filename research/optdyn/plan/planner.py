@@ -47,7 +47,7 @@ class PlanError(InputError):
     """No such plan."""
 
 
-class Row(NamedTuple):
+class Candidate(NamedTuple):
     """What is known of one candidate mini-batch; the defaults if it does not fit."""
 
     batch: int
@@ -147,7 +147,7 @@ def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> BatchF
 
 def batches(
     candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Callable[[int], float]
-) -> list[Row]:
+) -> list[Candidate]:
     """Solves the integer program for each candidate mini-batch, in the order that they come.
 
     The functions map a mini-batch to the arguments of `algorithms`. All that an update does counts:
@@ -161,18 +161,18 @@ def batches(
         times, memory, bound = np.asarray(times_of(size), float), memory_of(size), bound_of(size)
         least = least_memory(times, memory)
         if least == math.inf or bound < least:
-            rows.append(Row(size))
+            rows.append(Candidate(size))
             continue
         chosen = algorithms(times, memory, bound)
         seconds = float(np.take_along_axis(times, chosen[:, None], axis=1).sum())
         _above_0(seconds=seconds)
-        rows.append(Row(size, True, seconds, tuple(chosen.tolist())))
+        rows.append(Candidate(size, True, seconds, tuple(chosen.tolist())))
     if not any(row.feasible for row in rows):
         raise PlanError(f"no mini-batch fits, of {[row.batch for row in rows]}")
     return rows
 
 
-def soonest(rows: Iterable[Row], updates_of: Callable[[int], float]) -> Row:
+def soonest(rows: Iterable[Candidate], updates_of: Callable[[int], float]) -> Candidate:
     """The feasible row of the least updates(B) seconds(B); of equal ones the smallest mini-batch.
 
     `updates_of` maps a mini-batch to how many updates training takes.

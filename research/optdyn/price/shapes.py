@@ -7,7 +7,7 @@ import jax
 
 from optdyn.base import seeds
 from optdyn.base.trees import Params, bytes_of, examples_in, head
-from optdyn.clock.pipeline import Work
+from optdyn.clock.pipeline import StageWork
 from optdyn.experiment import Experiment
 from optdyn.methods import ClockInputs, ModelInfo
 from optdyn.methods.gradient import local
@@ -57,8 +57,8 @@ def setting(config: Experiment, shapes: Shapes, steps_per_epoch: int = 0) -> Clo
     return ClockInputs(config, steps_per_epoch or config.steps, shapes.bytes, network=network)
 
 
-def stages(config: Experiment, shapes: Shapes) -> Work:
-    """The work of the nodes that are stages (`pipeline.Work`)."""
+def stages(config: Experiment, shapes: Shapes) -> StageWork:
+    """The work of the nodes that are stages (`pipeline.StageWork`)."""
     of = config.methods.gradient
     of = of if isinstance(of, local.Local) else local.Local(variant="backprop")
     return local.costs(of, config, ModelInfo(shapes.problem, shapes.params, shapes.examples))[1]

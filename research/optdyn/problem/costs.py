@@ -27,7 +27,7 @@ from jax.extend.core import Var
 
 from optdyn.base import cache_keys
 from optdyn.base.trees import Examples, Params, Tree, bytes_of
-from optdyn.clock.pipeline import Work
+from optdyn.clock.pipeline import StageWork
 from optdyn.problem.models import base
 from optdyn.problem.problem import Problem
 
@@ -135,7 +135,7 @@ def of_groups(
     return UpdateCost(forward[-1] + sum(back), sequential, latency, memory, sent)
 
 
-def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> Work:
+def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> StageWork:
     """The work of stages that begin at the blocks `cuts`, the first of which is 0.
 
     In units of all that backpropagation does on the batch.
@@ -154,7 +154,7 @@ def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> Work:
         for j, block in zip(stage[a:b], trunk[a:b], strict=True):
             backward[j] += (block.backward_first if block is trunk[a] else block.backward) / unit
     sent = np.array([trunk[cut - 1].output_bytes for cut in cuts[1:]], float)
-    return Work(forward, backward, sent, parameters)
+    return StageWork(forward, backward, sent, parameters)
 
 
 def communicated(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> int:

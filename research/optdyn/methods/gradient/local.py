@@ -50,7 +50,7 @@ def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
     return gradient
 
 
-def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pipeline.Work]:
+def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pipeline.StageWork]:
     """What an update costs, whole and on the stages of the cluster."""
     whole, params, examples = network
 

@@ -128,7 +128,7 @@ def reading(
     return Rule(inner.init, step)
 
 
-def work(setup: Setup, network: ModelInfo) -> pipeline.Work:
+def work(setup: Setup, network: ModelInfo) -> pipeline.StageWork:
     """The work of backpropagation on the stages."""
     return local.costs(local.Local(variant="backprop"), setup, network)[1]
 
