@@ -46,7 +46,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from analysis.benchmarks import shaped
-from analysis.benchmarks.neighbours import Neighbours, neighbours
+from analysis.benchmarks.neighbours import RingNeighbours, neighbours
 from analysis.benchmarks.record import publish
 from optdyn import methods
 from optdyn.base import processes
@@ -237,7 +237,9 @@ def of_nodes(value: Any) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(np.float32(value))).astype(float)
 
 
-def measured(row: LinkRow, ring: Neighbours, rounds: int, ordinary: bool = False) -> dict[str, Any]:
+def measured(
+    row: LinkRow, ring: RingNeighbours, rounds: int, ordinary: bool = False
+) -> dict[str, Any]:
     """What the row's processes find; all must call this together."""
     alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
     shaped.preferred(False)  # heartbeats would wait until all is compiled
