@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from configs import gpt, resnet
 from optdyn.methods.gradient.local_losses import gradients, groups, heads
 from optdyn.problem import problem
-from optdyn.problem.costs import BlockCosts, Cost, block_costs, communicated, of_groups
+from optdyn.problem.costs import BlockCost, BlockCosts, block_costs, communicated, of_groups
 from tests.values import as_model
 
 BATCH, WIDTH, CLASSES, K = 32, 64, 10, 4
@@ -231,8 +231,8 @@ def networks(draw):
     trunk, heads = [], []
     for _ in range(blocks):
         forward, first, through = draw(st.tuples(few, few, few))
-        trunk.append(Cost("", forward, first + through, first, 0, 0, 1))
-        heads.append(Cost("", draw(few), draw(few), 0, 0, 0, 0))
+        trunk.append(BlockCost("", forward, first + through, first, 0, 0, 1))
+        heads.append(BlockCost("", draw(few), draw(few), 0, 0, 0, 0))
     variant = draw(st.sampled_from(["chunked", "overlapping", "any"]))
     if variant != "any":
         size = draw(st.integers(1, blocks))

@@ -16,7 +16,7 @@ from analysis.benchmarks import links, shaped
 PARAMETERS = 784 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10  # of the model at 100 Mbit/s
 
 
-def found(row: links.Row, own: list[float], together: list[float]) -> dict:
+def found(row: links.LinkRow, own: list[float], together: list[float]) -> dict:
     """Of nodes that were measured thrice: links of 10 MB/s and faster, messages of 1 ms."""
     nodes = range(row.nodes)
     return row._asdict() | {
@@ -31,7 +31,7 @@ def found(row: links.Row, own: list[float], together: list[float]) -> dict:
 @pytest.mark.parametrize("nodes", (2, 4))
 def test_the_account_of_synchronous_nodes_is_that_of_a_ring(nodes):
     own = [0.04, 0.05, 0.04, 0.03][:nodes]
-    row = links.Row("sync", 100, nodes=nodes)
+    row = links.LinkRow("sync", 100, nodes=nodes)
     account = links.account(found(row, own, [0.2 + 0.01 * node for node in range(nodes)]))
 
     wire = 2 * (nodes - 1) / nodes * 4 * PARAMETERS / 1e7  # over the slowest link
@@ -49,7 +49,7 @@ def test_the_account_of_synchronous_nodes_is_that_of_a_ring(nodes):
 def test_rare_exchanges_are_shared_by_the_updates_between_them():
     """Of DiLoCo by 8 in 16 updates there are two, of which one is the last."""
     often, rarely = (
-        links.account(found(links.Row("DiLoCo", 100, period), [0.05, 0.05], [0.1, 0.1]))
+        links.account(found(links.LinkRow("DiLoCo", 100, period), [0.05, 0.05], [0.1, 0.1]))
         for period in (1, 8)
     )
     assert often["wire"] == pytest.approx(8 * rarely["wire"])
@@ -57,8 +57,8 @@ def test_rare_exchanges_are_shared_by_the_updates_between_them():
 
 def test_a_row_of_a_far_link_is_told_from_those_that_older_records_have():
     old = {"method": "sync", "megabits": 100, "period": 1, "nodes": 2, "link": []}
-    assert links.row_of(old) == links.Row("sync", 100)
-    assert str(links.Row("sync", 100)) == "sync 100 1 2"
+    assert links.row_of(old) == links.LinkRow("sync", 100)
+    assert str(links.LinkRow("sync", 100)) == "sync 100 1 2"
     rows = list(map(str, links.all_rows()))
     assert len(set(rows)) == len(rows)
     assert {"delay 20 DiLoCo 100 8 2", "loss 0.1 sync 1000 1 2"} < set(rows)

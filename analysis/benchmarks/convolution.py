@@ -30,7 +30,7 @@ from optdyn.problem.models.convolution import LOWERINGS, convolve, serves
 UPDATES = 2  # in a loop
 
 
-class Layer(NamedTuple):
+class LayerShape(NamedTuple):
     batch: int
     size: int
     channels: int
@@ -45,23 +45,23 @@ class Layer(NamedTuple):
 
 
 LAYERS = {
-    "LeNet conv0": Layer(64, 28, 1, 5, 6, padding="VALID"),
-    "LeNet conv1": Layer(64, 12, 6, 5, 16, padding="VALID"),
-    "CIFAR conv1": Layer(64, 32, 3, 5, 32),
-    "CIFAR conv2": Layer(64, 16, 32, 5, 32),
-    "CIFAR conv3": Layer(64, 8, 32, 5, 64),
-    "ResNet stage 1": Layer(64, 32, 16, 3, 16),
-    "ResNet stage 2": Layer(64, 16, 32, 3, 32),
-    "ResNet stage 3": Layer(64, 8, 64, 3, 64),
-    "AlexNet conv1": Layer(16, 227, 3, 11, 96, (4, 4), "VALID"),
-    "AlexNet conv2": Layer(16, 27, 96, 5, 256),
-    "AlexNet conv3": Layer(16, 13, 256, 3, 384),
-    "AlexNet conv4": Layer(16, 13, 384, 3, 384),
-    "AlexNet conv5": Layer(16, 13, 384, 3, 256),
+    "LeNet conv0": LayerShape(64, 28, 1, 5, 6, padding="VALID"),
+    "LeNet conv1": LayerShape(64, 12, 6, 5, 16, padding="VALID"),
+    "CIFAR conv1": LayerShape(64, 32, 3, 5, 32),
+    "CIFAR conv2": LayerShape(64, 16, 32, 5, 32),
+    "CIFAR conv3": LayerShape(64, 8, 32, 5, 64),
+    "ResNet stage 1": LayerShape(64, 32, 16, 3, 16),
+    "ResNet stage 2": LayerShape(64, 16, 32, 3, 32),
+    "ResNet stage 3": LayerShape(64, 8, 64, 3, 64),
+    "AlexNet conv1": LayerShape(16, 227, 3, 11, 96, (4, 4), "VALID"),
+    "AlexNet conv2": LayerShape(16, 27, 96, 5, 256),
+    "AlexNet conv3": LayerShape(16, 13, 256, 3, 384),
+    "AlexNet conv4": LayerShape(16, 13, 384, 3, 384),
+    "AlexNet conv5": LayerShape(16, 13, 384, 3, 256),
 }
 
 
-def program(layer: Layer, updates: int = 0, **how: Any) -> tuple[Timer, float]:
+def program(layer: LayerShape, updates: int = 0, **how: Any) -> tuple[Timer, float]:
     """Timer of a compiled result with both gradients, and its workspace in MiB.
 
     `updates` > 0 makes so many of them in a loop; the timer's seconds are of one.
@@ -95,7 +95,7 @@ def program(layer: Layer, updates: int = 0, **how: Any) -> tuple[Timer, float]:
     return once, workspace.temp_size_in_bytes / 2**20
 
 
-def programs(name: str, layer: Layer) -> dict[str, tuple[Timer, float]]:
+def programs(name: str, layer: LayerShape) -> dict[str, tuple[Timer, float]]:
     """By what the table calls them. XLA's own would take minutes in a loop of AlexNet's layers."""
     made = {}
     for way in LOWERINGS:

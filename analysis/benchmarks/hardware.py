@@ -35,7 +35,7 @@ from configs import quickstart
 from optdyn.base import processes
 from optdyn.clock import service
 from optdyn.clock.server import t_conv
-from optdyn.plan.phases import Loop, Work, all_reduces, measure, prepare
+from optdyn.plan.phases import Loop, MeasurementPlan, all_reduces, measure, prepare
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
 from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate, slowest
@@ -95,7 +95,7 @@ def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
             loops["network"] = all_reduces(trainer.prepare(as_experiment(config)).params)._replace(
                 exchanges=1
             )
-        seconds = measure(Work({}, loops, {}), rounds)
+        seconds = measure(MeasurementPlan({}, loops, {}), rounds)
         compute = np.asarray(sum(seconds.pop(name) for name in own))
         every = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))
         single = multihost_utils.process_allgather(sum(map(singles, own.values()))).ravel()

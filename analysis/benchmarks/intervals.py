@@ -33,7 +33,7 @@ AIM = (0.93, 0.97)
 Interval = tuple[float, float, float]
 
 
-class Side(NamedTuple):
+class SimulatedArm(NamedTuple):
     """An arm as a study sees it, and its truth."""
 
     report: np.ndarray  # (REPORT,) times at the chosen setting
@@ -41,21 +41,23 @@ class Side(NamedTuple):
     best: float  # median at the best setting
 
 
-def study(rng: np.random.Generator, curve: float, deviation: float) -> tuple[Side, Side]:
+def study(
+    rng: np.random.Generator, curve: float, deviation: float
+) -> tuple[SimulatedArm, SimulatedArm]:
     """Two arms, on the same seeds."""
     seeds = rng.normal(size=CHOOSE + REPORT) * deviation * np.sqrt(SHARED)
-    rungs, sides = np.arange(SETTINGS), list[Side]()
+    rungs, sides = np.arange(SETTINGS), list[SimulatedArm]()
     for least in (RATIO, 1.0):
         medians = least * np.exp(curve * (rungs - rng.uniform(2, SETTINGS - 3)) ** 2)
         own = rng.normal(size=(SETTINGS, len(seeds))) * deviation * np.sqrt(1 - SHARED)
         times = medians[:, None] * np.exp(seeds + own)
         tried = times[:, :CHOOSE]
         chosen = np.median(tried, axis=1).argmin()
-        sides.append(Side(times[chosen, CHOOSE:], tried, float(medians.min())))
+        sides.append(SimulatedArm(times[chosen, CHOOSE:], tried, float(medians.min())))
     return sides[0], sides[1]
 
 
-WAYS: dict[str, Callable[[Side, Side], Interval]] = {
+WAYS: dict[str, Callable[[SimulatedArm, SimulatedArm], Interval]] = {
     "plain": lambda a, b: ratio(a.report, b.report),
     "at best": lambda a, b: ratio_at_best(a.report, b.report, a.tried, b.tried),
 }

@@ -46,7 +46,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from analysis.benchmarks import shaped
-from analysis.benchmarks.neighbours import Neighbours, neighbours
+from analysis.benchmarks.neighbours import RingNeighbours, neighbours
 from analysis.benchmarks.record import publish
 from optdyn import methods
 from optdyn.base import processes
@@ -69,7 +69,7 @@ SECONDS = ["measured", "simulated", "step", "own", "waiting", "wire", "latency",
 WANTED = {"median": 1.10, "worst": 1.25}
 
 
-class Size(NamedTuple):
+class MLPSize(NamedTuple):
     """Of an MLP whose exchange over such a link takes about as long as its computing."""
 
     hidden: tuple[int, ...]
@@ -80,14 +80,14 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    20: Size((64,), 2000),
-    100: Size((256, 128), 2000),
-    1000: Size((1024, 1024), 256),
-    5000: Size((2048, 2048), 128),
+    20: MLPSize((64,), 2000),
+    100: MLPSize((256, 128), 2000),
+    1000: MLPSize((1024, 1024), 256),
+    5000: MLPSize((2048, 2048), 128),
 }
 
 
-class Row(NamedTuple):
+class LinkRow(NamedTuple):
     method: str
     megabits: int  # a second, of each link in each direction
     period: int = 1  # updates; of DASO its batches
@@ -133,24 +133,24 @@ FAR = (("sync", 1), ("local SGD", 1), ("local SGD", 8), ("DiLoCo", 8))
 DELAYS, LOSSES = (2.0, 20.0), (0.1, 1.0)
 
 
-def all_rows() -> list[Row]:
+def all_rows() -> list[LinkRow]:
     """Those of two nodes, a core each, and some of four, which share the cores.
 
     Of two nodes there are also links that take time, and some that lose packets.
     """
     pairs = [
-        Row(method, megabits, period)
+        LinkRow(method, megabits, period)
         for megabits in SIZES
         for method in METHODS
         for period in PERIODS.get(method, USUAL)
     ]
     four = [
-        Row(method, megabits, period, nodes=4)
+        LinkRow(method, megabits, period, nodes=4)
         for megabits in (100, 1000)
         for method, period in (("sync", 1), ("DiLoCo", 8), ("streaming", 8), ("gossip", 1))
     ]
     far = [
-        Row(method, megabits, period, **link)
+        LinkRow(method, megabits, period, **link)
         for link in [{"delay": ms} for ms in DELAYS] + [{"loss": share} for share in LOSSES]
         for megabits in (100, 1000)
         for method, period in FAR
@@ -158,12 +158,12 @@ def all_rows() -> list[Row]:
     return pairs + four + far
 
 
-def row_of(found: Mapping[str, Any]) -> Row:
+def row_of(found: Mapping[str, Any]) -> LinkRow:
     """The row that was measured; older records say nothing of delay and loss."""
-    return Row(**{name: found[name] for name in Row._fields if name in found})
+    return LinkRow(**{name: found[name] for name in LinkRow._fields if name in found})
 
 
-def config_of(row: Row, nodes: int, api: str, plain: bool = False) -> Experiment:
+def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Experiment:
     """The row's method on so many nodes, or plain SGD."""
     size, config = SIZES[row.megabits], default()
     config.steps = config.log_every = row.updates
@@ -182,7 +182,7 @@ def config_of(row: Row, nodes: int, api: str, plain: bool = False) -> Experiment
 def line_of(config: Experiment) -> Timeline:
     """The updates of a config by its method's clock, as one epoch."""
     shapes = of_model(config)
-    network = methods.Network(shapes.problem, shapes.params, shapes.examples)
+    network = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)
     return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
 
 
@@ -209,7 +209,7 @@ def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable
     return once
 
 
-def api_of(row: Row) -> str:
+def api_of(row: LinkRow) -> str:
     return "overlap" if row.method in APART else "shard_map"
 
 
@@ -226,7 +226,7 @@ def lone() -> Iterator[None]:
         yield
 
 
-def by_itself(row: Row, plain: bool = False) -> Run:
+def by_itself(row: LinkRow, plain: bool = False) -> Run:
     """The method on this process's device alone, or plain SGD, as the same kind of program."""
     with lone():
         return trainer.prepare(config_of(row, 1, "shard_map" if plain else api_of(row), plain))
@@ -237,7 +237,9 @@ def of_nodes(value: Any) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(np.float32(value))).astype(float)
 
 
-def measured(row: Row, ring: Neighbours, rounds: int, ordinary: bool = False) -> dict[str, Any]:
+def measured(
+    row: LinkRow, ring: RingNeighbours, rounds: int, ordinary: bool = False
+) -> dict[str, Any]:
     """What the row's processes find; all must call this together."""
     alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
     shaped.preferred(False)  # heartbeats would wait until all is compiled
@@ -307,7 +309,7 @@ def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
     return once
 
 
-def work(rows: Iterable[Row], rounds: int, ordinary: bool) -> None:
+def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
     """One process of the job of these rows."""
     cache.enable()
     processes.initialize()
@@ -318,7 +320,7 @@ def work(rows: Iterable[Row], rounds: int, ordinary: bool) -> None:
             print(MARK + json.dumps(row._asdict() | found), flush=True)
 
 
-def simulated(row: Row, **keys: Any) -> float:
+def simulated(row: LinkRow, **keys: Any) -> float:
     """Seconds an update by the method's clock, from the first update to the last."""
     config = config_of(row, row.nodes, "").with_({f"cluster.{k}": v for k, v in keys.items()})
     return float(line_of(config).seconds[-1]) / row.updates
@@ -370,7 +372,7 @@ def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
     }
 
 
-def run_rows(rows: list[Row], options: list[str], until: float) -> Iterator[dict[str, Any]]:
+def run_rows(rows: list[LinkRow], options: list[str], until: float) -> Iterator[dict[str, Any]]:
     """What is found of the rows, a job for all of a link; none begins after the second `until`."""
     link = attrgetter("nodes", "delay", "loss", "megabits")
     for (nodes, delay, loss, megabits), job_rows in groupby(sorted(rows, key=link), link):
@@ -383,7 +385,7 @@ def run_rows(rows: list[Row], options: list[str], until: float) -> Iterator[dict
 
 
 def _job(
-    network: shaped.Network, rows: list[Row], options: list[str], until: float
+    network: shaped.Network, rows: list[LinkRow], options: list[str], until: float
 ) -> Iterator[dict[str, Any]]:
     worker = [sys.executable, "-m", "analysis.benchmarks.links", *options]
     worker.append(f"--work={json.dumps(rows)}")
@@ -443,7 +445,7 @@ def summary(table: pd.DataFrame) -> dict[str, Any]:
     return found | {"median ratio": float(table["ratio"].median())}
 
 
-def save(every: Mapping[Row, Mapping[str, Any]], out: Path, rounds: int) -> None:
+def save(every: Mapping[LinkRow, Mapping[str, Any]], out: Path, rounds: int) -> None:
     """Prints the table and writes the record, from which the next start goes on."""
     table = table_of(every.values())
     about = {
@@ -471,7 +473,7 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        rows = [Row(*each) for each in json.loads(arguments.work)]
+        rows = [LinkRow(*each) for each in json.loads(arguments.work)]
         return work(rows, arguments.rounds, arguments.ordinary)
     if not arguments.inside:
         command = [sys.executable, "-m", "analysis.benchmarks.links", *sys.argv[1:], "--inside"]

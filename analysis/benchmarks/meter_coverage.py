@@ -151,7 +151,7 @@ def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
     return config
 
 
-class Run(NamedTuple):
+class RecordedRun(NamedTuple):
     """What a run recorded, the groups that arrived (T,), and of a race its equivalent momentum."""
 
     recording: Recording
@@ -159,11 +159,11 @@ class Run(NamedTuple):
     momentum: float | None = None
 
 
-def recorded(cell: dict[str, Any], config: ConfigDict) -> Run:
+def recorded(cell: dict[str, Any], config: ConfigDict) -> RecordedRun:
     one, steps = as_experiment(config), config.steps
     if not cell.get("race"):
         line = one.timeline(steps_per_epoch=1, update_bytes=0)
-        return Run(single.record(one), line.worker)
+        return RecordedRun(single.record(one), line.worker)
     from optdyn.race.on_ray import ray_workers  # an extra, which the other cells do without
 
     windows = {"probes.momentum": True, "probes.window": steps, "probes.every": steps}
@@ -174,7 +174,9 @@ def recorded(cell: dict[str, Any], config: ConfigDict) -> Run:
         sketches = np.load(workdir / meter.FILE).swapaxes(0, 1)
         found = raced.load(workdir)
     late = found.staleness.mean()
-    return Run(Recording(*sketches, np.zeros(steps)), found.worker, float(late / (1 + late)))
+    return RecordedRun(
+        Recording(*sketches, np.zeros(steps)), found.worker, float(late / (1 + late))
+    )
 
 
 def truth(cell: dict[str, Any]) -> list[float]:
@@ -194,7 +196,7 @@ def truth(cell: dict[str, Any]) -> list[float]:
     return [explicit if cell["groups"] == 1 else implicit]
 
 
-def fitted(cell: dict[str, Any], config: ConfigDict, run: Run) -> dict[str, Any]:
+def fitted(cell: dict[str, Any], config: ConfigDict, run: RecordedRun) -> dict[str, Any]:
     """A line: coefficients, standard errors and p-values, or why there are none."""
     recorded = run.recording
     lags, updates = cell.get("lags", 1), len(recorded.losses)

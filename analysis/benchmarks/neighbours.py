@@ -10,7 +10,7 @@ from analysis.benchmarks.shaped import LONGEST, address
 PORT = 5900
 
 
-class Neighbours(NamedTuple):
+class RingNeighbours(NamedTuple):
     """Plain connections of a ring: to the next node, and from the one before."""
 
     right: socket.socket
@@ -36,7 +36,7 @@ class Neighbours(NamedTuple):
         return (time.perf_counter() - begun) / count
 
 
-def neighbours(node: int, nodes: int) -> Neighbours:
+def neighbours(node: int, nodes: int) -> RingNeighbours:
     """To be called on all nodes at once. Raises `OSError` if one does not come."""
     with socket.create_server((address(node), PORT)) as server:
         server.settimeout(LONGEST)
@@ -53,4 +53,4 @@ def neighbours(node: int, nodes: int) -> Neighbours:
     for end in (right, left):
         end.settimeout(2 * LONGEST)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Neighbours(right, left)
+    return RingNeighbours(right, left)

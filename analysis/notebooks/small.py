@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from optdyn.report import figures
-from optdyn.report.figures import DASHES, OKABE_ITO, Curve
+from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve
 
 ROOT = Path(__file__).parents[2]
 FOLDER = "OPTDYN_NOTEBOOKS"  # environment variable: where the runs lie, if elsewhere
@@ -56,12 +56,12 @@ def curves(
     log: pd.DataFrame,
     name: Callable[[Any], str],
     looks: Mapping[str, tuple[Any, str]] | None = None,
-) -> list[Curve]:
+) -> list[LossCurve]:
     """The runs of equal `name(row of runs)` as one curve, its seeds; `looks`: colour and line."""
     grouped = dict(list(runs.groupby(runs.apply(name, axis=1), sort=False)))
     if looks is None:
         looks = dict(zip(grouped, zip(OKABE_ITO, cycle(DASHES), strict=False), strict=False))
     return [
-        Curve(label, *looks[label], log[log["point"].isin(its["point"])], its)
+        LossCurve(label, *looks[label], log[log["point"].isin(its["point"])], its)
         for label, its in grouped.items()
     ]

@@ -23,7 +23,7 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment, usual
-from optdyn.methods import Network
+from optdyn.methods import ModelInfo
 from optdyn.methods.gradient import local
 from optdyn.problem import shared_data
 from optdyn.train import program
@@ -103,14 +103,14 @@ def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> p
     return pipeline.one_f_one_b(forward, backward, 0.0, micro_batches, UPDATES)
 
 
-def _costs(config: Experiment) -> tuple[local.Local, local.Costs, pipeline.Work]:
+def _costs(config: Experiment) -> tuple[local.Local, local.UpdateCost, pipeline.StageWork]:
     """The method, the operations of its schedule, and those of its blocks."""
     method = config.methods.gradient
     assert isinstance(method, local.Local)
     data = shared_data.load(config)
     one = {name: leaf[:1] for name, leaf in data.train.items()}
     params = program.init(config, data.classes, jax.random.key(0), one)
-    network = Network(program.problem_of(config, data.classes), params, one)
+    network = ModelInfo(program.problem_of(config, data.classes), params, one)
     return method, *local.costs(method, config, network)
 
 

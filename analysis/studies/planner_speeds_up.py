@@ -24,7 +24,7 @@ from analysis.studies import _problems as problems
 from optdyn.evidence import clock
 from optdyn.evidence.arms import at, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict, above
-from optdyn.evidence.clock import Setting
+from optdyn.evidence.clock import TimedCall
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study, cores
 from optdyn.evidence.trial import to_loss
@@ -112,7 +112,7 @@ def trained(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any
         **{str(b): (b, rows[str(b)]["lowering"]) for b in PREDICTED},
     }
     rounds = [
-        [Setting(n, training, (*arm, took[arm[0]][i])) for arm in arms.values()]
+        [TimedCall(n, training, (*arm, took[arm[0]][i])) for arm in arms.values()]
         for i in range(len(took[DEFAULT]))
     ]
     found = clock.in_turn(rounds * TIMES)

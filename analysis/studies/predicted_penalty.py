@@ -58,26 +58,26 @@ CLAIM = Claim(
 )
 
 
-class Cell(NamedTuple):
+class PenaltyCase(NamedTuple):
     batch: int
     groups: int
     law: str
 
 
-def cells(scale: str) -> list[Cell]:
+def cells(scale: str) -> list[PenaltyCase]:
     """All with more than one group."""
     batches = (4, 64) if scale == "small" else (1, 4, 16, 64)
     kinds = [(16, "exponential"), (4, "constant")]
     if scale != "small":
         kinds = [(g, law) for law in ("exponential", "constant", "lognormal") for g in (4, 16, 32)]
-    return [Cell(batch, groups, law) for groups, law in kinds for batch in batches]
+    return [PenaltyCase(batch, groups, law) for groups, law in kinds for batch in batches]
 
 
-def said(cell: Cell) -> dict[str, Any]:
+def said(cell: PenaltyCase) -> dict[str, Any]:
     return {"model": MODEL, **cell._asdict()}
 
 
-def config_of(cell: Cell) -> Experiment:
+def config_of(cell: PenaltyCase) -> Experiment:
     method = {"strategy.name": "asynchronous", "strategy.groups": cell.groups}
     return usual().with_(
         {**NETWORK, **method},
@@ -89,7 +89,7 @@ def config_of(cell: Cell) -> Experiment:
 def measure(study: Study) -> dict[str, Any]:
     """Every cell tuned and run on the reporting seeds, beside what the synchronous run predicts."""
     chosen = cells(study.scale)
-    alone = {Cell(batch, 1, "constant") for c in chosen for batch in (c.batch, REFERENCE)}
+    alone = {PenaltyCase(batch, 1, "constant") for c in chosen for batch in (c.batch, REFERENCE)}
     every = sorted(alone) + chosen
     limits = {c: stability(config_of(c), c.groups) for c in every}
     arms = dict(zip(every, study.map(partial(_arm, study, limits), every), strict=True))
@@ -116,7 +116,7 @@ def measure(study: Study) -> dict[str, Any]:
     }
 
 
-def _arm(study: Study, limits: dict[Cell, float], cell: Cell) -> dict[str, Any]:
+def _arm(study: Study, limits: dict[PenaltyCase, float], cell: PenaltyCase) -> dict[str, Any]:
     """The cell at its best: updates of the reporting seeds, infinite where they missed."""
     factor = penalty(USUAL, cell.batch, limits[cell]) * (1 + USUAL.noise_scale / cell.batch)
     config = config_of(cell).with_(steps=round(LONGEST * UPDATES * factor))
@@ -131,9 +131,9 @@ def _arm(study: Study, limits: dict[Cell, float], cell: Cell) -> dict[str, Any]:
     }
 
 
-def _measured(study: Study, arms: dict[Cell, dict[str, Any]]) -> Measured:
+def _measured(study: Study, arms: dict[PenaltyCase, dict[str, Any]]) -> Measured:
     """The mean over the choosing seeds of what one synchronous run shows."""
-    cell = Cell(REFERENCE, 1, "constant")
+    cell = PenaltyCase(REFERENCE, 1, "constant")
     point, taken = arms[cell]["point"], float(np.median(arms[cell]["updates"]))
     updates = round(min(taken, MOST))
     each = [

@@ -31,7 +31,7 @@ AVERAGED = ((1.0, 0.0),)  # the outer rate and momentum that are none
 ADAM_OUTER = ((1.0, 0.5), (0.7, 0.5), (0.7, 0.8))
 
 
-class Arm(NamedTuple):
+class TunedMethod(NamedTuple):
     """A method at a batch, with the updates it is given and what it is tuned by."""
 
     strategy: Point
@@ -49,10 +49,10 @@ def _meeting(name: str, period: int) -> Point:
 
 
 ARMS = {
-    "sync-64": Arm(
+    "sync-64": TunedMethod(
         {"strategy.name": "sync"}, 64, 200, HIGH, (0.4, 0.8, 1.6, 3.2), (0.008, 0.016, 0.032, 0.064)
     ),
-    "sync-256": Arm(
+    "sync-256": TunedMethod(
         {"strategy.name": "sync"},
         256,
         100,
@@ -60,7 +60,7 @@ ARMS = {
         (0.8, 1.6, 3.2, 6.4),
         (0.008, 0.016, 0.032, 0.064),
     ),
-    "sync-1024": Arm(
+    "sync-1024": TunedMethod(
         {"strategy.name": "sync"},
         1024,
         80,
@@ -68,13 +68,13 @@ ARMS = {
         (0.8, 1.6, 3.2, 6.4),
         (0.008, 0.016, 0.032, 0.064),
     ),
-    "averaging-8": Arm(
+    "averaging-8": TunedMethod(
         _meeting("model_averaging", 8), 64, 300, HIGH, (0.2, 0.4, 0.8, 1.6), (0.008, 0.016, 0.032)
     ),
-    "averaging-32": Arm(
+    "averaging-32": TunedMethod(
         _meeting("model_averaging", 32), 64, 450, HIGH, (0.1, 0.2, 0.4, 0.8), (0.008, 0.016, 0.032)
     ),
-    "diloco-8": Arm(
+    "diloco-8": TunedMethod(
         _meeting("diloco", 8),
         64,
         250,
@@ -84,7 +84,7 @@ ARMS = {
         ((0.7, 0.8), (0.7, 0.9), (1.0, 0.5), (1.0, 0.8)),
         ADAM_OUTER,
     ),
-    "diloco-32": Arm(
+    "diloco-32": TunedMethod(
         _meeting("diloco", 32),
         64,
         350,
@@ -94,7 +94,7 @@ ARMS = {
         ((1.0, 0.3), (1.0, 0.5), (1.0, 0.8), (0.7, 0.5)),
         ADAM_OUTER,
     ),
-    "asynchronous": Arm(
+    "asynchronous": TunedMethod(
         {"strategy.name": "asynchronous", "strategy.groups": 8},
         8,
         1600,
@@ -140,7 +140,9 @@ def both() -> Iterator[Point]:
     return itertools.chain(sgd(), adam())
 
 
-def _seeds(name: str, arm: Arm, setting: Point, outer: tuple[float, float]) -> Iterator[Point]:
+def _seeds(
+    name: str, arm: TunedMethod, setting: Point, outer: tuple[float, float]
+) -> Iterator[Point]:
     """The setting with every seed, logged at a fortieth of its updates."""
     rate, momentum = outer
     if arm.strategy["strategy.name"] == "diloco":

@@ -65,7 +65,7 @@ class Experiment(Setup):
     def timeline(self, **known: Any) -> Timeline:
         """The timeline of a run, as far as its past epochs decide it.
 
-        `known` are the fields of `Setting` besides the setup. Raises `TimelineError`.
+        `known` are the fields of `ClockInputs` besides the setup. Raises `TimelineError`.
         """
         return self.methods.timeline(self, **known)
 

@@ -126,7 +126,7 @@ class Clock:
         self.seconds = seconds
 
     def update(self, batch, choice):
-        return layers.Update(100, 0, phases.Loop(lambda n=1: self.seconds[choice]))
+        return layers.UpdateProgram(100, 0, phases.Loop(lambda n=1: self.seconds[choice]))
 
     def measure(self, loops, rounds):
         noise = np.random.default_rng(0).normal(1, 0.01, (len(loops), rounds))
@@ -149,7 +149,7 @@ def test_a_plan_that_does_not_pay_falls_back(small, monkeypatch, planned, kept):
     """Planned FFT against the config's gemm of 3 s, in 1 % of noise."""
     clock = Clock({("gemm",): 3.0, ("fft",): planned})
     monkeypatch.setattr(layers, "measure", clock.measure)
-    of = plans.Device(None, {}, clock.update, ("gemm",), ("xla",), 4, planner.Fit(8, 9))
+    of = plans.Device(None, {}, clock.update, ("gemm",), ("xla",), 4, planner.BatchFit(8, 9))
     found = plans.whole(of, 4, ("fft",), small({"plan.memory": 200}).plan)
     assert found.taken == (("fft",) if kept else ("gemm",)) and found.planned == ("fft",)
     assert found.seconds.median == pytest.approx(planned if kept else 3.0, rel=0.05)

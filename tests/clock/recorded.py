@@ -38,7 +38,7 @@ def network_of(problem):
     }
     params = jax.eval_shape(problem.init, jax.random.key(0), batch)
     one = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in batch.items()}
-    return methods.Network(problem, params, one)
+    return methods.ModelInfo(problem, params, one)
 
 
 def record(line, path, raced=False):

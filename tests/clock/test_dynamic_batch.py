@@ -9,7 +9,7 @@ from optdyn.base import seeds
 from optdyn.clock import TimelineError, make, service
 from optdyn.clock.dynamic_batch import (
     CHANGE,
-    Costs,
+    StepCost,
     clocked,
     costs,
     ideal_seconds,
@@ -290,7 +290,9 @@ def test_ideal_seconds_by_hand():
     delay = np.array([[0.0, 0.0], [3.0, 0.0], [20.0, 0.0]])
     # 30 examples at 1 + 2 a second: 10 s. With 3 s lost to one: (30 + 3) / 3. With 20 s the other
     # does all 30 in 15 s and waits.
-    np.testing.assert_allclose(ideal_seconds(Costs(example, delay), 30), [10, 11, 20], rtol=1e-15)
+    np.testing.assert_allclose(
+        ideal_seconds(StepCost(example, delay), 30), [10, 11, 20], rtol=1e-15
+    )
 
 
 BAD = [

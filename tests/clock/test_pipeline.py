@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError
-from optdyn.clock.pipeline import BACKWARD, FORWARD, UPDATE, _on, gpipe, local, one_f_one_b, seconds
-from optdyn.clock.pipeline import Work as Costs
+from optdyn.clock.pipeline import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    StageWork,
+    _on,
+    gpipe,
+    local,
+    one_f_one_b,
+    seconds,
+)
 from optdyn.setup import Cluster
 from tests.clock.schedules import memory, steady_utilization, utilization
 
@@ -174,7 +183,7 @@ def test_stages_add_up_as_the_cluster_does(collective):
     """Four devices a stage: 2 (4 - 1) parts in a row, 2 log2(4) times all, or there and back."""
     cluster = Cluster(nodes=2, devices_per_node=4, local_bandwidth=100.0, collective=collective)
     ones = np.ones(2)
-    update = _on(cluster, Costs(ones, ones, ones[:1], 800.0 * ones), 4, 1)[3]
+    update = _on(cluster, StageWork(ones, ones, ones[:1], 800.0 * ones), 4, 1)[3]
     by_hand = {"ring": 2 * 3 * 2.0, "tree": 2 * 2 * 8.0, "server": 2 * 8.0}[collective]
     np.testing.assert_allclose(update, by_hand, rtol=1e-12)
 

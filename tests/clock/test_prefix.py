@@ -88,7 +88,7 @@ def network():
         whole = program.problem_of(config, 5)
         images = {"image": np.zeros((1, 3, 3, 1), np.uint8), "label": np.zeros(1, np.int32)}
         params = jax.eval_shape(whole.init, jax.random.key(0), images)
-        return methods.Network(whole, params, images)
+        return methods.ModelInfo(whole, params, images)
 
     return of
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from optdyn import experiment
 from optdyn.clock import make, service
-from optdyn.clock.server import Pieces, server
+from optdyn.clock.server import IterationSeconds, server
 from optdyn.experiment import default
 from optdyn.setup import Cluster
 from optdyn.train import trainer
@@ -16,7 +16,7 @@ from tests.clock.test_slots import check
 from tests.tune.hardware import seconds_per_iteration
 from tests.values import as_experiment
 
-SEVEN_TO_ONE = Pieces(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)
+SEVEN_TO_ONE = IterationSeconds(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)
 PIECES = {"conv_compute": 12.0, "conv_network": 0.5, "fc": 1.0, "fc_network": 2.0}
 CHOSEN = {f"cluster.pieces.{name}": value for name, value in PIECES.items()}
 FRESH = ("hidden0", "hidden1", "classifier")  # the dense part of the network below
@@ -53,11 +53,11 @@ def test_constant_service(groups):
 
 def test_random_service():
     """Without a server the groups are memoryless and the staleness geometric of mean g - 1."""
-    free = run(Pieces(1.0, 0.0, 0.0), 8)
+    free = run(IterationSeconds(1.0, 0.0, 0.0), 8)
     # P(0) = 1 / g: 100,000 draws give it to 0.8 %, here four deviations.
     assert (free.staleness == 0).mean() == pytest.approx(1 / 8, rel=0.035)
     # A saturated FIFO server puts the groups in line: hardly any overtakes the seven others.
-    lined_up = run(Pieces(0.01, 0.0, 1.0), 8)
+    lined_up = run(IterationSeconds(0.01, 0.0, 1.0), 8)
     assert (lined_up.staleness == 7).mean() > 0.95
     for timeline in (free, lined_up):
         # The gaps of every group add up to the length of the run, but for its ends.
@@ -111,7 +111,9 @@ def test_asynchronous_runs_follow_the_closed_form(groups, fresh):
     """After the first round, HE(g) seconds an update of constant service; merged if fresh."""
     values = {"strategy.name": "asynchronous", "strategy.groups": groups, "strategy.fresh": fresh}
     timeline = of(values | {"cluster.nodes": 16, "cluster.service": "constant", "steps": 320})
-    expected = seconds_per_iteration(Pieces(12.0, 0.5, 1.0, bool(fresh), 2.0), groups, 16 // groups)
+    expected = seconds_per_iteration(
+        IterationSeconds(12.0, 0.5, 1.0, bool(fresh), 2.0), groups, 16 // groups
+    )
     # Two marks whole rounds apart. Rounding of 320 float64 additions.
     found = (timeline.seconds[-1] - timeline.seconds[-1 - 160]) / 160
     assert found == pytest.approx(expected, rel=1e-12)

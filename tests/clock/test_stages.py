@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import pipeline
-from optdyn.clock.pipeline import Work, of_cluster
+from optdyn.clock.pipeline import StageWork, of_cluster
 from optdyn.setup import Cluster
 
-WORK = Work(
+WORK = StageWork(
     np.array([0.1, 0.05, 0.15, 0.1]),
     np.array([0.2, 0.15, 0.2, 0.3]),
     np.array([1e6, 2e6, 1e6]),
@@ -32,7 +32,7 @@ def test_equal_intervals_are_those_of_the_whole_schedule(forward, backward, micr
     forward = np.array(forward, float)
     backward = np.array(backward[: len(forward)], float)
     sent = np.arange(len(forward) - 1) * 1e6
-    work = Work(forward, backward, sent, np.zeros(len(forward)))
+    work = StageWork(forward, backward, sent, np.zeros(len(forward)))
     chosen = cluster_of(nodes=len(forward), bandwidth=1e6)
     made = of_cluster(chosen, micro_batches, work, steps=steps, batch_size=1000)
     if micro_batches:

@@ -39,7 +39,7 @@ def streaming(fragments, steps, values=()):
     own = {"strategy.period": 4, "strategy.fragments": fragments, "cluster.devices_per_node": 1}
     config = battery.config_of("model_averaging", own | dict(values) | {"steps": steps})
     params = battery.make_run("model_averaging").params
-    network = methods.Network(program.problem_of(config, 5), params, {})
+    network = methods.ModelInfo(program.problem_of(config, 5), params, {})
     known = {"steps_per_epoch": 4, "update_bytes": parameter_bytes(params), "network": network}
     return config, params, config.timeline(**known)
 

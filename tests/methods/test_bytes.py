@@ -33,7 +33,7 @@ def sent_and_seconds(name, values, optimizer="sgd"):
 def seconds(name, params, values, optimizer="sgd"):
     """Of every update, by the clock of a config, less those of its computing."""
     config = battery.config_of(name, values | {"optimizer.name": optimizer})
-    network = methods.Network(program.problem_of(config, battery.CLASSES), params, {})
+    network = methods.ModelInfo(program.problem_of(config, battery.CLASSES), params, {})
     size = program.parameter_bytes(params)
     known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
     line = config.timeline(**known)

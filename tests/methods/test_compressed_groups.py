@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from optdyn.methods import Network
+from optdyn.methods import ModelInfo
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.quantized import numbers
 from optdyn.methods.read.asynchronous import asynchronous
@@ -54,7 +54,7 @@ def test_the_clock_sends_less_to_the_server_and_all_back():
     """A quarter of each array's numbers, 8 bytes each, at a byte a second, and 56 bytes back."""
     asked = {"strategy.compression_share": 0.25, "cluster.service": "constant"}
     asked |= {"cluster.bandwidth": 1.0}
-    network = Network(None, tree(START), None)
+    network = ModelInfo(None, tree(START), None)
     took = []
     for name in ("", "top_k"):
         asked["strategy.compression"] = name

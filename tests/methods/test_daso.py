@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from optdyn import optimizers
 from optdyn.clock.base import Meeting, at
-from optdyn.devices.simulated import Nodes, over_nodes
+from optdyn.devices.simulated import NodeStates, over_nodes
 from optdyn.methods import Event
 from optdyn.methods.mix.daso import DASO
 from optdyn.methods.mix.daso import clock as phases
@@ -128,7 +128,7 @@ def apart(strategy, seed):
     state = strategy.init(START).state
     shift = np.random.default_rng(seed).normal(size=(NODES, 3)).astype(np.float32)
     inner = state.inner.moved_to(state.params | {"w": state.params["w"] + shift})
-    return Nodes(state._replace(inner=inner))
+    return NodeStates(state._replace(inner=inner))
 
 
 def nothing(steps):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optdyn.clock.syncer import DROPPED, ages, rounds
-from optdyn.methods import Network
+from optdyn.methods import ModelInfo
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.read.decoupled import decoupled
 from tests.methods import nodes, workers
@@ -24,7 +24,7 @@ made = cache(
         LEARNERS,
     )
 )
-NETWORK = Network(None, nodes.tree(START), None)
+NETWORK = ModelInfo(None, nodes.tree(START), None)
 UNLIKE = {"strategy.period": H, "cluster.speeds": (1.0, 0.8, 0.3)}
 
 

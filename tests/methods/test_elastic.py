@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.read.elastic import State, elastic, pull
+from optdyn.methods.read.elastic import ElasticState, elastic, pull
 from tests.methods import workers
 from tests.methods.nodes import START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
@@ -44,7 +44,7 @@ def test_an_exchange_keeps_the_sum_of_all_and_the_center():
     line = line_of("elastic", **VALUES | {"strategy.period": 1})
     start = strategy().init(tree(START))
     table, center = RNG.normal(size=(WORKERS, P)), RNG.normal(size=P)
-    start = State(tree(np.float32(center)), tree(np.float32(table)), start.opt_state)
+    start = ElasticState(tree(np.float32(center)), tree(np.float32(table)), start.opt_state)
     states, _ = ran(strategy(), events_of(line, rate=0.0), state=start)
     x, shown = flattened(states.workers), flattened(states.params)
     # Four numbers of about one, an ulp each an exchange, 32 exchanges.

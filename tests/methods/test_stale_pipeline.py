@@ -43,7 +43,7 @@ PARAMS = {
 
 def line_of(chosen, problem):
     batch = jax.tree.map(lambda leaf: leaf[0], BATCHES)
-    network = strategies.Network(problem, PARAMS, batch)
+    network = strategies.ModelInfo(problem, PARAMS, batch)
     return chosen.timeline(steps_per_epoch=10, update_bytes=0, network=network)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optdyn.problem.models import base
-from optdyn.problem.models.resnet import NORMS, Residual, resnet
+from optdyn.problem.models.resnet import NORMS, ResidualConv, resnet
 from tests.models.parameters import count, dense, shapes, some
 
 CLASSES = 3
@@ -169,7 +169,7 @@ def test_is_its_equation(norm):
 
 def one_block(norm):
     x = images(2, 5, 4, 3)
-    blocks = (("block", Residual(3, 1, norm, "float32", (None, None))),)
+    blocks = (("block", ResidualConv(3, 1, norm, "float32", (None, None))),)
     return blocks, some(blocks, x), x
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from optdyn.report import kept_momentum, report
-from optdyn.report.arms import Arm, chosen, judged_at
+from optdyn.report.arms import GroupResults, chosen, judged_at
 from tests.report.reports import page, rows, run
 
 SLOW = (10, 12, 8, 15, 9)  # log points to a loss of 0.2 of each seed, where the penalty is 1
@@ -129,7 +129,7 @@ def test_the_settings_that_seeds_are_judged_at_are_shown():
     So the best setting of all seeds is not where the median seed's figure is from.
     """
     index = pd.MultiIndex.from_tuples([(0.9, 0.1), (0.9, 0.2)])
-    arm = Arm(4, False, index, np.array([[[10.0, 10.0, 30.0], [20.0, 20.0, 12.0]]]))
+    arm = GroupResults(4, False, index, np.array([[[10.0, 10.0, 30.0], [20.0, 20.0, 12.0]]]))
     assert list(judged_at(arm)) == [(0.9, 0.2), (0.9, 0.2), (0.9, 0.1)]
     momentum, rate = kept_momentum._setting(arm, chosen(index, arm.figures[0], kept=False))
     assert (momentum.shown, momentum.range) == ("0.9, tuned", "")

@@ -10,7 +10,7 @@ from optdyn.evidence import intervals
 from optdyn.evidence.crossing import of_runs
 from optdyn.report import arms, efficiency, times
 from optdyn.report.efficiency import common_target, crossings, to_target, too_easy
-from optdyn.report.figures import Curve
+from optdyn.report.figures import LossCurve
 from optdyn.report.page import cell, number
 
 
@@ -104,7 +104,7 @@ def test_time_to_every_loss_is_that_to_each():
     """Of two seeds that take 10 and 30 updates an e-fold, and one that diverged."""
     runs, log = tables(*(np.exp(-np.arange(7) / rate) for rate in (1, 3)), [1.0, 0.01])
     runs["status"] = ["completed", "completed", "diverged"]
-    both = Curve("both", "red", "solid", log[log["point"] != "run2"], runs[:2])
+    both = LossCurve("both", "red", "solid", log[log["point"] != "run2"], runs[:2])
     wanted = times.targets([both])
     assert wanted[0] == pytest.approx(np.median([np.exp(-6), np.exp(-2)])) and wanted[-1] < 1
     table = times.table(both, wanted, "updates").set_index("loss")
@@ -112,7 +112,7 @@ def test_time_to_every_loss_is_that_to_each():
         each = [to_target(its, loss)[0] for _, its in both.log.groupby("point")]
         assert list(row) == [np.median(each), min(each), max(each)]
     assert np.isinf(table["high"].iloc[0]) and np.isfinite(table["low"].iloc[0])
-    lost = Curve("lost", "red", "solid", log[log["point"] == "run2"], runs[2:])
+    lost = LossCurve("lost", "red", "solid", log[log["point"] == "run2"], runs[2:])
     assert np.isinf(times.table(lost, wanted, "seconds")["median"]).all()
 
 

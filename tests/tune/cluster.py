@@ -2,7 +2,7 @@
 
 import math
 
-from optdyn.tune.choice import Measures, Outcome, Point
+from optdyn.tune.choice import EpochPoint, Measures, Outcome
 
 
 class Cluster:
@@ -57,7 +57,7 @@ class Cluster:
         self.notes.append((what, setting))
 
     def tried(self, setting):
-        return self.probe(Point(), 200, setting)
+        return self.probe(EpochPoint(), 200, setting)
 
     @property
     def settings(self):

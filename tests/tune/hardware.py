@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.clock.base import Timeline
-from optdyn.clock.server import Pieces, server, t_conv, t_fc
+from optdyn.clock.server import IterationSeconds, server, t_conv, t_fc
 
 
 class Simulated(NamedTuple):
@@ -30,13 +30,13 @@ class Simulated(NamedTuple):
     timeline: Timeline  # (iterations,) updates, by the group that leaves the server
 
 
-def seconds_per_iteration(pieces: Pieces, groups: int, k: int) -> float:
+def seconds_per_iteration(pieces: IterationSeconds, groups: int, k: int) -> float:
     """HE(g) in closed form: seconds from one update to the next, whichever groups they are of."""
     own, served = t_fc(pieces)
     return max(served, (t_conv(pieces, k) + own + served) / groups)
 
 
-def saturation(pieces: Pieces, k: int) -> int:
+def saturation(pieces: IterationSeconds, k: int) -> int:
     """g*: the smallest number of groups of k workers that saturates the FC server.
 
     N workers saturate it in g groups when g >= saturation(pieces, N // g).
@@ -64,5 +64,7 @@ def random_cluster(seed):
     rng = np.random.default_rng(seed)
     compute, network, fc, fc_network = np.exp(rng.uniform(-3, 1, 4))
     k = int(rng.integers(1, 9))
-    pieces = Pieces(k * compute, network / k, fc, merged=seed % 2 == 0, t_fc_network=fc_network)
+    pieces = IterationSeconds(
+        k * compute, network / k, fc, merged=seed % 2 == 0, t_fc_network=fc_network
+    )
     return pieces, int(rng.integers(1, 2 * saturation(pieces, k) + 2)), k

@@ -249,7 +249,7 @@ def test_a_step_is_positive_where_the_loss_curves_down(cluster, monkeypatch):
     """A few iterations can end in a direction of negative curvature, which limits steps as well."""
 
     def measured(peak):
-        found = bench.Moments(np.float32(1.0), np.float32(50.0))
+        found = bench.GradientMoments(np.float32(1.0), np.float32(50.0))
         monkeypatch.setattr(bench, "_limits", lambda of: lambda *given: (found, np.float32(peak)))
         return bench.measure(cluster, bench.start(cluster))
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.plan import convergence, planner
-from optdyn.plan.planner import Interval, PlanError, Row
+from optdyn.plan.planner import Candidate, Interval, PlanError
 
 SIZES = (4, 16, 64, 256)
 # Every example takes 1 ms and an update 16 ms besides.
-ROWS = [Row(b, True, 0.016 + 0.001 * b) for b in SIZES]
+ROWS = [Candidate(b, True, 0.016 + 0.001 * b) for b in SIZES]
 
 
 @given(st.floats(1, 1e5), st.floats(0.1, 1e4))

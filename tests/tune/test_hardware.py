@@ -12,16 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import service
-from optdyn.clock.server import Pieces, t_conv
+from optdyn.clock.server import IterationSeconds, t_conv
 from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate
 
 ITERATIONS, NOISE = 100_000, 0.018
 # A few thousand additions of float64, each right to 1e-16 of a sum of the same thousands of terms.
 ROUNDING = 1e-9
-SEVEN_TO_ONE = Pieces(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)  # g* = 8 at k = 1
+SEVEN_TO_ONE = IterationSeconds(
+    t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0
+)  # g* = 8 at k = 1
 
 seconds = st.floats(1e-3, 1e3)
-pieces_of = st.builds(Pieces, seconds, seconds, seconds, st.booleans(), seconds)
+pieces_of = st.builds(IterationSeconds, seconds, seconds, seconds, st.booleans(), seconds)
 
 
 def run(pieces, groups, k=1, law=None, iterations=ITERATIONS, seed=0):
@@ -45,7 +47,7 @@ def mean_values(think, served, groups):
 
 
 def test_closed_form_by_hand():
-    pieces = Pieces(t_conv_compute_1=12.0, t_conv_network_1=0.5, t_fc=1.0)
+    pieces = IterationSeconds(t_conv_compute_1=12.0, t_conv_network_1=0.5, t_fc=1.0)
     # k = 4: max(12 / 4, 0.5 x 4) = 3. k = 8: max(1.5, 4) = 4, the network is the longer.
     assert [t_conv(pieces, k) for k in (1, 4, 8)] == [12.0, 3.0, 4.0]
     # (3 + 1) / g until 4 groups, then the server's second.
@@ -89,7 +91,9 @@ def test_events_by_hand():
     """Three groups, services of two seconds; phases of groups 0, 1, 2, then in order of leaving."""
     phases = np.array([3, 1, 2, 4, 1, 9, 20, 1, 5])
     table = {(9, 1): phases[:, None], (9,): np.ones(9), (6,): np.ones(6)}
-    simulated = run(Pieces(1.0, 0.0, 2.0), 3, law=lambda _, shape: table[shape], iterations=6)
+    simulated = run(
+        IterationSeconds(1.0, 0.0, 2.0), 3, law=lambda _, shape: table[shape], iterations=6
+    )
     # Arrivals: 1 at 1, 2 at 2, 0 at 3; 1 again at 3 + 4, 2 at 5 + 1, 0 at 7 + 9, 2 at 9 + 20;
     # the server rests from 11 to 12, when group 1 is back, before 0 and 2.
     np.testing.assert_array_equal(simulated.timeline.worker, [1, 2, 0, 2, 1, 1])
@@ -109,7 +113,7 @@ def test_the_start_and_a_broken_round_do_not_count(iterations):
 
 @pytest.mark.parametrize("merged", [True, False])
 def test_one_group_takes_the_sum_of_its_phases(merged):
-    pieces = Pieces(3.0, 0.0, 1.0, merged, t_fc_network=0.5)
+    pieces = IterationSeconds(3.0, 0.0, 1.0, merged, t_fc_network=0.5)
     expected = 4.0 if merged else 4.5
     assert seconds_per_iteration(pieces, 1, 1) == expected
     simulated = run(pieces, 1)
@@ -133,7 +137,7 @@ def test_exponential_service_agrees_with_mean_value_analysis(groups, k):
 
 def test_unmerged_groups_queue_only_for_the_model():
     """The group's own FC time counts as thinking: the analysis needs its mean alone."""
-    pieces = Pieces(3.0, 0.0, 4.0, merged=False, t_fc_network=1.0)
+    pieces = IterationSeconds(3.0, 0.0, 4.0, merged=False, t_fc_network=1.0)
     expected, _ = mean_values(3.0 + 4.0, 1.0, 8)
     assert run(pieces, 8).seconds_per_iteration == pytest.approx(expected, rel=NOISE)
 

@@ -17,7 +17,7 @@ from optdyn import optimizers
 from optdyn.core import Event
 from optdyn.experiment import default
 from optdyn.plan import layers, planner
-from optdyn.plan.layers import Layer, Update
+from optdyn.plan.layers import Layer, UpdateProgram
 from optdyn.plan.phases import Loop
 from optdyn.problem import problem
 from optdyn.problem.models.convolution import LOWERINGS, serves
@@ -178,7 +178,7 @@ class Machine:
         self.seconds, self.bytes = seconds, bytes_
 
     def update(self, batch, choice):
-        return Update(self.bytes[choice], 0, Loop(partial(self.seconds.get, choice)))
+        return UpdateProgram(self.bytes[choice], 0, Loop(partial(self.seconds.get, choice)))
 
     def measure(self, loops, rounds):
         return {name: np.full(rounds, loop.run()) for name, loop in loops.items()}

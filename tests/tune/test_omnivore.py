@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from optdyn.experiment import ConfigError
 from optdyn.setup import Tune
-from optdyn.tune.choice import Choice, Outcome, Point, halved
+from optdyn.tune.choice import Choice, EpochPoint, Outcome, halved
 from optdyn.tune.omnivore import cold_start, omnivore, search, settings, size, steady_state
 from tests.tune.cluster import Cluster
 
@@ -92,7 +92,7 @@ def test_more_groups_must_make_updates_a_tenth_faster(gain, most):
 
 def test_the_best_of_several_initializations_is_kept():
     cluster = Cluster()
-    losses = {Point(0): 2.0, Point(1): 1.0, Point(2): 3.0}
+    losses = {EpochPoint(0): 2.0, EpochPoint(1): 1.0, EpochPoint(2): 3.0}
     inner = cluster.probe
 
     def probe(point, seconds, setting):
@@ -101,7 +101,7 @@ def test_the_best_of_several_initializations_is_kept():
 
     cluster.probe = probe
     point, _, _ = cold_start(cluster, GROUPS, RULES.with_(seeds=3))
-    assert point == Point(1)
+    assert point == EpochPoint(1)
     assert all(at == point for at, _, setting in cluster.probes if setting.groups > 1)
     assert {at for at, _, setting in cluster.probes if setting.groups == 1} == set(losses)
 
@@ -173,7 +173,7 @@ def test_epochs_are_equally_long_and_go_on_from_one_another():
     cluster = near(0.75)
     omnivore(cluster, GROUPS, RULES)
     assert [seconds for _, seconds, _ in cluster.epochs] == 4 * [1e4]
-    assert [point for point, _, _ in cluster.epochs] == [Point(0, epoch) for epoch in range(4)]
+    assert [point for point, _, _ in cluster.epochs] == [EpochPoint(0, epoch) for epoch in range(4)]
     assert cluster.asked == [
         100.0,
         *(cluster.outcome(s, 0).loss / (n + 1) for n, (_, _, s) in enumerate(cluster.epochs[:3])),

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.cli import profile
-from optdyn.clock.server import Pieces
+from optdyn.clock.server import IterationSeconds
 from optdyn.experiment import ConfigError, default
 from optdyn.plan import phases as timing
-from optdyn.plan.phases import Loop, Work, first_phase, measure, phases, prepare
+from optdyn.plan.phases import Loop, MeasurementPlan, first_phase, measure, phases, prepare
 from optdyn.problem import problem
 from optdyn.problem.models import base
 from optdyn.train.checks import check
@@ -158,7 +158,7 @@ def test_every_piece_is_timed_once_a_round(loops, rounds):
     made = {str(i): clock.loop(str(i), *loop[:1], ran, loop[1]) for i, loop in enumerate(loops)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-        found = measure(Work({}, made, {"known": 3.0}), rounds)
+        found = measure(MeasurementPlan({}, made, {"known": 3.0}), rounds)
     assert found.pop("known").tolist() == [3.0] * rounds
     for (seconds, exchanges), taken in zip(loops, found.values(), strict=True):
         # Differences of sums below 100 seconds over at least 1e-5 of them.
@@ -197,7 +197,9 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
     assert chosen.cluster.pieces.to_dict() == pytest.approx(medians, rel=1e-3)
     assert min(medians.values()) > 0
     compute, network, fc, fc_network = medians.values()
-    expected = seconds_per_iteration(Pieces(compute, network, fc, False, fc_network), 1, 4)
+    expected = seconds_per_iteration(
+        IterationSeconds(compute, network, fc, False, fc_network), 1, 4
+    )
     made = as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
     assert made.seconds[0] == pytest.approx(expected, rel=2e-3)
 

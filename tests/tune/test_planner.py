@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from optdyn.plan import planner
-from optdyn.plan.planner import Interval, PlanError, Row
+from optdyn.plan.planner import Candidate, Interval, PlanError
 
 SHAPES = tuple(product(range(1, 7), range(1, 5)))  # layers, algorithms
 KIB, GIB = 2**10, 2**30
@@ -191,7 +191,12 @@ def test_batches_of_equal_throughput():
 
 def test_soonest():
     """As many updates whatever the mini-batch: the fastest update; what does not fit never wins."""
-    rows = [Row(8, True, 3.0), Row(4, True, 2.0), Row(16, True, 5.0), Row(2)]
+    rows = [
+        Candidate(8, True, 3.0),
+        Candidate(4, True, 2.0),
+        Candidate(16, True, 5.0),
+        Candidate(2),
+    ]
     assert planner.soonest(rows, lambda b: 1).batch == 4
     assert planner.soonest(rows, as_many_examples).batch == 16
     assert planner.soonest(rows, {8: 1, 4: 2, 16: 1, 2: 0}.get).batch == 8

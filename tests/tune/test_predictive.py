@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.setup import Tune
-from optdyn.tune.choice import Choice, Measures, Outcome, Point
+from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 from optdyn.tune.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
 from tests.tune.cluster import Cluster
 
@@ -26,7 +26,7 @@ DEAR = {1: 1.0, 2: 3.0, 4: 9.0, 8: 27.0}
 
 
 def plan(measured, served=1e-9):
-    return planned(Cluster(measured=measured, served=served), Point(), GROUPS)
+    return planned(Cluster(measured=measured, served=served), EpochPoint(), GROUPS)
 
 
 def test_groups_are_those_of_the_least_predicted_time():
@@ -143,7 +143,7 @@ def test_groups_are_not_judged_by_a_step_that_has_more_noise(half, g, step_kept)
     many, one = Choice(8, 0.0, 0.1), Choice(1, 0.0, 0.1)
     losses = {many: 1.0, one: 0.8, Choice(8, 0.0, 0.05): half}
     cluster = Cluster(loss=lambda s, seconds: losses[s])
-    found = guarded(cluster, Point(), 5.0, many, one)
+    found = guarded(cluster, EpochPoint(), 5.0, many, one)
     assert (found.groups, found.learning_rate == 0.1) == (g, step_kept)
     assert len(cluster.probes) == 3
 

@@ -42,7 +42,7 @@ class Is(NamedTuple):
 Key = tuple[Hashable, ...]
 
 
-class Reads(NamedTuple):
+class NamesRead(NamedTuple):
     """The names in a function and in those that are defined in it."""
 
     names: tuple[str, ...]  # of its module, that it reads and does not write
@@ -198,7 +198,7 @@ def _is_users(module: ModuleType | None) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _reads(code: CodeType) -> Reads:
+def _reads(code: CodeType) -> NamesRead:
     by_step = dict[str, set[str]]()
     for part in _nested(code):
         for step in dis.get_instructions(part):
@@ -210,7 +210,7 @@ def _reads(code: CodeType) -> Reads:
 
     names = of("LOAD_GLOBAL", "LOAD_NAME") - of("STORE_GLOBAL")
     attributes = of("LOAD_ATTR", "LOAD_METHOD")
-    return Reads(tuple(sorted(names)), tuple(sorted(attributes)), frozenset(of("STORE_DEREF")))
+    return NamesRead(tuple(sorted(names)), tuple(sorted(attributes)), frozenset(of("STORE_DEREF")))
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

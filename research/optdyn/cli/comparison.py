@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from optdyn.base import errors
 from optdyn.base.calls import checked
 from optdyn.base.errors import ConfigError
-from optdyn.cli.python import Experiment, Reading, Trained, trained
+from optdyn.cli.python import Experiment, MomentumEstimate, Trained, trained
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.experiment import default
@@ -30,13 +30,13 @@ from optdyn.train.grid import grid, named
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Several experiments, each trained with the same seeds. `runs[name]` is an `Arm`."""
+    """Several experiments, each trained with the same seeds. `runs[name]` is a `SeedRuns`."""
 
     runs: Mapping[str, tuple[Trained, ...]]
 
-    def __getitem__(self, name: str) -> "Arm":
+    def __getitem__(self, name: str) -> "SeedRuns":
         errors.one_of("experiment", name, [*self.runs])
-        return Arm(self.runs[name])
+        return SeedRuns(self.runs[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.runs)
@@ -132,7 +132,7 @@ class Comparison:
         looks = itertools.product(figures.DASHES, OKABE_ITO)
         for name, (dashes, colour) in zip(self.runs, looks, strict=False):
             log = self[name].log
-            curve = figures.Curve(name, colour, dashes, log, pd.DataFrame())
+            curve = figures.LossCurve(name, colour, dashes, log, pd.DataFrame())
             figures.band(axes, figures.by_step(log, x, y), x, curve)
         axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "), yscale="log")
         figures.legend(figure)
@@ -140,7 +140,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, eq=False)
-class Arm:
+class SeedRuns:
     """The runs of one experiment of a comparison, a sequence of `Trained` in the seeds' order."""
 
     runs: tuple[Trained, ...]
@@ -159,9 +159,9 @@ class Arm:
         return pd.concat(of, names=["seed"]).reset_index(level=0)
 
     def implicit_momentum(self) -> pd.DataFrame:
-        """The momentum meter's readings (`Reading`), a row a seed."""
+        """The momentum meter's readings (`MomentumEstimate`), a row a seed."""
         found = {run.experiment.seed: run.implicit_momentum() for run in self.runs}
-        return pd.DataFrame.from_dict(found, "index", columns=Reading._fields)
+        return pd.DataFrame.from_dict(found, "index", columns=MomentumEstimate._fields)
 
 
 @checked

@@ -20,7 +20,7 @@ SHOWN = 12  # points of a compilation that a dry run names
 SHORT = "to go on"  # it has ended, with fewer steps than the grid has now, or its files are damaged
 
 
-class Entry(NamedTuple):
+class PlannedPoint(NamedTuple):
     """A point of the grid and what is known of it beforehand."""
 
     name: str
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
     seconds_per_update: float  # wall-clock, of a finished one
 
 
-def plan(config: ConfigDict, workdir: Path, shard: str = "0/1") -> list[Entry]:
+def plan(config: ConfigDict, workdir: Path, shard: str = "0/1") -> list[PlannedPoint]:
     """The checked points of a shard of the grid; those of one compilation follow one another.
 
     Writes nothing. Raises `ConfigError`, and `WorkdirError` if a point's folder holds another run.
@@ -55,12 +55,12 @@ def folder_of(workdir: Path, name: str) -> Path:
     return workdir / "points" / name
 
 
-def compilations(entries: Sequence[Entry]) -> list[list[Entry]]:
+def compilations(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
     """The entries, as `plan` orders them, that share a compilation."""
     return [list(group) for _, group in groupby(entries, lambda entry: entry.compilation)]
 
 
-def described(entries: Sequence[Entry], at_a_time: int) -> Iterator[str]:
+def described(entries: Sequence[PlannedPoint], at_a_time: int) -> Iterator[str]:
     """Lines for who wants to know what would run; seconds are those of finished points."""
     groups = compilations(entries)
     yield f"{len(entries)} points, {len(groups)} compilations: {_counted(entries)}"
@@ -74,7 +74,7 @@ def described(entries: Sequence[Entry], at_a_time: int) -> Iterator[str]:
     yield f"in all: {_cost(entries, at_a_time)}"
 
 
-def _cost(entries: Sequence[Entry], at_a_time: int) -> str:
+def _cost(entries: Sequence[PlannedPoint], at_a_time: int) -> str:
     left = [entry for entry in entries if entry.status not in DONE]
     examples = sum(entry.left * entry.examples for entry in left)
     text = f"{sum(entry.left for entry in left):,} updates to run, on {examples:,} examples"
@@ -85,7 +85,7 @@ def _cost(entries: Sequence[Entry], at_a_time: int) -> str:
     return text
 
 
-def _seconds(group: Sequence[Entry]) -> float | None:
+def _seconds(group: Sequence[PlannedPoint]) -> float | None:
     """The seconds of what is left, one after the other; None if no such point has finished."""
     left = sum(entry.left for entry in group if entry.status not in DONE)
     known = [e.seconds_per_update for e in group if e.status in DONE and e.seconds_per_update]
@@ -94,12 +94,12 @@ def _seconds(group: Sequence[Entry]) -> float | None:
     return left * sum(known) / len(known) if known else None
 
 
-def _counted(entries: Sequence[Entry]) -> str:
+def _counted(entries: Sequence[PlannedPoint]) -> str:
     statuses = Counter(entry.status or "new" for entry in entries)
     return ", ".join(f"{count} {status}" for status, count in statuses.items())
 
 
-def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
+def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> PlannedPoint:
     resolved, folder = resolve(config, name, point), folder_of(workdir, name)
     if (folder / "config.json").exists():
         claim(folder, resolved, free(resolved))
@@ -110,7 +110,7 @@ def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> Entry:
     is_short = summary.get("steps", resolved.steps) != resolved.steps
     if status in DONE and (is_short or damaged(folder)):
         status = SHORT
-    return Entry(
+    return PlannedPoint(
         name=name,
         point=point,
         compilation=batched_runs.compilation(resolved),

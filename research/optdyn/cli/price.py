@@ -340,7 +340,7 @@ def _page(
 
 
 def _penalties(sources: Sequence[str], target: float | None, where: Sequence[str]) -> Any:
-    """What was measured in the sources, `penalties.Measured`; None if there are none."""
+    """What was measured in the sources, `penalties.ProblemResults`; None if there are none."""
     if not sources:
         for flag, value in (("target", target), ("where", where)):
             if value:

@@ -50,7 +50,7 @@ from optdyn.clock.base import Timeline
 from optdyn.core import Rule, together, whole
 from optdyn.experiment import default, parse
 from optdyn.methods.compose import reading
-from optdyn.methods.method import Network
+from optdyn.methods.method import ModelInfo
 from optdyn.price.price import GIGABIT, Price, price
 from optdyn.price.shapes import of_model
 from optdyn.report import tables
@@ -170,7 +170,7 @@ class Method:
             parts = config.methods.get("fragments", 1)
             part = jax.ShapeDtypeStruct((max(update_bytes // 4 // parts, 1),), jnp.float32)
             nothing: Any = None  # no loss is asked for
-            known["network"] = Network(nothing, {f"part{i}": part for i in range(parts)}, {})
+            known["network"] = ModelInfo(nothing, {f"part{i}": part for i in range(parts)}, {})
         return Clock(config.timeline(**known))
 
 
@@ -460,7 +460,7 @@ PARTS: dict[str, type] = {
 }
 
 
-class Reading(NamedTuple):
+class MomentumEstimate(NamedTuple):
     """Implicit momentum with its 95 % interval, and the p-value of the model.
 
     Where p is small, what asynchrony does is not one term of momentum, and the value says little.
@@ -498,7 +498,7 @@ class Trained:
     def diverged(self) -> bool:
         return bool(self.summary["status"] == "diverged")
 
-    def implicit_momentum(self) -> Reading:
+    def implicit_momentum(self) -> MomentumEstimate:
         """The momentum meter's reading over the run.
 
         A run without a meter is trained once more with it, to the same floats. Raises `ConfigError`
@@ -506,7 +506,7 @@ class Trained:
         """
         if "implicit_momentum" in self.summary:
             names = ("", "_low", "_high", "_p")
-            return Reading(*(float(self.summary[f"implicit_momentum{n}"]) for n in names))
+            return MomentumEstimate(*(float(self.summary[f"implicit_momentum{n}"]) for n in names))
         if self.experiment.probes.momentum:
             why = self.summary.get("implicit_momentum_refused", "no window of it has ended")
             raise ConfigError(f"implicit momentum: not known of this run ({why})")

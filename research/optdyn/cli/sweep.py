@@ -38,7 +38,7 @@ from optdyn.base.processes import is_writer
 from optdyn.base.progress import Come, Sweep, Watch, say, stoppable
 from optdyn.base.streams import tell
 from optdyn.cli import app
-from optdyn.cli.points import DONE, Entry, described, folder_of, plan
+from optdyn.cli.points import DONE, PlannedPoint, described, folder_of, plan
 from optdyn.devices.first_process import agreed, own
 from optdyn.experiment import ConfigError
 from optdyn.problem import shared_data
@@ -62,13 +62,13 @@ class Going(NamedTuple):
     failed: Event  # one of them has: the others are to stop
     results: Callable[[str], None]  # writes what there is of `results.csv`, the point with it
 
-    def prepare(self, entry: Entry) -> Run:
+    def prepare(self, entry: PlannedPoint) -> Run:
         folder = folder_of(self.workdir, entry.name)
         config = resolve(self.config, entry.name, entry.point)
         with of_point(entry.name):
             return trainer.prepare(config, begun=trainer.begun(folder))
 
-    def watch(self, entry: Entry) -> Watch:
+    def watch(self, entry: PlannedPoint) -> Watch:
         def stopped() -> int:
             return self.come.stopped or (signal.SIGTERM if self.failed.is_set() else 0)
 
@@ -77,7 +77,7 @@ class Going(NamedTuple):
 
         return Watch(stopped, show, asked=lambda: self.come.asked)
 
-    def end(self, entry: Entry, summary: dict[str, Any]) -> None:
+    def end(self, entry: PlannedPoint, summary: dict[str, Any]) -> None:
         if summary["status"] in DONE:
             self.line.end(entry.name, summary["status"])
             self.results(entry.name)
@@ -125,7 +125,7 @@ def _swept(config: ConfigDict) -> tuple[str, ...]:
 
 
 def sweep(
-    config: ConfigDict, workdir: Path, entries: Sequence[Entry], way: str, threads: int
+    config: ConfigDict, workdir: Path, entries: Sequence[PlannedPoint], way: str, threads: int
 ) -> int:
     """Runs the points that are not done; the number of the signal that stopped it, else 0."""
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}
@@ -142,11 +142,11 @@ def sweep(
         return number or (0 if line.is_done else come.stopped)
 
 
-def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
+def _in_threads(going: Going, entries: Sequence[PlannedPoint]) -> None:
     budget = batched_runs.MemoryBudget(going.memory)
     sizes = dict[Hashable, int]()
 
-    def work(entry: Entry) -> None:
+    def work(entry: PlannedPoint) -> None:
         watch = going.watch(entry)
         if watch.stopped():
             return
@@ -171,7 +171,7 @@ def _in_threads(going: Going, entries: Sequence[Entry]) -> None:
             raise
 
 
-def _in_lanes(going: Going, group: Sequence[Entry], way: str) -> Sequence[Entry]:
+def _in_lanes(going: Going, group: Sequence[PlannedPoint], way: str) -> Sequence[PlannedPoint]:
     """Runs a group as lanes of one program; returns it if it is to be run otherwise."""
     if not group[0].batched:
         return group
@@ -199,7 +199,7 @@ def _in_lanes(going: Going, group: Sequence[Entry], way: str) -> Sequence[Entry]
     return ()
 
 
-def _choose(going: Going, group: Sequence[Entry], way: str) -> dict[str, Any]:
+def _choose(going: Going, group: Sequence[PlannedPoint], way: str) -> dict[str, Any]:
     """How to run a group, and on what grounds; says so."""
     runs = [going.prepare(entry) for entry in group[: batched_runs.LANES]]
     lanes = batched_runs.lanes_of(runs, batched_runs.LANES, going.memory)
@@ -221,7 +221,7 @@ def _choose(going: Going, group: Sequence[Entry], way: str) -> dict[str, Any]:
     return choice
 
 
-def _one_by_one(going: Going, entries: Sequence[Entry]) -> int:
+def _one_by_one(going: Going, entries: Sequence[PlannedPoint]) -> int:
     """Runs on all devices, and recordings of replicas; the number of the signal that stopped it."""
     for entry in entries:
         if going.come.stopped:
@@ -239,9 +239,9 @@ def _one_by_one(going: Going, entries: Sequence[Entry]) -> int:
     return 0
 
 
-def _in_step(entries: Sequence[Entry]) -> list[list[Entry]]:
+def _in_step(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
     """Groups of one compilation that log at the same updates."""
-    groups: dict[Any, list[Entry]] = {}
+    groups: dict[Any, list[PlannedPoint]] = {}
     for entry in entries:
         groups.setdefault((entry.compilation, entry.updates, entry.log_every), []).append(entry)
     return list(groups.values())

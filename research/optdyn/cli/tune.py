@@ -34,9 +34,9 @@ from optdyn.train import history, trainer
 from optdyn.train.checkpoints import Checkpoints, saving
 from optdyn.train.workdir import claim, text_of
 from optdyn.tune import bench, ladders
-from optdyn.tune.bench import Cluster
-from optdyn.tune.choice import Choice, Point
-from optdyn.tune.journal import Journal, Line, Method
+from optdyn.tune.bench import SimulatedCluster
+from optdyn.tune.choice import Choice, EpochPoint
+from optdyn.tune.journal import Journal, JournaledMethod, Line
 from optdyn.tune.omnivore import omnivore
 from optdyn.tune.predictive import predictive
 
@@ -80,11 +80,11 @@ def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
     return {"search": ladders.tuned(config, workdir)}
 
 
-def _tuned(config: Experiment, cluster: Cluster, workdir: Path) -> dict[str, Any]:
+def _tuned(config: Experiment, cluster: SimulatedCluster, workdir: Path) -> dict[str, Any]:
     given = config.tune
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
-        method = Method(cluster, journal, given.target, checkpoints)
+        method = JournaledMethod(cluster, journal, given.target, checkpoints)
         MODES[given.mode](method, cluster.groups, given)
     tuned = result(journal.lines)
     replace(workdir / "results.csv", pd.DataFrame([tuned]).to_csv(index=False))
@@ -124,7 +124,7 @@ def _seconds(attempts: Sequence[Line]) -> float:
     """The seconds of probes; those of one point and setting are one run, as long as the longest."""
     longest: dict[tuple[Any, ...], float] = {}
     for line in attempts:
-        key = tuple(line.get(name) for name in (*Point._fields, *Choice._fields))
+        key = tuple(line.get(name) for name in (*EpochPoint._fields, *Choice._fields))
         longest[key] = max(longest.get(key, 0.0), line["seconds"])
     return sum(longest.values())
 

@@ -31,7 +31,7 @@ class Following(Protocol):
     def smoothing(self) -> float: ...
 
 
-class Costs(NamedTuple):
+class StepCost(NamedTuple):
     """What the workers' time is made of: a step of b examples takes b c + d."""
 
     example: np.ndarray  # c, (epochs, workers) seconds an example
@@ -49,7 +49,7 @@ def smooth(rates: np.ndarray, measured: np.ndarray, weight: float) -> np.ndarray
     return np.where(changed, measured, rates**weight * measured ** (1 - weight))
 
 
-def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> Costs:
+def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> StepCost:
     """Seconds an example by the speeds and `disturbances`; delays by chance.
 
     A disturbance (worker, first epoch, last epoch, factor) multiplies the seconds of an example
@@ -75,7 +75,7 @@ def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> Cos
         for worker in np.flatnonzero(struck & (until <= epoch)):
             until[worker] = epoch + lasting[worker]
             delay[epoch : until[worker], worker] = seconds[worker] / steps_per_epoch
-    return Costs(example, delay)
+    return StepCost(example, delay)
 
 
 def slowdowns(cluster: Cluster, epochs: int) -> np.ndarray:
@@ -87,7 +87,7 @@ def slowdowns(cluster: Cluster, epochs: int) -> np.ndarray:
     return factors
 
 
-def ideal_seconds(costs: Costs, batch_size: int) -> np.ndarray:
+def ideal_seconds(costs: StepCost, batch_size: int) -> np.ndarray:
     """(epochs,) seconds of a step, without all-reduce and noise, if shares could be fractions.
 
     All workers end together: sum_i (T - d_i) / c_i = B. No step is shorter than the longest delay.

@@ -81,7 +81,7 @@ def seconds(schedule: Schedule) -> np.ndarray:
     return ends.reshape(-1, int(schedule.stage.max()) + 1).max(axis=1)
 
 
-class Work(NamedTuple):
+class StageWork(NamedTuple):
     """What the stages of a model do in one update."""
 
     forward: np.ndarray  # (S,) in updates of backpropagation by one device
@@ -91,7 +91,7 @@ class Work(NamedTuple):
 
 
 def of_cluster(
-    cluster: Cluster, micro_batches: int, work: Work, *, steps: int, batch_size: int
+    cluster: Cluster, micro_batches: int, work: StageWork, *, steps: int, batch_size: int
 ) -> Timeline:
     """Updates on a cluster whose nodes are the stages and whose devices divide a node's batch.
 
@@ -109,7 +109,7 @@ def of_cluster(
 
 
 def never_flushed(
-    cluster: Cluster, micro_batches: int, work: Work, *, steps: int, batch_size: int
+    cluster: Cluster, micro_batches: int, work: StageWork, *, steps: int, batch_size: int
 ) -> np.ndarray:
     """(steps,) when the first stage, the last to know, has made each of the updates.
 
@@ -125,7 +125,7 @@ def never_flushed(
     return ends.reshape(-1, micro_batches)[:steps, -1]
 
 
-def _on(cluster: Cluster, work: Work, batch_size: int, parts: int) -> tuple[np.ndarray, ...]:
+def _on(cluster: Cluster, work: StageWork, batch_size: int, parts: int) -> tuple[np.ndarray, ...]:
     """Seconds of a part of the batch forward, backward and between stages; those of an update."""
     devices = cluster.devices_per_node
     unit = cluster.seconds_per_example * batch_size / devices / parts

@@ -25,7 +25,7 @@ from optdyn.clock.service import Law
 from optdyn.setup import Cluster
 
 
-class Pieces(NamedTuple):
+class IterationSeconds(NamedTuple):
     """Seconds of the parts of an iteration on one batch."""
 
     t_conv_compute_1: float  # convolutions, forward and backward, on one worker
@@ -35,26 +35,28 @@ class Pieces(NamedTuple):
     t_fc_network: float = 0.0  # exchange of the FC model; only if not merged
 
 
-def pieces_of(cluster: Cluster, merged: bool) -> Pieces | None:
+def pieces_of(cluster: Cluster, merged: bool) -> IterationSeconds | None:
     """The pieces of a cluster's config, if it has any."""
     given = cluster.pieces
     if not given.conv_compute:
         return None
-    return Pieces(given.conv_compute, given.conv_network, given.fc, merged, given.fc_network)
+    return IterationSeconds(
+        given.conv_compute, given.conv_network, given.fc, merged, given.fc_network
+    )
 
 
-def t_conv(pieces: Pieces, k: int) -> float:
+def t_conv(pieces: IterationSeconds, k: int) -> float:
     """Seconds of the convolutional phase in a group of k workers."""
     return max(pieces.t_conv_compute_1 / k, pieces.t_conv_network_1 * k)
 
 
-def t_fc(pieces: Pieces) -> tuple[float, float]:
+def t_fc(pieces: IterationSeconds) -> tuple[float, float]:
     """FC seconds of a batch: on the group's own machine, and on the server that all share."""
     return (0.0, pieces.t_fc) if pieces.merged else (pieces.t_fc, pieces.t_fc_network)
 
 
 def server(
-    pieces: Pieces, groups: int, k: int, steps: int, law: Law, rng: np.random.Generator
+    pieces: IterationSeconds, groups: int, k: int, steps: int, law: Law, rng: np.random.Generator
 ) -> tuple[Timeline, np.ndarray]:
     """The first `steps` updates by `groups` groups of k workers, and the server's seconds at each.
 

@@ -25,7 +25,7 @@ BITS = jnp.uint16
 Slot = Tree  # int32, of all stale blocks, or a dict of one a block
 
 
-class State(NamedTuple):
+class SnapshotState(NamedTuple):
     slots: Params  # stale blocks, leaves (slots, ...): the versions that are still to be read
     newest: Slot  # of stale_t
     opt_state: optax.OptState
@@ -51,13 +51,13 @@ class State(NamedTuple):
             seen[name] = jax.tree.map(unpacked, seen[name], exact) if name in seen else exact
         return seen
 
-    def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "State":
+    def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "SnapshotState":
         """x_{t+1} is these parameters, in this slot."""
         slots = put(self.slots, slot, {name: params[name] for name in self.slots})
         fresh = {name: params[name] for name in self.fresh}
-        return State(slots, slot, opt_state, fresh, self.errors, self.gradients)
+        return SnapshotState(slots, slot, opt_state, fresh, self.errors, self.gradients)
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "SnapshotState":
         """x_t is other parameters; the versions that were read stay."""
         return self.after(params, self.opt_state, self.newest)
 

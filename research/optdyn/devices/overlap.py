@@ -25,13 +25,13 @@ from optdyn.base.trees import Array, Examples, State, Tree
 from optdyn.core import Apart, Event, Info
 from optdyn.devices import ring
 from optdyn.devices.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
-from optdyn.devices.simulated import Nodes
+from optdyn.devices.simulated import NodeStates
 
 
 class Running(NamedTuple):
     """The nodes on their devices, and what is under way: of a fragment its sum over the nodes."""
 
-    nodes: Nodes
+    nodes: NodeStates
     flights: Mapping[int, "Future[np.ndarray]"]
     turn: int  # messages sent, since the state was put there
 
@@ -53,25 +53,25 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool) -> Layou
         return jax.jit(mapped, donate_argnums=0 if donate else ())
 
     def between(
-        nodes: Nodes,
+        nodes: NodeStates,
         examples: Examples,
         events: Event,
         indices: Array,
         start: jax.Array,
         n: jax.Array,
-    ) -> tuple[Nodes, Info]:
+    ) -> tuple[NodeStates, Info]:
         """n updates from `start` on, and what they say of themselves, (1, events) of each node."""
         rolled = jax.tree.map(lambda leaf: jnp.roll(leaf, -start, axis=0), (events, indices))
         nodes, infos = advance(nodes, examples, *rolled, n)
         return nodes, jax.tree.map(lambda leaf: lax.pmean(leaf, "data")[None], infos)
 
-    def message(fragment: int, blocking: bool, nodes: Nodes) -> jax.Array:
+    def message(fragment: int, blocking: bool, nodes: NodeStates) -> jax.Array:
         return apart.message(_state(nodes), fragment, blocking)[None]
 
-    def landed(fragment: int, nodes: Nodes, total: jax.Array) -> Nodes:
+    def landed(fragment: int, nodes: NodeStates, total: jax.Array) -> NodeStates:
         return _nodes(apart.landed(_state(nodes), fragment, total[0]))
 
-    def merge(nodes: Nodes, events: Event, at: jax.Array) -> Nodes:
+    def merge(nodes: NodeStates, events: Event, at: jax.Array) -> NodeStates:
         return _nodes(apart.merge(_state(nodes), jax.tree.map(lambda leaf: leaf[at], events)))
 
     every = range(apart.fragments)
@@ -89,7 +89,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool) -> Layou
         first, *others = (_on(vector, device)[0] for device in senders(own, turn))
         return reduce(np.add, others, first.copy())
 
-    def land(nodes: Nodes, fragment: int, flight: "Future[np.ndarray]") -> Nodes:
+    def land(nodes: NodeStates, fragment: int, flight: "Future[np.ndarray]") -> NodeStates:
         total = flight.result()
         shape = len(mesh.devices), len(total)
         sums = jax.make_array_from_callback(shape, NamedSharding(mesh, node), lambda _: total[None])
@@ -123,15 +123,15 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool) -> Layou
             flights = {q: flight for q, flight in flights.items() if not send[at, q]} | begun
         return Running(nodes, flights, turn), _means(said, len(send), own)
 
-    def put_state(state: Nodes) -> Running:
+    def put_state(state: NodeStates) -> Running:
         ring.joined()  # here, where all processes are
         return Running(put(state, node), {}, 0)
 
-    def get(running: Running) -> Nodes:
+    def get(running: Running) -> NodeStates:
         whole = gathered(running.nodes)
         for q, flight in running.flights.items():
             arrived = partial(apart.landed, fragment=q, total=flight.result())
-            whole = Nodes(jax.tree.map(np.asarray, jax.vmap(arrived)(whole.state)))
+            whole = NodeStates(jax.tree.map(np.asarray, jax.vmap(arrived)(whole.state)))
         return whole
 
     laid_out = Layout(run, put_state, put, get)
@@ -186,9 +186,9 @@ def _on(array: jax.Array, device: jax.Device) -> np.ndarray:
     return np.asarray(next(s.data for s in array.addressable_shards if s.device == device))
 
 
-def _state(nodes: Nodes) -> State:
+def _state(nodes: NodeStates) -> State:
     return jax.tree.map(lambda leaf: leaf[0], nodes.state)
 
 
-def _nodes(state: State) -> Nodes:
-    return Nodes(jax.tree.map(lambda leaf: leaf[None], state))
+def _nodes(state: State) -> NodeStates:
+    return NodeStates(jax.tree.map(lambda leaf: leaf[None], state))

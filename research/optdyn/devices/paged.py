@@ -20,7 +20,7 @@ import numpy as np
 
 from optdyn.base.trees import Array, Examples
 from optdyn.core import Event, Info, Params
-from optdyn.core.snapshots import Slot, State, rows
+from optdyn.core.snapshots import Slot, SnapshotState, rows
 from optdyn.devices.layout import Advance, Layout
 
 ROWS = 4  # on the device, besides its slot: brought for two updates, and made by two
@@ -32,13 +32,15 @@ class Paged(NamedTuple):
 
     slots: Params  # NumPy, leaves (slots, ...)
     newest: Slot
-    device: State  # of one slot
+    device: SnapshotState  # of one slot
 
 
-def initial(one: Callable[[Params], State], slots: int) -> Callable[[Params], State]:
+def initial(
+    one: Callable[[Params], SnapshotState], slots: int
+) -> Callable[[Params], SnapshotState]:
     """The `init` of so many slots from that of one: of the table only one row takes memory."""
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> SnapshotState:
         state = one(params)
         return state._replace(
             slots=jax.tree.map(
@@ -57,8 +59,8 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
 
     @partial(jax.jit, donate_argnums=0)
     def one(
-        state: State, seen: Params, examples: Examples, event: Event, indices: Array, n: int
-    ) -> tuple[State, Params, Info]:
+        state: SnapshotState, seen: Params, examples: Examples, event: Event, indices: Array, n: int
+    ) -> tuple[SnapshotState, Params, Info]:
         seen = jax.tree.map(lambda leaf: leaf[None], seen)
         event = event._replace(choice=event.choice._replace(seen=seen))
         state, info = advance(state, examples, event, indices, n)
@@ -103,16 +105,16 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
         infos = jax.tree.map(lambda *leaves: np.concatenate(leaves), *said)
         return Paged(table, jax.tree.map(np.int32, newest), device), infos
 
-    def put_state(state: State) -> Paged:
+    def put_state(state: SnapshotState) -> Paged:
         table, newest = jax.tree.map(_own, state.slots), jax.tree.map(np.int32, state.newest)
         slot = newest if isinstance(newest, dict) else dict.fromkeys(table, newest)
         first = jax.tree.map(lambda leaf: jnp.array(leaf)[None], rows(table, slot))
         zeros = jax.tree.map(lambda _: jnp.int32(0), newest)
         rest = jax.tree.map(jnp.asarray, (state.opt_state, state.fresh))
-        return Paged(table, newest, State(first, zeros, *rest))
+        return Paged(table, newest, SnapshotState(first, zeros, *rest))
 
-    def get(state: Paged) -> State:
-        return State(state.slots, state.newest, state.device.opt_state, state.device.fresh)
+    def get(state: Paged) -> SnapshotState:
+        return SnapshotState(state.slots, state.newest, state.device.opt_state, state.device.fresh)
 
     return Layout(run, put_state, partial(jax.tree.map, jnp.asarray), get)
 

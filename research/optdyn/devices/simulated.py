@@ -9,7 +9,7 @@ from optdyn.base.trees import State, Tree
 from optdyn.core import Batch, Event, Info, Params, Rule, distance
 
 
-class Nodes(NamedTuple):
+class NodeStates(NamedTuple):
     """States of all nodes."""
 
     state: State  # leaves (nodes, ...)
@@ -38,14 +38,14 @@ def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule:
     """
     inside = over_workers(rule, devices).step
 
-    def init(params: Params) -> Nodes:
+    def init(params: Params) -> NodeStates:
         state = rule.init(params)
-        return Nodes(jax.tree.map(lambda leaf: jnp.repeat(leaf[None], nodes, axis=0), state))
+        return NodeStates(jax.tree.map(lambda leaf: jnp.repeat(leaf[None], nodes, axis=0), state))
 
-    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
+    def step(state: NodeStates, event: Event, batch: Batch) -> tuple[NodeStates, Info]:
         every = jax.vmap(inside, (0, None, 0), axis_name="node")
         after, info = every(state.state, event, _split(batch, nodes))
-        return Nodes(after), _means(info)
+        return NodeStates(after), _means(info)
 
     return Rule(init, step)
 
@@ -71,14 +71,14 @@ def _split(batch: Batch, parts: int) -> Batch:
 
 
 def one_node(rule: Rule) -> Rule:
-    """The rule of one real device, its state kept as that of one node among `Nodes`."""
+    """The rule of one real device, its state kept as that of one node among `NodeStates`."""
 
-    def init(params: Params) -> Nodes:
-        return Nodes(jax.tree.map(lambda leaf: leaf[None], rule.init(params)))
+    def init(params: Params) -> NodeStates:
+        return NodeStates(jax.tree.map(lambda leaf: leaf[None], rule.init(params)))
 
-    def step(state: Nodes, event: Event, batch: Batch) -> tuple[Nodes, Info]:
+    def step(state: NodeStates, event: Event, batch: Batch) -> tuple[NodeStates, Info]:
         own = jax.tree.map(lambda leaf: leaf[0], state.state)
         after, info = rule.step(own, event, batch)
-        return Nodes(jax.tree.map(lambda leaf: leaf[None], after)), info
+        return NodeStates(jax.tree.map(lambda leaf: leaf[None], after)), info
 
     return Rule(init, step)

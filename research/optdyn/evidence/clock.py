@@ -16,7 +16,7 @@ import numpy as np
 from optdyn.evidence.study import affinity
 
 
-class Setting(NamedTuple):
+class TimedCall(NamedTuple):
     """What is timed: `function(*arguments)`, which returns seconds, in a process of so many cores.
 
     The function is one of a module, and keeps what it has compiled.
@@ -32,7 +32,7 @@ class Timed(NamedTuple):
     load: tuple[float, float]  # of the machine before and after: processes that want to run
 
 
-def in_turn(rounds: Sequence[Sequence[Setting]]) -> Timed:
+def in_turn(rounds: Sequence[Sequence[TimedCall]]) -> Timed:
     """Every setting of a round once, in random order; all rounds have as many.
 
     Those of the first round are called once before, uncounted, to compile.
@@ -42,7 +42,7 @@ def in_turn(rounds: Sequence[Sequence[Setting]]) -> Timed:
         counts = sorted({setting.cores for each in rounds for setting in each})
         held = {n: stack.enter_context(_bound(n)) for n in counts}
 
-        def once(setting: Setting) -> float:
+        def once(setting: TimedCall) -> float:
             return held[setting.cores].submit(setting.function, *setting.arguments).result()
 
         for setting in rounds[0]:

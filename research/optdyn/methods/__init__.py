@@ -17,21 +17,21 @@ from optdyn.methods.chosen import (
     seen,
 )
 from optdyn.methods.compose import compose, pieces
-from optdyn.methods.method import Gradients, Method, Methods, Mixes, Network, Reads, Setting
+from optdyn.methods.method import ClockInputs, Gradients, Method, Methods, Mixes, ModelInfo, Reads
 
 __all__ = [
     "GROUPED",
     "PLAIN",
     "Chosen",
+    "ClockInputs",
     "Event",
     "Gradients",
     "Method",
     "Methods",
     "Mixes",
-    "Network",
+    "ModelInfo",
     "Reads",
     "Rule",
-    "Setting",
     "arrives",
     "built_in",
     "chosen",

@@ -50,7 +50,7 @@ OPTIONAL = {
 }
 
 
-class Network(NamedTuple):
+class ModelInfo(NamedTuple):
     """The model, its parameters and some examples, for clocks that ask what an update costs."""
 
     problem: Problem
@@ -58,7 +58,7 @@ class Network(NamedTuple):
     examples: Examples  # one at least
 
 
-class Setting(NamedTuple):
+class ClockInputs(NamedTuple):
     """All that a clock may know.
 
     `update_bytes` is the size of the parameters. `replicas` is 0 for one run. `epochs` has the log
@@ -70,11 +70,11 @@ class Setting(NamedTuple):
     update_bytes: int
     replicas: int = 0
     epochs: Sequence[Json] = ()
-    network: Network | None = None
+    network: ModelInfo | None = None
     held: Held | None = None
 
     @property
-    def model(self) -> Network:
+    def model(self) -> ModelInfo:
         """The network. Raises `ConfigError` where a clock that needs it is asked for without."""
         if not self.network:
             raise ConfigError(
@@ -84,7 +84,7 @@ class Setting(NamedTuple):
         return self.network
 
 
-def slowed(setting: Setting, methods: "Methods") -> Cluster:
+def slowed(setting: ClockInputs, methods: "Methods") -> Cluster:
     """The cluster, whose seconds an example are those of the methods' own gradient."""
     cluster = setting.setup.cluster
     if not (methods.gradient and methods.gradient.slower and setting.network):
@@ -107,7 +107,7 @@ class Method(Value, section="strategy"):
     cluster: ClassVar[tuple[str, ...]] = ()  # of OPTIONAL, likewise
     info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
 
-    def clock(self, setting: Setting, methods: "Methods") -> Timeline:
+    def clock(self, setting: ClockInputs, methods: "Methods") -> Timeline:
         """The timeline of an experiment, where this method is the outermost of `methods`.
 
         Raises `TimelineError` where there is none.
@@ -117,7 +117,7 @@ class Method(Value, section="strategy"):
     def check(self, setup: Setup, methods: "Methods") -> None:
         """Raises `ConfigError` if the method cannot run with the rest of the experiment."""
 
-    def report(self, setup: Setup, network: Network) -> Mapping[str, object]:
+    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         """What `summary.json` says of the method, by key."""
         return {}
 
@@ -366,12 +366,12 @@ class Methods(NamedTuple):
     def timeline(self, setup: Setup, **known: Any) -> Timeline:
         """The timeline of a run, as far as its past epochs decide it.
 
-        `known` are the fields of `Setting` besides the setup. Raises `TimelineError`.
+        `known` are the fields of `ClockInputs` besides the setup. Raises `TimelineError`.
         """
         clock = self.outermost.clock
         if setup.cluster.service != "trace":
-            return clock(Setting(setup, **known), self)
+            return clock(ClockInputs(setup, **known), self)
         # For what is asked for besides: seconds are the file's.
         replay = setup.with_({"cluster.service": "constant"})
         held = read(setup.cluster.trace, setup.steps * max(known.get("replicas", 0), 1))
-        return checked(held, clock(Setting(replay, held=held, **known), self))
+        return checked(held, clock(ClockInputs(replay, held=held, **known), self))

@@ -13,15 +13,15 @@ import optax
 from optdyn.clock.base import Timeline
 from optdyn.clock.compute_groups import make
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.shared_fields import MergedServer
 
 
-class State(NamedTuple):
+class SyncState(NamedTuple):
     params: Params  # x_t
     opt_state: optax.OptState
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "SyncState":
         """The state at other parameters."""
         return self._replace(params=params)
 
@@ -29,13 +29,13 @@ class State(NamedTuple):
 def sync(gradient: Gradient, update: Update) -> Rule:
     """Rule whose events' slots are ignored: there is one copy of the parameters."""
 
-    def init(params: Params) -> State:
-        return State(params, update.init(params))
+    def init(params: Params) -> SyncState:
+        return SyncState(params, update.init(params))
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: SyncState, event: Event, batch: Batch) -> tuple[SyncState, Info]:
         x = state.params
         loss, grads = gradient(x, event, batch)
-        return State(*update.apply(grads, state.opt_state, x, event, x)), {"loss": loss}
+        return SyncState(*update.apply(grads, state.opt_state, x, event, x)), {"loss": loss}
 
     return Rule(init, step)
 
@@ -44,7 +44,7 @@ def sync(gradient: Gradient, update: Update) -> Rule:
 class Sync(MergedServer):
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Every update waits for the slowest of all workers."""
         setup = setting.setup
         return make(

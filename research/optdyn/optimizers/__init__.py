@@ -160,7 +160,7 @@ def logged(state: State) -> dict[str, float]:
 
 
 def _is_loop(state: State) -> bool:
-    return isinstance(state, closed_loop.State)
+    return isinstance(state, closed_loop.ClosedLoopState)
 
 
 def optimizer(

@@ -37,7 +37,7 @@ from optdyn.core import Params
 LIMIT = 0.999  # of |mu|: a mean lag 1 / (1 - mu) of at most 1000 updates
 
 
-class State(NamedTuple):
+class ClosedLoopState(NamedTuple):
     velocities: Params  # leaves (tau + 2, ...): ring of v_t, v_{t-1} .. v_{t-tau-1}
     newest: jax.Array  # int32, slot of v_t
     correction: jax.Array  # float32, mu - mu* for the next update: gamma times the summed errors
@@ -67,13 +67,15 @@ def closed_loop(
         raise ValueError(f"gamma {gamma}: must be finite and at least 0")
     size = staleness + 2
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> ClosedLoopState:
         ring = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), params)
         # An array each: those that are given up to a compiled update must not be one and the same.
         zero, explicit, total = (jnp.float32(value) for value in (0, jnp.nan, jnp.nan))
-        return State(ring, jnp.int32(0), zero, explicit, total)
+        return ClosedLoopState(ring, jnp.int32(0), zero, explicit, total)
 
-    def update(grads: Params, state: State, params: Params | None = None) -> tuple[Params, State]:
+    def update(
+        grads: Params, state: ClosedLoopState, params: Params | None = None
+    ) -> tuple[Params, ClosedLoopState]:
         explicit = jnp.clip(momentum + state.correction, -LIMIT, LIMIT)
         now = (state.newest + 1) % size
         velocity = jax.tree.map(
@@ -92,7 +94,7 @@ def closed_loop(
         correction = jnp.clip(explicit + gamma * error, -LIMIT, LIMIT) - momentum
         updates = jax.tree.map(lambda v: -jnp.asarray(learning_rate, v.dtype) * v, velocity)
         numbers = (jnp.asarray(n, jnp.float32) for n in (correction, explicit, total))
-        return updates, State(ring, now, *numbers)
+        return updates, ClosedLoopState(ring, now, *numbers)
 
     return optax.GradientTransformation(init, update)
 

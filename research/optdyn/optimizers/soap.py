@@ -31,7 +31,7 @@ class Bases(NamedTuple):
     columns: jax.Array  # R, (n, n)
 
 
-class State(NamedTuple):
+class SOAPState(NamedTuple):
     updates: jax.Array  # int32, so far
     mu: Params  # M
     nu: Params  # v, in the bases
@@ -53,11 +53,13 @@ def soap(
     if every < 1:
         raise ValueError(f"every {every}: must be at least 1")
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> SOAPState:
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-        return State(jnp.int32(0), mu, nu, tuple(map(_first, jax.tree.leaves(params))))
+        return SOAPState(jnp.int32(0), mu, nu, tuple(map(_first, jax.tree.leaves(params))))
 
-    def update(grads: Params, state: State, params: Params | None = None) -> tuple[Params, State]:
+    def update(
+        grads: Params, state: SOAPState, params: Params | None = None
+    ) -> tuple[Params, SOAPState]:
         count = state.updates + 1
         leaves, tree_of = jax.tree.flatten(grads)
         first, second = map(jax.tree.leaves, (state.mu, state.nu))
@@ -73,7 +75,7 @@ def soap(
             nu.append(v.astype(g.dtype))
             bases.append(basis and _renewed(_mixed(basis, g, b2), count % every == 0))
         means, squares = jax.tree.unflatten(tree_of, mu), jax.tree.unflatten(tree_of, nu)
-        return jax.tree.unflatten(tree_of, steps), State(count, means, squares, tuple(bases))
+        return jax.tree.unflatten(tree_of, steps), SOAPState(count, means, squares, tuple(bases))
 
     return optax.GradientTransformation(init, update)
 

@@ -27,7 +27,7 @@ TIGHT = {"xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
 Updates = Callable[[int], Interval]  # of a mini-batch
 
 
-class Law(NamedTuple):
+class UpdatesLaw(NamedTuple):
     least: float  # U_min
     examples: float  # E_min
 
@@ -37,7 +37,7 @@ class Law(NamedTuple):
         return self.examples / self.least if self.least else math.inf
 
 
-def fit(batches: ArrayLike, updates: ArrayLike) -> Law:
+def fit(batches: ArrayLike, updates: ArrayLike) -> UpdatesLaw:
     """The law of runs at two mini-batches or more: least squares of logarithms, neither below 0.
 
     Raises PlanError if the mini-batches are all the same, or anything is not above 0 and finite.
@@ -52,7 +52,7 @@ def fit(batches: ArrayLike, updates: ArrayLike) -> Law:
         return np.log(terms @ x) - np.log(u)
 
     found = least_squares(errors, np.full(2, 0.5), bounds=(0, np.inf), **TIGHT).x * unit
-    return Law(*found.tolist())
+    return UpdatesLaw(*found.tolist())
 
 
 def of_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:

@@ -38,7 +38,7 @@ from optdyn.train.trainer import Run
 
 Choice = tuple[str, ...]  # the algorithm of each of the `distinct` convolutions
 Layers = Mapping[str, "Layer"]  # every convolution by name, in the order they are computed in
-Updates = Callable[[int, Choice], "Update"]
+Updates = Callable[[int, Choice], "UpdateProgram"]
 
 
 class Layer(NamedTuple):
@@ -60,7 +60,7 @@ class Terms(NamedTuple):
     classifier: float  # M_C: all of that of the blocks after the last convolution
 
 
-class Update(NamedTuple):
+class UpdateProgram(NamedTuple):
     """The trainer's program of an update, for one mini-batch and one choice of algorithms."""
 
     bytes: int  # by the compiler: arguments, results that are not in their place, temporaries
@@ -234,7 +234,7 @@ def updates(run: Run, layers: Layers) -> Updates:
     events = Event(at(run.timeline.choice, slice(CHUNK)), hypers)
 
     @cache
-    def update(batch: int, choice: Choice) -> Update:
+    def update(batch: int, choice: Choice) -> UpdateProgram:
         chosen = {"batch_size": batch, "model.lowering": lowering(layers, choice)}
         config = run.config.with_(chosen)
         made = program.make(config, run.data.classes, run.timeline.slots)
@@ -252,11 +252,11 @@ def updates(run: Run, layers: Layers) -> Updates:
             return infos["loss"]
 
         data = bytes_of((examples, indices))
-        return Update(total, data, Loop(advanced))
+        return UpdateProgram(total, data, Loop(advanced))
 
     return update
 
 
 def measure(loops: dict[str, Loop], rounds: int) -> dict[str, np.ndarray]:
     """Seconds of one repetition, (rounds,) each: all are timed once a round, in turn."""
-    return phases.measure(phases.Work({}, loops, {}), rounds)
+    return phases.measure(phases.MeasurementPlan({}, loops, {}), rounds)

@@ -32,7 +32,7 @@ from optdyn.devices.first_process import agreed
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods.merged import cut, merged
 from optdyn.problem import problem
-from optdyn.problem.data.feed import Block, streamed
+from optdyn.problem.data.feed import DataBlock, streamed
 from optdyn.problem.models import base
 from optdyn.problem.problem import Params, Problem
 from optdyn.train import program, trainer
@@ -51,7 +51,7 @@ class Loop(NamedTuple):
     exchanges: int = 1  # how many of the hardware model's that thing stands for
 
 
-class Work(NamedTuple):
+class MeasurementPlan(NamedTuple):
     """What there is to measure of a config."""
 
     blocks: dict[str, list[str]]  # names, of the phases `conv` and `fc`
@@ -90,7 +90,7 @@ def phases(whole: Problem, first: int) -> dict[str, Phase]:
     return {"conv": conv, "fc": fc} if whole.blocks[first:] else {"conv": alone}
 
 
-def prepare(config: Experiment) -> Work:
+def prepare(config: Experiment) -> MeasurementPlan:
     """The loops of a config's first phase and last, and of their messages.
 
     Raises what `trainer.prepare` raises, and `ConfigError` if it has no such phases.
@@ -119,10 +119,10 @@ def prepare(config: Experiment) -> Work:
         if jax.device_count() > 1:
             loops[network] = all_reduces(own)
         known[network] = exchange(config.cluster, bytes_of(own))
-    return Work(blocks, loops, {key: s for key, s in known.items() if key not in loops})
+    return MeasurementPlan(blocks, loops, {key: s for key, s in known.items() if key not in loops})
 
 
-def _examples(run: trainer.Run) -> Block:
+def _examples(run: trainer.Run) -> DataBlock:
     """The first few batches, on this process's own device."""
 
     def put(of: Callable[[int], Examples]) -> Examples:
@@ -132,7 +132,7 @@ def _examples(run: trainer.Run) -> Block:
     return feed(0, partial(problem.batches, run.config, run.examples))
 
 
-def measure(work: Work, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
+def measure(work: MeasurementPlan, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
     """Seconds of every piece, (rounds,) each: all are timed once a round.
 
     Processes begin each timing together, since what they share, a core or a memory bus, they share
@@ -161,7 +161,7 @@ def _timer(loop: Loop) -> Callable[[], float]:
 
 
 def updates(
-    run: trainer.Run, phase: Phase, params: Params, block: Block, handed: jax.Array
+    run: trainer.Run, phase: Phase, params: Params, block: DataBlock, handed: jax.Array
 ) -> Loop:
     """A loop of a phase's updates, as the trainer's, but for steps of length 0."""
     config, whole = run.config, run.program.problem

@@ -47,7 +47,7 @@ class PlanError(InputError):
     """No such plan."""
 
 
-class Row(NamedTuple):
+class Candidate(NamedTuple):
     """What is known of one candidate mini-batch; the defaults if it does not fit."""
 
     batch: int
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     chosen: tuple[int, ...] = ()  # algorithm of each layer
 
 
-class Fit(NamedTuple):
+class BatchFit(NamedTuple):
     batch: int  # the largest mini-batch found to fit
     over: int  # the smallest found not to, or one more than the most that was asked for
 
@@ -119,7 +119,7 @@ def least_memory(times: ArrayLike, memory: ArrayLike) -> float:
     return float(_tables(times, memory)[1].min(axis=1).sum())
 
 
-def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
+def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> BatchFit:
     """The largest mini-batch, of 1 to `most`, whose bytes are within the bound, to about 1 in 64.
 
     Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler changes its
@@ -142,12 +142,12 @@ def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> Fit:
     if beyond(most) > 0:
         scipy.optimize.brentq(beyond, 1, most, xtol=1, rtol=2**-6)
     over = min((size for size, needed in known.items() if needed > bound), default=most + 1)
-    return Fit(max(size for size in known if size < over), over)
+    return BatchFit(max(size for size in known if size < over), over)
 
 
 def batches(
     candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Callable[[int], float]
-) -> list[Row]:
+) -> list[Candidate]:
     """Solves the integer program for each candidate mini-batch, in the order that they come.
 
     The functions map a mini-batch to the arguments of `algorithms`. All that an update does counts:
@@ -161,18 +161,18 @@ def batches(
         times, memory, bound = np.asarray(times_of(size), float), memory_of(size), bound_of(size)
         least = least_memory(times, memory)
         if least == math.inf or bound < least:
-            rows.append(Row(size))
+            rows.append(Candidate(size))
             continue
         chosen = algorithms(times, memory, bound)
         seconds = float(np.take_along_axis(times, chosen[:, None], axis=1).sum())
         _above_0(seconds=seconds)
-        rows.append(Row(size, True, seconds, tuple(chosen.tolist())))
+        rows.append(Candidate(size, True, seconds, tuple(chosen.tolist())))
     if not any(row.feasible for row in rows):
         raise PlanError(f"no mini-batch fits, of {[row.batch for row in rows]}")
     return rows
 
 
-def soonest(rows: Iterable[Row], updates_of: Callable[[int], float]) -> Row:
+def soonest(rows: Iterable[Candidate], updates_of: Callable[[int], float]) -> Candidate:
     """The feasible row of the least updates(B) seconds(B); of equal ones the smallest mini-batch.
 
     `updates_of` maps a mini-batch to how many updates training takes.

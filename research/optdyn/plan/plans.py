@@ -48,7 +48,7 @@ class Device(NamedTuple):
     own: Choice  # of the config
     least: Choice  # of the fewest bytes
     batch: int  # the config's, or all examples
-    fits: planner.Fit  # the largest mini-batch
+    fits: planner.BatchFit  # the largest mini-batch
 
 
 class Whole(NamedTuple):
@@ -167,7 +167,7 @@ def whole(of: Device, batch: int, planned: Choice, wanted: Plan) -> Whole:
 
 
 def described(
-    of: Device, row: planner.Row, found: Whole | None, updates: convergence.Updates
+    of: Device, row: planner.Candidate, found: Whole | None, updates: convergence.Updates
 ) -> Json:
     """A candidate mini-batch, predicted and measured, as JSON has it."""
     about = {"batch": row.batch, "feasible": row.feasible, "predicted_seconds": row.seconds}
@@ -209,7 +209,7 @@ def shown(update: Updates, total: int) -> Updates:
     """`update`, with a line on standard error that counts its programs."""
     line, made = Progress("plan", total, unit="program"), set[tuple[int, Choice]]()
 
-    def counted(batch: int, choice: Choice) -> layers.Update:
+    def counted(batch: int, choice: Choice) -> layers.UpdateProgram:
         found = update(batch, choice)
         if (batch, choice) not in made:
             made.add((batch, choice))

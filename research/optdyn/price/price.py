@@ -70,7 +70,7 @@ class Pace(NamedTuple):
     exchanges: float  # the share of arrivals that exchange
 
 
-class Window(NamedTuple):
+class UpdateRange(NamedTuple):
     """A run of `steps` updates, of which `first` to `last` count, last excluded."""
 
     steps: int
@@ -233,7 +233,7 @@ def check(config: Experiment) -> None:
     )
 
 
-def _refuse(config: Experiment, shapes: Shapes, window: Window) -> None:
+def _refuse(config: Experiment, shapes: Shapes, window: UpdateRange) -> None:
     """Raises `ConfigError` where there is no price."""
     check(config)
     methods, cluster = config.methods, config.cluster
@@ -256,23 +256,23 @@ def _refuse(config: Experiment, shapes: Shapes, window: Window) -> None:
     )
 
 
-def _window(config: Experiment, shapes: Shapes, steps: int) -> Window:
+def _window(config: Experiment, shapes: Shapes, steps: int) -> UpdateRange:
     methods = config.methods
     if steps and not methods.get("max_batches", 0):
         each = max(shapes.set_size // config.batch_size, 1) if shapes.set_size else steps
-        return Window(steps, 0, steps, each, settled=False)
+        return UpdateRange(steps, 0, steps, each, settled=False)
     adapt = methods.get("adapt", False)
     if methods.mix:
         cycle = methods.mix.cycle
         last = (max(-(-STEPS // cycle), PERIODS) + 1) * cycle
         epoch = last + cycle
         settling = 2 * epoch if adapt else 0  # shares of a batch have followed the speeds
-        return Window(settling + epoch, settling + cycle, settling + last, epoch)
+        return UpdateRange(settling + epoch, settling + cycle, settling + last, epoch)
     if adapt:
-        return Window(STEPS + 2 * EPOCH, 2 * EPOCH, STEPS + 2 * EPOCH, EPOCH)
+        return UpdateRange(STEPS + 2 * EPOCH, 2 * EPOCH, STEPS + 2 * EPOCH, EPOCH)
     period = methods.get("period", 1)
     steps = max(STEPS, max(-(-EACH // period), PERIODS) * period * methods.groups)
-    return Window(steps, 0, steps, steps)
+    return UpdateRange(steps, 0, steps, steps)
 
 
 def _never_waits(config: Experiment) -> bool:
@@ -286,7 +286,7 @@ def _never_waits(config: Experiment) -> bool:
     return alone and not waits and methods.get("waiting", "") in ("", "k_batch_async")
 
 
-def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
+def _line(config: Experiment, shapes: Shapes, window: UpdateRange) -> Timeline:
     """The updates of the window, whose seconds begin at 0."""
     known = setting(config, shapes, window.steps_per_epoch)._asdict()
     del known["setup"]
@@ -305,7 +305,7 @@ def _line(config: Experiment, shapes: Shapes, window: Window) -> Timeline:
     )
 
 
-def _pace(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> Pace:
+def _pace(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
     """How fast it goes in the window."""
     cluster, methods = config.cluster, config.methods
     workers, exchanges = cluster.worker_count, exchanging(line.choice)
@@ -337,7 +337,7 @@ def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarra
     return found[0], found[1], found[2]
 
 
-def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) -> float:
+def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timeline) -> float:
     """Seconds that all workers compute for the updates, in the mean of their law."""
     methods, updates = config.methods, len(line.seconds)
     if methods.stages:
@@ -360,7 +360,7 @@ def _busy(config: Experiment, shapes: Shapes, window: Window, line: Timeline) ->
     return float(an_update[np.arange(nodes)[:, None], who].sum())
 
 
-def _of_shares(config: Experiment, window: Window, shares: np.ndarray) -> float:
+def _of_shares(config: Experiment, window: UpdateRange, shares: np.ndarray) -> float:
     """Seconds that workers compute for their shares of batches, (updates, workers)."""
     each = window.steps_per_epoch
     of = costs(config.cluster, -(-window.steps // each), each, config.seed)

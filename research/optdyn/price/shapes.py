@@ -7,9 +7,9 @@ import jax
 
 from optdyn.base import seeds
 from optdyn.base.trees import Params, bytes_of, examples_in, head
-from optdyn.clock.pipeline import Work
+from optdyn.clock.pipeline import StageWork
 from optdyn.experiment import Experiment
-from optdyn.methods import Network, Setting
+from optdyn.methods import ClockInputs, ModelInfo
 from optdyn.methods.gradient import local
 from optdyn.problem import shared_data
 from optdyn.train import program
@@ -52,13 +52,13 @@ def of_parameters(count: float) -> Shapes:
     return Shapes(params)
 
 
-def setting(config: Experiment, shapes: Shapes, steps_per_epoch: int = 0) -> Setting:
-    network = Network(shapes.problem, shapes.params, shapes.examples)
-    return Setting(config, steps_per_epoch or config.steps, shapes.bytes, network=network)
+def setting(config: Experiment, shapes: Shapes, steps_per_epoch: int = 0) -> ClockInputs:
+    network = ModelInfo(shapes.problem, shapes.params, shapes.examples)
+    return ClockInputs(config, steps_per_epoch or config.steps, shapes.bytes, network=network)
 
 
-def stages(config: Experiment, shapes: Shapes) -> Work:
-    """The work of the nodes that are stages (`pipeline.Work`)."""
+def stages(config: Experiment, shapes: Shapes) -> StageWork:
+    """The work of the nodes that are stages (`pipeline.StageWork`)."""
     of = config.methods.gradient
     of = of if isinstance(of, local.Local) else local.Local(variant="backprop")
-    return local.costs(of, config, Network(shapes.problem, shapes.params, shapes.examples))[1]
+    return local.costs(of, config, ModelInfo(shapes.problem, shapes.params, shapes.examples))[1]

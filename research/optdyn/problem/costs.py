@@ -27,7 +27,7 @@ from jax.extend.core import Var
 
 from optdyn.base import cache_keys
 from optdyn.base.trees import Examples, Params, Tree, bytes_of
-from optdyn.clock.pipeline import Work
+from optdyn.clock.pipeline import StageWork
 from optdyn.problem.models import base
 from optdyn.problem.problem import Problem
 
@@ -35,7 +35,7 @@ Groups = tuple[tuple[int, int], ...]  # of trunk blocks that learn together: hal
 Shapes = Tree  # a pytree of arrays or of jax.ShapeDtypeStruct
 
 
-class Cost(NamedTuple):
+class BlockCost(NamedTuple):
     """What one block, or one head and its loss, costs on one batch."""
 
     name: str
@@ -48,11 +48,13 @@ class Cost(NamedTuple):
 
 
 class BlockCosts(NamedTuple):
-    trunk: tuple[Cost, ...]  # of every block but the last, (K,)
-    heads: tuple[Cost, ...]  # of the last block and the loss at the output of each of those, (K,)
+    trunk: tuple[BlockCost, ...]  # of every block but the last, (K,)
+    heads: tuple[
+        BlockCost, ...
+    ]  # of the last block and the loss at the output of each of those, (K,)
 
 
-class Costs(NamedTuple):
+class UpdateCost(NamedTuple):
     """What one update costs; the first three are floating-point operations."""
 
     total: float
@@ -93,7 +95,7 @@ def _block_costs(
 
 def of_groups(
     costs: BlockCosts, groups: Groups, shared: bool = False, cuts: Sequence[int] = ()
-) -> Costs:
+) -> UpdateCost:
     """Costs of one update of these groups, with heads of their own or one that all share.
 
     - total: every block runs forward once, however many groups it is in.
@@ -130,10 +132,10 @@ def of_groups(
         sum(2 * part.parameter_bytes + part.activation_bytes for part in parts)
         for parts in ((*trunk[a:b], heads[b - 1]) for a, b in groups)
     )
-    return Costs(forward[-1] + sum(back), sequential, latency, memory, sent)
+    return UpdateCost(forward[-1] + sum(back), sequential, latency, memory, sent)
 
 
-def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> Work:
+def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> StageWork:
     """The work of stages that begin at the blocks `cuts`, the first of which is 0.
 
     In units of all that backpropagation does on the batch.
@@ -152,7 +154,7 @@ def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> Work:
         for j, block in zip(stage[a:b], trunk[a:b], strict=True):
             backward[j] += (block.backward_first if block is trunk[a] else block.backward) / unit
     sent = np.array([trunk[cut - 1].output_bytes for cut in cuts[1:]], float)
-    return Work(forward, backward, sent, parameters)
+    return StageWork(forward, backward, sent, parameters)
 
 
 def communicated(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> int:
@@ -184,10 +186,10 @@ def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callab
 
 def _cost(
     name: str, module: nn.Module, losses: Callable[..., jax.Array] | None, arguments: Shapes
-) -> Cost:
+) -> BlockCost:
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return Cost(name, *_analyzed(module, cache_keys.key(module), losses, structure, shapes))
+    return BlockCost(name, *_analyzed(module, cache_keys.key(module), losses, structure, shapes))
 
 
 @lru_cache(maxsize=256)
@@ -198,7 +200,7 @@ def _analyzed(
     structure: jax.tree_util.PyTreeDef,
     shapes: tuple[jax.ShapeDtypeStruct, ...],
 ) -> tuple:
-    """A `Cost` without the name, of arguments (params, h, batch) of these shapes."""
+    """A `BlockCost` without the name, of arguments (params, h, batch) of these shapes."""
     arguments = jax.tree.unflatten(structure, shapes)
     value = _value(module, losses)
     output = jax.eval_shape(value, *arguments)

@@ -127,7 +127,7 @@ def _back(way: Tree, slope: jax.Array) -> Params:
     return way(slope)
 
 
-class Asked(NamedTuple):
+class WorkerJob(NamedTuple):
     """What a group is asked for at the beginning."""
 
     send: Callable[[], Tree]  # makes the whole message
@@ -135,7 +135,7 @@ class Asked(NamedTuple):
     batches: int
 
 
-def asked(run: Run, compute: Compute, group: int) -> Asked:
+def asked(run: Run, compute: Compute, group: int) -> WorkerJob:
     """Asks a group for its message; the first time, its program is compiled."""
     halves = halves_of(run)
     reading = order_of(run).working[group]
@@ -147,7 +147,7 @@ def asked(run: Run, compute: Compute, group: int) -> Asked:
             return sent, compute(Answer(x, sent.h), reading.numbers)
         return sent
 
-    return Asked(send, x, reading.batches)
+    return WorkerJob(send, x, reading.batches)
 
 
 def order_of(run: Run) -> Order:

@@ -31,7 +31,7 @@ FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every"
 HALVINGS = 2  # losses beside the one that settings are chosen by, each twice the one below
 
 
-class Choice(NamedTuple):
+class BestSetting(NamedTuple):
     """The setting best on all seeds; beside it lie (value, updates), None where nothing was tried.
 
     `momenta` is empty where the momentum is kept.
@@ -50,7 +50,7 @@ class Choice(NamedTuple):
         return all(neighbour is not None and neighbour[1] > self.updates for neighbour in beside)
 
 
-class Arm(NamedTuple):
+class GroupResults(NamedTuple):
     """All settings of g groups, and what came of them with each seed."""
 
     groups: int
@@ -59,13 +59,13 @@ class Arm(NamedTuple):
     figures: np.ndarray  # (3 M, S, n): values, lows, highs; settings are chosen by the first
 
 
-class Comparison(NamedTuple):
+class GroupComparison(NamedTuple):
     """Arms that differ in nothing but their groups and how they were tuned."""
 
     runs: pd.DataFrame
     momentum: float  # that is kept
     losses: tuple[float, ...]  # settings are chosen by the first, the lowest
-    arms: list[Arm]  # kept and tuned for each number of groups, fewest groups first
+    arms: list[GroupResults]  # kept and tuned for each number of groups, fewest groups first
     values: np.ndarray  # (A, M): updates to each loss, seconds to each, loss at the end
     apart: np.ndarray  # (A, M): of the ends of what the log leaves possible
     drawn: np.ndarray  # (D, A, 3, M), with the seeds drawn again: values, lows, highs
@@ -91,13 +91,13 @@ class Comparison(NamedTuple):
         return float(self.values[arm, measure]), float(least), float(most)
 
 
-def chosen(settings: pd.MultiIndex, updates: np.ndarray, kept: bool) -> Choice:
+def chosen(settings: pd.MultiIndex, updates: np.ndarray, kept: bool) -> BestSetting:
     """The best of the settings by the median over seeds, `updates` being (S, n)."""
     medians = pd.Series(np.median(updates, axis=1), settings)
     momentum, rate = medians.index[medians.argmin()]
     momenta = () if kept else _beside(medians.groupby(level=0).min(), momentum)
     rates = _beside(medians[momentum], rate)
-    return Choice(float(momentum), float(rate), float(medians.min()), rates, momenta)
+    return BestSetting(float(momentum), float(rate), float(medians.min()), rates, momenta)
 
 
 def _beside(line: pd.Series, at: float) -> tuple[tuple[float, float] | None, ...]:
@@ -109,7 +109,7 @@ def _beside(line: pd.Series, at: float) -> tuple[tuple[float, float] | None, ...
     )
 
 
-def judged_at(arm: Arm) -> pd.MultiIndex:
+def judged_at(arm: GroupResults) -> pd.MultiIndex:
     """The setting that each seed is judged at: the one best on the other seeds."""
     seeds = np.arange(arm.figures.shape[-1])
     return arm.settings[efficiency.picks(arm.figures[0], seeds)]
@@ -117,7 +117,7 @@ def judged_at(arm: Arm) -> pd.MultiIndex:
 
 def comparisons(
     runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str], loss: float = np.nan
-) -> list[Comparison]:
+) -> list[GroupComparison]:
     """All that the runs hold; settings that lack a seed are left out.
 
     `runs` are those of `run_tables.prepared`. `loss` NaN: the lowest power of two that every arm
@@ -167,7 +167,7 @@ def _lowest(runs: pd.DataFrame) -> float:
 
 def _compared(
     runs: pd.DataFrame, log: pd.DataFrame, kept: float, losses: tuple[float, ...]
-) -> Comparison | None:
+) -> GroupComparison | None:
     log = log[log["point"].isin(runs["point"])]
     ways = [efficiency.with_target(runs, log, loss) for loss in losses]
     ends = pd.to_numeric(runs["train_loss"]).where(runs["status"] == "completed", np.inf)
@@ -192,16 +192,16 @@ def _compared(
     with np.errstate(invalid="ignore"):
         apart = np.nan_to_num(high - low)
     again = np.array([[_judged(arm, some) for arm in arms] for some in drawn])[which]
-    return Comparison(runs, kept, losses, arms, values, apart, again)
+    return GroupComparison(runs, kept, losses, arms, values, apart, again)
 
 
-def _arm(groups: int, kept: bool, table: pd.DataFrame, momentum: float, seeds: int) -> Arm:
+def _arm(groups: int, kept: bool, table: pd.DataFrame, momentum: float, seeds: int) -> GroupResults:
     table = table[table.index.get_level_values(0) == momentum] if kept else table
     figures = table.to_numpy().reshape(len(table), -1, seeds).swapaxes(0, 1)
-    return Arm(groups, kept, table.index, figures)
+    return GroupResults(groups, kept, table.index, figures)
 
 
-def _judged(arm: Arm, seeds: np.ndarray) -> np.ndarray:
+def _judged(arm: GroupResults, seeds: np.ndarray) -> np.ndarray:
     """(3, M): medians over the drawn seeds, each at the setting best on the others."""
     taken = arm.figures[:, efficiency.picks(arm.figures[0], seeds), seeds]
     return np.median(taken, axis=1).reshape(3, -1)

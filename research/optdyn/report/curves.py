@@ -8,7 +8,7 @@ import pandas as pd
 
 from optdyn.report import efficiency, figures, fronts, run_tables, tables, times, tradeoffs
 from optdyn.report.efficiency import MOMENTUM
-from optdyn.report.figures import DASHES, OKABE_ITO, Curve
+from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve
 from optdyn.report.page import Cell, Column, Picture, Section, Table, cell, number
 from optdyn.report.relevant_keys import relevant
 from optdyn.report.run_tables import (
@@ -52,7 +52,7 @@ class Compared(NamedTuple):
     keys: list[str]  # of the config, that the runs are told apart by
     target: float
     why: str  # the target is what it is
-    curves: list[Curve]
+    curves: list[LossCurve]
     others: list[pd.DataFrame]  # logs of the methods that no curve names
     note: str  # how to read the curves
 
@@ -78,7 +78,7 @@ def compared(points: Sequence[Point], target: float = np.nan) -> Compared:
 
 def curves(
     runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]
-) -> tuple[list[Curve], list[pd.DataFrame], str]:
+) -> tuple[list[LossCurve], list[pd.DataFrame], str]:
     """A curve for each method at its best setting, others' logs, and how to read them."""
     best = efficiency.best(runs[runs["point"].isin(log["point"])])
     labels = [key for key in varying(runs, keys) if tuned(runs) or not efficiency.tunes(key)]
@@ -99,7 +99,7 @@ def curves(
         looks = {s: (OKABE_ITO[i % 7], list(DASHES)[i // 7]) for i, s in enumerate(order)}
         note = note if background else ""
     found = [
-        Curve(
+        LossCurve(
             describe(members[setting].iloc[0], labels),
             *looks[setting],
             _logs(members[setting], logs),
@@ -110,7 +110,7 @@ def curves(
     return found, [_logs(members[setting], logs) for setting in background], note
 
 
-def kinds(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> list[Curve]:
+def kinds(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> list[LossCurve]:
     """A curve for the setting of each kind of strategy that is first at the target, by seconds."""
     logs, labels = dict(list(log.groupby("point"))), varying(runs, keys)
     looks, found = _of_kinds(runs), []
@@ -119,12 +119,16 @@ def kinds(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> list[Cu
         seconds = its.groupby("setting")["seconds_to_target"].median()
         if np.isfinite(seconds.min()):
             its = its[its["setting"] == seconds.idxmin()]
-            found.append(Curve(describe(its.iloc[0], labels), *look, _logs(its, logs), its))
+            found.append(LossCurve(describe(its.iloc[0], labels), *look, _logs(its, logs), its))
     return found
 
 
 def losses(
-    found: Sequence[Curve], others: Sequence[pd.DataFrame], note: str, target: float, tuned: bool
+    found: Sequence[LossCurve],
+    others: Sequence[pd.DataFrame],
+    note: str,
+    target: float,
+    tuned: bool,
 ) -> Section:
     """Training loss against both clocks."""
     text = "Loss of the training set (5,000 examples of it at most) at the current parameters."
@@ -142,7 +146,7 @@ def losses(
     return Section("Training loss", text=text + note, pictures=pictures)
 
 
-def to_losses(found: Sequence[Curve]) -> Section | None:
+def to_losses(found: Sequence[LossCurve]) -> Section | None:
     """Updates and seconds to every loss: what the target's choice does."""
     losses = times.targets(found)
     if not len(losses):
@@ -168,7 +172,7 @@ def to_losses(found: Sequence[Curve]) -> Section | None:
     return Section("Time to a loss", text=text, pictures=pictures)
 
 
-def along(found: Sequence[Curve]) -> Section | None:
+def along(found: Sequence[LossCurve]) -> Section | None:
     """What else the log has by update: test figures, learning rate, staleness."""
     pictures = []
     for column, name in ALONG.items():
@@ -195,12 +199,12 @@ def along(found: Sequence[Curve]) -> Section | None:
     return Section("Along the way", text=text, pictures=pictures)
 
 
-def _scheduled(curve: Curve) -> bool:
+def _scheduled(curve: LossCurve) -> bool:
     """Whether the learning rate of some run changes."""
     return bool((curve.log.groupby("point")["learning_rate"].nunique() > 1).any())
 
 
-def plane(found: Sequence[Curve], target: float, of_kinds: bool = False) -> Section | None:
+def plane(found: Sequence[LossCurve], target: float, of_kinds: bool = False) -> Section | None:
     """Statistical against hardware efficiency, of the methods that reach the target."""
     moved = [
         curve
@@ -319,7 +323,7 @@ def _looks(runs: pd.DataFrame) -> tuple[dict[str, tuple[object, str]], str]:
     return looks, "".join(f" {style.capitalize()}: {what}." for style, what in both)
 
 
-def _spoken(found: Sequence[Curve]) -> str:
+def _spoken(found: Sequence[LossCurve]) -> str:
     """The curves for who cannot see them."""
     ends = {
         curve.label: curve.log.dropna(subset=["train_loss"]).groupby("point")["train_loss"].last()

@@ -45,7 +45,7 @@ POINTS = 200  # of a line, at most: more cannot be told apart
 WIDE = 52  # characters of a legend's line
 
 
-class Curve(NamedTuple):
+class LossCurve(NamedTuple):
     """One setting."""
 
     label: str
@@ -83,7 +83,7 @@ def colours(places: Mapping[str, float]) -> dict[str, Any]:
 
 @matplotlib.rc_context(STYLE)
 def losses(
-    curves: Sequence[Curve],
+    curves: Sequence[LossCurve],
     clock: str,
     label: str,
     target: float = np.nan,
@@ -121,7 +121,7 @@ def losses(
     return figure
 
 
-def band(axes: Axes, table: pd.DataFrame, clock: str, curve: Curve) -> None:
+def band(axes: Axes, table: pd.DataFrame, clock: str, curve: LossCurve) -> None:
     """The `median` against the clock, and a band from `low` to `high`."""
     axes.plot(
         table[clock],
@@ -153,7 +153,7 @@ def log_ticks(axis: Axis, many: bool = True) -> None:
 
 
 @matplotlib.rc_context(STYLE)
-def course(tables: Sequence[tuple[Curve, pd.DataFrame]], x: str, y: str, log: bool) -> Figure:
+def course(tables: Sequence[tuple[LossCurve, pd.DataFrame]], x: str, y: str, log: bool) -> Figure:
     """Tables of `median`, `low` and `high` against their first column, labelled `x` and `y`."""
     figure, axes = new()
     for curve, table in tables:

@@ -47,7 +47,7 @@ class AnalysisError(InputError):
     """Input that cannot be analysed; the message is one line."""
 
 
-class Fit(NamedTuple):
+class MomentumFit(NamedTuple):
     """Split-replica instrumental variables, intervals of 95 %; NaN and `reason` where not `ok`."""
 
     ok: bool
@@ -75,7 +75,7 @@ def fit(
     gradient_lags: int = 0,
     bootstrap: int = 500,
     seed: int = 0,
-) -> Fit:
+) -> MomentumFit:
     """Fits the recursion to (R, T, q) displacements and gradients, from the first update on.
 
     `lags` = K and `gradient_lags` = Mg of the recursion; `bootstrap` draws of replicas give the
@@ -295,9 +295,9 @@ def _result(
     draws: np.ndarray,
     squares: np.ndarray,
     strength: float = math.nan,
-) -> Fit:
+) -> MomentumFit:
     phi, eta = theta[:lags], theta[lags:]
-    return Fit(
+    return MomentumFit(
         ok=not reason,
         reason=reason,
         replicas=shape[0],

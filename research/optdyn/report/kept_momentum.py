@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 
 from optdyn.report import arms, figures
-from optdyn.report.arms import GROUPS, RATE, Arm, Choice, Comparison, chosen
+from optdyn.report.arms import GROUPS, RATE, BestSetting, GroupComparison, GroupResults, chosen
 from optdyn.report.efficiency import MOMENTUM
-from optdyn.report.figures import DASHES, OKABE_ITO, Curve, Series
+from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve, Series
 from optdyn.report.page import Cell, Column, Picture, Section, Table, cell, number
 from optdyn.report.run_tables import INTERPOLATED, describe
 
@@ -32,7 +32,7 @@ INSIDE = (
 
 
 def sections(
-    found: Sequence[Comparison], log: pd.DataFrame, keys: Sequence[str]
+    found: Sequence[GroupComparison], log: pd.DataFrame, keys: Sequence[str]
 ) -> list[Section | None]:
     """Two sections, or none: what remains, and whether the tuned settings lie inside."""
     if not found:
@@ -62,20 +62,20 @@ def sections(
     ]
 
 
-def answer(found: Sequence[Comparison], keys: Sequence[str]) -> list[str]:
+def answer(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
     """The sentences of `said`, of all comparisons."""
     names = _names(found, keys)
     return [line for it, name in zip(found, names, strict=True) for line in said(it, name)]
 
 
-def _names(found: Sequence[Comparison], keys: Sequence[str]) -> list[str]:
+def _names(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
     """What tells the comparisons apart, '' if nothing."""
     firsts = [it.runs.iloc[0] for it in found]
     keys = [key for key in arms.context(keys) if len({repr(run[key]) for run in firsts}) > 1]
     return [describe(run, keys) for run in firsts]
 
 
-def said(it: Comparison, name: str) -> list[str]:
+def said(it: GroupComparison, name: str) -> list[str]:
     """What keeping the momentum costs, and what remains once it is tuned, at the most groups."""
     one, most = it.arms[0].groups, it.arms[-1].groups
     kept, tuned, least = it.of(most, True), it.of(most, False), it.of(one, False)
@@ -104,7 +104,7 @@ def _verdict(ratio: tuple[float, float, float]) -> str:
 
 
 def _results(
-    found: Sequence[Comparison], names: Sequence[str], choices: Sequence[Sequence[Choice]]
+    found: Sequence[GroupComparison], names: Sequence[str], choices: Sequence[Sequence[BestSetting]]
 ) -> Table:
     losses = found[0].losses
     columns = [Column("runs", text=True)] * any(names)
@@ -132,7 +132,7 @@ def _results(
 
 
 def _inside(
-    found: Sequence[Comparison], names: Sequence[str], choices: Sequence[Sequence[Choice]]
+    found: Sequence[GroupComparison], names: Sequence[str], choices: Sequence[Sequence[BestSetting]]
 ) -> Table:
     columns = [Column("runs", text=True)] * any(names)
     columns += [Column("groups g"), Column("momentum", text=True), Column("learning rate")]
@@ -159,15 +159,15 @@ def _neighbour(beside: tuple[float, float] | None, apart: float) -> Cell:
     return Cell(f"{number(beside[0])}: {cell(beside[1], apart).shown}", beside[1])
 
 
-def _optimum(choice: Choice) -> Cell:
+def _optimum(choice: BestSetting) -> Cell:
     return cell("inside") if choice.interior else Cell("on an edge", "on an edge", bad=True)
 
 
-def _momentum(arm: Arm, choice: Choice) -> str:
+def _momentum(arm: GroupResults, choice: BestSetting) -> str:
     return f"{choice.momentum:g}, {'kept' if arm.kept else 'tuned'}"
 
 
-def _setting(arm: Arm, choice: Choice) -> list[Cell]:
+def _setting(arm: GroupResults, choice: BestSetting) -> list[Cell]:
     """Momentum and rate, with the range of those that seeds are judged at."""
     values = (cell(_momentum(arm, choice)), cell(choice.rate))
     levels = (arms.judged_at(arm).get_level_values(i) for i in (0, 1))
@@ -185,7 +185,7 @@ def _figure(found: tuple[float, float, float], apart: float = 0.0) -> Cell:
 
 
 def _penalties(
-    found: Sequence[Comparison], names: Sequence[str], clock: str, measure: int
+    found: Sequence[GroupComparison], names: Sequence[str], clock: str, measure: int
 ) -> Picture:
     """A clock over that of the fewest groups, tuned; an infinite end is at twice the figure."""
     series, words = [], []
@@ -216,7 +216,9 @@ def _penalties(
     return Picture(figures.uri(figure), alt + "; ".join(words) + ".")
 
 
-def _losses(it: Comparison, name: str, its: Sequence[Choice], log: pd.DataFrame) -> Picture:
+def _losses(
+    it: GroupComparison, name: str, its: Sequence[BestSetting], log: pd.DataFrame
+) -> Picture:
     """Training loss of every arm at the setting best on all seeds."""
     shades = figures.colours({str(arm.groups): float(arm.groups) for arm in it.arms})
     found = []
@@ -225,7 +227,7 @@ def _losses(it: Comparison, name: str, its: Sequence[Choice], log: pd.DataFrame)
         members = it.runs[(it.runs[list(setting)] == pd.Series(setting)).all(axis=1)]
         label, look = f"g = {arm.groups}, {_momentum(arm, choice)}", shades[str(arm.groups)]
         logs = log[log["point"].isin(members["point"])]
-        found.append(Curve(label, look, list(DASHES)[arm.kept], logs, members))
+        found.append(LossCurve(label, look, list(DASHES)[arm.kept], logs, members))
     caption = f"{name}: each at its best setting" if name else "Each at its best setting"
     drawn = found, "step", "updates", it.losses[0]
     alt = f"Training loss against updates. {caption}."

@@ -36,7 +36,7 @@ LAWS: Mapping[str, Callable[[float], Any]] = {  # variation -> distribution of u
 FREE = ("gamma", "lognormal")  # those whose variation is fitted
 
 
-class Law(NamedTuple):
+class FittedLaw(NamedTuple):
     """A law fitted to the ratios of services to their worker's mean."""
 
     name: str
@@ -52,14 +52,14 @@ def ratios(services: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([own / own.mean() for own in services])
 
 
-def fit(x: np.ndarray, workers: int) -> list[Law]:
+def fit(x: np.ndarray, workers: int) -> list[FittedLaw]:
     """All laws fitted to ratios (n,) of so many workers, the best of them first.
 
     That is the one of least AIC, or exponential if it is within `SIMPLER` of it. Where all services
     are alike it is `constant`, and there is no other.
     """
     if x.std() < CONSTANT:
-        return [Law("constant", 0.0, [0.0, 0.0], -math.inf, 0.0, 1.0)]
+        return [FittedLaw("constant", 0.0, [0.0, 0.0], -math.inf, 0.0, 1.0)]
     found = [_fitted(name, x, workers) for name in LAWS]
     found.sort(key=lambda law: law.aic - SIMPLER * (law.name not in FREE))
     return found
@@ -75,7 +75,7 @@ def serial(services: Sequence[np.ndarray]) -> tuple[float, float]:
     return sum(float(own[1:] @ own[:-1]) for own in centred) / power, pairs**-0.5
 
 
-def _fitted(name: str, x: np.ndarray, workers: int) -> Law:
+def _fitted(name: str, x: np.ndarray, workers: int) -> FittedLaw:
     make = LAWS[name]
 
     def cost(logarithm: float) -> float:
@@ -94,4 +94,4 @@ def _fitted(name: str, x: np.ndarray, workers: int) -> Law:
     # The Jacobian of the ratios, the same for all laws, is left out.
     test = stats.kstest(x, make(variation).cdf, method="asymp")
     distance, p = float(test.statistic), float(test.pvalue)
-    return Law(name, variation, ends, 2 * (least + parameters), distance, p)
+    return FittedLaw(name, variation, ends, 2 * (least + parameters), distance, p)

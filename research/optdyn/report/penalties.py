@@ -35,7 +35,7 @@ VARIED = ("seed", "steps", BATCH)
 SECTIONS = ("strategy.", "cluster.", "parallel.", "probes.", "replicas.", "code.")
 
 
-class Arm(NamedTuple):
+class MethodResults(NamedTuple):
     """A method, and what each of n seeds took at all of its settings."""
 
     name: str
@@ -57,12 +57,12 @@ class Arm(NamedTuple):
         return np.array(found)[which.ravel()].reshape(seeds.shape[:-1])
 
 
-class Measured(NamedTuple):
+class ProblemResults(NamedTuple):
     """Arms of one problem."""
 
     problem: str  # in words
     target: float
-    arms: list[Arm]  # synchronous ones first, those of fewest examples on top
+    arms: list[MethodResults]  # synchronous ones first, those of fewest examples on top
 
     @property
     def seeds(self) -> int:
@@ -70,7 +70,7 @@ class Measured(NamedTuple):
         return self.arms[0].updates.shape[1]
 
     @property
-    def anchor(self) -> Arm:
+    def anchor(self) -> MethodResults:
         """The synchronous one of the smallest batch, which other batches are said by."""
         return self.arms[0]
 
@@ -83,7 +83,7 @@ def is_synchronous(name: str, keys: Mapping[str, Any]) -> bool:
 
 def measured(
     sources: Sequence[Path], target: float = np.nan, where: Sequence[str] = ()
-) -> Measured:
+) -> ProblemResults:
     """The arms of workdirs of sweeps.
 
     `target`: the training loss to reach; NaN: the lowest that all arms do. `where`: texts
@@ -119,7 +119,7 @@ def measured(
             f"{said}: most seeds of synchronous training do not get to a loss of {target:.4g}; "
             "name a higher --target"
         )
-    return Measured(_words(synchronous[0][0].config), target, _ordered(arms))
+    return ProblemResults(_words(synchronous[0][0].config), target, _ordered(arms))
 
 
 def _one_problem(said: str, every: Sequence[Point]) -> None:
@@ -180,7 +180,9 @@ def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(free.items()))
 
 
-def _arm(said: str, its: Sequence[Point], log: pd.DataFrame, target: float, seeds: Any) -> Arm:
+def _arm(
+    said: str, its: Sequence[Point], log: pd.DataFrame, target: float, seeds: Any
+) -> MethodResults:
     """Settings that lack one of the seeds are left out."""
     name, keys = _method(its[0])
     if not is_synchronous(name, keys):
@@ -196,7 +198,7 @@ def _arm(said: str, its: Sequence[Point], log: pd.DataFrame, target: float, seed
     medians = np.median(table.to_numpy(), axis=1)
     doubt = _doubt([dict(setting) for setting in table.index], medians)
     nodes = int(its[0].config.get(NODES, 1))
-    return Arm(name, keys, _batch(its[0]), nodes, table.to_numpy(), doubt)
+    return MethodResults(name, keys, _batch(its[0]), nodes, table.to_numpy(), doubt)
 
 
 def _one_cluster(said: str, name: str, its: Sequence[Point]) -> None:
@@ -226,7 +228,7 @@ def _doubt(settings: Sequence[Mapping[str, Any]], medians: np.ndarray) -> str:
     return f"{', '.join(edges)} on an edge" if edges else ""
 
 
-def _ordered(arms: Sequence[Arm]) -> list[Arm]:
+def _ordered(arms: Sequence[MethodResults]) -> list[MethodResults]:
     return sorted(arms, key=lambda arm: (not arm.synchronous, arm.batch))
 
 

@@ -23,7 +23,7 @@ from optdyn.experiment import usual
 from optdyn.momentum.lags import geometric_distance
 from optdyn.momentum.moments import equivalent_momentum
 from optdyn.report import laws, raced, tables, windows
-from optdyn.report.laws import Law
+from optdyn.report.laws import FittedLaw
 from optdyn.report.raced import BATCH, Race
 from optdyn.report.tables import Point, TableError
 from optdyn.train import history
@@ -33,7 +33,7 @@ SMALL = 0.01  # p-values below are a rejection
 BOUND = "strategy.staleness_bound"
 
 
-def keys(race: Race, law: Law, source: Race) -> dict[str, Any]:
+def keys(race: Race, law: FittedLaw, source: Race) -> dict[str, Any]:
     """The keys of the config with which the simulator runs this race by the law of `source`.
 
     Means are those of its workers; of a race of another size that of one worker at the mean rate.

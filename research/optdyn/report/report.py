@@ -30,7 +30,7 @@ from optdyn.report import (
     tables,
     workers,
 )
-from optdyn.report.arms import Comparison
+from optdyn.report.arms import GroupComparison
 from optdyn.report.curves import Compared
 from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.page import Section, number
@@ -148,7 +148,7 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     ]
 
 
-def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[Comparison]]:
+def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[GroupComparison]]:
     """The points and the arms among them, all by one target."""
     it = curves.compared(points, target)
     tuned = arms.comparisons(it.runs, it.log, it.keys, target) if it.curves else []

@@ -23,7 +23,7 @@ from optdyn.price.price import GIGABIT
 from optdyn.price.shapes import Shapes
 from optdyn.report import efficiency, page, which
 from optdyn.report.figures import OKABE_ITO
-from optdyn.report.penalties import Measured
+from optdyn.report.penalties import ProblemResults
 
 GIGABITS = tuple(float(f"{n}e{e}") for e in range(-2, 3) for n in (1, 2, 5))
 SPREADS = (0.0, 0.1, 0.3, 1.0)  # standard deviation of a worker's times over their mean
@@ -32,7 +32,7 @@ DIGITS = 5  # of a figure on the page
 DASHES = ("none", "6 3", "2 2", "8 3 2 3")  # of curves, in SVG's words
 
 
-class Curve(NamedTuple):
+class PricedMethod(NamedTuple):
     """A method with one period: a line of the page, with a price at every stop."""
 
     family: str  # its label but for the period
@@ -42,16 +42,18 @@ class Curve(NamedTuple):
     of: Callable[[Experiment], Experiment]  # what is priced, on the cluster of another
 
 
-def curves_of_methods(names: Sequence[str], keys: Sequence[Mapping[str, Any]]) -> Iterator[Curve]:
+def curves_of_methods(
+    names: Sequence[str], keys: Sequence[Mapping[str, Any]]
+) -> Iterator[PricedMethod]:
     """A curve a method and values of keys of config.strategy that it has."""
     for name in dict.fromkeys((methods.PLAIN, *names)):
         for values in price.owned(name, keys):
             said = " ".join(filter(None, (name, str(values.get("compression") or ""))))
             period, of = int(values.get("period", 0)), partial(price.with_method, name=name)
-            yield Curve(said, period, name == methods.PLAIN, None, partial(of, **values))
+            yield PricedMethod(said, period, name == methods.PLAIN, None, partial(of, **values))
 
 
-def curves_of_arms(found: Measured) -> Iterator[Curve]:
+def curves_of_arms(found: ProblemResults) -> Iterator[PricedMethod]:
     """A curve for each arm that was measured, with its penalty."""
     drawn = efficiency.draws(found.seeds)
     whole = np.concatenate([np.arange(found.seeds)[None], drawn])
@@ -60,7 +62,7 @@ def curves_of_arms(found: Measured) -> Iterator[Curve]:
     for arm, family, own in zip(found.arms, which.labels(found.arms, False), taken, strict=True):
         ratios = [which.over(own, each) for each in alone]
         of = partial(which.carried, arm=arm, anchor=found.anchor)
-        yield Curve(family, int(arm.keys.get("period", 0)), arm.synchronous, ratios, of)
+        yield PricedMethod(family, int(arm.keys.get("period", 0)), arm.synchronous, ratios, of)
 
 
 def spreads(config: Experiment) -> list[tuple[str, dict[str, Any]]]:
@@ -81,7 +83,7 @@ def spreads(config: Experiment) -> list[tuple[str, dict[str, Any]]]:
 def grid(
     config: Experiment,
     shapes: Shapes,
-    curves: Sequence[Curve],
+    curves: Sequence[PricedMethod],
     nodes: Sequence[int],
     gigabits: float,
 ) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def grid(
     }
 
 
-def _prices(curve: Curve, config: Experiment, shapes: Shapes) -> dict[str, Any] | None:
+def _prices(curve: PricedMethod, config: Experiment, shapes: Shapes) -> dict[str, Any] | None:
     """A curve's figures by bandwidth; None where it has no price."""
     try:
         one = curve.of(config)
@@ -250,7 +252,7 @@ MEASURED = (
 
 
 def render(
-    data: Mapping[str, Any], heading: str, printed: str, found: Measured | None = None
+    data: Mapping[str, Any], heading: str, printed: str, found: ProblemResults | None = None
 ) -> str:
     """The page of a `grid`. `heading`: what all prices are of; `printed`: the command's tables."""
     sliders = [

@@ -6,18 +6,18 @@ import numpy as np
 import pandas as pd
 
 from optdyn.report import efficiency
-from optdyn.report.figures import Curve
+from optdyn.report.figures import LossCurve
 
 LOSSES = 40
 CLOCKS = {"updates": "updates", "seconds": "simulated seconds"}
 
 
-def lowest(curve: Curve) -> float:
+def lowest(curve: LossCurve) -> float:
     """Training loss that its median run gets to."""
     return float(curve.log.groupby("point")["train_loss"].min().median())
 
 
-def targets(curves: Sequence[Curve]) -> np.ndarray:
+def targets(curves: Sequence[LossCurve]) -> np.ndarray:
     """Losses, ascending, from the lowest that a curve gets to, to just below every start.
 
     In equal ratios, or in equal steps if they are not all above 0; empty if nothing is learnt.
@@ -31,7 +31,7 @@ def targets(curves: Sequence[Curve]) -> np.ndarray:
     return space(end, start, LOSSES + 1)[:-1]
 
 
-def table(curve: Curve, losses: np.ndarray, clock: str) -> pd.DataFrame:
+def table(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
     """`loss`, and the `median`, `low` and `high` over seeds of the updates or seconds to it.
 
     Infinite where a seed does not get there; one that diverged never does.

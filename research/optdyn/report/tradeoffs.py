@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from optdyn.report import figures
-from optdyn.report.figures import Curve
+from optdyn.report.figures import LossCurve
 
 
 class Front(NamedTuple):
@@ -24,7 +24,7 @@ class Front(NamedTuple):
 
 
 @matplotlib.rc_context(figures.STYLE)
-def plane(curves: Sequence[Curve], target: float) -> Figure:
+def plane(curves: Sequence[LossCurve], target: float) -> Figure:
     """Updates to the target (statistical efficiency) against seconds an update (hardware).
 
     Their product is the time to the target: it is the same along the dotted lines.

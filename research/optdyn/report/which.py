@@ -24,7 +24,7 @@ from optdyn.price import price
 from optdyn.price.price import GIGABIT
 from optdyn.price.shapes import Shapes
 from optdyn.report import efficiency
-from optdyn.report.penalties import Arm, Measured, is_synchronous
+from optdyn.report.penalties import MethodResults, ProblemResults, is_synchronous
 
 DRAWN = 5  # orders of arrivals that seconds are of
 WIDE = 100  # characters of a line of notes
@@ -50,7 +50,7 @@ class Row(NamedTuple):
     doubt: str  # of its optimum
 
 
-class Answer(NamedTuple):
+class Ranking(NamedTuple):
     """Rows, best first, at one bandwidth; and arms that have no price, with the reason."""
 
     gigabits: float
@@ -59,8 +59,8 @@ class Answer(NamedTuple):
 
 
 def answers(
-    config: Experiment, shapes: Shapes, found: Measured, bandwidths: Sequence[float]
-) -> list[Answer]:
+    config: Experiment, shapes: Shapes, found: ProblemResults, bandwidths: Sequence[float]
+) -> list[Ranking]:
     """What is best on the cluster of the config, for each of the Gbit/s between nodes.
 
     A synchronous update of the smallest batch measured is one of as many examples as the config's.
@@ -80,12 +80,12 @@ def answers(
     if not any(arm.synchronous for arm, *_ in priced):
         raise ConfigError(f"no price of synchronous training: {next(iter(refused.values()))}")
     return [
-        Answer(b, _ranked([(*kept, seconds[i]) for *kept, seconds in priced]), refused)
+        Ranking(b, _ranked([(*kept, seconds[i]) for *kept, seconds in priced]), refused)
         for i, b in enumerate(bandwidths)
     ]
 
 
-def carried(config: Experiment, arm: Arm, anchor: Arm) -> Experiment:
+def carried(config: Experiment, arm: MethodResults, anchor: MethodResults) -> Experiment:
     """The arm's method on the cluster of the config, at the batch that it was measured at.
 
     That is its batch over the anchor's, as much of the config's own synchronous batch, rounded to
@@ -102,7 +102,7 @@ def carried(config: Experiment, arm: Arm, anchor: Arm) -> Experiment:
     return one.with_(batch_size=max(round(whole / at_work), 1) * at_work)
 
 
-def _ranked(priced: Sequence[tuple[Arm, str, int, np.ndarray]]) -> list[Row]:
+def _ranked(priced: Sequence[tuple[MethodResults, str, int, np.ndarray]]) -> list[Row]:
     """Rows at one bandwidth, the least time on top; the opponent has the least of its batches."""
     seeds = priced[0][0].updates.shape[1]
     drawn = efficiency.draws(seeds)
@@ -146,7 +146,7 @@ def over(above: np.ndarray, below: np.ndarray) -> Triple:
     return float(ratio[0]), float(low), float(high)
 
 
-def labels(arms: Sequence[Arm], periods: bool = True) -> list[str]:
+def labels(arms: Sequence[MethodResults], periods: bool = True) -> list[str]:
     """The name of each arm, its period and groups, and whatever else tells it from others."""
     batches = len({arm.batch for arm in arms}) > 1
     told_by = [{k: v for k, v in arm.keys.items() if periods or k != "period"} for arm in arms]
@@ -170,7 +170,7 @@ def _label(name: str, keys: Mapping[str, Any], batch: str = "") -> str:
     return f"{said} ({more})" if more else said
 
 
-def has(found: Measured, one: Experiment) -> bool:
+def has(found: ProblemResults, one: Experiment) -> bool:
     """Whether a penalty of the experiment's method, period, groups and compression is among them.
 
     Plain synchronous training has one of 1.
@@ -193,7 +193,7 @@ def named(name: str, one: Experiment) -> str:
     return _label(name, keys)
 
 
-def table(answer: Answer, others: Sequence[str] = ()) -> Iterator[str]:
+def table(answer: Ranking, others: Sequence[str] = ()) -> Iterator[str]:
     """One line a method, best first; below them the `others`, which were not measured."""
     lines = [
         (f"at {answer.gigabits:g} Gbit/s", "updates", "seconds an update", "time"),
@@ -208,7 +208,7 @@ def table(answer: Answer, others: Sequence[str] = ()) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def sentences(every: Sequence[Answer], found: Measured, config: Experiment) -> Iterator[str]:
+def sentences(every: Sequence[Ranking], found: ProblemResults, config: Experiment) -> Iterator[str]:
     """Who is best and who cannot be told from it, and what all that is of; wrapped lines."""
     said = [best(answer) for answer in every]
     said += [f"No price of {name}: it is {why}." for name, why in every[0].refused.items()]
@@ -240,7 +240,7 @@ def sentences(every: Sequence[Answer], found: Measured, config: Experiment) -> I
         yield from textwrap.wrap(sentence, WIDE)
 
 
-def _batches(every: Sequence[Answer]) -> Iterator[str]:
+def _batches(every: Sequence[Ranking]) -> Iterator[str]:
     """Where the opponent's best batch is the first or the last of those that were measured."""
     edges: dict[tuple[str, int], list[str]] = {}
     for answer in every:
@@ -258,7 +258,7 @@ def _batches(every: Sequence[Answer]) -> Iterator[str]:
         )
 
 
-def best(answer: Answer) -> str:
+def best(answer: Ranking) -> str:
     """Who takes the least time, and who cannot be told from it, in a sentence or two."""
     first, *others = answer.rows
     said = f"At {answer.gigabits:g} Gbit/s {first.label} takes the least time"

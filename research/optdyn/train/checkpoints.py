@@ -257,8 +257,8 @@ def _parameters(saved: Mapping[str, Tree]) -> Params:
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), saved["workers"])
     if "slots" not in saved:
         return saved["params"]
-    fields = {name: saved.get(name, {}) for name in snapshots.State._fields}
-    return snapshots.State(**fields).params
+    fields = {name: saved.get(name, {}) for name in snapshots.SnapshotState._fields}
+    return snapshots.SnapshotState(**fields).params
 
 
 def _alone(process: int) -> ocp.options.MultiprocessingOptions:

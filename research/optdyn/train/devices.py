@@ -21,7 +21,7 @@ from optdyn.train.worker_seconds import measure
 Loop = Callable[[Rule], Advance]
 
 
-class Asked(NamedTuple):
+class LayoutRequest(NamedTuple):
     """The methods, and the devices that they are to run on."""
 
     methods: Methods  # `compiled`
@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
 def make(
     loop: Loop,
-    asked: Asked,
+    asked: LayoutRequest,
     whole: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
     slots: int,

@@ -48,14 +48,14 @@ Found = dict[str, jax.Array]
 Measure = Callable[[Problem, Params, Params, Examples], Found]
 
 
-class Moments(NamedTuple):
+class GradientMoments(NamedTuple):
     """A gradient's moments at some parameters; both unbiased, so |G|^2 may be below zero."""
 
     square: jax.Array  # |G|^2
     trace: jax.Array  # tr(Sigma), of one example
 
 
-def moments(problem: Problem, small: int, params: Params, examples: Examples) -> Moments:
+def moments(problem: Problem, small: int, params: Params, examples: Examples) -> GradientMoments:
     """From all n examples, and from each of the n // small batches of `small` that they make.
 
     Raises ValueError unless there are at least two such batches.
@@ -76,7 +76,7 @@ def moments(problem: Problem, small: int, params: Params, examples: Examples) ->
     whole, part = optax.tree.norm(total, squared=True) / count**2, squares.mean()
     large = count * small
     trace = (part - whole) / (1 / small - 1 / large)
-    return Moments(whole - trace / large, trace)
+    return GradientMoments(whole - trace / large, trace)
 
 
 def hessian_times(problem: Problem, params: Params, examples: Examples, v: Params) -> Params:

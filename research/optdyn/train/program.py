@@ -98,7 +98,7 @@ class Static(NamedTuple):
     """What a program depends on besides its problem, as a key of caches."""
 
     optimizer: tuple[str, tuple[str, ...], Options, optimizers.Chain]  # arguments of `optimizer`
-    layout: parallel.Asked
+    layout: parallel.LayoutRequest
     slots: int
     meter: bool
     probes: tuple[str, ...]
@@ -170,13 +170,13 @@ def _rest(config: Experiment, slots: int) -> Static:
     )
 
 
-def _layout(config: Experiment) -> parallel.Asked:
+def _layout(config: Experiment) -> parallel.LayoutRequest:
     """What `parallel.make` is to know of the methods, their devices and the examples on these."""
     methods, real = config.methods, config.parallel
     nodes, devices = 1, 1
     if real.api or methods.mix or methods.reduces_itself:
         nodes, devices = config.methods.devices(config)
-    return parallel.Asked(
+    return parallel.LayoutRequest(
         methods.compiled,
         real.api,
         nodes,

@@ -48,7 +48,7 @@ Arrays = Mapping[str, Array]
 Whole = tuple[jax.Array, Params]  # f and its gradient, of all examples
 
 
-class Series(NamedTuple):
+class ReplicaGroup(NamedTuple):
     """Replicas of one update rule."""
 
     name: str
@@ -125,25 +125,25 @@ def _recorded(run: Run, workdir: Path) -> Json:
     return summary
 
 
-def _series(run: Run) -> list[Series]:
+def _series(run: Run) -> list[ReplicaGroup]:
     """The config's own update rule, then synchronous momentum SGD at each matching mu.
 
     A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as the asynchronous.
     """
     config = run.config
     sync = config.with_({"strategy.name": methods.PLAIN})
-    every = [Series("replicas", run.program, dict(run.hypers))]
+    every = [ReplicaGroup("replicas", run.program, dict(run.hypers))]
     for mu in config.replicas.matching:
         hypers = {
             "learning_rate": run.hypers["learning_rate"] * np.float32(1 - mu),
             "momentum": np.full(config.steps, mu, np.float32),
         }
         compiled = program.make(sync, run.data.classes, slots=1)
-        every.append(Series(f"matching{mu}", compiled, hypers, 1 / (1 - mu)))
+        every.append(ReplicaGroup(f"matching{mu}", compiled, hypers, 1 / (1 - mu)))
     return every
 
 
-def _part(run: Run, series: Series, start: int, size: int) -> Arrays:
+def _part(run: Run, series: ReplicaGroup, start: int, size: int) -> Arrays:
     """Replicas start..start+size-1 of the series; those beyond the count are computed and cut."""
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count

@@ -16,7 +16,7 @@ from optdyn.core import Event, Params
 from optdyn.experiment import Experiment
 from optdyn.problem import data as datasets
 from optdyn.problem import problem, shared_data
-from optdyn.problem.data.feed import Batches, Block, Feed, streamed, whole
+from optdyn.problem.data.feed import Batches, DataBlock, Feed, streamed, whole
 from optdyn.train.meter import steered
 from optdyn.train.program import CHUNK, Program
 
@@ -135,7 +135,7 @@ def joined(parts: np.ndarray, count: int) -> np.ndarray:
 
 
 def events_of(
-    run: Run, step: int, block: Block, n: int, chunk: int = CHUNK
+    run: Run, step: int, block: DataBlock, n: int, chunk: int = CHUNK
 ) -> tuple[Event, np.ndarray]:
     """Updates step..step+n-1 and the examples of their batches, padded to `chunk`."""
     window, indices = slice(step, step + n), block.batches(step, step + n)

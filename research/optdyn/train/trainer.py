@@ -101,7 +101,7 @@ def prepare(
         params, origin = verdict(lambda: _given(config.init_from, params))
     epoch = max(examples_in(data.train) // config.batch_size, 1)
     size = bytes_of(params)
-    network = methods.Network(program.problem_of(config, data.classes), params, one)
+    network = methods.ModelInfo(program.problem_of(config, data.classes), params, one)
     report: Json = {}
     for method in config.methods.every:
         report |= method.report(config, network)

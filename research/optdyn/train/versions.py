@@ -12,7 +12,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from optdyn.base.trees import Tree
-from optdyn.core.snapshots import State
+from optdyn.core.snapshots import SnapshotState
 
 FOLDER = "versions"
 LARGE = 2**28  # bytes of a table
@@ -20,7 +20,7 @@ LARGE = 2**28  # bytes of a table
 
 def has_large(state: Tree) -> bool:
     """Whether the state is one of a table that is not for Orbax."""
-    if not isinstance(state, State):
+    if not isinstance(state, SnapshotState):
         return False
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state.slots)) >= LARGE
 

@@ -27,7 +27,7 @@ from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
 from optdyn.train import program, trainer
 from optdyn.train.driver import drive
-from optdyn.train.probes import Moments, moments, sharpness
+from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import CHUNK, Program
 from optdyn.train.trainer import Run
 from optdyn.tune.choice import Choice, Outcome
@@ -51,7 +51,7 @@ MOMENTUM = 0.9  # best without noise
 AVERAGED = 8  # moments of a probe that its parameters are averaged over
 
 
-class Cluster(NamedTuple):
+class SimulatedCluster(NamedTuple):
     """A problem on a simulated cluster."""
 
     run: Run  # of all groups
@@ -67,7 +67,7 @@ class Checkpoint(NamedTuple):
     state: State
 
 
-def prepare(config: Experiment) -> Cluster:
+def prepare(config: Experiment) -> SimulatedCluster:
     """Checks the config and loads data.
 
     Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
@@ -102,7 +102,7 @@ def prepare(config: Experiment) -> Cluster:
     part = shared_data.sample(run.data.train, config.data.train_evaluated)
     # Updates are of a set on the device, as it is.
     plain = every.with_({"data.augment": "", "data.streaming": False})
-    return Cluster(run._replace(config=plain), part, groups)
+    return SimulatedCluster(run._replace(config=plain), part, groups)
 
 
 def tunable(config: Experiment) -> None:
@@ -117,13 +117,13 @@ def tunable(config: Experiment) -> None:
     )
 
 
-def seconds_per_update(cluster: Cluster, groups: int) -> float:
+def seconds_per_update(cluster: SimulatedCluster, groups: int) -> float:
     """HE(g), simulated, over so many arrivals that random service says little."""
     line = _timeline(cluster.run, groups, 0, 0.0)
     return float(line.seconds[-1]) / len(line.seconds)
 
 
-def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
+def start(cluster: SimulatedCluster, seed: int = 0) -> Checkpoint:
     """Initialization number `seed`; 0 is that of `launch.train`."""
     run, params = cluster.run, cluster.run.params
     if seed:
@@ -132,7 +132,7 @@ def start(cluster: Cluster, seed: int = 0) -> Checkpoint:
     return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.rule.init(params))
 
 
-def measure(cluster: Cluster, begin: Checkpoint) -> Line:
+def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Line:
     """What limits steps at a checkpoint, by `prediction.py`, and the simulated seconds it takes.
 
     `momentum` and `step`: the best total momentum, and long-run step of one group, as predicted.
@@ -168,15 +168,15 @@ def measure(cluster: Cluster, begin: Checkpoint) -> Line:
 
 
 @lru_cache(maxsize=4)
-def _limits(of: Program) -> Callable[..., tuple[Moments, jax.Array]]:
-    def both(params: Params, many: Examples, few: Examples) -> tuple[Moments, jax.Array]:
+def _limits(of: Program) -> Callable[..., tuple[GradientMoments, jax.Array]]:
+    def both(params: Params, many: Examples, few: Examples) -> tuple[GradientMoments, jax.Array]:
         noise = moments(of.problem, SMALL, params, many)
         return noise, sharpness(of.problem, params, few, ITERATIONS)
 
     return jax.jit(both)
 
 
-def start_loss(cluster: Cluster, begin: Checkpoint) -> float:
+def start_loss(cluster: SimulatedCluster, begin: Checkpoint) -> float:
     """What a first epoch has to be below: the loss at the start, and a hundredth below chance.
 
     Chance is the loss of a network that says the same of every example: ln classes.
@@ -187,7 +187,7 @@ def start_loss(cluster: Cluster, begin: Checkpoint) -> float:
 
 
 def attempt(
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     begin: Checkpoint,
     setting: Choice,
     seconds: float,

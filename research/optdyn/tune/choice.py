@@ -11,7 +11,7 @@ class Choice(NamedTuple):
     learning_rate: float  # alpha
 
 
-class Point(NamedTuple):
+class EpochPoint(NamedTuple):
     """A point of training: an initialization, and epochs trained from it."""
 
     seed: int = 0
@@ -44,18 +44,18 @@ class Bench(Protocol):
     def pace(self, groups: int) -> float:
         """HE(g), seconds an update."""
 
-    def start(self, point: Point) -> float:
+    def start(self, point: EpochPoint) -> float:
         """The loss that a first epoch has to be below: of the initialization, or of chance."""
 
-    def probe(self, point: Point, seconds: float, setting: Choice) -> Outcome:
+    def probe(self, point: EpochPoint, seconds: float, setting: Choice) -> Outcome:
         """Tries a setting from a point, and leaves no trace."""
 
     def train(
-        self, point: Point, seconds: float, setting: Choice, loss: float, settle: bool = False
+        self, point: EpochPoint, seconds: float, setting: Choice, loss: float, settle: bool = False
     ) -> Outcome:
         """Goes on to the next epoch's point, or stays if it does not lower the loss."""
 
-    def measure(self, point: Point) -> Measures:
+    def measure(self, point: EpochPoint) -> Measures:
         """What limits steps at a point, which takes seconds too."""
 
     def note(self, what: str, setting: Choice) -> None:

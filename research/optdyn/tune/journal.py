@@ -15,8 +15,8 @@ from optdyn.base.progress import number, say
 from optdyn.base.trees import Json
 from optdyn.train.checkpoints import Checkpoints
 from optdyn.tune import bench
-from optdyn.tune.bench import Checkpoint, Cluster
-from optdyn.tune.choice import Choice, Measures, Outcome, Point
+from optdyn.tune.bench import Checkpoint, SimulatedCluster
+from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 
 Line = Json
 
@@ -57,20 +57,22 @@ class Journal:
         return f"; trained {number(done)} of {number(self._seconds)} s at most"
 
 
-class Method:
+class JournaledMethod:
     """The attempts and decisions of tuning, in the journal, with every epoch's checkpoint."""
 
-    def __init__(self, cluster: Cluster, journal: Journal, target: float, checkpoints: Checkpoints):
+    def __init__(
+        self, cluster: SimulatedCluster, journal: Journal, target: float, checkpoints: Checkpoints
+    ):
         self._cluster, self._target = cluster, target
         self._journal, self._checkpoints = journal, checkpoints
-        self._held: tuple[Point, Checkpoint] | None = None
+        self._held: tuple[EpochPoint, Checkpoint] | None = None
         self.pace = cache(partial(bench.seconds_per_update, cluster))
 
-    def start(self, point: Point) -> float:
+    def start(self, point: EpochPoint) -> float:
         """The loss at the point."""
         return bench.start_loss(self._cluster, self._state(point))
 
-    def measure(self, point: Point) -> Measures:
+    def measure(self, point: EpochPoint) -> Measures:
         """What the prediction asks to know at the point."""
         line = {"what": "limits", **point._asdict()}
         found = self._journal(line, lambda: bench.measure(self._cluster, self._state(point)))
@@ -83,12 +85,12 @@ class Method:
         """Writes a decision into the journal."""
         self._journal({"what": what, **setting._asdict()})
 
-    def probe(self, point: Point, seconds: float, setting: Choice) -> Outcome:
+    def probe(self, point: EpochPoint, seconds: float, setting: Choice) -> Outcome:
         """How a setting does from the point on, for so many seconds; training stays where it is."""
         return self._attempt("probe", point, seconds, setting)[0]
 
     def train(
-        self, point: Point, seconds: float, setting: Choice, loss: float, settle: bool = False
+        self, point: EpochPoint, seconds: float, setting: Choice, loss: float, settle: bool = False
     ) -> Outcome:
         """Leaves a checkpoint if the loss at its end is less than that."""
         outcome, kept = self._attempt("train", point, seconds, setting, loss, settle)
@@ -101,7 +103,7 @@ class Method:
     def _attempt(
         self,
         what: str,
-        point: Point,
+        point: EpochPoint,
         seconds: float,
         setting: Choice,
         loss: float = -math.inf,
@@ -132,7 +134,7 @@ class Method:
             values["loss"] = math.nan
         return Outcome(**values), kept
 
-    def _state(self, point: Point) -> Checkpoint:
+    def _state(self, point: EpochPoint) -> Checkpoint:
         if self._held is None or self._held[0] != point:
             state = bench.start(self._cluster, point.seed)
             if point.epoch:  # resumed: it is the latest, or its line would have been dropped

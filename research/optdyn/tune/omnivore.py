@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 from optdyn.experiment import ConfigError
 from optdyn.setup import Tune
-from optdyn.tune.choice import Bench, Choice, Outcome, Point, Probe, calmer, halved, loss_of
+from optdyn.tune.choice import Bench, Choice, EpochPoint, Outcome, Probe, calmer, halved, loss_of
 
 FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state
@@ -71,11 +71,11 @@ def omnivore(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
             most = last.groups
 
 
-def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[Point, Choice, int]:
+def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[EpochPoint, Choice, int]:
     """The best initialization, the best setting, and the most groups that do not saturate."""
     grid = [Choice(1, max(rules.momenta), alpha) for alpha in rules.learning_rates]
-    found: dict[Point, Found] = {}
-    for start in (Point(seed) for seed in range(rules.seeds)):
+    found: dict[EpochPoint, Found] = {}
+    for start in (EpochPoint(seed) for seed in range(rules.seeds)):
         found[start] = search(partial(bench.probe, start, rules.probe_seconds), grid, rules.momenta)
     point = min(found, key=lambda start: found[start].loss)
     probe = partial(bench.probe, point, rules.probe_seconds)

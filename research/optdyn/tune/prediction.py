@@ -33,7 +33,7 @@ from optdyn.problem.problem import Examples, Params
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from optdyn.train.driver import drive
-from optdyn.train.probes import Moments, moments, sharpness
+from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import Program
 from optdyn.train.run import Run, feed_of
 
@@ -97,7 +97,7 @@ def measured(
 
 
 @lru_cache(maxsize=4)
-def _at(program: Program) -> Callable[[Params, Examples], tuple[Moments, jax.Array]]:
+def _at(program: Program) -> Callable[[Params, Examples], tuple[GradientMoments, jax.Array]]:
     problem = program.problem
     return jax.jit(lambda x, some: (moments(problem, SMALL, x, some), sharpness(problem, x, some)))
 

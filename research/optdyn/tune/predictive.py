@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from optdyn.setup import Tune
-from optdyn.tune.choice import Bench, Choice, Point, Probe, loss_of
+from optdyn.tune.choice import Bench, Choice, EpochPoint, Probe, loss_of
 
 Move = Callable[[Choice], Choice]
 
@@ -50,7 +50,7 @@ ROUNDING = 1e-9  # of sums of seconds
 
 def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over."""
-    point, loss = Point(), bench.start(Point())
+    point, loss = EpochPoint(), bench.start(EpochPoint())
     left, epoch = rules.seconds, rules.epoch_seconds
     last, synchronous = planned(bench, point, groups)
     other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
@@ -83,7 +83,7 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
                 last, moves = challenged(bench, point, seconds, last, moves)
 
 
-def planned(bench: Bench, point: Point, groups: Sequence[int]) -> tuple[Choice, Choice]:
+def planned(bench: Bench, point: EpochPoint, groups: Sequence[int]) -> tuple[Choice, Choice]:
     """What is predicted to take the least time, and the best of one group."""
     step, total, penalties = bench.measure(point)
     g = min(groups, key=lambda g: bench.pace(g) * penalties[g])
@@ -92,7 +92,7 @@ def planned(bench: Bench, point: Point, groups: Sequence[int]) -> tuple[Choice, 
 
 
 def challenged(
-    bench: Bench, point: Point, seconds: float, last: Choice, moves: Sequence[Move]
+    bench: Bench, point: EpochPoint, seconds: float, last: Choice, moves: Sequence[Move]
 ) -> tuple[Choice, list[Move]]:
     """The better of the setting and its next challenger, and the moves as they come next."""
     while moves[0](last) == last:  # a momentum at the end of its list
@@ -102,7 +102,7 @@ def challenged(
 
 
 def guarded(
-    bench: Bench, point: Point, seconds: float, last: Choice, synchronous: Choice
+    bench: Bench, point: EpochPoint, seconds: float, last: Choice, synchronous: Choice
 ) -> Choice:
     """One group where it does better than the groups at their step and at half of it."""
     tried = cache(partial(bench.probe, point, seconds))

@@ -27,7 +27,7 @@ from optdyn.clock.base import Shares, Timeline, from_arrivals
 from optdyn.clock.service import DRAWN
 from optdyn.clock.trace import Held
 from optdyn.core import Batch, Event, Gradient, Params, all_reduce
-from optdyn.methods.method import Gradients, Methods, Setting
+from optdyn.methods.method import ClockInputs, Gradients, Methods
 from optdyn.problem.problem import Problem
 from optdyn.setup import Setup
 
@@ -145,7 +145,7 @@ class DynamicBatch(Gradients):
         """A worker's own part of the gradient, to be timed."""
         return part(problem.each_loss, self.micro_batch)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """All workers wait for one another; shares follow how fast they were."""
         setup, cluster = setting.setup, setting.setup.cluster
         run = {"steps": setup.steps, "batch_size": setup.batch_size}
@@ -161,7 +161,7 @@ class DynamicBatch(Gradients):
         run |= {"update_bytes": setting.update_bytes, "seed": setup.seed}
         return clocks.dynamic_batch(cluster, self, **run)
 
-    def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, Shares]:
+    def work(self, setting: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, Shares]:
         """Seconds of every device, (steps, nodes, k), of nodes that divide each their own batch."""
         setup = setting.setup
         if held := setting.held:

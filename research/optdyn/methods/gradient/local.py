@@ -25,10 +25,10 @@ from optdyn.devices.layout import Layout, mesh
 from optdyn.methods.gradient import similarity
 from optdyn.methods.gradient.local_losses import VARIANTS, gradients, groups, heads
 from optdyn.methods.gradient.stages import stages
-from optdyn.methods.method import Gradients, Methods, Network, Setting
+from optdyn.methods.method import ClockInputs, Gradients, Methods, ModelInfo
 from optdyn.methods.shared_fields import MicroBatches
 from optdyn.problem import models
-from optdyn.problem.costs import Costs, Groups, block_costs, of_groups, of_stages
+from optdyn.problem.costs import Groups, UpdateCost, block_costs, of_groups, of_stages
 from optdyn.problem.models import base
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Problem
@@ -50,7 +50,7 @@ def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
     return gradient
 
 
-def costs(of: "Local", setup: Setup, network: Network) -> tuple[Costs, pipeline.Work]:
+def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pipeline.StageWork]:
     """What an update costs, whole and on the stages of the cluster."""
     whole, params, examples = network
 
@@ -105,12 +105,12 @@ class Local(Gradients, MicroBatches):
     def parts(self, stages: int) -> int:
         return self.micro_batches if self.variant == "backprop" and stages > 1 else 1
 
-    def slower(self, setup: Setup, network: Network) -> float:
+    def slower(self, setup: Setup, network: ModelInfo) -> float:
         """An update on one device over one of backpropagation there, in operations."""
         _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
         return float(work.forward.sum() + work.backward.sum())
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """The stages that the blocks are spread over (`clock/pipeline.py`)."""
         setup = setting.setup
         _, work = costs(self, setup, setting.model)
@@ -118,7 +118,7 @@ class Local(Gradients, MicroBatches):
         size = {"steps": setup.steps, "batch_size": setup.batch_size}
         return pipeline.of_cluster(setup.cluster, self.micro_batches * filled, work, **size)
 
-    def work(self, setting: Setting, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
+    def work(self, setting: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
         """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
         setup = setting.setup
         each = equal_parts(setup.cluster, setup.batch_size)
@@ -155,7 +155,7 @@ class Local(Gradients, MicroBatches):
                 "with chunks that end where nodes do"
             )
 
-    def report(self, setup: Setup, network: Network) -> Json:
+    def report(self, setup: Setup, network: ModelInfo) -> Json:
         """Operations, bytes and memory of an update. Raises `ConfigError`."""
         whole, params, examples = network
         if self.shared_heads:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from optdyn.base.trees import Array, Tree
-from optdyn.methods.sync import State
+from optdyn.methods.sync import SyncState
 
 
 class Form(NamedTuple):
@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
 
 class Forms(NamedTuple):
-    """The forms of a part of a `State`."""
+    """The forms of a part of a `SyncState`."""
 
     params: Form
     opt_state: Form
@@ -39,7 +39,7 @@ class Forms(NamedTuple):
 )
 @dataclass(frozen=True)
 class Stacked:
-    """`State` in parts: row j is part j as a float32 vector, padded with zeros to the longest.
+    """`SyncState` in parts: row j is part j as a float32 vector, padded with zeros to the longest.
 
     Integers such as adam's count become floats: exact below 2^24.
     """
@@ -49,10 +49,10 @@ class Stacked:
     forms: tuple[Forms, ...]
 
 
-def stack(names: Sequence[Sequence[str]], state: State) -> Stacked:
+def stack(names: Sequence[Sequence[str]], state: SyncState) -> Stacked:
     """The state as NumPy rows; row j holds the keys `names[j]`."""
     host = jax.device_get(state)
-    parts = [State(*({name: tree[name] for name in own} for tree in host)) for own in names]
+    parts = [SyncState(*({name: tree[name] for name in own} for tree in host)) for own in names]
     forms = tuple(Forms(*map(form_of, part)) for part in parts)
 
     def rows(trees: Sequence[Tree]) -> np.ndarray:
@@ -63,9 +63,9 @@ def stack(names: Sequence[Sequence[str]], state: State) -> Stacked:
     return Stacked(params, opt_state, forms)
 
 
-def merge(stacked: Stacked) -> State:
+def merge(stacked: Stacked) -> SyncState:
     """The state whole, from NumPy rows."""
-    whole = State({}, {})
+    whole = SyncState({}, {})
     rows = zip(stacked.forms, stacked.params, stacked.opt_state, strict=True)
     for own, params, opt_state in rows:
         whole.params.update(unravel(own.params, params))

@@ -40,7 +40,7 @@ from optdyn.methods.gradient.stacked import (
     stack,
     unravel,
 )
-from optdyn.methods.sync import State
+from optdyn.methods.sync import SyncState
 from optdyn.problem.costs import Groups
 from optdyn.problem.models import Blocks, base
 from optdyn.problem.problem import Examples, Problem
@@ -53,7 +53,7 @@ class Stage(NamedTuple):
 
     blocks: Blocks  # of the trunk; with the model's last block in the last stage
     groups: Groups  # those of the trunk's groups that lie in it
-    names: tuple[str, ...]  # keys of its part of `State.params`
+    names: tuple[str, ...]  # keys of its part of `SyncState.params`
     first: int  # number of its first block
 
 
@@ -84,7 +84,7 @@ def stages(
     advance = partial(_advance, problem, optimizer, parts, *tick, micro_batches)
     laid = layout.shard_map(advance, mesh, P("stage"), P(None, "data"))
 
-    def put_state(state: State) -> Stacked:
+    def put_state(state: SyncState) -> Stacked:
         return laid.put_state(stack([part.names for part in parts], state))
 
     return laid._replace(put_state=put_state, get=lambda state: merge(laid.get(state)))
@@ -175,7 +175,7 @@ def update(
     """A stage's vectors after its update; `read`: the parameters that the gradient was taken at."""
     x, grad, seen = (unravel(forms.params, each) for each in (params, grads, read))
     state = unravel(forms.opt_state, opt_state)
-    after = State(*by_block(optimizer).apply(grad, state, x, event, seen))
+    after = SyncState(*by_block(optimizer).apply(grad, state, x, event, seen))
     return ravel(after.params, len(params)), ravel(after.opt_state, len(opt_state))
 
 

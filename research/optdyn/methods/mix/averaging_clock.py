@@ -12,7 +12,7 @@ from optdyn.clock.base import Meeting, Timeline, Together, undelayed
 from optdyn.clock.network import between_nodes, broadcast, to_all_nodes
 from optdyn.clock.nodes import Within, of_meetings
 from optdyn.clock.trace import Held
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.mix.compression import Compression
 from optdyn.methods.mix.fragments import cut, moments
 from optdyn.methods.mix.nodes import inside
@@ -54,7 +54,7 @@ def turns(steps: int, period: int, fragments: int, delay: int, synchronous: int 
     return Meeting(send, receive, waited)
 
 
-def clock(of: Averages, setting: Setting, methods: Methods) -> Timeline:
+def clock(of: Averages, setting: ClockInputs, methods: Methods) -> Timeline:
     """Nodes run apart until they receive; then each waits for the message if it is not there.
 
     A fragment's message leaves when the last node has sent it and the message before has arrived,
@@ -79,7 +79,7 @@ def clock(of: Averages, setting: Setting, methods: Methods) -> Timeline:
     return of_meetings(meeting._replace(present=parts), within, seconds)
 
 
-def every_update(setting: Setting, methods: Methods, transfer: float) -> Timeline:
+def every_update(setting: ClockInputs, methods: Methods, transfer: float) -> Timeline:
     """The timeline of nodes that wait after every update for the last and for its exchange.
 
     It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
@@ -96,7 +96,7 @@ def every_update(setting: Setting, methods: Methods, transfer: float) -> Timelin
 
 
 def _seconds(
-    of: Averages, setting: Setting, within: Within, meeting: Meeting
+    of: Averages, setting: ClockInputs, within: Within, meeting: Meeting
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """(steps,) seconds of the updates, and the parts that nodes have in meetings (`Meeting`)."""
     setup, cluster = setting.setup, setting.setup.cluster
@@ -148,7 +148,7 @@ def _recorded(held: Held, nodes: int) -> np.ndarray:
     return parts.astype(np.float32)
 
 
-def fragment_bytes(setting: Setting, fragments: int) -> list[float]:
+def fragment_bytes(setting: ClockInputs, fragments: int) -> list[float]:
     """Bytes of the fragments, of a setting that has its network if they are several."""
     if fragments == 1:
         return [float(setting.update_bytes)]
@@ -156,7 +156,7 @@ def fragment_bytes(setting: Setting, fragments: int) -> list[float]:
     return list(setting.update_bytes * (sizes / sizes.sum()))
 
 
-def _transfers(of: Averages, setting: Setting, sizes: list[float]) -> list[float]:
+def _transfers(of: Averages, setting: ClockInputs, sizes: list[float]) -> list[float]:
     """Seconds of every fragment's exchange; `sizes`: bytes of the fragments."""
     cluster, params = setting.setup.cluster, setting.model.params
     small = of.compressed()
@@ -169,7 +169,7 @@ def _transfers(of: Averages, setting: Setting, sizes: list[float]) -> list[float
     return seconds
 
 
-def _state_transfers(of: Averages, setting: Setting, meeting: Meeting) -> np.ndarray:
+def _state_transfers(of: Averages, setting: ClockInputs, meeting: Meeting) -> np.ndarray:
     """(steps,) seconds of a message more where the optimizers' states are averaged too."""
     whole, sizes = bytes_of(setting.model.params), _of_states(of, setting)
     size = setting.update_bytes * (_turns(meeting) @ np.array(sizes) / whole)
@@ -184,7 +184,7 @@ def _turns(meeting: Meeting) -> np.ndarray:
     return np.asarray(meeting.states, float)
 
 
-def message_bytes(of: Averages, setting: Setting) -> list[float]:
+def message_bytes(of: Averages, setting: ClockInputs) -> list[float]:
     """Bytes that a node sends of every fragment, as they are compressed."""
     sizes, small = fragment_bytes(setting, of.fragments), of.compressed()
     if not small:
@@ -196,13 +196,13 @@ def message_bytes(of: Averages, setting: Setting) -> list[float]:
     ]
 
 
-def state_bytes(of: Averages, setting: Setting, meeting: Meeting) -> float:
+def state_bytes(of: Averages, setting: ClockInputs, meeting: Meeting) -> float:
     """Bytes that a node sends of its optimizer's state, in the mean of the updates."""
     receive = np.asarray(meeting.receive).reshape(len(meeting.receive), -1).any(axis=1)
     return float((receive * (_turns(meeting) @ np.array(_of_states(of, setting)))).mean())
 
 
-def _of_states(of: Averages, setting: Setting) -> tuple[int, int]:
+def _of_states(of: Averages, setting: ClockInputs) -> tuple[int, int]:
     """Bytes of the floats in an optimizer's state that are averaged: first and second moments."""
     if of.state_where_met != "averaged":
         return 0, 0

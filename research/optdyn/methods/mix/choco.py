@@ -21,7 +21,7 @@ from optdyn.core import Batch, Event, Info, Params, Rule
 from optdyn.methods.mix.messages import Compression, neighbours, over_nodes, own_event, with_sent
 
 
-class State(NamedTuple):
+class ChocoState(NamedTuple):
     inner: Tree  # of this node
     known: Params  # y_i
     heard: Params  # sum_j W_ij y_j
@@ -36,10 +36,10 @@ class State(NamedTuple):
 def choco(inner: Rule, compression: Compression, senders: str | None = None) -> Rule:
     """The rule of one device over the axis `node`; `event.choice` is `Neighbours` with a rate."""
 
-    def init(params: Params) -> State:
-        return State(inner.init(params), params, params, compression.init(params))
+    def init(params: Params) -> ChocoState:
+        return ChocoState(inner.init(params), params, params, compression.init(params))
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: ChocoState, event: Event, batch: Batch) -> tuple[ChocoState, Info]:
         to, rate = event.choice.to, event.choice.rate
         after, info = inner.step(state.inner, own_event(event), batch)
         x, node = after.params, jax.lax.axis_index("node")
@@ -50,6 +50,6 @@ def choco(inner: Rule, compression: Compression, senders: str | None = None) -> 
         heard = jax.tree.map(jnp.add, state.heard, mean)
         x = jax.tree.map(lambda x, h, y: x + rate.astype(x.dtype) * (h - y), x, heard, known)
         sent = sum(compression.messages(x)) * (to[node] != node).sum().astype(jnp.float32)
-        return State(after.moved_to(x), known, heard, kept), with_sent(info, sent)
+        return ChocoState(after.moved_to(x), known, heard, kept), with_sent(info, sent)
 
     return Rule(init, step)

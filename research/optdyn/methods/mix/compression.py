@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from optdyn.base.trees import Array, State, Tree
 from optdyn.core.snapshots import read_first, row
-from optdyn.methods.mix.messages import Compression, Nodes, mean_of
+from optdyn.methods.mix.messages import Collectives, Compression, mean_of
 from optdyn.methods.mix.powersgd import powersgd
 from optdyn.methods.mix.quantized import WHOLE, Numbers, numbers
 
@@ -45,7 +45,7 @@ def make(
 def bfloat16() -> Compression:
     """Messages rounded to bfloat16, whose sums are rounded too."""
 
-    def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
+    def apply(nodes: Collectives, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
         mean, own = (
             jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), each, tree)
@@ -107,7 +107,7 @@ def fed_back(small: Compression, tree: Tree, errors: Tree, i: Array) -> tuple[Tr
     """The message of row i of a table of errors, (n, ...), and the table after it."""
     error = read_first(row, errors, jnp.asarray(i))
     whole = jax.tree.map(jnp.add, tree, error)
-    alone = Nodes(lambda tree: tree, lambda tree: jax.tree.map(lambda leaf: leaf[None], tree))
+    alone = Collectives(lambda tree: tree, lambda tree: jax.tree.map(lambda leaf: leaf[None], tree))
     _, own, _ = small.apply(alone, whole, ())
     left = jax.tree.map(lambda table, v, m: table.at[i].set(v - m), errors, whole, own)
     return own, left
@@ -118,7 +118,7 @@ def _coded(
 ) -> Compression:
     """Codes, one an array, that go to all nodes."""
 
-    def apply(nodes: Nodes, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
+    def apply(nodes: Collectives, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
         leaves, tree_of = jax.tree.flatten(tree)
         codes = [encode(leaf) for leaf in leaves]
         mean: list[jax.Array] = []

@@ -31,7 +31,7 @@ from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.nodes import Inside, Within, node_seconds, of_meetings
 from optdyn.clock.trace import Held
 from optdyn.core import Rule
-from optdyn.methods.method import Methods, Mixes, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.messages import Messages
 from optdyn.methods.mix.outer import outer
@@ -121,7 +121,7 @@ class DASO(Mixes):
         sent = Messages(self.transfer_dtype, self.blocking_dtype, senders=senders)
         return outer(inner, lambda waited: (2 * waited, 1), messages=sent)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Phases that follow the losses, over what nodes do by themselves."""
         setup = setting.setup
         if held := setting.held:

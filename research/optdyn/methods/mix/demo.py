@@ -24,7 +24,7 @@ from optdyn.base.trees import Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.network import to_all_nodes
 from optdyn.core import Batch, Event, Info, Params, Rule
-from optdyn.methods.method import Methods, Mixes, Sends, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes, Sends
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import every_update
 from optdyn.methods.mix.dct import chunks
@@ -33,7 +33,7 @@ from optdyn.methods.shared_fields import FRACTION
 from optdyn.setup import Setup
 
 
-class State(NamedTuple):
+class DeMoState(NamedTuple):
     inner: Tree  # of this node, at theta
     momentum: Params  # m of this node
 
@@ -48,10 +48,10 @@ def demo(
 ) -> Rule:
     """The rule of one device over the axis `node`; `event.choice` is `Together`, with beta."""
 
-    def init(params: Params) -> State:
-        return State(inner.init(params), jax.tree.map(jnp.zeros_like, params))
+    def init(params: Params) -> DeMoState:
+        return DeMoState(inner.init(params), jax.tree.map(jnp.zeros_like, params))
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: DeMoState, event: Event, batch: Batch) -> tuple[DeMoState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
         beta, before = event.choice.numbers["momentum_decay"], state.params
         moved = jax.tree.map(
@@ -68,7 +68,7 @@ def demo(
             gamma = jnp.asarray(event.hyper["learning_rate"])
             Q = [gamma.astype(x.dtype) * jnp.sign(x) for x in Q]
         theta = jax.tree.map(jnp.subtract, before, jax.tree.unflatten(tree_of, Q))
-        state = State(after.moved_to(theta), jax.tree.unflatten(tree_of, kept))
+        state = DeMoState(after.moved_to(theta), jax.tree.unflatten(tree_of, kept))
         return state, with_sent(info, size(q))
 
     return Rule(init, step)
@@ -100,7 +100,7 @@ class DeMo(Mixes):
         )
         return Sends(float(sum(each)), gathered=True)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait after every update until all have what all others send."""
         sent = self.sends(setting.model.params).bytes
         line = every_update(setting, methods, to_all_nodes(setting.setup.cluster, sent))

@@ -25,7 +25,7 @@ from optdyn.clock.base import Meeting, Timeline, undelayed
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.nodes import Within, of_meetings
 from optdyn.core import Batch, Event, Info, Rule
-from optdyn.methods.method import Methods, Mixes, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.diloco import nesterov
@@ -34,7 +34,7 @@ from optdyn.methods.shared_fields import OuterMomentum, Periodic
 from optdyn.setup import Setup
 
 
-class State(NamedTuple):
+class EagerState(NamedTuple):
     inner: Tree  # of this node
     theta: Params
     outer: Tree  # the outer optimizer's
@@ -50,23 +50,23 @@ def eager(
 ) -> Rule:
     """The rule of one device over the axis `node`; `event.choice` is a `Meeting`."""
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> EagerState:
         nothing = jax.tree.map(jnp.zeros_like, params)
-        return State(inner.init(params), params, rule.init(params), nothing)
+        return EagerState(inner.init(params), params, rule.init(params), nothing)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: EagerState, event: Event, batch: Batch) -> tuple[EagerState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
         send = event.choice.send[0]
         hyper = {**event.hyper, **dict(event.choice.outer)}
 
-        def met(state: State) -> State:
+        def met(state: EagerState) -> EagerState:
             count = lax.axis_size("node")
             own = jax.tree.map(jnp.subtract, state.theta, state.params)
             gap = jax.tree.map(lambda d, rest: (d + rest) / count, own, state.others)
             updates, outer = rule.update(gap, state.outer, state.theta, **hyper)
             theta = optax.apply_updates(state.theta, updates)
             others = jax.tree.map(jnp.subtract, over_nodes(senders).sums(own), own)
-            return State(state.inner.moved_to(theta), theta, outer, others)
+            return EagerState(state.inner.moved_to(theta), theta, outer, others)
 
         state = lax.cond(send, met, lambda state: state, state._replace(inner=after))
         sent = jnp.where(send, size(state.theta), 0.0)
@@ -83,7 +83,7 @@ class Eager(Mixes, Periodic, OuterMomentum):
     def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return eager(inner, nesterov(), senders)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait at a meeting for what was sent at the one before, and for nobody else."""
         steps = setting.setup.steps
         within = nodes.inside(setting, methods)(steps)
@@ -100,7 +100,7 @@ class Eager(Mixes, Periodic, OuterMomentum):
         nodes.check(setup, methods)
 
 
-def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
+def _seconds(setting: ClockInputs, within: Within, meeting: Meeting) -> np.ndarray:
     """(steps,) at which the last node is done with each update; a message leaves with the last."""
     cluster, size = setting.setup.cluster, setting.update_bytes
     transfer, handed_on = between_nodes(cluster, size), broadcast(cluster, size)

@@ -27,7 +27,7 @@ from optdyn.base.trees import Tree
 from optdyn.clock import graphs
 from optdyn.clock.base import Timeline
 from optdyn.core import Batch, Event, Info, Params, Rule
-from optdyn.methods.method import Methods, Mixes, Network, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes, ModelInfo
 from optdyn.methods.mix import nodes, over_graph
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.messages import neighbours, over_nodes, own_event, size, with_sent
@@ -36,7 +36,7 @@ from optdyn.methods.shared_fields import OnGraph, OuterMomentum, Periodic
 from optdyn.setup import Setup
 
 
-class State(NamedTuple):
+class GASLoCState(NamedTuple):
     inner: Tree  # of this node, at x
     theta: Params  # of this node, where it was after the last meeting
     y: Params  # of this node, at the last meeting
@@ -50,10 +50,10 @@ class State(NamedTuple):
 def gasloc(inner: Rule, senders: str | None = None) -> Rule:
     """The rule of one device over the axis `node`; `event.choice` is a `Meeting` over a graph."""
 
-    def init(params: Params) -> State:
-        return State(inner.init(params), params, params)
+    def init(params: Params) -> GASLoCState:
+        return GASLoCState(inner.init(params), params, params)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: GASLoCState, event: Event, batch: Batch) -> tuple[GASLoCState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
         node, choice = lax.axis_index("node"), event.choice
         eta, gamma = (choice.outer[key] for key in ("outer_learning_rate", "outer_momentum"))
@@ -74,7 +74,7 @@ def gasloc(inner: Rule, senders: str | None = None) -> Rule:
         x, theta, y = lax.cond(choice.send.all(), met, lambda *own: own, *own)
         peers = (choice.to[node] != node).sum().astype(jnp.float32)
         sent = jnp.where(choice.send.all(), size(y) * peers, 0.0)
-        return State(after.moved_to(x), theta, y), with_sent(info, sent)
+        return GASLoCState(after.moved_to(x), theta, y), with_sent(info, sent)
 
     return Rule(init, step)
 
@@ -91,7 +91,7 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum):
     def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return gasloc(inner, senders)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """A node waits for its neighbours' y, and for nobody else."""
         steps = setting.setup.steps
         line = over_graph.clock(self.graph, turns(steps, self.period, 1, 0), setting, methods)
@@ -103,7 +103,7 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum):
         nodes.check(setup, methods)
         over_graph.check(self.graph, methods)
 
-    def report(self, setup: Setup, network: Network) -> Mapping[str, object]:
+    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         return graphs.report(self.graph, setup.cluster.nodes)
 
 

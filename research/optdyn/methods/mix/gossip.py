@@ -37,7 +37,7 @@ from optdyn.clock import attendance, graphs, habits
 from optdyn.clock.base import Timeline
 from optdyn.clock.network import broadcast, links
 from optdyn.core import Batch, Event, Info, Params, Rule, State
-from optdyn.methods.method import Methods, Mixes, Network, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes, ModelInfo
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.choco import choco
 from optdyn.methods.mix.messages import over_nodes, own_event, with_sent
@@ -133,7 +133,7 @@ class Gossip(Mixes, OnGraph, Compressed):
         small = self.compressed()
         return whole * small.part(params) if small else whole
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`).
 
         For who is away (`config.cluster.presence`) the next on the circle `stand`s who is there.
@@ -190,7 +190,7 @@ class Gossip(Mixes, OnGraph, Compressed):
             return OverGraph(other, self.graph)
         return None
 
-    def report(self, setup: Setup, network: Network) -> Mapping[str, object]:
+    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         return graphs.report(self.graph, setup.cluster.nodes)
 
 

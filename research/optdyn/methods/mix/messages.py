@@ -19,7 +19,7 @@ from optdyn.base.trees import Tree, bytes_of
 from optdyn.core import Event, Info, Params
 
 
-class Nodes(NamedTuple):
+class Collectives(NamedTuple):
     """Collectives over the axis `node`, of pytrees of arrays."""
 
     sums: Callable[[Tree], Tree]
@@ -43,7 +43,7 @@ class Compression(NamedTuple):
     """`apply(nodes, tree, state) -> (mean of the nodes' messages, own message, state)`."""
 
     init: Callable[[Tree], Tree]
-    apply: Callable[[Nodes, Tree, Tree], tuple[Tree, Tree, Tree]]
+    apply: Callable[[Collectives, Tree, Tree], tuple[Tree, Tree, Tree]]
     messages: Callable[[Tree], tuple[int, ...]]  # bytes a node sends, one after the other
     gathered: bool = False  # every node's message goes to all others; else they are added up
 
@@ -85,7 +85,7 @@ class Messages(NamedTuple):
         )
         return jnp.where(blocking, short, usual)
 
-    def over(self, to: jax.Array | None) -> Nodes:
+    def over(self, to: jax.Array | None) -> Collectives:
         """The nodes that a node hears: all, or those that send `to` it, (nodes, k)."""
         every = over_nodes(self.senders)
         return every if to is None else neighbours(every, to)
@@ -115,7 +115,7 @@ class Messages(NamedTuple):
 
     def _compressed(
         self,
-        over: Nodes,
+        over: Collectives,
         compression: Compression,
         x: Params,
         theta: Params,
@@ -152,20 +152,20 @@ def own_event(event: Event) -> Event:
     return event._replace(choice=own, staleness=staleness)
 
 
-def over_nodes(senders: str | None = None) -> Nodes:
+def over_nodes(senders: str | None = None) -> Collectives:
     """The collectives; where there are `senders`, of a node's devices each sends its own part."""
     sums, gather = partial(lax.psum, axis_name="node"), partial(lax.all_gather, axis_name="node")
     if senders:
-        return Nodes(
+        return Collectives(
             partial(in_parts, senders=senders),
             partial(jax.tree.map, partial(gathered, senders=senders)),
         )
     if senders == "":
-        return Nodes(partial(at_once, sums), partial(_gathered_at_once, gather))
-    return Nodes(sums, partial(jax.tree.map, gather))
+        return Collectives(partial(at_once, sums), partial(_gathered_at_once, gather))
+    return Collectives(sums, partial(jax.tree.map, gather))
 
 
-def neighbours(every: Nodes, to: jax.Array) -> Nodes:
+def neighbours(every: Collectives, to: jax.Array) -> Collectives:
     """Collectives whose sum is P sum_j W_ij x_j, and whose mean is sum_j W_ij x_j, for P nodes.
 
     W_ij is the share of node j's messages, (nodes, k), that go to node i, its own among them. Its

@@ -24,7 +24,7 @@ from optdyn.base.errors import ConfigError, refuse
 from optdyn.base.fields import field
 from optdyn.clock.base import Meeting, Timeline
 from optdyn.core import Rule
-from optdyn.methods.method import Methods, Mixes, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.mix import averaging_clock, nodes
 from optdyn.methods.mix.messages import Messages
 from optdyn.methods.mix.outer import INNER_STATES, outer
@@ -115,7 +115,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
         """The optimizer of the outer step; None is the mean."""
         return None
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """When nodes meet (`averaging_clock.py`); the first, synchronous updates take the mean."""
         return self.with_numbers(averaging_clock.clock(self, setting, methods))
 

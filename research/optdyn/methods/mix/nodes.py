@@ -9,7 +9,7 @@ from optdyn.base import seeds
 from optdyn.base.errors import refuse
 from optdyn.clock import nodes as hierarchy
 from optdyn.clock.nodes import Inside, Within
-from optdyn.methods.method import Gradients, Methods, Setting
+from optdyn.methods.method import ClockInputs, Gradients, Methods
 from optdyn.setup import Setup
 
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
@@ -50,7 +50,7 @@ def check(setup: Setup, methods: Methods) -> None:
     )
 
 
-def inside(setting: Setting, methods: Methods) -> Inside:
+def inside(setting: ClockInputs, methods: Methods) -> Inside:
     """The clock of the nodes by themselves."""
     if methods.read:
         return partial(_groups, setting, methods)
@@ -59,14 +59,14 @@ def inside(setting: Setting, methods: Methods) -> Inside:
     return partial(_equal, setting)
 
 
-def _equal(setting: Setting, steps: int) -> Within:
+def _equal(setting: ClockInputs, steps: int) -> Within:
     """Nodes whose devices take equal parts of a batch."""
     setup, size = setting.setup, setting.update_bytes
     each = hierarchy.node_seconds(setup.cluster, steps, setup.batch_size, size, setup.seed)
     return Within(*each)
 
 
-def _devices(setting: Setting, gradient: Gradients, steps: int) -> Within:
+def _devices(setting: ClockInputs, gradient: Gradients, steps: int) -> Within:
     """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
     assert gradient.work
     setup = setting.setup
@@ -75,7 +75,7 @@ def _devices(setting: Setting, gradient: Gradients, steps: int) -> Within:
     return Within(*hierarchy.exchanged(setup.cluster, seconds, setting.update_bytes), choice)
 
 
-def _groups(setting: Setting, methods: Methods, steps: int) -> Within:
+def _groups(setting: ClockInputs, methods: Methods, steps: int) -> Within:
     """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
     assert methods.read
     whole, cluster, lines = setting.setup, setting.setup.cluster, []

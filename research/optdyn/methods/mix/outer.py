@@ -44,7 +44,7 @@ Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 INNER_STATES = ("kept", "averaged", "reset")
 
 
-class State(NamedTuple):
+class OuterState(NamedTuple):
     inner: Tree  # of this node
     in_flight: Params  # sum_p x_p(sent), in the type it travels in
     outer: Tree = ()  # of each fragment theta and its optimizer's state, the same where all meet
@@ -101,19 +101,19 @@ class Outer:
     inner_state: str
     corrects: bool
 
-    def init(self, params: Params) -> State:
+    def init(self, params: Params) -> OuterState:
         nothing = jax.tree.map(jnp.zeros_like, self.messages.travelling(params))
         parts, transform = self._parts(params), self.transform
         theta = tuple((x, transform.init(x)) if transform else () for x in parts)
         kept = tuple(map(self.messages.kept, parts))
         sent = params if self.corrects else ()
-        return State(self.inner.init(params), nothing, theta, kept, sent)
+        return OuterState(self.inner.init(params), nothing, theta, kept, sent)
 
-    def step(self, state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(self, state: OuterState, event: Event, batch: Batch) -> tuple[OuterState, Info]:
         after, info = self.update(state, event, batch)
         return self._merge(self._exchange(after, event), event, state.in_flight), info
 
-    def update(self, state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def update(self, state: OuterState, event: Event, batch: Batch) -> tuple[OuterState, Info]:
         """What the node does by itself; `info` counts the bytes that it is about to send."""
         after, info = self.inner.step(state.inner, own_event(event), batch)
         send, receive, waited = self._turns(event)
@@ -125,17 +125,17 @@ class Outer:
                 sent += jnp.where(now, size(own), 0.0)
         return state._replace(inner=after), with_sent(info, sent)
 
-    def message(self, state: State, fragment: int, blocking: bool) -> jax.Array:
+    def message(self, state: OuterState, fragment: int, blocking: bool) -> jax.Array:
         part = self._parts(state.params)[fragment]
         return ravel_pytree(self.messages.travelling(part, blocking))[0]
 
-    def landed(self, state: State, fragment: int, total: jax.Array) -> State:
+    def landed(self, state: OuterState, fragment: int, total: jax.Array) -> OuterState:
         in_flight = list(self._parts(state.in_flight))
         vector, tree_of = ravel_pytree(in_flight[fragment])
         in_flight[fragment] = tree_of(total.astype(vector.dtype))
         return state._replace(in_flight=join(in_flight))
 
-    def carried(self, state: State, event: Event) -> State:
+    def carried(self, state: OuterState, event: Event) -> OuterState:
         return self._merge(state, event, state.in_flight)
 
     def _parts(self, tree: Params) -> tuple[Params, ...]:
@@ -154,7 +154,7 @@ class Outer:
             return receives, receives
         return receives & states[0], receives & states[1]
 
-    def _exchange(self, state: State, event: Event) -> State:
+    def _exchange(self, state: OuterState, event: Event) -> OuterState:
         """Puts what nodes have just sent in flight; fragments not sent stay as they were."""
         send, receive, waited = self._turns(event)
         decay = dict(event.choice.outer).get("error_decay")
@@ -180,7 +180,7 @@ class Outer:
         ]
         return state._replace(sent=join(newest))
 
-    def _merge(self, state: State, event: Event, before: Params) -> State:
+    def _merge(self, state: OuterState, event: Event, before: Params) -> OuterState:
         """Merges the fragments received; `before`: what was in flight before this update."""
         _, receive, waited = self._turns(event)
         merged = partial(self._merged, {**event.hyper, **dict(event.choice.outer)})

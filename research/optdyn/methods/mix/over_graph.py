@@ -24,7 +24,7 @@ from optdyn.clock.base import Meeting, Timeline, undelayed
 from optdyn.clock.network import broadcast, links
 from optdyn.clock.nodes import Within, of_meetings
 from optdyn.core import Rule
-from optdyn.methods.method import Methods, Mixes, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.model_averaging import ModelAveraging
@@ -49,7 +49,7 @@ class OverGraph(Mixes):
     def mix(self, inner: Rule, senders: str | None = None) -> Rule:
         return self.meets.mix(inner, senders)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         of = self.meets
         meeting = turns(setting.setup.steps, of.period, 1, of.delay, of.synchronous_updates)
         return of.with_numbers(clock(self.graph, meeting, setting, methods))
@@ -67,7 +67,7 @@ class OverGraph(Mixes):
         return "exchanges otherwise than by sums"
 
 
-def clock(graph: str, meeting: Meeting, setting: Setting, methods: Methods) -> Timeline:
+def clock(graph: str, meeting: Meeting, setting: ClockInputs, methods: Methods) -> Timeline:
     """Meeting n is on turn n of the graph, so that peers take turns whatever the period is."""
     setup, held = setting.setup, setting.held
     within = nodes.inside(setting, methods)(setup.steps)
@@ -99,7 +99,7 @@ def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> None:
             )
 
 
-def _seconds(setting: Setting, within: Within, meeting: Meeting) -> np.ndarray:
+def _seconds(setting: ClockInputs, within: Within, meeting: Meeting) -> np.ndarray:
     """(steps,) at which the last node is done with each update.
 
     A node sends its messages one after the other, from when the first layers' gradients are there.

@@ -15,7 +15,7 @@ from math import prod
 import jax
 import jax.numpy as jnp
 
-from optdyn.methods.mix.messages import Compression, Nodes, Tree
+from optdyn.methods.mix.messages import Collectives, Compression, Tree
 
 
 def powersgd(rank: int) -> Compression:
@@ -34,7 +34,7 @@ def powersgd(rank: int) -> Compression:
         return [jax.random.normal(k, (n, rank)) for k, (_, n) in zip(keys, shapes, strict=True)]
 
     def apply(
-        nodes: Nodes, tree: Tree, state: list[jax.Array]
+        nodes: Collectives, tree: Tree, state: list[jax.Array]
     ) -> tuple[Tree, Tree, list[jax.Array]]:
         leaves, tree_of = jax.tree.flatten(tree)
         matrices = [_matrix(leaf) for leaf in leaves if low(leaf)]
@@ -56,7 +56,7 @@ def powersgd(rank: int) -> Compression:
 
 
 def low_rank(
-    nodes: Nodes, matrices: list[jax.Array], state: list[jax.Array], whole: list[jax.Array]
+    nodes: Collectives, matrices: list[jax.Array], state: list[jax.Array], whole: list[jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array], list[jax.Array]]:
     """Means of the messages, own messages, means of what is sent `whole`, and the next state."""
     left = [m @ q for m, q in zip(matrices, state, strict=True)]

@@ -20,7 +20,7 @@ from optdyn.base.trees import Array
 from optdyn.clock.base import Timeline
 from optdyn.clock.network import between_nodes
 from optdyn.core import Batch, Event, Info, Params, Rule, State
-from optdyn.methods.method import Methods, Mixes, Sends, Setting
+from optdyn.methods.method import ClockInputs, Methods, Mixes, Sends
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import every_update
 from optdyn.methods.mix.compression import part
@@ -72,7 +72,7 @@ class Sparta(Mixes):
         each = (part(self.averaged_share, leaf.size) * leaf.dtype.itemsize for leaf in leaves)
         return Sends(float(sum(each)), gathered=False)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait for one another after every update, and for an all-reduce of what is in S."""
         sent = self.sends(setting.model.params).bytes
         line = every_update(setting, methods, between_nodes(setting.setup.cluster, sent))

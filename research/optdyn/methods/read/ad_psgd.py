@@ -22,7 +22,7 @@ from optdyn.base.errors import one_of
 from optdyn.base.trees import Array
 from optdyn.clock.base import Timeline
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import workers as own
 from optdyn.methods.shared_fields import OnGraph
 from optdyn.setup import Setup
@@ -37,7 +37,7 @@ class Encounter(NamedTuple):
     peer: Array  # int32, j; i itself where it is alone
 
 
-class State(NamedTuple):
+class ADPSGDState(NamedTuple):
     workers: own.Table  # x_i
     read: own.Table  # x_i read
     opt_state: own.Table
@@ -48,7 +48,7 @@ class State(NamedTuple):
         """The mean."""
         return own.mean(self.workers)
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "ADPSGDState":
         """The mean is other parameters; workers differ from it as before.
 
         What they have read stays, but for who has just read it.
@@ -66,11 +66,11 @@ class State(NamedTuple):
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule:
     """Rule of a table of `workers`; `event.choice` is an `Encounter`."""
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> ADPSGDState:
         every, opt_state = own.table(params, workers), own.table(update.init(params), workers)
-        return State(every, every, opt_state, jnp.int32(workers))
+        return ADPSGDState(every, every, opt_state, jnp.int32(workers))
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: ADPSGDState, event: Event, batch: Batch) -> tuple[ADPSGDState, Info]:
         i, j = event.choice
         x, read = own.row(state.workers, i), own.row(state.read, i)
         loss, grads = gradient(read, event, batch)
@@ -79,7 +79,7 @@ def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule:
         every = own.put(own.put(state.workers, j, met), i, x)
         info = {"loss": loss, "sent_bytes": own.both_ways(i != j, x)}
         read, opt_state = own.put((state.read, state.opt_state), i, (x, opt_state))
-        return State(every, read, opt_state, i), info
+        return ADPSGDState(every, read, opt_state, i), info
 
     return Rule(init, step)
 
@@ -94,13 +94,13 @@ def peers(worker: np.ndarray, workers: int, graph: str, rng: np.random.Generator
 
 
 @dataclass(frozen=True)
-class ADPSGD(own.Workers, OnGraph):
+class ADPSGD(own.WorkerMethod, OnGraph):
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
         return ad_psgd(gradient, update, self.groups)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """A worker's service has its message to the peer and the peer's back.
 
         The peer is not held up. The staleness is how many others arrived since the worker had read.

@@ -28,11 +28,11 @@ from optdyn.base.trees import Array, Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.exchanges import Exchanges
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import cgad, heloco, local_steps
 from optdyn.methods.read import workers as own
-from optdyn.methods.read.local_steps import Trained
-from optdyn.methods.read.server import Kept, Server
+from optdyn.methods.read.local_steps import LocalResult
+from optdyn.methods.read.server import Kept, ServerRule
 from optdyn.methods.shared_fields import FRACTION, OuterMomentum, Periodic
 from optdyn.setup import Setup
 
@@ -52,7 +52,7 @@ class Turn(NamedTuple):
     strength: Array | None = None  # float32, its k
 
 
-class State(NamedTuple):
+class AsyncLocalSGDState(NamedTuple):
     params: Params  # theta
     momentum: Params  # m, as in `Kept`
     waiting: Params  # Delta
@@ -62,7 +62,7 @@ class State(NamedTuple):
     newest: jax.Array  # int32, who has just read theta, or else the number of workers
     server: Tree = ()  # the server's optimizer
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "AsyncLocalSGDState":
         """theta is other parameters, of who has just read it too; what others have read stays."""
         workers, read = (own.put(table, self.newest, params) for table in self[3:5])
         return self._replace(params=params, workers=workers, read=read)
@@ -85,7 +85,7 @@ def nesterov(G: Params, kept: Kept, c: Turn) -> tuple[Params, Kept]:
     return step, Kept(m, jax.tree.map(lambda d: jnp.where(c.turn, 0.0, d), total), ())
 
 
-SERVERS = {"nesterov": Server(nesterov), "adam": cgad.ADAM, "heloco": heloco.HELOCO}
+SERVERS = {"nesterov": ServerRule(nesterov), "adam": cgad.ADAM, "heloco": heloco.HELOCO}
 
 
 def async_local_sgd(
@@ -94,12 +94,16 @@ def async_local_sgd(
     """Rule of a table of `workers`; `event.choice` is a `Turn`. `server`: one of `SERVERS`."""
     local, of = local_steps.local_step(gradient, update), SERVERS[server]
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> AsyncLocalSGDState:
         zeros, nobody = jax.tree.map(jnp.zeros_like, params), jnp.int32(workers)
         every, opt_state = own.table((params, update.init(params)), workers)
-        return State(params, zeros, zeros, every, every, opt_state, nobody, of.init(params))
+        return AsyncLocalSGDState(
+            params, zeros, zeros, every, every, opt_state, nobody, of.init(params)
+        )
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(
+        state: AsyncLocalSGDState, event: Event, batch: Batch
+    ) -> tuple[AsyncLocalSGDState, Info]:
         c = event.choice
         w, read, opt_state = own.row(state[3:6], c.worker)
         loss, w, opt_state, _ = local(w, opt_state, event, batch)
@@ -112,13 +116,15 @@ def async_local_sgd(
         newest = jnp.where(c.exchange, c.worker, workers)
         info = {"loss": loss, "sent_bytes": own.both_ways(c.exchange, w)}
         m, total, optimizer = kept
-        return State(theta, m, total, every, reads, opt_states, newest, optimizer), info
+        return AsyncLocalSGDState(
+            theta, m, total, every, reads, opt_states, newest, optimizer
+        ), info
 
     return Rule(init, step)
 
 
 @dataclass(frozen=True)
-class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum, cgad.Aged, heloco.Turned):
+class AsyncLocalSGD(own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco.Turned):
     steps_by_speed: bool = field(
         True, "async_local_sgd: whether slower workers take fewer local steps, H_i."
     )
@@ -141,14 +147,14 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum, cgad.Aged, heloco.Turn
         static=True,
     )
 
-    laws = (*own.Workers.laws, "race")
+    laws = (*own.WorkerMethod.laws, "race")
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
         return async_local_sgd(gradient, update, self.groups, self.server)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """The staleness is how often theta was updated since the worker had read it."""
         line, exchange = own.timeline(self, setting, methods, self.periods(setting, methods))
         turns, is_heloco = self.turns(exchange, np.cumsum(exchange)), self.server == "heloco"
@@ -184,7 +190,7 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum, cgad.Aged, heloco.Turn
             ),
         )
 
-    def periods(self, setting: Setting, methods: Methods) -> list[int]:
+    def periods(self, setting: ClockInputs, methods: Methods) -> list[int]:
         """H_i."""
         if self.steps_by_speed:
             return own.by_speed(self, setting, methods, self.period)
@@ -203,10 +209,10 @@ class AsyncLocalSGD(own.Workers, Periodic, OuterMomentum, cgad.Aged, heloco.Turn
 
     def order(self, setup: Setup, methods: Methods, line: Timeline) -> Exchanges:
         """The order of arrivals in a race, which writes who reads when."""
-        each = self.periods(Setting(setup, 0, 0), methods)
+        each = self.periods(ClockInputs(setup, 0, 0), methods)
         return Exchanges(line, each, self.turns)
 
-    def message(self, gradient: Gradient, update: Update) -> Callable[..., Trained]:
+    def message(self, gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
         return local_steps.local_steps(gradient, update)
 
 

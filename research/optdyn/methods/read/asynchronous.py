@@ -46,9 +46,9 @@ from optdyn.core import (
     Rule,
     Update,
 )
-from optdyn.core.snapshots import Slot, State, is_rounded, packed
+from optdyn.core.snapshots import Slot, SnapshotState, is_rounded, packed
 from optdyn.methods.merged import cut
-from optdyn.methods.method import Methods, Setting, slowed
+from optdyn.methods.method import ClockInputs, Methods, slowed
 from optdyn.methods.mix.compression import fed_back
 from optdyn.methods.mix.messages import Compression
 from optdyn.methods.read import groups
@@ -82,7 +82,7 @@ def asynchronous(
     one of its keys.
     """
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> SnapshotState:
         if type(params) is not dict:  # nor another mapping: what is read from the table is a dict
             raise ConfigError(
                 "init: parameters must be a dict of blocks, such as {'all': params}, not of type "
@@ -96,9 +96,9 @@ def asynchronous(
         first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
         kept = {name: block for name, block in params.items() if rounded or name in fresh}
         nothing = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), params)
-        return State(table, first, update.init(params), kept, nothing if small else ())
+        return SnapshotState(table, first, update.init(params), kept, nothing if small else ())
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         choice = event.choice
         read, write = (slot_of(slots, state.slots) for slots in (choice.read, choice.write))
         seen = state.at(read) | (choice.seen or {})
@@ -137,7 +137,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
         rounded, small = is_rounded(self.snapshots), self.compressed()
         return asynchronous(gradient, update, slots, self.fresh, servers, rounded, small)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Arrivals of `groups` groups, of every server by itself where the gradient is local.
 
         Then update t is the t-th arrival at each of them, its choice is (steps, servers), and the

@@ -25,8 +25,8 @@ from optdyn.clock.base import Timeline
 from optdyn.clock.service import DRAWN
 from optdyn.clock.versions import WAITING, Versions
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
-from optdyn.core.snapshots import State, is_rounded
-from optdyn.methods.method import Methods, Setting
+from optdyn.core.snapshots import SnapshotState, is_rounded
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import groups
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.setup import Setup
@@ -43,14 +43,14 @@ def buffered(
     """
     alone = asynchronous(gradient, update, slots, rounded=rounded)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         after, info = (
             alone.step(state, event, batch) if arrivals == 1 else mean(state, event, batch)
         )
         sent = jnp.float32(arrivals * bytes_of(after.params))
         return after, info | {"sent_bytes": sent}
 
-    def mean(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def mean(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         def one(arrival: tuple) -> tuple:
             slot, examples = arrival
             seen = state.at(slot)
@@ -90,7 +90,7 @@ class Buffered(groups.Grouped):
     ) -> Rule:
         return buffered(gradient, update, slots, self.arrivals, is_rounded(self.snapshots))
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Groups compute a Kth of the batch, and send a gradient and read parameters for it.
 
         Whoever is dropped stops at once. Where the gradient is local a group sends all blocks

@@ -17,7 +17,7 @@ from optdyn.base.fields import field
 from optdyn.base.trees import Choice
 from optdyn.core import Array, Params
 from optdyn.methods.method import Method
-from optdyn.methods.read.server import Kept, Server
+from optdyn.methods.read.server import Kept, ServerRule
 
 
 @dataclass(frozen=True)
@@ -58,4 +58,4 @@ def adam(message: Params, kept: Kept, c: Choice) -> tuple[Params, Kept]:
     return step, kept._replace(optimizer=state)
 
 
-ADAM = Server(adam, optax.scale_by_adam().init)
+ADAM = ServerRule(adam, optax.scale_by_adam().init)

@@ -33,7 +33,7 @@ from optdyn.clock import syncer
 from optdyn.clock.base import Timeline
 from optdyn.clock.network import to_server
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.mix.averaging_clock import fragment_bytes
 from optdyn.methods.mix.diloco import nesterov
 from optdyn.methods.mix.fragments import cut, join
@@ -58,7 +58,7 @@ class Learning(NamedTuple):
     momentum: Array  # float32, mu
 
 
-class State(NamedTuple):
+class DecoupledState(NamedTuple):
     params: Params  # Theta
     outer: tuple[Tree, ...]  # v of each fragment
     workers: own.Table  # x_m; from here on all are tables of the learners
@@ -68,7 +68,7 @@ class State(NamedTuple):
     into: jax.Array  # (learners, P) int32, the merge that D_m is for
     steps: jax.Array  # (learners, P) float32, w_m of that D_m
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "DecoupledState":
         """Theta is other parameters, which learners hear of with their next merge."""
         return self._replace(params=params)
 
@@ -82,18 +82,20 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
     local, server = local_steps.local_step(gradient, update), nesterov()
     parts = partial(cut, fragments=fragments)
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> DecoupledState:
         every, opt_state = own.table((params, update.init(params)), learners)
         none = jnp.zeros((learners, fragments), jnp.int32)
         mail = jax.tree.map(jnp.zeros_like, every)
         outer = tuple(map(server.init, parts(params)))
-        return State(params, outer, every, every, opt_state, mail, none, none + jnp.float32(0))
+        return DecoupledState(
+            params, outer, every, every, opt_state, mail, none, none + jnp.float32(0)
+        )
 
     def where(flags: Array, tree: Tree, other: Tree) -> Tree:
         """The fragments of `tree` whose flag is set, (P,), and of `other` the rest."""
         return join(list(map(own.where, flags, parts(tree), parts(other))))
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: DecoupledState, event: Event, batch: Batch) -> tuple[DecoupledState, Info]:
         c = event.choice
         x, read, opt_state, mail, into, steps = own.row(state[2:], c.worker)
         loss, x, opt_state, _ = local(x, opt_state, event, batch)
@@ -103,10 +105,10 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         mail = where(sent, jax.tree.map(jnp.subtract, read, x), mail)
         into, steps = jnp.where(sent, c.into, into), jnp.where(sent, c.steps, steps)
         tables = own.put(state[2:], c.worker, (x, read, opt_state, mail, into, steps))
-        after = merged(c, State(*state[:2], *tables))
+        after = merged(c, DecoupledState(*state[:2], *tables))
         return after, {"loss": loss, "sent_bytes": 2 * c.part * size(x)}
 
-    def merged(c: Learning, state: State) -> State:
+    def merged(c: Learning, state: DecoupledState) -> DecoupledState:
         """After the merges that follow a local step."""
         each = zip(parts(state.params), state.outer, parts(state.mail), strict=True)
         after = [
@@ -116,7 +118,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         theta, outer, mail = zip(*after, strict=True)
         return state._replace(params=join(theta), outer=outer, mail=join(mail))
 
-    def merge(c: Learning, state: State, p: int, n: Array, of_fragment: Tree) -> Tree:
+    def merge(c: Learning, state: DecoupledState, p: int, n: Array, of_fragment: Tree) -> Tree:
         """Theta, v and the mail of fragment p after merge n, from 0 on, of those that follow."""
         theta, v, mail = of_fragment
         in_M = state.into[:, p] == c.merge[p] - c.merges[p] + 1 + n
@@ -131,7 +133,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
 
 
 @dataclass(frozen=True)
-class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
+class Decoupled(own.WorkerMethod, Periodic, Fragmented, OuterMomentum):
     quorum: int = field(
         0, "decoupled: K, learners that a merge needs at least; 0: all of them.", at_least=0
     )
@@ -139,7 +141,14 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
         0.0, "decoupled: seconds from the message of the K-th to the merge.", at_least=0
     )
 
-    cluster = (*own.Workers.cluster, "latencies", "bandwidths", "regions", "diurnal", "presence")
+    cluster = (
+        *own.WorkerMethod.cluster,
+        "latencies",
+        "bandwidths",
+        "regions",
+        "diurnal",
+        "presence",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +163,7 @@ class Decoupled(own.Workers, Periodic, Fragmented, OuterMomentum):
     ) -> Rule:
         return decoupled(gradient, update, self.groups, self.fragments)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Local steps as in `asynchronous`, but no learner waits for a message.
 
         The staleness is how many merges the fragment that lags most has not seen.

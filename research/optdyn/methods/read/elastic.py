@@ -22,10 +22,10 @@ from optdyn.base.trees import Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.exchanges import Exchanges
 from optdyn.core import Array, Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import local_steps
 from optdyn.methods.read import workers as own
-from optdyn.methods.read.local_steps import Trained
+from optdyn.methods.read.local_steps import LocalResult
 from optdyn.methods.shared_fields import Periodic
 from optdyn.setup import Setup
 
@@ -38,12 +38,12 @@ class Exchange(NamedTuple):
     elasticity: Array  # float32, a
 
 
-class State(NamedTuple):
+class ElasticState(NamedTuple):
     params: Params  # w*
     workers: own.Table  # w_i
     opt_state: own.Table
 
-    def moved_to(self, params: Params) -> "State":
+    def moved_to(self, params: Params) -> "ElasticState":
         """w* is other parameters; the workers stay, and are pulled there."""
         return self._replace(params=params)
 
@@ -66,10 +66,12 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
 
     local = local_steps.local_step(gradient, update)
 
-    def init(params: Params) -> State:
-        return State(params, own.table(params, workers), own.table(update.init(params), workers))
+    def init(params: Params) -> ElasticState:
+        return ElasticState(
+            params, own.table(params, workers), own.table(update.init(params), workers)
+        )
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: ElasticState, event: Event, batch: Batch) -> tuple[ElasticState, Info]:
         i, exchange, a = event.choice
         w = own.row(state.workers, i)
         loss, after, opt_state, w = local(w, own.row(state.opt_state, i), event, batch)
@@ -78,18 +80,18 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
         after = own.where(exchange, jax.tree.map(jnp.subtract, after, s), after)
         table = own.put(state.workers, i, after)
         info = {"loss": loss, "sent_bytes": own.both_ways(exchange, w)}
-        return State(center, table, own.put(state.opt_state, i, opt_state)), info
+        return ElasticState(center, table, own.put(state.opt_state, i, opt_state)), info
 
     return Rule(init, step)
 
 
 @dataclass(frozen=True)
-class Elastic(own.Workers, Periodic):
+class Elastic(own.WorkerMethod, Periodic):
     elasticity: float = field(
         0.9, "elastic: p a, of p groups; an exchange moves both sides by a of their distance."
     )
 
-    laws = (*own.Workers.laws, "race")
+    laws = (*own.WorkerMethod.laws, "race")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +103,7 @@ class Elastic(own.Workers, Periodic):
     ) -> Rule:
         return elastic(gradient, update, self.groups)
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """All workers have one period; a gradient is taken at what its worker is: none is stale."""
         line, exchange = own.timeline(self, setting, methods, self.periods, is_stale=False)
         a = np.full(setting.setup.steps, self.elasticity / self.groups, np.float32)
@@ -116,7 +118,7 @@ class Elastic(own.Workers, Periodic):
         """The order of arrivals in a race, which writes who exchanges when."""
         return Exchanges(line, self.periods, is_stale=False)
 
-    def message(self, gradient: Gradient, update: Update) -> Callable[..., Trained]:
+    def message(self, gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
         return local_steps.local_steps(gradient, update, before=True)
 
 

@@ -11,7 +11,7 @@ from optdyn.clock.compute_groups import make
 from optdyn.clock.service import DRAWN, is_drawn
 from optdyn.core import Gradient, Message, Update, send_gradient
 from optdyn.core.snapshots import KEPT
-from optdyn.methods.method import Methods, Reads, Setting, slowed
+from optdyn.methods.method import ClockInputs, Methods, Reads, slowed
 from optdyn.setup import Pieces, Setup
 
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
@@ -49,7 +49,7 @@ class Grouped(Reads):
             in_host_memory(setup, methods)
 
 
-def together(of: Grouped, setting: Setting, methods: Methods, **more: Any) -> Timeline:
+def together(of: Grouped, setting: ClockInputs, methods: Methods, **more: Any) -> Timeline:
     """Arrivals of groups that send all blocks at once; `more` are arguments of `make`."""
     setup = setting.setup
     usual: dict[str, Any] = {

@@ -24,7 +24,7 @@ from optdyn.base.trees import Choice
 from optdyn.core import Array, Params
 from optdyn.methods.method import Method
 from optdyn.methods.read.cgad import weighed
-from optdyn.methods.read.server import Kept, Server
+from optdyn.methods.read.server import Kept, ServerRule
 
 TINY = 1e-12  # beside norms
 
@@ -71,4 +71,4 @@ def step(message: Params, kept: Kept, c: Choice) -> tuple[Params, Kept]:
     return way, kept._replace(momentum=after)
 
 
-HELOCO = Server(step)
+HELOCO = ServerRule(step)

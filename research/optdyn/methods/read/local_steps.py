@@ -18,7 +18,7 @@ from optdyn.methods.read import groups
 from optdyn.setup import Setup
 
 
-class Trained(NamedTuple):
+class LocalResult(NamedTuple):
     """The message of a race's worker that has taken local steps."""
 
     loss: jax.Array  # of each, or of the last
@@ -27,36 +27,38 @@ class Trained(NamedTuple):
     before: Tree = ()  # where the last step began, for methods that ask for it
 
 
-def local_step(gradient: Gradient, update: Update) -> Callable[..., Trained]:
+def local_step(gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
     """(w_i, state of its optimizer, event, batch) -> after a local step.
 
     Or, in place of the batch, what the worker says that has taken it by itself.
     """
 
-    def step(params: Params, opt_state: Tree, event: Event, batch: Tree) -> Trained:
-        if isinstance(batch, Trained):
+    def step(params: Params, opt_state: Tree, event: Event, batch: Tree) -> LocalResult:
+        if isinstance(batch, LocalResult):
             return batch
         loss, grads = gradient(params, event, batch)
-        return Trained(loss, *update.apply(grads, opt_state, params, event, params), params)
+        return LocalResult(loss, *update.apply(grads, opt_state, params, event, params), params)
 
     return step
 
 
-def local_steps(gradient: Gradient, update: Update, before: bool = False) -> Callable[..., Trained]:
+def local_steps(
+    gradient: Gradient, update: Update, before: bool = False
+) -> Callable[..., LocalResult]:
     """A race's worker: it takes one local step for each of the batches that it is given.
 
     With `before` its message also has the parameters before the last step: as much again to send.
     """
     step = local_step(gradient, update)
 
-    def work(given: Tree, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> Trained:
+    def work(given: Tree, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> LocalResult:
         def one(own: Tree, numbers: Tree) -> tuple[Tree, jax.Array]:
             after = step(*own[:2], Event((), hyper), batch(numbers))
             return tuple(after[1:]), after.loss
 
         params, opt_state = given
         after, losses = lax.scan(one, (params, opt_state, params), chosen)
-        return Trained(losses, *(after if before else after[:2]))
+        return LocalResult(losses, *(after if before else after[:2]))
 
     return work
 

@@ -36,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 
 from optdyn.base.trees import Array, Params, Tree
 from optdyn.core import Event, Info
-from optdyn.core.snapshots import State
+from optdyn.core.snapshots import SnapshotState
 from optdyn.devices import layout
 from optdyn.devices.layout import Layout
 from optdyn.methods import sync
@@ -48,8 +48,8 @@ from optdyn.problem.problem import Examples, Problem
 Beat = tuple[Array, Array, Array]  # of a stage: its gradient, its message, its loss
 
 
-class Versions(NamedTuple):
-    """`State` in parts: row j is of stage j."""
+class StageVersions(NamedTuple):
+    """`SyncState` in parts: row j is of stage j."""
 
     rows: Stacked  # its params (S, slots, P), all versions
     newest: Array  # (S,) int32, the slot of x_t
@@ -77,28 +77,28 @@ def never_flushed(
     laid = layout.shard_map(advance, mesh, P("stage"), P(None, "data"))
     every = [part.names for part in parts]
 
-    def put_state(state: State) -> Versions:
+    def put_state(state: SnapshotState) -> StageVersions:
         return laid.put_state(apart(every, jax.device_get(state)))
 
     return laid._replace(put_state=put_state, get=lambda state: together(every, laid.get(state)))
 
 
-def apart(names: Sequence[Sequence[str]], state: State) -> Versions:
+def apart(names: Sequence[Sequence[str]], state: SnapshotState) -> StageVersions:
     """Row j holds the blocks `names[j]`; NumPy arrays."""
     slots = range(len(jax.tree.leaves(state.slots)[0]))
-    every = [stack(names, sync.State(state.at(slot), state.opt_state)) for slot in slots]
+    every = [stack(names, sync.SyncState(state.at(slot), state.opt_state)) for slot in slots]
     one = every[0]
     rows = Stacked(np.stack([each.params for each in every], 1), one.opt_state, one.forms)
-    return Versions(rows, np.array([state.newest[own[0]] for own in names], np.int32))
+    return StageVersions(rows, np.array([state.newest[own[0]] for own in names], np.int32))
 
 
-def together(names: Sequence[Sequence[str]], state: Versions) -> State:
+def together(names: Sequence[Sequence[str]], state: StageVersions) -> SnapshotState:
     """The state whole, of NumPy arrays."""
     (every, opt_state), forms = (state.rows.params, state.rows.opt_state), state.rows.forms
     merged = [merge(Stacked(every[:, slot], opt_state, forms)) for slot in range(every.shape[1])]
     slots = jax.tree.map(lambda *leaves: np.stack(leaves), *(each.params for each in merged))
     newest = {name: slot for own, slot in zip(names, state.newest, strict=True) for name in own}
-    return State(slots, newest, merged[0].opt_state, {})
+    return SnapshotState(slots, newest, merged[0].opt_state, {})
 
 
 class Carry(NamedTuple):
@@ -119,12 +119,12 @@ def _advance(
     kind: str,
     parts: Sequence[Stage],
     micro_batches: int,
-    state: Versions,
+    state: StageVersions,
     examples: Examples,
     events: Event,
     indices: jax.Array,
     n: jax.Array,
-) -> tuple[Versions, Info]:
+) -> tuple[StageVersions, Info]:
     """The loop on one device: (1, ...) of the state, its part of the indices."""
     chunk, stage, count = len(indices), lax.axis_index("stage"), len(parts)
     numbers = in_micro_batches(indices, micro_batches)
@@ -184,7 +184,7 @@ def _advance(
     )
     end = lax.fori_loop(0, n * micro_batches + count - 1, two, start)
     rows = Stacked(end.versions[None], end.opt_state[None], forms)
-    return Versions(rows, end.newest[None]), {"loss": lax.psum(end.losses, "stage")}
+    return StageVersions(rows, end.newest[None]), {"loss": lax.psum(end.losses, "stage")}
 
 
 def _pairs(first: int, stages: int) -> list[tuple[int, int]]:

@@ -22,14 +22,14 @@ import numpy as np
 from optdyn.base.fields import field
 from optdyn.clock.base import Timeline
 from optdyn.core import Array, Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.core.snapshots import State, is_rounded
-from optdyn.methods.method import Methods, Setting
+from optdyn.core.snapshots import SnapshotState, is_rounded
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import groups
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.methods.read.workers import where
 
 
-class Entry(NamedTuple):
+class TableEntry(NamedTuple):
     """The arrival of a group, whose slot has what it had read, and the entry that it makes."""
 
     worker: Array  # int32, i
@@ -41,18 +41,18 @@ class Entry(NamedTuple):
 def ringleader(
     gradient: Gradient, update: Update, slots: int, count: int, rounded: bool = False
 ) -> Rule:
-    """Rule of `count` groups (n); `event.choice` is an `Entry`.
+    """Rule of `count` groups (n); `event.choice` is a `TableEntry`.
 
     The optimizer is given the staleness, and what was read, of the gradient that arrives. Versions
     are exact or `rounded`, as in `asynchronous`.
     """
     alone = asynchronous(gradient, update, slots, rounded=rounded)
 
-    def init(params: Params) -> State:
+    def init(params: Params) -> SnapshotState:
         tables = jax.tree.map(lambda leaf: jnp.zeros((2, count, *leaf.shape), leaf.dtype), params)
         return alone.init(params)._replace(gradients=tables)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         i, table, b, applied = event.choice
         seen = state.at(i)
         loss, grads = gradient(seen, event, batch)
@@ -103,14 +103,14 @@ class Ringleader(groups.Grouped):
     ) -> Rule:
         return ringleader(gradient, update, slots, self.groups, is_rounded(self.snapshots))
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """The arrivals of `asynchronous`; the staleness counts what was applied meanwhile."""
         held = setting.held and setting.held.order(setting.held.worker)
         line = groups.together(self, setting, methods, held=held)
         table, number, applied = rounds(line.worker, self.groups)
         t, so_far = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
         late = so_far[t] - so_far[t - line.staleness]
-        return line._replace(staleness=late, choice=Entry(line.worker, table, number, applied))
+        return line._replace(staleness=late, choice=TableEntry(line.worker, table, number, applied))
 
 
 METHOD = Ringleader

@@ -26,7 +26,7 @@ from optdyn.clock.service import DRAWN
 from optdyn.clock.versions import Versions
 from optdyn.core import Gradient, Rule, Update
 from optdyn.core.snapshots import is_rounded
-from optdyn.methods.method import Methods, Setting
+from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import groups
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.setup import Setup
@@ -49,7 +49,7 @@ class Ringmaster(groups.Grouped):
     ) -> Rule:
         return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """The arrivals of `asynchronous`; a group sends all blocks together, also local ones."""
         of = {"replicas": setting.replicas, "delay_bound": self.delay_bound}
         return groups.together(self, setting, methods, **of)

@@ -18,7 +18,7 @@ class Kept(NamedTuple):
     optimizer: Tree  # the state of an optax optimizer, or ()
 
 
-class Server(NamedTuple):
+class ServerRule(NamedTuple):
     """`step(G, kept, c) -> V, kept`, where c are the numbers of this exchange."""
 
     step: Callable[[Params, Kept, Choice], tuple[Params, Kept]]

@@ -31,10 +31,10 @@ from optdyn.base.trees import Array, Json
 from optdyn.clock import pipeline
 from optdyn.clock.base import Timeline
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, whole
-from optdyn.core.snapshots import State
+from optdyn.core.snapshots import SnapshotState
 from optdyn.devices.layout import Layout, mesh
 from optdyn.methods.gradient import local
-from optdyn.methods.method import Gradients, Methods, Network, Reads, Setting
+from optdyn.methods.method import ClockInputs, Gradients, Methods, ModelInfo, Reads
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.methods.read.never_flushed import distance, never_flushed, through
 from optdyn.methods.shared_fields import MicroBatches
@@ -106,7 +106,7 @@ def reading(
     """The rule of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
     inner = asynchronous(gradient, update, slots, servers=servers)
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
+    def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         choice = event.choice
         if kind == "no_stash":
             choice = choice._replace(newest=state.params)
@@ -114,7 +114,7 @@ def reading(
             choice = choice._replace(ahead=ahead(state, event))
         return inner.step(state, event._replace(choice=choice), batch)
 
-    def ahead(state: State, event: Event) -> Params:
+    def ahead(state: SnapshotState, event: Event) -> Params:
         factor = distance(event.hyper["momentum"], event.staleness)
         read, before = (
             state.at({name: slots[block] for name, block in servers.items()})
@@ -128,7 +128,7 @@ def reading(
     return Rule(inner.init, step)
 
 
-def work(setup: Setup, network: Network) -> pipeline.Work:
+def work(setup: Setup, network: ModelInfo) -> pipeline.StageWork:
     """The work of backpropagation on the stages."""
     return local.costs(local.Local(variant="backprop"), setup, network)[1]
 
@@ -163,7 +163,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
     def parts(self, stages: int) -> int:
         return self.micro_batches if self.pipeline == "2bw" else 1
 
-    def clock(self, setting: Setting, methods: Methods) -> Timeline:
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """One forward and one backward in turn, without a flush (`clock/pipeline.py`).
 
         Of 2bw an update is of `micro_batches`, of the others of one batch as a whole.
@@ -198,7 +198,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         wanted += "strategy.micro_batches)"
         setup.require("batch_size", setup.batch_size % parts == 0, wanted)
 
-    def report(self, setup: Setup, network: Network) -> Json:
+    def report(self, setup: Setup, network: ModelInfo) -> Json:
         """Bytes of an update between stages, activations forward and their gradients back."""
         return {"communicated_bytes": int(2 * work(setup, network).sent.sum())}
 

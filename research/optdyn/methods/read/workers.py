@@ -27,7 +27,7 @@ from optdyn.clock.service import law
 from optdyn.clock.versions import empty
 from optdyn.clock.volunteers import volunteers
 from optdyn.core import Array, Params, distance, snapshots
-from optdyn.methods.method import Methods, Reads, Setting, slowed
+from optdyn.methods.method import ClockInputs, Methods, Reads, slowed
 from optdyn.methods.read import local_steps
 from optdyn.methods.read.groups import divides
 from optdyn.setup import Pieces, Setup
@@ -71,7 +71,7 @@ def logged(workers: Table) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Workers(Reads):
+class WorkerMethod(Reads):
     """A method whose workers have parameters of their own."""
 
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)
@@ -93,7 +93,7 @@ class Workers(Reads):
             )
 
 
-def local_work(of: Workers, setting: Setting, methods: Methods, sent: bool) -> Work:
+def local_work(of: WorkerMethod, setting: ClockInputs, methods: Methods, sent: bool) -> Work:
     """What workers do for a local step, their exchange `sent` or not.
 
     A gradient that is slower, as a local one may be, is so here too.
@@ -103,7 +103,11 @@ def local_work(of: Workers, setting: Setting, methods: Methods, sent: bool) -> W
 
 
 def timeline(
-    of: Workers, setting: Setting, methods: Methods, periods: Sequence[int], is_stale: bool = True
+    of: WorkerMethod,
+    setting: ClockInputs,
+    methods: Methods,
+    periods: Sequence[int],
+    is_stale: bool = True,
 ) -> tuple[Timeline, np.ndarray]:
     """Arrivals of local steps, and (steps,) bool: which of them exchange.
 
@@ -131,7 +135,7 @@ def timeline(
     return line._replace(staleness=late), exchange
 
 
-def unhindered(of: Workers, setting: Setting, methods: Methods) -> Timeline:
+def unhindered(of: WorkerMethod, setting: ClockInputs, methods: Methods) -> Timeline:
     """Arrivals of local steps of workers that wait for no message; they may come and go."""
     setup, count = setting.setup, of.groups
     if held := setting.held:
@@ -144,7 +148,7 @@ def unhindered(of: Workers, setting: Setting, methods: Methods) -> Timeline:
     return arrivals(stream, service, work, setup.steps)
 
 
-def by_speed(of: Workers, setting: Setting, methods: Methods, period: int) -> list[int]:
+def by_speed(of: WorkerMethod, setting: ClockInputs, methods: Methods, period: int) -> list[int]:
     """How many local steps each worker takes while the fastest takes `period`; at least one."""
     seconds = local_work(of, setting, methods, sent=False).means().max(axis=1)
     shares = seconds.min() / seconds

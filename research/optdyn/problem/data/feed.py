@@ -23,7 +23,7 @@ BYTES = 2**26  # of a block, on all devices together; two of them are there
 Batches = Callable[[int, int], np.ndarray]
 
 
-class Block(NamedTuple):
+class DataBlock(NamedTuple):
     """Examples on the devices, which the updates up to one before `stop` find all theirs in."""
 
     examples: Examples
@@ -31,12 +31,12 @@ class Block(NamedTuple):
     batches: Batches  # of some of those updates, by the numbers of the examples in this block
 
 
-Feed = Callable[[int, Batches], Block]  # the block that holds the examples of an update
+Feed = Callable[[int, Batches], DataBlock]  # the block that holds the examples of an update
 
 
 def whole(examples: Examples) -> Feed:
     """The training set as one block, from the devices that it is on."""
-    return lambda step, batches: Block(examples, sys.maxsize, batches)
+    return lambda step, batches: DataBlock(examples, sys.maxsize, batches)
 
 
 def streamed(
@@ -55,12 +55,12 @@ def streamed(
     example = sum(leaf.nbytes // len(leaf) for leaf in train.values())
     updates = int(np.clip(BYTES // (example * batch_size), 1, most))
     pool = ThreadPoolExecutor(1, "feed")
-    held: dict[int, Future[Block]] = {}  # by their first updates
+    held: dict[int, Future[DataBlock]] = {}  # by their first updates
 
-    def gathered(start: int, batches: Batches) -> Block:
+    def gathered(start: int, batches: Batches) -> DataBlock:
         chosen = batches(start, start + updates)
         if not len(chosen):
-            return Block({}, start, batches)
+            return DataBlock({}, start, batches)
         numbers = np.split(chosen if chosen.ndim == 2 else chosen[..., 0], devices, axis=1)
         distinct, each = zip(*(np.unique(own, return_inverse=True) for own in numbers), strict=True)
         rows = updates * min(numbers[0].shape[1], batch_size)
@@ -69,9 +69,9 @@ def streamed(
         if chosen.ndim == 3:
             here = np.stack([here, chosen[..., 1]], axis=-1)
         stop = start + len(chosen)
-        return Block(examples, stop, lambda first, last: here[first - start : last - start])
+        return DataBlock(examples, stop, lambda first, last: here[first - start : last - start])
 
-    def feed(step: int, batches: Batches) -> Block:
+    def feed(step: int, batches: Batches) -> DataBlock:
         for start, coming in held.items():
             if start <= step < coming.result().stop:
                 break

@@ -26,7 +26,7 @@ MNIST5K_VERSION = "1.0.0"  # as in mnist5k.py, which is imported only to prepare
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
 
 
-class Asked(NamedTuple):
+class LoadRequest(NamedTuple):
     """How data are to be read."""
 
     root: Path  # of prepared TFDS data sets
@@ -72,7 +72,7 @@ def load(
     Raises DataError, and ConfigError where a function of the user's own cannot be used.
     """
     kind, _, path = name.partition(":")
-    asked = Asked(data_root(data_dir), train_examples, tokenizer, sequence_length, image_size)
+    asked = LoadRequest(data_root(data_dir), train_examples, tokenizer, sequence_length, image_size)
     if options and (kind in SOURCES or not path):
         raise DataError(f"config.data.options: of functions of your own, not of {name!r}")
     if bool(path) == (kind in NAMED):
@@ -91,44 +91,44 @@ def load(
     return data
 
 
-def mnist5k(_: str, asked: Asked) -> Data:
+def mnist5k(_: str, asked: LoadRequest) -> Data:
     """5,000 images of MNIST, 28 x 28 x 1, 4,000 of them to train on."""
     return _records(_mnist5k(asked.root, asked.train_examples), asked)
 
 
-def kjv(_: str, asked: Asked) -> Data:
+def kjv(_: str, asked: LoadRequest) -> Data:
     """The King James Bible, 4 million characters, the last twentieth held out."""
     return text.bible(asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
-def stdlib(_: str, asked: Asked) -> Data:
+def stdlib(_: str, asked: LoadRequest) -> Data:
     """The sources of Python's standard library, 10 million characters, as this Python has them."""
     return text.sources_of_python(asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
-def packages(_: str, asked: Asked) -> Data:
+def packages(_: str, asked: LoadRequest) -> Data:
     """The sources of the installed packages, 100 MB and more, once `prepare packages` was run."""
     return text.of_packages(asked.root, asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
-def tfds(path: str, asked: Asked) -> Data:
+def tfds(path: str, asked: LoadRequest) -> Data:
     """Images or text that TFDS has prepared on this disk (`optdyn prepare`)."""
     return _records(_find(path, asked.root), asked)
 
 
-def folder(path: str, asked: Asked) -> Data:
+def folder(path: str, asked: LoadRequest) -> Data:
     """A folder of one's own: TFDS's records, images as idx files, or arrays as npz files."""
     where = Path(path).expanduser()
     return _records(where, asked) if is_prepared(where) else files.load(where, asked.image_size)
 
 
-def texts(path: str, asked: Asked) -> Data:
+def texts(path: str, asked: LoadRequest) -> Data:
     """A text file of one's own, or all *.txt of a folder, the last twentieth of lines held out."""
     where = Path(path).expanduser()
     return text.own(where, asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
-Source = Callable[[str, Asked], Data]
+Source = Callable[[str, LoadRequest], Data]
 NAMED: Mapping[str, Source] = {
     "mnist5k": mnist5k,
     "kjv": kjv,
@@ -138,7 +138,7 @@ NAMED: Mapping[str, Source] = {
 SOURCES: Mapping[str, Source] = {**NAMED, "tfds": tfds, "folder": folder, "text": texts}
 
 
-def _records(where: Path, asked: Asked) -> Data:
+def _records(where: Path, asked: LoadRequest) -> Data:
     """The images in a folder of TFDS's records, or as much of a text as is asked for."""
     if feature := text.feature(where):
         reading = asked.tokenizer, asked.sequence_length, asked.train_examples
@@ -146,7 +146,7 @@ def _records(where: Path, asked: Asked) -> Data:
     return records.load(where, asked.image_size)
 
 
-def _kept(asked: Asked) -> Path:
+def _kept(asked: LoadRequest) -> Path:
     """The folder that byte pairs are kept in, beside the data."""
     return asked.root / "tokenizers"
 

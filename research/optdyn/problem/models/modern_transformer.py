@@ -73,7 +73,7 @@ class Block(nn.Module):
         )
 
 
-class Output(nn.Module):
+class RMSNormOutput(nn.Module):
     """(B, T, width) -> (B, T, classes)."""
 
     classes: int
@@ -103,4 +103,4 @@ def modern_transformer(
         (f"block{k}", Block(width, attention_heads, 2 * blocks, dtype, 0 if k else classes))
         for k in range(blocks)
     )
-    return (*trunk, ("output", Output(classes, dtype)))
+    return (*trunk, ("output", RMSNormOutput(classes, dtype)))

@@ -64,7 +64,7 @@ def convolutions(stride: int, stem: str, bottleneck: bool = False) -> dict[str, 
     return first | {"conv0": ((3, 3), strides), "conv1": ((3, 3), (1, 1))}
 
 
-class Residual(nn.Module):
+class ResidualConv(nn.Module):
     """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), channels).
 
     Of a bottleneck 4 channels. With a stem, H and W are what it leaves of them.
@@ -108,7 +108,7 @@ class Residual(nn.Module):
         return x + y
 
 
-class Output(nn.Module):
+class PooledOutput(nn.Module):
     """(B, H, W, C) -> (B, classes): normalization, ReLU, the mean over pixels, a dense layer."""
 
     classes: int
@@ -169,7 +169,7 @@ def resnet(
     trunk = tuple(
         (
             f"block{i}",
-            Residual(
+            ResidualConv(
                 channels[k],
                 stride,
                 norm,
@@ -181,4 +181,4 @@ def resnet(
         )
         for i, (k, (stride, first)) in enumerate(zip(of_block, own, strict=True))
     )
-    return (*trunk, ("output", Output(classes, norm, dtype)))
+    return (*trunk, ("output", PooledOutput(classes, norm, dtype)))

@@ -15,7 +15,7 @@ from optdyn.problem.models.base import Blocks
 from optdyn.problem.models.resmlp import Output
 
 
-class Residual(nn.Module):
+class TransformerBlock(nn.Module):
     """(B, T, width) -> (B, T, width); with a vocabulary, from tokens (B, T), any integers.
 
     T is that of initialization, to which the learned positions belong.
@@ -63,7 +63,7 @@ def transformer(blocks: int, width: int, attention_heads: int, classes: int, dty
     trunk = tuple(
         (
             f"block{k}",
-            Residual(width, attention_heads, 2 * blocks, dtype, 0 if k else classes),
+            TransformerBlock(width, attention_heads, 2 * blocks, dtype, 0 if k else classes),
         )
         for k in range(blocks)
     )
