@@ -14,8 +14,8 @@ def get_config() -> ConfigDict:
     config.model.name = "mlp"
     config.model.hidden = (64,)
     config.optimizer.learning_rate = 0.2
-    config.strategy.name = "asynchronous"
-    config.strategy.groups = 8
+    config.method.name = "asynchronous"
+    config.method.groups = 8
     config.cluster.nodes = 16
     config.cluster.service = "exponential"
     config.cluster.seconds_per_example = 1e-3

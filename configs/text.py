@@ -7,7 +7,7 @@ After 300 updates the test loss of three seeds is
     4e-3, as here    1.88 to 1.90 with one group (synchronous)   2.44 to 2.46 with four
     2e-3             2.05 to 2.09                                2.38 to 2.40
 
-(`--config.strategy.groups=4`; rates from 5e-4 to 3e-2 were tried on one seed. Rates of 8e-3 and
+(`--config.method.groups=4`; rates from 5e-4 to 3e-2 were tried on one seed. Rates of 8e-3 and
 more are a little better with one group, and worse with four. Momentum SGD, at rates from 6e-2 to 1,
 has 2.10 to 2.24.) The 1,500 updates end at 1.49. `:small` is the same for 300 updates.
 """
@@ -37,8 +37,8 @@ def get_config(size: str = "") -> ConfigDict:
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 4e-3
     config.optimizer.warmup_steps = 50
-    config.strategy.name = "asynchronous"
-    config.strategy.groups = 1
+    config.method.name = "asynchronous"
+    config.method.groups = 1
     config.cluster.nodes = 8
     config.cluster.service = "exponential"
     return config

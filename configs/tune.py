@@ -77,7 +77,7 @@ def get_config(case: str = "small,stragglers") -> ConfigDict:
     config = default()
     config.log_every = 20
     config.data.train_evaluated = 1000
-    config.strategy.name = "asynchronous"
+    config.method.name = "asynchronous"
     config.cluster.seconds_per_example = SECONDS
     config.update_from_flattened_dict(drawn(case) if case in DRAWN else chosen(case))
     each = pace(parse(config), 1)

@@ -2,7 +2,7 @@
 # A race on a SLURM cluster: Ray on every node, the server on the first, workers spread over all.
 #
 #   sbatch --nodes=4 launch/race.sh --config=configs/quickstart.py --workdir=/shared/runs/race \
-#       --config.strategy.name=asynchronous --config.strategy.groups=4 --config.cluster.nodes=4
+#       --config.method.name=asynchronous --config.method.groups=4 --config.cluster.nodes=4
 #
 # To be submitted from the repository's root, on a file system that all nodes share, as the workdir
 # must be. PYTHON names the interpreter if it is not .venv/bin/python. Two minutes before the time

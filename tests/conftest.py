@@ -37,8 +37,8 @@ RUN = {
     "model.noise": 0.5,
     "data.train_examples": 100,
     "optimizer.momentum": 0.3,
-    "strategy.name": "asynchronous",
-    "strategy.groups": 4,
+    "method.name": "asynchronous",
+    "method.groups": 4,
     "cluster.nodes": 4,
 }
 

@@ -16,8 +16,8 @@ from tests.values import as_experiment
 
 QUIET = Watch(lambda: 0, lambda step, text: None)
 LOCAL = {
-    "strategy.name": "local",
-    "strategy.groups": 1,
+    "method.name": "local",
+    "method.groups": 1,
     "model.name": "resmlp",
     "model.blocks": 2,
     "model.width": 8,
@@ -48,7 +48,7 @@ def varied(config, values, count):
         {},  # a noisy quadratic: every seed has data of its own
         {"mnist": True},
         pytest.param({"mnist": True, **LOCAL}, marks=pytest.mark.slow),
-        {"strategy.name": "dynamic_batch", "strategy.groups": 1, "strategy.micro_batch": 2},
+        {"method.name": "dynamic_batch", "method.groups": 1, "method.micro_batch": 2},
     ],
     ids=["quadratic", "mlp", "local", "dynamic_batch"],
 )
@@ -75,7 +75,7 @@ def test_lanes_are_the_runs_alone(config, mnist, tmp_path, values, rows):
 
 def test_lanes_whose_shares_differ_are_the_runs_alone(config, tmp_path):
     """All have room for the largest share of any."""
-    values = {"strategy.name": "dynamic_batch", "strategy.groups": 1, "batch_size": 16}
+    values = {"method.name": "dynamic_batch", "method.groups": 1, "batch_size": 16}
     speeds = [(1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 12.0)]
     configs = [config({**values, "cluster.speeds": each}) for each in speeds]
     assert prepare(as_experiment(configs[0])).columns < prepare(as_experiment(configs[1])).columns
@@ -174,9 +174,9 @@ TRACED = [
     {"data.replacement": True},
 ]
 COMPILED = [
-    {"strategy.groups": 2},
-    {"strategy.groups": 1},
-    {"strategy.name": "sync", "strategy.groups": 1},
+    {"method.groups": 2},
+    {"method.groups": 1},
+    {"method.name": "sync", "method.groups": 1},
     {"cluster.service": "geometric"},
     {"batch_size": 8},
     {"model.dimension": 7},
@@ -185,8 +185,8 @@ COMPILED = [
     {"optimizer.options.nesterov": True},
     {"data.train_examples": 50},
     {"data.train_evaluated": 50},
-    {"strategy.name": "dynamic_batch", "strategy.groups": 1, "strategy.micro_batch": 2},
-    {"strategy.name": "dynamic_batch", "strategy.groups": 1, "cluster.nodes": 2},
+    {"method.name": "dynamic_batch", "method.groups": 1, "method.micro_batch": 2},
+    {"method.name": "dynamic_batch", "method.groups": 1, "cluster.nodes": 2},
 ]
 
 
@@ -214,8 +214,8 @@ def test_what_is_called_the_same_is_one_program(config):
     "values, expected",
     [
         ({}, True),
-        ({"strategy.name": "sync", "strategy.groups": 1, "parallel.api": "jit"}, False),
-        ({"strategy.name": "daso", "strategy.groups": 1}, False),  # the losses decide what is next
+        ({"method.name": "sync", "method.groups": 1, "parallel.api": "jit"}, False),
+        ({"method.name": "daso", "method.groups": 1}, False),  # the losses decide what is next
         ({"replicas.count": 5}, False),
     ],
 )
@@ -261,7 +261,7 @@ def test_memory_is_never_overdrawn_but_by_one():
 
 def test_measuring_changes_nothing(config, tmp_path, monkeypatch):
     monkeypatch.setattr(batched_runs, "SECONDS", 0.001)
-    configs = varied(config, {"strategy.name": "sync", "strategy.groups": 1}, 3)
+    configs = varied(config, {"method.name": "sync", "method.groups": 1}, 3)
     whole = [train(as_experiment(one), tmp_path / str(i)) for i, one in enumerate(configs)]
     runs = [prepare(as_experiment(one)) for one in configs]
     rates = batched_runs.measure(runs, lanes=4, threads=2)

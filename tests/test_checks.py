@@ -93,13 +93,13 @@ def test_a_batch_has_each_example_once_at_most(config):
     [
         ({"batch_size": 30}, 4),
         ({"batch_size": 36, "parallel.accumulation": 4}, 16),
-        ({"batch_size": 30, "strategy.name": "asynchronous", "cluster.nodes": 8}, 4),
+        ({"batch_size": 30, "method.name": "asynchronous", "cluster.nodes": 8}, 4),
     ],
 )
 @pytest.mark.parametrize("api", ["jit", "shard_map", "pmap"])
 def test_a_batch_divides_over_all_devices_and_their_parts(config, monkeypatch, values, parts, api):
     monkeypatch.setattr(jax, "device_count", lambda: 4)
-    whole = {"strategy.name": "sync", "strategy.groups": 2, "parallel.api": api} | values
+    whole = {"method.name": "sync", "method.groups": 2, "parallel.api": api} | values
     said = refusal(config(whole))
     assert said.startswith(
         f"config.batch_size = {values['batch_size']}: must be a multiple of {parts} "
@@ -120,7 +120,7 @@ def normed(classes):
     return [*((name, Normed()) for name in "abcd"), ("output", nn.Dense(classes))]
 
 
-PIPELINE = {"strategy.name": "stale_pipeline", "parallel.api": "shard_map"}
+PIPELINE = {"method.name": "stale_pipeline", "parallel.api": "shard_map"}
 PIPELINE |= {"cluster.devices_per_node": 1, "cluster.service": "constant"}
 PARTS = [
     ({}, ""),
@@ -128,12 +128,12 @@ PARTS = [
     ({"parallel.api": "jit"}, ""),
     ({"parallel.api": "pmap"}, "parallel.api = 'pmap': must be '' or 'jit'"),
     ({"parallel.api": "shard_map", "parallel.devices": 1}, ""),
-    ({"strategy.name": "asynchronous"}, ""),
-    ({"strategy.name": "asynchronous", "parallel.api": "shard_map"}, "parallel.api = 'shard_map'"),
-    ({"strategy.name": "daso", "parallel.api": "shard_map"}, ""),
-    ({"strategy.name": "dynamic_batch"}, "strategy.name = 'dynamic_batch': must be another"),
+    ({"method.name": "asynchronous"}, ""),
+    ({"method.name": "asynchronous", "parallel.api": "shard_map"}, "parallel.api = 'shard_map'"),
+    ({"method.name": "daso", "parallel.api": "shard_map"}, ""),
+    ({"method.name": "dynamic_batch"}, "method.name = 'dynamic_batch': must be another"),
     (PIPELINE, ""),
-    (PIPELINE | {"strategy.pipeline": "2bw"}, "parallel.api = 'shard_map': must be '': with"),
+    (PIPELINE | {"method.pipeline": "2bw"}, "parallel.api = 'shard_map': must be '': with"),
 ]
 
 
@@ -141,7 +141,7 @@ def test_a_norm_over_the_batch_has_the_parts_of_the_simulation(config, mnist, mo
     """It is known by what it does; a model whose examples are by themselves may be divided."""
     monkeypatch.setattr(jax, "device_count", lambda: 4)
     values = mnist | {"model.name": "tests.test_checks:normed", "batch_size": 16}
-    values |= {"strategy.name": "sync", "strategy.groups": 2}
+    values |= {"method.name": "sync", "method.groups": 2}
     values |= {"cluster.nodes": 2, "cluster.devices_per_node": 2}
     run = trainer.prepare(as_experiment(config(values)))
     for more, said in PARTS:
@@ -160,7 +160,7 @@ def test_a_norm_over_the_batch_has_the_parts_of_the_simulation(config, mnist, mo
 
 def test_a_batch_larger_than_what_is_loaded(config, mnist):
     large = config(mnist | {"data.train_examples": 0, "batch_size": 4004, "cluster.nodes": 1})
-    large.strategy.groups = 1
+    large.method.groups = 1
     said = refusal(as_experiment(large), trainer.prepare)
     assert said.startswith("config.batch_size = 4,004: the training set has 4,000 examples")
 
@@ -221,23 +221,23 @@ def test_a_rate_that_does_not_suit_deserves_a_word(config):
     [
         ({"optimizer.warmup_steps": 60}, {"optimizer.warmup_steps": 59}, "warmup_steps = 60: not"),
         (
-            {"strategy.name": "diloco", "strategy.period": 1000},
-            {"strategy.period": 60},
+            {"method.name": "diloco", "method.period": 1000},
+            {"method.period": 60},
             "period = 1,000: more than config.steps = 60",
         ),
         (
-            {"strategy.name": "async_local_sgd", "strategy.period": 61},
-            {"strategy.period": 60},
+            {"method.name": "async_local_sgd", "method.period": 61},
+            {"method.period": 60},
             "period = 61: more than config.steps = 60",
         ),
         (
-            {"strategy.name": "diloco+async_local_sgd", "strategy.groups": 1},
-            {"strategy.diloco.outer_momentum": 0.0},
+            {"method.name": "diloco+async_local_sgd", "method.groups": 1},
+            {"method.diloco.outer_momentum": 0.0},
             "has outer momenta of 0.9 and 0.9, which compound: steps become 100 times",
         ),
         (
-            {"strategy.name": "slowmo+decoupled", "strategy.groups": 1},
-            {"strategy.slow_momentum": 0.0},
+            {"method.name": "slowmo+decoupled", "method.groups": 1},
+            {"method.slow_momentum": 0.0},
             "has outer momenta of 0.5 and 0.9, which compound: steps become 20 times",
         ),
     ],
@@ -268,7 +268,7 @@ def test_a_norm_of_blocks_and_another_points_loss_are_warned_of(config, mnist):
     clipped = mnist | {"optimizer.chain": ("clip_by_global_norm",)}
     clipped |= {"model.hidden": (4, 4), "optimizer.chain_options.max_norm": 1.0}
     assert not probable_mistakes(as_experiment(config(clipped)))
-    local = {"strategy.name": "local", "strategy.variant": "backprop"}
+    local = {"method.name": "local", "method.variant": "backprop"}
     local |= {"cluster.service": "constant"}
     (said,) = probable_mistakes(as_experiment(config(clipped | local)))
     assert "is of the norm of a block" in said
@@ -279,22 +279,22 @@ def test_a_norm_of_blocks_and_another_points_loss_are_warned_of(config, mnist):
 
 def test_a_key_that_nothing_reads_deserves_a_word(config):
     """If the user has set it for this run; a config file may set those of several methods."""
-    values = {"strategy.name": "daso+asynchronous", "strategy.period": 777, "model.blocks": 3}
+    values = {"method.name": "daso+asynchronous", "method.period": 777, "model.blocks": 3}
     chosen = config(values)
     assert not probable_mistakes(as_experiment(chosen))
-    read = ["strategy.groups", "strategy.max_batches", "strategy.name", "model.noise", "steps"]
+    read = ["method.groups", "method.max_batches", "method.name", "model.noise", "steps"]
     assert not probable_mistakes(
         as_experiment(chosen), [*read, "model.remat", "optimizer.options.b1"]
     )
     period, blocks = probable_mistakes(
-        as_experiment(chosen), [*read, "strategy.period", "model.blocks", "strategy.period"]
+        as_experiment(chosen), [*read, "method.period", "model.blocks", "method.period"]
     )
     assert period.startswith(
-        "config.strategy.period = 777: ignored, 'daso+asynchronous' has no such key; async_local_"
+        "config.method.period = 777: ignored, 'daso+asynchronous' has no such key; async_local_"
     )
     assert blocks.startswith("config.model.blocks = 3: ignored, 'quadratic' has no such key; resm")
-    alone = config({"strategy.name": "gossip", "strategy.arrivals": 3, "cluster.nodes": 4})
-    (said,) = probable_mistakes(as_experiment(alone), ["strategy.arrivals", "strategy.graph"])
+    alone = config({"method.name": "gossip", "method.arrivals": 3, "cluster.nodes": 4})
+    (said,) = probable_mistakes(as_experiment(alone), ["method.arrivals", "method.graph"])
     assert said.endswith("'gossip' has no such key; buffered, mindflayer have")
 
 
@@ -330,13 +330,13 @@ def test_what_a_method_does_not_have_it_does_not_read(config, name):
     """Its program and its timeline are the same whatever the whole numbers of other methods are."""
     clusters = {"stale_pipeline": "constant", "local": "constant"}
     values = {"model.name": "resmlp", "model.blocks": 4, "model.width": 8, "data.image_size": 7}
-    values |= {"strategy.name": name, "strategy.groups": 4, "cluster.nodes": 4, "steps": 20}
+    values |= {"method.name": name, "method.groups": 4, "cluster.nodes": 4, "steps": 20}
     values |= {"batch_size": 8, "cluster.service": clusters.get(name, "lognormal")}
     plain, other = config(values), config(values)
     own = methods.keys_of(methods.load(name))
-    for key, value in default().strategy.items():
+    for key, value in default().method.items():
         if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
-            other.strategy[key] = {"compression_bits": 8}.get(key, value + 1)  # 33 are too many
+            other.method[key] = {"compression_bits": 8}.get(key, value + 1)  # 33 are too many
     one, two = trainer.prepare(as_experiment(plain)), trainer.prepare(as_experiment(other))
     assert one.program is two.program
     for a, b in zip(jax.tree.leaves(one.timeline), jax.tree.leaves(two.timeline), strict=True):
@@ -353,7 +353,7 @@ def test_a_loss_far_above_the_first_is_marked(config, tmp_path, rate, status, wo
     So a loss grows 9e4 times, by 1.1^120, or 1e21 times, by 1.5^120, which is absurd. Every run
     goes on to the floats of one that always had as many steps.
     """
-    values = {"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0}
+    values = {"method.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0}
     values |= {"optimizer.learning_rate": rate}
     summary = trainer.train(as_experiment(config(values)), tmp_path / "a")
     assert summary["status"] == status and summary.get("worse", False) == worse
@@ -378,7 +378,7 @@ def test_a_loss_that_comes_down_again_has_not_diverged(config, tmp_path, rows):
         "schedule": "piecewise",
         "schedule_options": {"boundaries": (20,), "scales": (0.2,)},
     }
-    chosen = config({"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0})
+    chosen = config({"method.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0})
     chosen.optimizer.update(schedule)
     chosen.optimizer.learning_rate, chosen.model.condition = 5.0, 1.0
     summary = trainer.train(as_experiment(chosen), tmp_path)

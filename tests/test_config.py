@@ -53,14 +53,14 @@ AT_LEAST_ONE = (
     "steps",
     "batch_size",
     "log_every",
-    "strategy.groups",
+    "method.groups",
     "cluster.nodes",
     "cluster.devices_per_node",
     "replicas.block",
     "replicas.subspace",
     "model.dimension",
-    "strategy.max_batches",
-    "strategy.micro_batch",
+    "method.max_batches",
+    "method.micro_batch",
     "parallel.accumulation",
 )
 AT_LEAST_ZERO = (
@@ -76,10 +76,10 @@ AT_LEAST_ZERO = (
     "cluster.bandwidth",
     "cluster.local_latency",
     "cluster.local_bandwidth",
-    "strategy.reset_batches",
-    "strategy.warmup_epochs",
-    "strategy.cooldown_epochs",
-    "strategy.patience",
+    "method.reset_batches",
+    "method.warmup_epochs",
+    "method.cooldown_epochs",
+    "method.patience",
     "parallel.devices",
     *(f"cluster.pieces.{name}" for name in ("conv_compute", "conv_network", "fc", "fc_network")),
 )
@@ -87,7 +87,7 @@ BAD = [
     *((name, value) for name in AT_LEAST_ONE for value in (0, -3, "many")),
     *((name, value) for name in AT_LEAST_ZERO for value in (-1, HUGE, NAN, None)),
     *((name, "nosuch") for name in ("model.name", "model.dtype", "model.lowering")),
-    *((name, "nosuch") for name in ("strategy.name", "optimizer.schedule", "cluster.service")),
+    *((name, "nosuch") for name in ("method.name", "optimizer.schedule", "cluster.service")),
     *(("seed", value) for value in (-1, 2**32, "one")),
     *(("cluster.seconds_per_example", value) for value in (0.0, -1.0, HUGE, NAN)),
     *(("optimizer.decay_rate", value) for value in (0.0, -1.0, HUGE, NAN)),
@@ -99,15 +99,15 @@ BAD = [
     *(("model.channels", value) for value in ((-6,), 6)),
     *(("replicas.matching", value) for value in ((0.5, 1.0), (NAN,), 0.5)),
     *(("cluster.speeds", value) for value in ((1.0, 2.0), (0.0,), (-1.0,), (HUGE,), ("fast",), 3)),
-    *(("strategy.threshold", value) for value in (-0.1, 1.0, NAN)),
-    *(("strategy.smoothing", value) for value in (-0.1, 1.0, NAN)),
-    *(("strategy.wait", value) for value in (-1, 5)),
-    ("strategy.staleness_bound", -2),
-    ("strategy.delay_bound", -1),
+    *(("method.threshold", value) for value in (-0.1, 1.0, NAN)),
+    *(("method.smoothing", value) for value in (-0.1, 1.0, NAN)),
+    *(("method.wait", value) for value in (-1, 5)),
+    ("method.staleness_bound", -2),
+    ("method.delay_bound", -1),
     *(("cluster.disturbance_probability", value) for value in (-0.1, 1.1, NAN)),
-    *((name, "nosuch") for name in ("strategy.transfer_dtype", "parallel.api", "cluster.split")),
-    ("strategy.weights", "nosuch"),
-    *(("strategy.reset_wait", value) for value in (-1, 5)),
+    *((name, "nosuch") for name in ("method.transfer_dtype", "parallel.api", "cluster.split")),
+    ("method.weights", "nosuch"),
+    *(("method.reset_wait", value) for value in (-1, 5)),
     *(("cluster.overlap", value) for value in (-0.1, 1.1, NAN)),
     *(("data.augment", value) for value in ("nosuch", "flip_crop", None)),
     ("cluster.pieces", 3),
@@ -138,36 +138,36 @@ def test_a_bad_value_is_refused_by_name(name, value):
     assert refusal(changed({name: value})).startswith(f"config.{name}")
 
 
-LOCAL = {"strategy.name": "local", "model.name": "resmlp", "cluster.service": "constant"}
+LOCAL = {"method.name": "local", "model.name": "resmlp", "cluster.service": "constant"}
 PIECES = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc": 0.1}
-BOUND = {"strategy.name": "asynchronous", "strategy.staleness_bound": 0}
-DROPPING = {"strategy.name": "ringmaster", "strategy.delay_bound": 2}
+BOUND = {"method.name": "asynchronous", "method.staleness_bound": 0}
+DROPPING = {"method.name": "ringmaster", "method.delay_bound": 2}
 GRID = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 COMBINATIONS = [
     (
-        {"strategy.name": "asynchronous", "strategy.groups": 3, "cluster.nodes": 4},
-        "strategy.groups",
+        {"method.name": "asynchronous", "method.groups": 3, "cluster.nodes": 4},
+        "method.groups",
     ),
     ({"cluster.nodes": 3, "cluster.speeds": (1.0, 2.0)}, "cluster.speeds"),
     ({**LOCAL, "cluster.overlap": 0.5}, "cluster.overlap"),
     ({**PIECES, "cluster.overlap": 0.5}, "cluster.overlap"),
-    ({"strategy.name": "daso", "cluster.nodes": 3}, "batch_size"),
-    ({"strategy.name": "daso", "cluster.service": "geometric"}, "cluster.service"),
+    ({"method.name": "daso", "cluster.nodes": 3}, "batch_size"),
+    ({"method.name": "daso", "cluster.service": "geometric"}, "cluster.service"),
     ({"parallel.devices": 3, "parallel.api": "jit"}, "batch_size"),
     ({"parallel.accumulation": 3}, "batch_size"),
-    ({"strategy.name": "dynamic_batch", "parallel.api": "jit"}, "parallel.api"),
-    ({"strategy.name": "daso", "parallel.api": "pmap", **GRID}, "parallel.api"),
-    ({"strategy.name": "asynchronous", "parallel.devices": 2}, "parallel.devices"),
-    ({"strategy.name": "dynamic_batch", "parallel.accumulation": 2}, "parallel.accumulation"),
+    ({"method.name": "dynamic_batch", "parallel.api": "jit"}, "parallel.api"),
+    ({"method.name": "daso", "parallel.api": "pmap", **GRID}, "parallel.api"),
+    ({"method.name": "asynchronous", "parallel.devices": 2}, "parallel.devices"),
+    ({"method.name": "dynamic_batch", "parallel.accumulation": 2}, "parallel.accumulation"),
     ({"parallel.api": "pmap", "parallel.shard_optimizer": True}, "parallel.shard_optimizer"),
-    ({"strategy.name": "asynchronous+dynamic_batch"}, "strategy.name"),
-    ({"strategy.name": "local+dynamic_batch"}, "strategy.name"),
-    ({"strategy.name": "nosuch"}, "strategy.name"),
-    ({"strategy.name": "daso+nosuch"}, "strategy.name"),
-    ({"strategy.name": "no_such_file:METHOD"}, "strategy.name"),
-    ({"strategy.name": "optdyn.methods.mix.daso:daso"}, "strategy.name"),
-    ({"strategy.name": "daso+asynchronous", **GRID, "strategy.groups": 4}, "strategy.groups"),
-    ({"strategy.name": "daso", "replicas.count": 3}, "replicas.count"),
+    ({"method.name": "asynchronous+dynamic_batch"}, "method.name"),
+    ({"method.name": "local+dynamic_batch"}, "method.name"),
+    ({"method.name": "nosuch"}, "method.name"),
+    ({"method.name": "daso+nosuch"}, "method.name"),
+    ({"method.name": "no_such_file:METHOD"}, "method.name"),
+    ({"method.name": "optdyn.methods.mix.daso:daso"}, "method.name"),
+    ({"method.name": "daso+asynchronous", **GRID, "method.groups": 4}, "method.groups"),
+    ({"method.name": "daso", "replicas.count": 3}, "replicas.count"),
     ({"parallel.api": "jit", "replicas.count": 3}, "replicas.count"),
     ({"data.augment": "flip", "replicas.count": 3}, "data.augment"),
     ({"data.streaming": True, "replicas.count": 3}, "data.streaming"),
@@ -184,33 +184,33 @@ COMBINATIONS = [
     ),
     (LOCAL | {"cluster.service": "exponential"}, "cluster.service"),
     (LOCAL | {"cluster.speeds": (1.0,)}, "cluster.speeds"),
-    (LOCAL | {"strategy.variant": "overlapping", "strategy.window": 9}, "strategy: window 9"),
-    (LOCAL | {"model.name": "quadratic"}, "strategy: local parallelism"),
+    (LOCAL | {"method.variant": "overlapping", "method.window": 9}, "method: window 9"),
+    (LOCAL | {"model.name": "quadratic"}, "method: local parallelism"),
     (LOCAL | {"cluster.nodes": 3}, "cluster.nodes"),
-    (LOCAL | {"cluster.nodes": 4, "strategy.variant": "overlapping"}, "cluster.nodes"),
-    (LOCAL | {"cluster.nodes": 4, "strategy.variant": "chunked"}, "cluster.nodes"),
-    (LOCAL | {"cluster.nodes": 2, "strategy.shared_heads": True}, "strategy.shared_heads"),
+    (LOCAL | {"cluster.nodes": 4, "method.variant": "overlapping"}, "cluster.nodes"),
+    (LOCAL | {"cluster.nodes": 4, "method.variant": "chunked"}, "cluster.nodes"),
+    (LOCAL | {"cluster.nodes": 2, "method.shared_heads": True}, "method.shared_heads"),
     (LOCAL | {"cluster.devices_per_node": 3}, "batch_size"),
-    (LOCAL | {"cluster.nodes": 2, "batch_size": 6, "strategy.variant": "backprop"}, "batch_size"),
+    (LOCAL | {"cluster.nodes": 2, "batch_size": 6, "method.variant": "backprop"}, "batch_size"),
     (LOCAL | {"replicas.count": 3}, "replicas.count"),
     (LOCAL | {"parallel.api": "jit", "cluster.nodes": 2}, "parallel.api"),
     ({"cluster.pieces.fc": 0.1}, "cluster.pieces.conv_compute"),
     (PIECES | {"cluster.nodes": 2, "cluster.speeds": (1.0, 2.0)}, "cluster.speeds"),
-    (PIECES | {"strategy.name": "daso"}, "cluster.pieces"),
-    (PIECES | {"strategy.name": "dynamic_batch"}, "cluster.pieces"),
+    (PIECES | {"method.name": "daso"}, "cluster.pieces"),
+    (PIECES | {"method.name": "dynamic_batch"}, "cluster.pieces"),
     (PIECES | {"cluster.service": "trace", "cluster.trace": "a.csv"}, "cluster.service"),
     (
-        PIECES | {"strategy.name": "asynchronous", "cluster.service": "geometric"},
+        PIECES | {"method.name": "asynchronous", "cluster.service": "geometric"},
         "cluster.service",
     ),
-    ({"cluster.split": "proportional", "strategy.name": "daso"}, "cluster.split"),
+    ({"cluster.split": "proportional", "method.name": "daso"}, "cluster.split"),
     (LOCAL | {"cluster.split": "proportional"}, "cluster.split"),
     ({"cluster.service": "trace"}, "cluster.trace"),
     ({"cluster.service": "measured"}, "cluster.service"),
-    ({"strategy.name": "dynamic_batch", "cluster.service": "measured"}, "cluster.service"),
+    ({"method.name": "dynamic_batch", "cluster.service": "measured"}, "cluster.service"),
     (
         {
-            "strategy.name": "dynamic_batch",
+            "method.name": "dynamic_batch",
             "cluster.service": "measured",
             "parallel.api": "shard_map",
             "cluster.speeds": (1.0,),
@@ -218,30 +218,30 @@ COMBINATIONS = [
         "cluster.speeds",
     ),
     ({"cluster.service": "geometric"}, "cluster.service"),
-    ({"strategy.staleness_bound": 0}, "strategy.staleness_bound"),
-    (BOUND | {"cluster.service": "geometric"}, "strategy.staleness_bound"),
-    (BOUND | PIECES, "strategy.staleness_bound"),
-    (BOUND | {"replicas.count": 3}, "strategy.staleness_bound"),
-    (DROPPING | {"replicas.count": 3}, "strategy.delay_bound"),
+    ({"method.staleness_bound": 0}, "method.staleness_bound"),
+    (BOUND | {"cluster.service": "geometric"}, "method.staleness_bound"),
+    (BOUND | PIECES, "method.staleness_bound"),
+    (BOUND | {"replicas.count": 3}, "method.staleness_bound"),
+    (DROPPING | {"replicas.count": 3}, "method.delay_bound"),
     (DROPPING | {"cluster.service": "geometric"}, "cluster.service"),
     (DROPPING | PIECES, "cluster.pieces"),
-    (DROPPING | {"strategy.fresh": ("classifier",)}, "strategy.fresh"),
-    (DROPPING | {"strategy.staleness_bound": 1}, "strategy.staleness_bound"),
+    (DROPPING | {"method.fresh": ("classifier",)}, "method.fresh"),
+    (DROPPING | {"method.staleness_bound": 1}, "method.staleness_bound"),
     (
-        DROPPING | {"strategy.name": "ringmaster+local", "strategy.snapshots": "host"},
-        "strategy.snapshots",
+        DROPPING | {"method.name": "ringmaster+local", "method.snapshots": "host"},
+        "method.snapshots",
     ),
     ({"optimizer.name": "adam", "optimizer.momentum": 0.5}, "optimizer.momentum"),
     ({"optimizer.options": ConfigDict({"b1": 0.5})}, "optimizer.options.b1"),
-    ({"optimizer.name": "closed_loop", "strategy.name": "dynamic_batch"}, "strategy.name"),
+    ({"optimizer.name": "closed_loop", "method.name": "dynamic_batch"}, "method.name"),
     *(
         (
             {"optimizer.name": "soap", "cluster.nodes": 4, "cluster.devices_per_node": 4} | own,
             "optimizer.name = 'soap': must be another where nodes average their optimizers'",
         )
         for own in (
-            {"strategy.name": "model_averaging", "strategy.inner_state": "averaged"},
-            {"strategy.name": "des_loc"},
+            {"method.name": "model_averaging", "method.inner_state": "averaged"},
+            {"method.name": "des_loc"},
         )
     ),
     (
@@ -263,13 +263,13 @@ def test_values_that_do_not_go_together(values, name):
 
 
 GOOD = [
-    {"strategy.name": "asynchronous", "strategy.groups": 4, "cluster.nodes": 2}
+    {"method.name": "asynchronous", "method.groups": 4, "cluster.nodes": 2}
     | {"cluster.devices_per_node": 4, "cluster.service": "geometric"},
-    {"strategy.groups": 3},  # not asynchronous: there is one group, whatever this says
+    {"method.groups": 3},  # not asynchronous: there is one group, whatever this says
     {"cluster.nodes": 3, "cluster.speeds": (1, 0.5, 2)},
     {"cluster.service": "trace", "cluster.trace": "arrivals.csv"},
-    BOUND | {"cluster.nodes": 4, "strategy.groups": 4},
-    PIECES | {"cluster.service": "constant", "strategy.fresh": ("classifier",)},
+    BOUND | {"cluster.nodes": 4, "method.groups": 4},
+    PIECES | {"cluster.service": "constant", "method.fresh": ("classifier",)},
     {"cluster.nodes": 2, "cluster.speeds": (1, 3), "cluster.split": "proportional"},
     {"optimizer.name": "rmsprop", "optimizer.momentum": -0.9, "optimizer.learning_rate": 0},
     {"optimizer.options": ConfigDict({"nesterov": True})},
@@ -278,14 +278,14 @@ GOOD = [
     {"checkpoint_every": 0, "seed": 2**32 - 1, "cluster.variation": 0.0, "model.hidden": ()},
     {"model.lowering": "gemm", "replicas.matching": (-0.5, 0.0)},
     LOCAL | {"cluster.nodes": 8, "cluster.devices_per_node": 4},
-    LOCAL | {"cluster.nodes": 4, "strategy.variant": "chunked", "strategy.chunks": 8},
-    LOCAL | {"strategy.shared_heads": True, "strategy.variant": "overlapping"},
+    LOCAL | {"cluster.nodes": 4, "method.variant": "chunked", "method.chunks": 8},
+    LOCAL | {"method.shared_heads": True, "method.variant": "overlapping"},
     LOCAL | {"parallel.api": "jit"},
-    {"strategy.name": "asynchronous", "parallel.api": "jit"},
-    {"strategy.name": "daso", "parallel.api": "jit", **GRID},
-    {"strategy.name": "daso+dynamic_batch", **GRID, "cluster.speeds": (1, 2, 3, 4)},
-    {"strategy.name": "daso+asynchronous", **GRID, "strategy.groups": 2},
-    {"strategy.name": "optdyn.methods.mix.daso:METHOD", **GRID},
+    {"method.name": "asynchronous", "parallel.api": "jit"},
+    {"method.name": "daso", "parallel.api": "jit", **GRID},
+    {"method.name": "daso+dynamic_batch", **GRID, "cluster.speeds": (1, 2, 3, 4)},
+    {"method.name": "daso+asynchronous", **GRID, "method.groups": 2},
+    {"method.name": "optdyn.methods.mix.daso:METHOD", **GRID},
 ]
 
 
@@ -296,9 +296,9 @@ def test_values_that_can_run(values):
 
 def test_groups():
     """Only asynchronous groups arrive by themselves."""
-    given = {"strategy.groups": 3}
+    given = {"method.groups": 3}
     assert as_experiment(changed(given)).methods.groups == 1
-    given["strategy.name"] = "asynchronous"
+    given["method.name"] = "asynchronous"
     assert as_experiment(changed(given)).methods.groups == 3
 
 

@@ -84,10 +84,10 @@ def bases(folder):
     cnn = {"model.name": "cnn", "model.channels": (2, 4), "model.hidden": (8,)}
     mlp = {"model.hidden": (8,)}
     quadratic = {"model.name": "quadratic", "model.noise": 0.5, "model.dimension": 6}
-    grouped = {"strategy.name": "asynchronous", "strategy.groups": 2, "cluster.nodes": 4}
+    grouped = {"method.name": "asynchronous", "method.groups": 2, "cluster.nodes": 4}
     text = {"model.name": "transformer", "model.blocks": 2, "model.width": 8}
     text |= {"model.attention_heads": 2, "data.name": "kjv", "data.sequence_length": 16}
-    learning = {"strategy.name": "local", "cluster.service": "constant", "model.name": "resmlp"}
+    learning = {"method.name": "local", "cluster.service": "constant", "model.name": "resmlp"}
     learning |= {"model.width": 8, "model.blocks": 2}
     of = {
         "quickstart": made(mlp, quickstart.get_config()),
@@ -107,7 +107,7 @@ def bases(folder):
         "quadratic": made(quadratic | grouped),
         "replicas": made(quadratic | grouped | {"replicas.count": 4, "replicas.matching": (0.5,)}),
         "metered": made(quadratic | {"probes.momentum": True, "probes.window": 60, "steps": 400}),
-        "averaged": made(quadratic | {"strategy.name": "model_averaging", "cluster.nodes": 2}),
+        "averaged": made(quadratic | {"method.name": "model_averaging", "cluster.nodes": 2}),
         "plan": made(cnn, plan.get_config()),
         "tune": made(mlp, tune.get_config()),
         "default": made(mlp),

@@ -169,7 +169,7 @@ def test_traces(config, tmp_path):
     lines = [f"0,{at:.6f},{share},{8 - share}" for n, at, share in rows]
     header = "worker,seconds,control.shares.0,control.shares.1"
     (original / "trace.csv").write_text("\n".join([header, *lines, ""]))
-    values = {"strategy.name": "dynamic_batch", "cluster.nodes": 2, "batch_size": 8, "steps": 50}
+    values = {"method.name": "dynamic_batch", "cluster.nodes": 2, "batch_size": 8, "steps": 50}
     chosen = config(values | {"cluster.service": "trace"})
 
     def replay(folder):
@@ -200,19 +200,19 @@ def test_own_images(tmp_path):
         assert refused > 50
 
 
-NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "strategy.groups": 1}
+NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "method.groups": 1}
 KINDS = {
-    "synchronous": {"strategy.name": "sync", "strategy.groups": 1},
+    "synchronous": {"method.name": "sync", "method.groups": 1},
     "metered": {"probes.momentum": True, "probes.window": 54, "probes.every": 80},
     "daso": {
         **NODES,
-        "strategy.name": "daso",
-        "strategy.warmup_epochs": 1,
-        "strategy.cooldown_epochs": 1,
+        "method.name": "daso",
+        "method.warmup_epochs": 1,
+        "method.cooldown_epochs": 1,
     },
     "measured": {
-        "strategy.name": "dynamic_batch",
-        "strategy.groups": 1,
+        "method.name": "dynamic_batch",
+        "method.groups": 1,
         "cluster.nodes": 1,
         "cluster.service": "measured",
         "parallel.api": "shard_map",

@@ -173,14 +173,12 @@ def test_the_demo_is_a_part_of_the_whole_study():
     module = importlib.import_module("configs.grids.quickstart")
     demo, study = ({p["name"]: p for p in module.get_config(*a).points} for a in (("demo",), ()))
     assert demo.items() <= study.items()
-    groups = {(p["batch_size"], p["strategy.groups"]) for p in demo.values()}
+    groups = {(p["batch_size"], p["method.groups"]) for p in demo.values()}
     assert groups == {(batch, g) for batch in (16, 64) for g in (1, 4, 16)}
     workers = module.get_config().base.cluster.nodes
     trained = [p for p in study.values() if "replicas.count" not in p]
     assert all(
-        p["batch_size"] % (workers // p["strategy.groups"]) == 0
-        for p in trained
-        if "batch_size" in p
+        p["batch_size"] % (workers // p["method.groups"]) == 0 for p in trained if "batch_size" in p
     )
     with pytest.raises(ConfigError, match="must be demo"):
         module.get_config("demos")

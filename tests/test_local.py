@@ -9,8 +9,8 @@ from optdyn.train.trainer import train
 from tests.values import as_experiment
 
 LOCAL = {
-    "strategy.name": "local",
-    "strategy.groups": 1,
+    "method.name": "local",
+    "method.groups": 1,
     "cluster.nodes": 1,
     "cluster.service": "constant",
     "model.name": "resmlp",
@@ -22,13 +22,13 @@ SIZE = 4  # of the batches of `config`
 
 @pytest.fixture(scope="module")
 def local(config, mnist):
-    """`local({"strategy.variant": ...})`: the config of a small residual network."""
+    """`local({"method.variant": ...})`: the config of a small residual network."""
     return lambda values=(): config({**mnist, **LOCAL, **dict(values)})
 
 
 def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
     """Through the trainer: same batches, same start, whatever heads the variant has."""
-    whole, sync = local({"strategy.variant": "backprop"}), local({"strategy.name": "sync"})
+    whole, sync = local({"method.variant": "backprop"}), local({"method.name": "sync"})
     states = []
     for name, chosen in (("whole", whole), ("sync", sync)):
         train(as_experiment(chosen), tmp_path / name)
@@ -42,7 +42,7 @@ def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
 
 
 def test_an_interrupted_run_reaches_the_same_floats(local, tmp_path, monkeypatch):
-    chosen = local({"strategy.variant": "overlapping", "optimizer.name": "adam"})
+    chosen = local({"method.variant": "overlapping", "optimizer.name": "adam"})
     chosen.optimizer.momentum = 0.0
     straight = train(as_experiment(chosen), tmp_path / "straight")
     monkeypatch.setattr(trainer, "_summary", lambda *_: 1 / 0)  # after the last checkpoint
@@ -57,7 +57,7 @@ def test_an_interrupted_run_reaches_the_same_floats(local, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("variant", ["greedy", "backprop"])
 def test_probes_are_logged(local, tmp_path, rows, variant):
-    train(as_experiment(local({"strategy.variant": variant, "strategy.probes": True})), tmp_path)
+    train(as_experiment(local({"method.variant": variant, "method.probes": True})), tmp_path)
     for row in rows(tmp_path):
         cosines = [row[f"cosine_block{k}"] for k in range(4)]
         accuracies = [row[f"probe_accuracy_block{k}"] for k in range(4)]
@@ -81,10 +81,10 @@ def test_costs_are_in_the_summary_and_make_the_seconds(local, tmp_path):
             as_experiment(local({**values, "steps": 10, "checkpoint_every": 0})), tmp_path / name
         )
         for name, values in {
-            "backprop": {"strategy.variant": "backprop"},
+            "backprop": {"method.variant": "backprop"},
             "greedy": {},
             "stages": {"cluster.nodes": 4},
-            "pipeline": {"strategy.variant": "backprop", "cluster.nodes": 4},
+            "pipeline": {"method.variant": "backprop", "cluster.nodes": 4},
         }.items()
     }
     flops = {name: summary["total_flops"] for name, summary in summaries.items()}
@@ -105,7 +105,7 @@ def test_costs_are_in_the_summary_and_make_the_seconds(local, tmp_path):
 
 
 def test_a_head_that_cannot_be_shared(local, tmp_path):
-    values = {"model.name": "mlp", "model.hidden": (8, 9), "strategy.shared_heads": True}
+    values = {"model.name": "mlp", "model.hidden": (8, 9), "method.shared_heads": True}
     with pytest.raises(ConfigError, match="different shapes"):
         train(as_experiment(local(values)), tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -113,16 +113,16 @@ def test_a_head_that_cannot_be_shared(local, tmp_path):
 
 def test_a_head_is_shared_by_groups_that_end_alike(local):
     """However the blocks inside them end."""
-    values = {"model.name": "mlp", "model.hidden": (9, 8, 7, 8), "strategy.shared_heads": True}
+    values = {"model.name": "mlp", "model.hidden": (9, 8, 7, 8), "method.shared_heads": True}
     for variant in ("chunked", "backprop"):
-        config = as_experiment(local(values | {"strategy.variant": variant}))
+        config = as_experiment(local(values | {"method.variant": variant}))
         names = set(trainer.prepare(config).params)
         assert names == {"classifier", *(f"hidden{k}" for k in range(4))}
 
 
 def test_variants_start_from_the_same_trunk(local):
     params = [
-        trainer.prepare(as_experiment(local({"strategy.variant": v}))).params
+        trainer.prepare(as_experiment(local({"method.variant": v}))).params
         for v in ("greedy", "backprop")
     ]
     assert set(params[0]) == set(params[1]) | {f"block{k}_head" for k in range(3)}
@@ -138,6 +138,6 @@ def test_equal_variants_share_a_program(local):
         for rate in (0.1, 0.2)
     )
     assert one is other
-    chunked = local({"strategy.variant": "chunked", "strategy.chunks": 4})
+    chunked = local({"method.variant": "chunked", "method.chunks": 4})
     own = [c.methods.gradient.over(4) for c in map(as_experiment, (chunked, local()))]
     assert own[0] == own[1]

@@ -34,7 +34,7 @@ def test_the_schedule_and_momentum_are_those_logged(config, tmp_path, rows, fina
     decay = peak * (1 + np.cos(np.pi * (t - warmup) / (steps - warmup))) / 2
     rates = np.where(t < warmup, peak * t / warmup, decay)
     values = {
-        "strategy.name": "sync",
+        "method.name": "sync",
         "model.noise": 0.0,
         "optimizer.learning_rate": peak,
         "optimizer.momentum": mu,
@@ -72,7 +72,7 @@ def test_divergence_is_found_at_its_step(
         "model.condition": 4.0,
         "optimizer.learning_rate": 30.0,
         "optimizer.momentum": 0.0,
-        "strategy.groups": groups,
+        "method.groups": groups,
         "cluster.nodes": groups,
         "log_every": every,
         "checkpoint_every": every,

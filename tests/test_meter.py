@@ -114,7 +114,7 @@ def test_a_run_whose_windows_are_refused_together_has_no_reading_of_its_last_one
 def test_explicit_momentum_is_a_lag_of_its_own(config):
     assert lags(as_experiment(config({"optimizer.momentum": 0.5}))) == 2
     assert lags(as_experiment(config({"optimizer.momentum": 0.0}))) == 1
-    assert lags(as_experiment(config({"strategy.name": "sync", "optimizer.momentum": 0.5}))) == 1
+    assert lags(as_experiment(config({"method.name": "sync", "optimizer.momentum": 0.5}))) == 1
     # A total of 0 is reached by a momentum below 0, which displacements have and raw steps do not.
     steered_to_0 = as_experiment(config({"optimizer.momentum": 0.0, "probes.steer": True}))
     assert lags(steered_to_0) == 2 and not is_plain(steered_to_0)
@@ -126,7 +126,7 @@ def test_explicit_momentum_is_a_lag_of_its_own(config):
 
 def test_steps_at_a_rate_of_0_are_read_from_gradients_alone(config, tmp_path):
     """A warm-up begins with one: its step over its rate is no number, and was called divergence."""
-    warm = {"strategy.name": "sync", "optimizer.momentum": 0.5, "optimizer.warmup_steps": 9}
+    warm = {"method.name": "sync", "optimizer.momentum": 0.5, "optimizer.warmup_steps": 9}
     summary = trainer.train(as_experiment(config(PROBED | warm | {"steps": 230})), tmp_path)
     assert summary["fitted_momentum_refused"].startswith("an update's learning rate is 0")
 

@@ -16,9 +16,7 @@ PAGES = sorted(
 )
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 OWN = (".", "my_", "DIR")  # configs of the reader's
-UNKNOWN = re.compile(
-    r"--config\.(base\.|.*options\.|strategy\.[a-z_]+\.)"
-)  # not keys by themselves
+UNKNOWN = re.compile(r"--config\.(base\.|.*options\.|method\.[a-z_]+\.)")  # not keys by themselves
 OURS = re.compile(r"\boptdyn\b| -m ")
 BLOCK = re.compile(r"^```(\w*).*?\n(.*?)^```$", re.M | re.S)
 
@@ -79,9 +77,7 @@ def test_commands_name_what_there_is(page):
                 name = value.partition(":")[0].removeprefix("configs/").removesuffix(".py")
                 assert name in shipped or not re.match(r"[a-z_/]+$", name), word
             if flag.startswith("--config.") and "options" not in flag:
-                assert flag in known or re.match(r"--config\.(base|strategy\.[a-z_]+\.)", flag), (
-                    word
-                )
+                assert flag in known or re.match(r"--config\.(base|method\.[a-z_]+\.)", flag), word
 
 
 def every_key():

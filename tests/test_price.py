@@ -194,7 +194,7 @@ def test_the_busiest_link_is_a_roots_a_servers_or_a_leaders():
     assert link("asynchronous", server) == link("asynchronous", tree) == pytest.approx(8)
     for kind, copies in (("ring", 3 / 2 + 1), ("tree", 2 + 1), ("server", 8)):
         cluster = FIXED.with_(nodes=8, collective=kind)
-        two = experiment("asynchronous", cluster).with_({"strategy.groups": 2}, batch_size=32)
+        two = experiment("asynchronous", cluster).with_({"method.groups": 2}, batch_size=32)
         found = price.price(two, SHAPES).link_bytes / SHAPES.bytes
         assert found == pytest.approx(copies), kind  # the leader sends its group's sum too
 
@@ -398,7 +398,7 @@ def test_stages_are_priced_of_a_model(name):
         ("asynchronous", {"cluster.presence": 9.0}, "always there"),
         ("asynchronous", {"cluster.service": "lognorml"}, "did you mean"),
         ("asynchronous", {"cluster.service": "race"}, "must be one of 'constant'"),
-        ("diloco", {"strategy.fragments": 3, "strategy.period": 2}, "fragments"),
+        ("diloco", {"method.fragments": 3, "method.period": 2}, "fragments"),
         ("diloco+local", {}, "blocks of a model"),
     ],
 )
@@ -529,7 +529,7 @@ def test_des_loc_is_priced_over_whole_turns_of_its_moments():
 
 def test_the_first_updates_that_always_meet_are_not_settled():
     config = experiment("model_averaging", DRAWN, period=32)
-    early = config.with_({"strategy.synchronous_updates": 200})
+    early = config.with_({"method.synchronous_updates": 200})
     assert price.price(early, SHAPES) == price.price(config, SHAPES)
 
 
@@ -537,7 +537,7 @@ def test_the_methods_own_groups_are_priced_as_they_are():
     """4 groups of 2 of 8 workers; on twice the nodes they are 4 of 4, and groups of 1 are of 1."""
     cluster = FIXED.with_(nodes=8)
     config = experiment("asynchronous", cluster)
-    four = config.with_({"strategy.groups": 4}, batch_size=16)
+    four = config.with_({"method.groups": 4}, batch_size=16)
     (row,) = command.rows(four, SHAPES, ["asynchronous"], [1.0], needed=False)
     assert (row["groups"], row["batch_size"]) == (4, 16)
     assert (

@@ -51,7 +51,7 @@ def test_it_is_the_run_that_the_command_makes(tmp_path):
         **{"model.name": "quadratic", "model.dimension": 6, "model.noise": 0.5, "batch_size": 4},
         **{"data.train_examples": 100, "optimizer.learning_rate": 0.05, "steps": 60},
         **{"optimizer.momentum": 0.3, "cluster.nodes": 4, "log_every": 20},
-        **{"strategy.name": "asynchronous", "strategy.groups": 4},
+        **{"method.name": "asynchronous", "method.groups": 4},
     }
     (tmp_path / "empty.py").write_text("from optdyn.experiment import default as get_config\n")
     given = [f"--config.{key}={value}" for key, value in keys.items()]
@@ -366,12 +366,12 @@ BAD = {
     "must be a dict of blocks, such as {'all': params}, not of type": lambda: (
         optdyn.asynchronous(groups=2).around(jnp.sum, optax.sgd(0.1)).init(jnp.zeros(3))
     ),
-    "config.strategy.period = 'a': must be a whole number": lambda: optdyn.diloco(period="a"),
+    "config.method.period = 'a': must be a whole number": lambda: optdyn.diloco(period="a"),
     "must divide": lambda: optdyn.asynchronous(groups=3).clock(optdyn.Cluster(workers=4), 10),
     "update_bytes = -8: must be at least 0": lambda: optdyn.sync().clock(
         optdyn.Cluster(), 10, update_bytes=-8
     ),
-    "config.strategy.groups = 3": lambda: base(method=optdyn.asynchronous(groups=3)).train(),
+    "config.method.groups = 3": lambda: base(method=optdyn.asynchronous(groups=3)).train(),
     # Arguments of other names, too many, too few, or of another kind.
     "Experiment has no field 'nosuch'": lambda: base().with_(nosuch=3),
     "Cluster has no field 'node'; did you mean nodes?": lambda: optdyn.Cluster(node=4),
@@ -615,13 +615,13 @@ def test_numbers_of_numpy_and_jax_are_numbers():
 def test_keys_need_not_suit_methods_that_were_not_chosen():
     """DiLoCo's delay ends before its period's fragments; decoupled learners may be late."""
     chosen = as_experiment(default())
-    late = {"strategy.period": 8, "strategy.delay": 8}
-    own = chosen.with_({"strategy.name": "decoupled", **late}).methods.every[0]
+    late = {"method.period": 8, "method.delay": 8}
+    own = chosen.with_({"method.name": "decoupled", **late}).methods.every[0]
     assert (own.period, own.delay) == (8, 8)
     with pytest.raises(ConfigError, match="delay = 8: must be"):
-        _ = chosen.with_({"strategy.name": "diloco", **late}).methods
+        _ = chosen.with_({"method.name": "diloco", **late}).methods
     with pytest.raises(ConfigError, match="period = 0: must be at least 1"):
-        chosen.with_({"strategy.period": 0})  # which no method takes
+        chosen.with_({"method.period": 0})  # which no method takes
 
 
 def test_links_between_nodes_are_none_of_the_groups_inside():

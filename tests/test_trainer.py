@@ -17,7 +17,7 @@ from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 from tests.values import as_experiment
 
-SYNC = {"strategy.name": "sync", "strategy.groups": 1}
+SYNC = {"method.name": "sync", "method.groups": 1}
 
 
 def batch_indices(run):
@@ -27,7 +27,7 @@ def batch_indices(run):
 
 
 def test_one_group_is_synchronous_to_the_bit(config, mnist, trained, tmp_path, rows):
-    one = train(as_experiment(config({**mnist, "strategy.groups": 1})), tmp_path / "one")
+    one = train(as_experiment(config({**mnist, "method.groups": 1})), tmp_path / "one")
     sync = train(as_experiment(config({**mnist, **SYNC})), tmp_path / "sync")
     assert one["parameters_crc32"] == sync["parameters_crc32"]
     assert rows(tmp_path / "one") == rows(tmp_path / "sync")
@@ -41,7 +41,7 @@ def test_one_group_is_synchronous_to_the_bit(config, mnist, trained, tmp_path, r
         ("mlp", {}),
         ("mlp", {**SYNC, "data.replacement": True}),
         ("quadratic", {"cluster.service": "geometric", "optimizer.options.nesterov": True}),
-        ("quadratic", {"strategy.groups": 2, "cluster.speeds": (1, 1, 1, 9)}),
+        ("quadratic", {"method.groups": 2, "cluster.speeds": (1, 1, 1, 9)}),
         # An epoch of two and a half batches.
         ("quadratic", {"data.train_examples": 20, "batch_size": 8}),
     ],

@@ -24,7 +24,7 @@ SHAPES = of_parameters(1e6)
 RING = 2 * (NODES - 1) / NODES * SHAPES.bytes / (GIGABITS * price.GIGABIT)  # seconds
 SLOW = (1.0, 1.3, 0.8)  # of each seed
 RATES = (0.05, 0.1, 0.2)
-# Updates of seed 0 at rate 0.1, by arm: its keys of strategy and its batch.
+# Updates of seed 0 at rate 0.1, by arm: its keys of method and its batch.
 ARMS = {
     "sync": ({"name": "sync"}, 64, 100),
     "diloco 8": ({"name": "diloco", "period": 8}, 64, 110),
@@ -35,14 +35,14 @@ ARMS = {
 
 def sweep(folder, arms=ARMS, rates=RATES, **changes):
     """Diloco's best outer momentum is 0.5; another takes twice the updates."""
-    for label, (strategy, batch, updates) in arms.items():
+    for label, (method, batch, updates) in arms.items():
         for i, (rate, seed) in enumerate((r, s) for r in rates for s in range(len(SLOW))):
-            for outer in (0.5, 0.9) if strategy["name"] == "diloco" else (None,):
-                own = strategy if outer is None else strategy | {"outer_momentum": outer}
+            for outer in (0.5, 0.9) if method["name"] == "diloco" else (None,):
+                own = method if outer is None else method | {"outer_momentum": outer}
                 taken = updates * SLOW[seed] * (1 + abs(np.log2(rate / 0.1)))
                 optimizer = {"name": "sgd", "momentum": 0.9, "learning_rate": rate}
                 config = {
-                    "strategy": own,
+                    "method": own,
                     "optimizer": optimizer,
                     "model": {"name": "mlp"},
                     "data": {"name": "mnist5k"},
@@ -83,7 +83,7 @@ def test_a_seed_is_not_judged_at_the_setting_it_chose(tmp_path):
     for rate, taken in lucky.items():
         for seed, each in enumerate(taken):
             config = json.loads((tmp_path / "points" / f"sync{seed}None/config.json").read_text())
-            config["strategy"] = {"name": "diloco", "period": 8}
+            config["method"] = {"name": "diloco", "period": 8}
             config["optimizer"]["learning_rate"] = rate
             write(tmp_path, f"{rate}-{seed}", config, each, 1.0)
     found = penalties.measured([tmp_path], TARGET)
@@ -131,8 +131,8 @@ def test_noise_of_the_seeds_is_the_interval(tmp_path):
     """Seeds that go one way with one method and the other way with the other."""
     for name, taken in (("sync", (100, 110, 120, 130)), ("diloco", (130, 120, 110, 100))):
         for seed, each in enumerate(taken):
-            strategy = {"name": name, "period": 8} if name == "diloco" else {"name": name}
-            config = {"strategy": strategy, "batch_size": 64, "seed": seed}
+            method = {"name": name, "period": 8} if name == "diloco" else {"name": name}
+            config = {"method": method, "batch_size": 64, "seed": seed}
             config["optimizer"] = {"name": "sgd", "momentum": 0.0, "learning_rate": 0.1}
             write(tmp_path, f"{name}{seed}", config, each, 1.0)
     _, rows = asked(penalties.measured([tmp_path], TARGET), cluster(bandwidth=0.0))
@@ -177,7 +177,7 @@ def test_what_a_method_is_tuned_by_changes_no_price(key):
     }
     name = owners.get(key.split("_")[0], "elastic")
     one = price.with_method(cluster(service="lognormal", variation=0.3), name, period=4)
-    other = one.with_({f"strategy.{key}": 0.35})
+    other = one.with_({f"method.{key}": 0.35})
     assert other != one and price.price(one, SHAPES) == price.price(other, SHAPES)
 
 

@@ -32,8 +32,8 @@ CONFIG = {
     "batch_size": BATCH,
     "model.name": "cnn",
     "model.hidden": (120, 84),
-    "strategy.name": "dynamic_batch",
-    "strategy.micro_batch": 10,
+    "method.name": "dynamic_batch",
+    "method.micro_batch": 10,
     "cluster.nodes": WORKERS,
     "cluster.service": "measured",
     "parallel.api": "shard_map",
@@ -44,7 +44,7 @@ def traced(adapt: bool, slowdown: int) -> pd.DataFrame:
     """The trace of one run. Raises CalledProcessError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         values = CONFIG | {
-            "strategy.adapt": adapt,
+            "method.adapt": adapt,
             "cluster.disturbances": ((WORKERS - 1, 0, EPOCHS, slowdown),),
         }
         flags = [f"--config.{name}={value}" for name, value in values.items()]

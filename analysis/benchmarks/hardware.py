@@ -76,7 +76,7 @@ def config_of(model: str, batch: int) -> ConfigDict:
     config.update(steps=CHUNK, log_every=CHUNK, checkpoint_every=0, batch_size=batch)
     config.model.update(name=model, hidden=MODELS[model])
     config.optimizer.update(learning_rate=0.01, momentum=0.9)
-    config.strategy.name, config.parallel.api = "sync", "shard_map"
+    config.method.name, config.parallel.api = "sync", "shard_map"
     return config
 
 

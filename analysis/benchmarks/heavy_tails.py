@@ -21,14 +21,14 @@ from optdyn.evidence.trial import FIRST, to_loss
 from optdyn.experiment import usual
 from optdyn.train.grid import Point
 
-TARGET, ALLOTTED = 0.25, "strategy.allotted"
+TARGET, ALLOTTED = 0.25, "method.allotted"
 CLUSTER: Point = {
     "cluster.nodes": 16,
     "cluster.service": "lognormal",
     "cluster.variation": 3.0,
     "cluster.seconds_per_example": 1e-3,
-    "strategy.groups": 16,
-    "strategy.arrivals": 8,
+    "method.groups": 16,
+    "method.arrivals": 8,
 }
 RECORD = Path("analysis/benchmarks/records/heavy_tails_cpu.json")
 WAITING = ("k_batch_async", "k_batch_sync")
@@ -36,7 +36,7 @@ WAITING = ("k_batch_async", "k_batch_sync")
 
 def arm(name: str, waiting: str) -> Arm:
     """The method, from a rate of 1/4 and half a mean service on."""
-    keys = {"strategy.name": name, "strategy.waiting": waiting}
+    keys = {"method.name": name, "method.waiting": waiting}
     config = usual().with_({**PROBLEM, **CLUSTER, **keys})
     ladders: dict[str, Ladder] = {RATE: rates}
     start = {RATE: -2}

@@ -106,7 +106,7 @@ class LinkRow(NamedTuple):
         return max(8, self.period, min(2 * self.period, 16))
 
 
-# Its keys of config.strategy, and those that the period decides.
+# Its keys of config.method, and those that the period decides.
 METHODS: Mapping[str, tuple[dict[str, Any], Callable[[int], dict[str, int]]]] = {
     "sync": ({"name": "sync"}, lambda h: {}),
     "local SGD": ({"name": "model_averaging"}, lambda h: {"period": h}),
@@ -175,7 +175,7 @@ def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Experi
     config.cluster.service = "constant"
     config.parallel.api = api
     keys, by_period = METHODS["sync" if plain else row.method]
-    config.strategy.update(keys | by_period(row.period))
+    config.method.update(keys | by_period(row.period))
     return as_experiment(config)
 
 

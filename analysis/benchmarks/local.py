@@ -49,18 +49,18 @@ BASE: dict[str, Any] = {
     "model.name": "resmlp",
     "optimizer.learning_rate": 0.01,
     "optimizer.momentum": 0.9,
-    "strategy.name": "local",
+    "method.name": "local",
     "cluster.service": "constant",
 }
 VARIANTS: dict[str, dict[str, Any]] = {
-    "backprop": {"strategy.variant": "backprop"},
-    "chunked, 4": {"strategy.variant": "chunked", "strategy.chunks": 4},
-    "overlapping, 2": {"strategy.variant": "overlapping"},
-    "greedy": {"strategy.variant": "greedy"},
+    "backprop": {"method.variant": "backprop"},
+    "chunked, 4": {"method.variant": "chunked", "method.chunks": 4},
+    "overlapping, 2": {"method.variant": "overlapping"},
+    "greedy": {"method.variant": "greedy"},
 }
 ON_STAGES: dict[str, dict[str, Any]] = {
     "greedy": VARIANTS["greedy"],
-    "never flushed": {"strategy.name": "stale_pipeline"},
+    "never flushed": {"method.name": "stale_pipeline"},
     "GPipe": VARIANTS["backprop"],
 }
 FLAGS = "--xla_force_host_platform_device_count"
@@ -77,7 +77,7 @@ def config_of(values: dict[str, Any]) -> ConfigDict:
 
 
 def compilation(config: ConfigDict) -> Timer:
-    """Seconds to trace and compile the step of a config's strategy."""
+    """Seconds to trace and compile the step of a config's method."""
     run = trainer.prepare(as_experiment(config))
     step, state = run.program.rule.step, run.program.rule.init(run.params)
     event, batch = _first(run)

@@ -51,10 +51,10 @@ def update(depth: int, variant: str) -> tuple[jax.stages.Lowered, int]:
     }
     params = jax.eval_shape(whole.init, jax.random.key(0), batch)
     hyper = ("learning_rate", "momentum")
-    strategy = sync(local(whole, parts), by_block(optimizers.optimizer("sgd", hyper)))
+    method = sync(local(whole, parts), by_block(optimizers.optimizer("sgd", hyper)))
     event = Event((), dict.fromkeys(hyper, jnp.float32(0)))
-    state = jax.eval_shape(strategy.init, params)
-    program = jax.jit(strategy.step, donate_argnums=0).lower(state, event, batch)
+    state = jax.eval_shape(method.init, params)
+    program = jax.jit(method.step, donate_argnums=0).lower(state, event, batch)
     return program, max(of_groups(block_costs(whole, params, batch), parts).memory)
 
 

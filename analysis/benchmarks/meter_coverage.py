@@ -143,11 +143,11 @@ def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
     config.optimizer.name = cell.get("optimizer", "sgd")
     config.optimizer.learning_rate = cell.get("rate", 0.05)
     config.optimizer.momentum = cell.get("momentum", 0.0)
-    config.strategy.name = "asynchronous" if cell["groups"] > 1 else "sync"
-    config.strategy.groups = config.cluster.nodes = cell["groups"]
+    config.method.name = "asynchronous" if cell["groups"] > 1 else "sync"
+    config.method.groups = config.cluster.nodes = cell["groups"]
     config.cluster.service = cell.get("service", "exponential")
     config.cluster.variation = cell.get("variation", config.cluster.variation)
-    config.strategy.staleness_bound = cell.get("bound", -1)
+    config.method.staleness_bound = cell.get("bound", -1)
     return config
 
 

@@ -61,9 +61,9 @@ def config_of(case: Case, meetings: int, noise: float, seed: int) -> Experiment:
         if case.nesterov
         else {"slow_learning_rate": case.rate, "slow_momentum": case.momentum}
     )
-    keys = {f"strategy.{key}": value for key, value in outer.items()}
+    keys = {f"method.{key}": value for key, value in outer.items()}
     return usual().with_(
-        {"strategy.name": case.method, "strategy.period": case.period, **keys},
+        {"method.name": case.method, "method.period": case.period, **keys},
         seed=seed,
         steps=meetings * case.period,
         batch_size=NODES,
@@ -81,7 +81,7 @@ def _flat(params: Params) -> np.ndarray:
 
 def after_meetings(config: Experiment) -> np.ndarray:
     """(meetings + 1, dimension) theta at the start and after every meeting."""
-    run, period = trainer.prepare(config), config.strategy.keys["period"]
+    run, period = trainer.prepare(config), config.method.keys["period"]
     theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)
     for chunk in driver.drive(run, driver.initial(run), 0, stops):
         chunk.make()

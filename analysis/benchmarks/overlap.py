@@ -56,8 +56,8 @@ def run_of(api: str, hidden: int, batch: int) -> Run:
     config.checkpoint_every = 0
     config.batch_size = batch
     config.model.hidden = (hidden, hidden)
-    config.strategy.name = "daso"
-    config.strategy.warmup_epochs = config.strategy.cooldown_epochs = 0
+    config.method.name = "daso"
+    config.method.warmup_epochs = config.method.cooldown_epochs = 0
     config.cluster.nodes, config.cluster.devices_per_node = 2, 1
     config.parallel.api = api
     return trainer.prepare(as_experiment(config))

@@ -47,7 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "cnn": {"model.name": "cnn", "optimizer.learning_rate": 0.05},
 }
-MERGED = {**MODELS["cnn"], "strategy.fresh": ("hidden0", "classifier")}
+MERGED = {**MODELS["cnn"], "method.fresh": ("hidden0", "classifier")}
 OVERHEAD = {"data.replacement": True, "log_every": 100, "checkpoint_every": 400}
 BATCH = {"mlp": 14_000, "cnn": 448}  # about as large as takes so long:
 SECONDS = 0.020  # an update
@@ -59,7 +59,7 @@ PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
 
 def config_of(groups: int, steps: int, values: dict[str, Any]) -> ConfigDict:
     config = quickstart.get_config()
-    shared = {"strategy.name": "asynchronous", "strategy.groups": groups, "cluster.nodes": groups}
+    shared = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
     config.update_from_flattened_dict({**shared, "steps": steps, **values})
     return config
 
@@ -68,7 +68,7 @@ def started(
     module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any], threads: str = ""
 ) -> Any:
     """The command for what `config_of` says, started; `threads`: of XLA, if not of all cores."""
-    given = {"strategy.name": "asynchronous", "strategy.groups": groups, "cluster.nodes": groups}
+    given = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
     keys = (f"--config.{key}={value}" for key, value in {**given, "steps": steps, **values}.items())
     line = [sys.executable, "-m", module, "--config=configs/quickstart.py", f"--workdir={workdir}"]
     quiet, env = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k != "NPROC"}

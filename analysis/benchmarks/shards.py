@@ -44,9 +44,9 @@ METHODS = {
 def arm(name: str, speeds: str) -> Arm:
     """The method, from a step of 1/4 and no momentum on."""
     batch, steps = METHODS[name]
-    keys: Point = {"strategy.name": name, "batch_size": batch, "steps": steps}
+    keys: Point = {"method.name": name, "batch_size": batch, "steps": steps}
     keys |= {"cluster.speeds": SPEEDS[speeds] * (GROUPS // 2)}
-    keys |= {} if name == "sync" else {"strategy.groups": GROUPS}
+    keys |= {} if name == "sync" else {"method.groups": GROUPS}
     config = usual().with_({**PROBLEM, **CLUSTER, **keys})
     return sgd(config, 0.25, 0.0)
 

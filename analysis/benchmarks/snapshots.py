@@ -1,7 +1,7 @@
 """Asynchronous updates as groups and parameters grow: `python -m analysis.benchmarks.snapshots`.
 
 MLPs 784-h-h-10 of 10^4 to 10^7 parameters on MNIST, batch 16, SGD with momentum 0.9, groups from 4
-to 1,024 whose versions are kept as `config.strategy.snapshots` says; or, by `--parameters 10m` or
+to 1,024 whose versions are kept as `config.method.snapshots` says; or, by `--parameters 10m` or
 `124m`, that of `configs/gpt.py` in float32, on 8 drawn sequences of 256 tokens. A process each of a
 way and a size, in which groups only become more, so that its peak is that of the last. Per row:
 
@@ -49,7 +49,7 @@ def config_of(size: str, groups: int, kept: str = "") -> ConfigDict:
     config.optimizer.momentum, config.optimizer.learning_rate = 0.9, 0.01
     config.cluster.nodes = groups
     if groups > 1:
-        config.strategy.update(name="asynchronous", groups=groups, snapshots=kept)
+        config.method.update(name="asynchronous", groups=groups, snapshots=kept)
     return config
 
 

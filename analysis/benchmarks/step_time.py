@@ -49,8 +49,8 @@ def config_of(model: str, groups: int) -> ConfigDict:
     config.optimizer.momentum = 0.9
     config.optimizer.learning_rate = 0.01
     config.cluster.nodes = groups
-    config.strategy.name = "asynchronous" if groups > 1 else "sync"
-    config.strategy.groups = groups
+    config.method.name = "asynchronous" if groups > 1 else "sync"
+    config.method.groups = groups
     return config
 
 

@@ -72,7 +72,7 @@ def fixed(study: Study, case: str) -> dict[str, Any]:
 def tuned(study: Study, config: Experiment, groups: int) -> arms.Tuned:
     """The best learning rate and momentum of so many groups, by seconds."""
     step, momentum = START[8 if config.batch_size <= 16 else 64]
-    chosen = config.with_({"strategy.groups": groups}, steps=STEPS)
+    chosen = config.with_({"method.groups": groups}, steps=STEPS)
     arm = arms.sgd(chosen, step / groups**0.5, momentum if groups == 1 else 0.0)
     return arms.tuned(study, arm, config.tune.target, "seconds")
 

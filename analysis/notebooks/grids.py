@@ -41,8 +41,8 @@ def fits() -> Iterator[Point]:
 def asynchronous(groups: int) -> Point:
     """As many memoryless workers as groups."""
     return {
-        "strategy.name": "asynchronous",
-        "strategy.groups": groups,
+        "method.name": "asynchronous",
+        "method.groups": groups,
         "cluster.nodes": groups,
         "cluster.service": "exponential",
     }
@@ -57,14 +57,14 @@ def equivalents() -> Iterator[Point]:
             "optimizer.learning_rate": alpha,
         },
         "momentum": {
-            "strategy.name": "sync",
-            "strategy.groups": 1,
+            "method.name": "sync",
+            "method.groups": 1,
             "optimizer.momentum": 1 - 1 / GROUPS,
             "optimizer.learning_rate": alpha / GROUPS,
         },
         "plain": {
-            "strategy.name": "sync",
-            "strategy.groups": 1,
+            "method.name": "sync",
+            "method.groups": 1,
             "optimizer.learning_rate": alpha,
         },
     }
@@ -109,7 +109,7 @@ def daso() -> ConfigDict:
     base = od.config("grids/daso").base
     base.steps = 20 * 31
     base.checkpoint_every = 0
-    base.strategy.cooldown_epochs = 2
+    base.method.cooldown_epochs = 2
     return grid(base, exchanges())
 
 
@@ -119,11 +119,11 @@ def exchanges() -> Iterator[Point]:
         for seed in range(3):
             yield {
                 "name": f"every{batches}-seed{seed}" if batches else f"blocking-seed{seed}",
-                "strategy.name": "daso",
-                "strategy.max_batches": max(batches, 1),
-                "strategy.wait": max(batches // 4, 1),
-                "strategy.warmup_epochs": 2 if batches else 20,
-                "strategy.patience": 20,  # no plateau: B and W stay
+                "method.name": "daso",
+                "method.max_batches": max(batches, 1),
+                "method.wait": max(batches // 4, 1),
+                "method.warmup_epochs": 2 if batches else 20,
+                "method.patience": 20,  # no plateau: B and W stay
                 "cluster.bandwidth": 0.3e9 / 8,
                 "seed": seed,
             }
@@ -155,7 +155,7 @@ def when_asynchrony_pays() -> ConfigDict:
     base.data.train_evaluated = 1000
     base.data.test_evaluated = 100
     base.checkpoint_every = 0
-    base.strategy.name = "asynchronous"
+    base.method.name = "asynchronous"
     return grid(base, penalties())
 
 
@@ -175,7 +175,7 @@ def penalties() -> Iterator[Point]:
             yield {
                 "name": f"batch{batch}-g{groups}-step{factor * step:.3g}-seed{seed}",
                 "batch_size": batch,
-                "strategy.groups": groups,
+                "method.groups": groups,
                 "cluster.nodes": groups,
                 "optimizer.learning_rate": round(factor * step * (1 - momentum), 6),
                 "optimizer.momentum": momentum,

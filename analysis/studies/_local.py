@@ -64,9 +64,9 @@ def config(task: str, variant: str, scale: str) -> Experiment:
             "data.train_evaluated": 300,
             "optimizer.name": "adam",
             "cluster.service": "constant",
-            "strategy.name": "local",
+            "method.name": "local",
             **TASKS[task],
-            **{f"strategy.{key}": value for key, value in VARIANTS[variant].items()},
+            **{f"method.{key}": value for key, value in VARIANTS[variant].items()},
         },
         steps=STEPS[scale],
     )
@@ -94,7 +94,7 @@ def clock(config: Experiment) -> dict[str, list[float]]:
         ends = pipeline.seconds(schedule)
         found[name] = [float(ends[0]), float(np.diff(ends).mean())]
     if not found:
-        whole = _costs(config.with_({"strategy.variant": "backprop"}))[1].total
+        whole = _costs(config.with_({"method.variant": "backprop"}))[1].total
         found[method.variant] = [costs.latency / whole, costs.sequential / whole]
     return found
 

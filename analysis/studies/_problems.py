@@ -35,5 +35,5 @@ def quadratic(groups: int = 1, noise: float = 0.1) -> Experiment:
 
 
 def _base(groups: int) -> Experiment:
-    method = {"strategy.name": "asynchronous", "strategy.groups": groups}
+    method = {"method.name": "asynchronous", "method.groups": groups}
     return usual().with_(method, cluster=Cluster(nodes=WORKERS, service="exponential"))

@@ -49,7 +49,7 @@ CLAIM = Claim(
 
 def synchronous(study: Study, config: Experiment) -> arms.Tuned:
     """The best learning rate and momentum of one group, by seconds."""
-    chosen = config.with_({"strategy.groups": 1}, steps=STEPS)
+    chosen = config.with_({"method.groups": 1}, steps=STEPS)
     arm = arms.sgd(chosen, *START[config.batch_size])
     return arms.tuned(study, arm, config.tune.target, "seconds")
 

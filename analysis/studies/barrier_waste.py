@@ -48,15 +48,15 @@ CLAIM = Claim(
 )
 
 
-def config(scale: str, probability: float, **strategy: Any) -> Experiment:
+def config(scale: str, probability: float, **method: Any) -> Experiment:
     base = usual().with_(
         model=Model(hidden=(32,)), data=Data(train_evaluated=1000), batch_size=BATCH
     )
     examples = len(shared_data.load(base).train["label"])
-    keys = {"name": "dynamic_batch", "micro_batch": BATCH, **strategy}  # simulated in one pass
+    keys = {"name": "dynamic_batch", "micro_batch": BATCH, **method}  # simulated in one pass
     cluster = Cluster(NODES, service="constant", seconds_per_example=EPOCH * NODES / examples)
     return base.with_(
-        {f"strategy.{key}": value for key, value in keys.items()},
+        {f"method.{key}": value for key, value in keys.items()},
         steps=EPOCHS[scale] * (examples // BATCH),
         cluster=cluster.with_(disturbance_probability=probability),
     )

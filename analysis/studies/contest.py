@@ -69,7 +69,7 @@ PROBLEM: Point = {
 
 def _of(name: str, **keys: Any) -> dict[str, Any]:
     """Keys of a config that name a method, and say its own."""
-    return {"strategy.name": name, **{f"strategy.{key}": value for key, value in keys.items()}}
+    return {"method.name": name, **{f"method.{key}": value for key, value in keys.items()}}
 
 
 def _late(chain: str, **options: Any) -> Point:
@@ -110,7 +110,7 @@ CHOSEN: Mapping[str, tuple[str, Sequence[float]]] = {
         (SNOO, "local SGD", "DiLoCo", "SlowMo", "elastic averaging", "delayed Nesterov"),
         (PERIOD, PERIODS),
     ),
-    "DASO": ("strategy.max_batches", MOSTS),
+    "DASO": ("method.max_batches", MOSTS),
 }
 STALE = ("asynchronous", "buffered", "elastic", "async_local_sgd", "ad_psgd")
 MEETING = ("model_averaging", "diloco", "slowmo", "daso", "gossip")  # nodes, whose mean counts
@@ -134,7 +134,7 @@ def config_of(name: str) -> Experiment:
         bandwidth=bandwidth(TUNED_ON),
     )
     config = usual().with_(cluster=cluster).with_({**PROBLEM, **{**OPPONENTS, **ARMS}[name]})
-    mean = config.strategy.name in MEETING
+    mean = config.method.name in MEETING
     return config.with_({"probes.mean": mean, "batch_size": _of_its_update(name, BATCH)})
 
 
@@ -145,10 +145,10 @@ def arm_of(name: str) -> Arm:
     starts from `LONG_RUN`, a fourth of it where gradients are late.
     """
     config = config_of(name)
-    late = config.strategy.name in STALE
+    late = config.method.name in STALE
     step = round(log2(LONG_RUN / 4 if late else LONG_RUN))
     key, ladder, momentum = MOMENTUM, momenta, 0.0 if late else 0.6
-    if config.strategy.name in OUTSIDE:
+    if config.method.name in OUTSIDE:
         step += round(-log2(1 - config.optimizer.momentum))  # of the inner optimizer
         key, ladder, momentum = OUTER, not_negative, 0.6
     ladders: dict[str, Ladder] = {STEP: rates, key: ladder}

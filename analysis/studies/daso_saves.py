@@ -49,14 +49,14 @@ CLAIM = Claim(
 )
 
 
-def config(strategy: str, scale: str) -> Experiment:
+def config(method: str, scale: str) -> Experiment:
     base = usual().with_(
         {
-            "strategy.name": strategy,
-            "strategy.reset_batches": 8,
-            "strategy.reset_wait": 2,
-            "strategy.warmup_epochs": 2,
-            "strategy.cooldown_epochs": 2,
+            "method.name": method,
+            "method.reset_batches": 8,
+            "method.reset_wait": 2,
+            "method.warmup_epochs": 2,
+            "method.cooldown_epochs": 2,
         },
         model=Model(hidden=WIDTHS[1:-1]),
         data=Data(train_evaluated=1000),
@@ -81,7 +81,7 @@ def on(
     epoch = _per_epoch(config)
     run: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
     run["update_bytes"] = BYTES
-    if config.strategy.name == "daso":
+    if config.method.name == "daso":
         losses = dict(zip(curve.updates, curve.losses, strict=True))
         ends = [losses[step] for step in range(epoch, config.steps, epoch)]
         run |= {"steps_per_epoch": epoch, "epoch_losses": ends}

@@ -76,7 +76,7 @@ CLAIM = Claim(
 
 
 def config(model: str, groups: int, service: str, seed: int) -> Experiment:
-    method = {"strategy.name": "asynchronous", "strategy.groups": groups}
+    method = {"method.name": "asynchronous", "method.groups": groups}
     alone = {"optimizer.learning_rate": ALONE} if model == "quadratic" and groups == 1 else {}
     return usual().with_(
         {**MODELS[model], **alone, **method},

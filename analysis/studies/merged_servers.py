@@ -1,7 +1,7 @@
 """Merged fully connected servers make asynchrony cheaper (Omnivore, arXiv 1606.04487).
 
 Merged, the dense blocks' computing and parameters share one server, so that their staleness is 0:
-`config.strategy.fresh`. Both arms and synchronous training have a learning rate and a momentum of
+`config.method.fresh`. Both arms and synchronous training have a learning rate and a momentum of
 their own, found by one search, on one cluster, where a
 group exchanges activations (merged) or the dense model (unmerged) with the server it queues for.
 """
@@ -46,7 +46,7 @@ CLAIM = Claim(
 
 
 def config(groups: int, merged: bool, scale: str) -> Experiment:
-    own = {**PIECES, "strategy.fresh": DENSE if merged else ()}
+    own = {**PIECES, "method.fresh": DENSE if merged else ()}
     return problems.network("cnn", 32, groups).with_(own, steps=STEPS[scale])
 
 

@@ -61,7 +61,7 @@ CLAIM = Claim(
 
 
 def config_of(batch: int) -> Experiment:
-    plain = {"strategy.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.9}
+    plain = {"method.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.9}
     return problems.network("cnn", batch).with_(plain)
 
 

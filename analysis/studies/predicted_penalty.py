@@ -78,7 +78,7 @@ def said(cell: PenaltyCase) -> dict[str, Any]:
 
 
 def config_of(cell: PenaltyCase) -> Experiment:
-    method = {"strategy.name": "asynchronous", "strategy.groups": cell.groups}
+    method = {"method.name": "asynchronous", "method.groups": cell.groups}
     return usual().with_(
         {**NETWORK, **method},
         batch_size=cell.batch,

@@ -58,10 +58,9 @@ def arms() -> dict[str, Point]:
     """Those that wait, and then the others."""
     waiting: dict[str, Point] = {f"{m} fastest": _several(m, "k_sync") for m in FASTEST}
     waiting |= {f"{s} gradients": _several(s, "k_batch_sync") for s in GRADIENTS}
-    late: dict[str, Point] = {"asynchronous": {"strategy.name": "asynchronous"}}
+    late: dict[str, Point] = {"asynchronous": {"method.name": "asynchronous"}}
     late |= {
-        f"Ringmaster, R = {r}": {"strategy.name": "ringmaster", "strategy.delay_bound": r}
-        for r in OLD
+        f"Ringmaster, R = {r}": {"method.name": "ringmaster", "method.delay_bound": r} for r in OLD
     }
     late["rate by delay"] = {
         **late["asynchronous"],
@@ -73,11 +72,11 @@ def arms() -> dict[str, Point]:
 
 def _several(count: int, waiting: str) -> Point:
     keys = {"name": "buffered", "arrivals": count, "waiting": waiting}
-    return {f"strategy.{key}": value for key, value in keys.items()}
+    return {f"method.{key}": value for key, value in keys.items()}
 
 
 def waits(name: str) -> bool:
-    return arms()[name]["strategy.name"] == "buffered"
+    return arms()[name]["method.name"] == "buffered"
 
 
 def config_of(law: str, name: str) -> Experiment:
@@ -90,13 +89,13 @@ def config_of(law: str, name: str) -> Experiment:
             "data.train_evaluated": 1000,
             "cluster.nodes": WORKERS,
             "cluster.seconds_per_example": 1 / EXAMPLES,
-            "strategy.groups": WORKERS,
+            "method.groups": WORKERS,
             **LAWS[law],
             **arm,
         },
         steps=8000,
     )
-    return base.with_(batch_size=EXAMPLES * arm.get("strategy.arrivals", 1))
+    return base.with_(batch_size=EXAMPLES * arm.get("method.arrivals", 1))
 
 
 def arm_of(law: str, name: str) -> Arm:

@@ -29,11 +29,11 @@ def _chained(name: str, **options: Any) -> Point:
 
 def _waiting(waiting: str) -> Point:
     keys = {"arrivals": 8, "waiting": waiting}
-    return {"strategy.name": "buffered", **{f"strategy.{k}": v for k, v in keys.items()}}
+    return {"method.name": "buffered", **{f"method.{k}": v for k, v in keys.items()}}
 
 
 ARMS: Mapping[str, Point] = {
-    "synchronous": {"strategy.name": "sync"},
+    "synchronous": {"method.name": "sync"},
     "asynchronous": {},
     "compensated": _chained("delay_compensation"),
     "compensated-adaptive": _chained("delay_compensation", adaptive=True, lam=2.0),
@@ -62,7 +62,7 @@ def get_config(table: str = "ladder") -> ConfigDict:
     base.steps = 400
     base.log_every = 400
     base.checkpoint_every = 0
-    base.strategy.groups = 16
+    base.method.groups = 16
     return grid(base, entry(TABLES, table)())
 
 

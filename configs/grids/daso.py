@@ -33,13 +33,13 @@ def get_config(table: str = "daso") -> ConfigDict:
     base.checkpoint_every = 310
     base.optimizer.learning_rate = 0.03
     base.optimizer.momentum = 0.9
-    base.strategy.groups = 1
-    base.strategy.max_batches = 4
-    base.strategy.wait = 1
-    base.strategy.warmup_epochs = 4
-    base.strategy.cooldown_epochs = 4
-    base.strategy.patience = 1
-    base.strategy.threshold = 0.3
+    base.method.groups = 1
+    base.method.max_batches = 4
+    base.method.wait = 1
+    base.method.warmup_epochs = 4
+    base.method.cooldown_epochs = 4
+    base.method.patience = 1
+    base.method.threshold = 0.3
     base.cluster.nodes = 4
     base.cluster.devices_per_node = 4
     base.cluster.service = "lognormal"
@@ -52,7 +52,7 @@ def get_config(table: str = "daso") -> ConfigDict:
 
 
 def daso() -> Iterator[Point]:
-    for point in product({"seed": range(5), "strategy.name": ("sync", "daso")}):
+    for point in product({"seed": range(5), "method.name": ("sync", "daso")}):
         seed, name = point.values()
         yield {"name": f"{name}-seed{seed}", **point}
 
@@ -66,11 +66,11 @@ def rates() -> Iterator[Point]:
         method = f"every{batches}" if batches else "blocking"
         yield {
             "name": f"{method}-{gigabits}Gbps-seed{seed}",
-            "strategy.name": "daso",
-            "strategy.max_batches": max(batches, 1),
-            "strategy.wait": max(batches // 4, 1),
-            "strategy.warmup_epochs": 4 if batches else EPOCHS,
-            "strategy.patience": EPOCHS,  # no plateau: B and W stay
+            "method.name": "daso",
+            "method.max_batches": max(batches, 1),
+            "method.wait": max(batches // 4, 1),
+            "method.warmup_epochs": 4 if batches else EPOCHS,
+            "method.patience": EPOCHS,  # no plateau: B and W stay
             "cluster.bandwidth": gigabits * GIGABIT,
             "seed": seed,
         }

@@ -27,8 +27,8 @@ def get_config(table: str = "disturbed") -> ConfigDict:
     base.steps = 18 * 62  # epochs of 62 updates
     base.log_every = 62
     base.checkpoint_every = 0
-    base.strategy.name = "dynamic_batch"
-    base.strategy.groups = 1
+    base.method.name = "dynamic_batch"
+    base.method.groups = 1
     base.cluster.nodes = 4
     base.cluster.speeds = (1.0, 1.0, 2.0, 4.0)
     base.cluster.service = "lognormal"
@@ -41,7 +41,7 @@ def disturbed() -> Iterator[Point]:
         yield {
             "name": f"{shares(adapt)}-seed{seed}",
             "cluster.disturbances": ((3, 6, 11, 8.0),),  # speed 4 becomes 1/2 in epochs 6..11
-            "strategy.adapt": adapt,
+            "method.adapt": adapt,
             "seed": seed,
         }
 
@@ -53,7 +53,7 @@ def heterogeneity() -> Iterator[Point]:
                 "name": f"{shares(adapt)}-ratio{ratio}-seed{seed}",
                 "cluster.speeds": tuple(np.geomspace(1, ratio, 4).round(4).tolist()),
                 "steps": 6 * 62,
-                "strategy.adapt": adapt,
+                "method.adapt": adapt,
                 "seed": seed,
             }
 

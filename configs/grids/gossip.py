@@ -19,16 +19,16 @@ from optdyn.train.grid import Point, grid, log_range
 RATES = log_range(0.05, 1.6, 6)
 SHARDS = {"iid": 0.0, "shards": 0.1}
 ARMS: Mapping[str, Point] = {
-    "all-reduce": {"strategy.name": "model_averaging", "strategy.period": 1},
+    "all-reduce": {"method.name": "model_averaging", "method.period": 1},
     **{
-        graph: {"strategy.name": "gossip", "strategy.graph": graph}
+        graph: {"method.name": "gossip", "method.graph": graph}
         for graph in ("complete", "exponential", "one_peer", "ring")
     },
     **{
         f"{graph}-adapt": {
-            "strategy.name": "gossip",
-            "strategy.graph": graph,
-            "strategy.gossip_order": "adapt",
+            "method.name": "gossip",
+            "method.graph": graph,
+            "method.gossip_order": "adapt",
         }
         for graph in ("one_peer", "ring")
     },
@@ -46,7 +46,7 @@ def get_config(table: str = "ladder") -> ConfigDict:
     base.steps = 400
     base.log_every = 400
     base.checkpoint_every = 0
-    base.strategy.groups = 1
+    base.method.groups = 1
     base.cluster.nodes = 8
     base.cluster.bandwidth = 1e7
     base.probes.mean = True

@@ -54,8 +54,8 @@ def calibration() -> Iterator[Point]:
             yield {
                 "name": f"{model['model.name']}-{momentum}",
                 **model,
-                "strategy.name": "sync",
-                "strategy.groups": 1,
+                "method.name": "sync",
+                "method.groups": 1,
                 "cluster.nodes": 1,
                 "optimizer.learning_rate": 0.1,
                 "optimizer.momentum": momentum,
@@ -139,8 +139,8 @@ def laws() -> Iterator[Point]:
 def asynchronous(groups: int) -> Point:
     """As many memoryless workers as groups: a group of several waits for its slowest."""
     return {
-        "strategy.name": "asynchronous",
-        "strategy.groups": groups,
+        "method.name": "asynchronous",
+        "method.groups": groups,
         "cluster.nodes": groups,
         "cluster.service": "exponential",
     }

@@ -19,10 +19,10 @@ from optdyn.train.grid import Point, grid
 
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, Point] = {
-    "backprop": {"strategy.variant": "backprop"},
-    "chunked2": {"strategy.variant": "chunked", "strategy.chunks": 2},
-    "overlapping2": {"strategy.variant": "overlapping", "strategy.window": 2},
-    "greedy": {"strategy.variant": "greedy"},
+    "backprop": {"method.variant": "backprop"},
+    "chunked2": {"method.variant": "chunked", "method.chunks": 2},
+    "overlapping2": {"method.variant": "overlapping", "method.window": 2},
+    "greedy": {"method.variant": "greedy"},
 }
 MLP: Point = {"model.name": "resmlp", "model.blocks": 8, "model.width": 128}
 RESNET: Point = {
@@ -51,7 +51,7 @@ TEXT: Point = {
 def get_config(table: str = "mlp") -> ConfigDict:
     """Raises `ConfigError` if there is no such table."""
     base = default()
-    base.strategy.name = "local"
+    base.method.name = "local"
     base.cluster.service = "constant"
     base.optimizer.name = "adam"
     base.optimizer.learning_rate = 1e-3
@@ -79,7 +79,7 @@ def variants(of: Point) -> Iterator[Point]:
         for name, variant in VARIANTS.items():
             yield {
                 "name": f"{name}-seed{seed}",
-                "strategy.probes": True,
+                "method.probes": True,
                 **of,
                 **variant,
                 "seed": seed,

@@ -19,7 +19,7 @@ def get_config(law: str = "lognormal") -> ConfigDict:
     """Raises `ConfigError` if there is no such law."""
     base = od.config("quickstart")
     base.steps = 2000
-    base.strategy.groups = base.cluster.nodes = entry(GROUPS, law)
+    base.method.groups = base.cluster.nodes = entry(GROUPS, law)
     base.cluster.service, base.cluster.variation = law, 0.5
     base.optimizer.momentum, base.optimizer.learning_rate = 0.0, 0.1
     base.probes.momentum, base.probes.window = True, 400

@@ -66,7 +66,7 @@ def settings(
     momenta: Sequence[float] = MOMENTA,
     seeds: Sequence[int] = SEEDS,
 ) -> Iterator[Point]:
-    axes = {"seed": seeds, "strategy.groups": groups, "optimizer.momentum": momenta}
+    axes = {"seed": seeds, "method.groups": groups, "optimizer.momentum": momenta}
     for point in product(axes):
         seed, g, mu = point.values()
         for step in LONG_RUN_STEPS[model, g]:

@@ -22,7 +22,7 @@ RATES = log_range(0.00625, 0.8, 8)
 
 
 def _arm(name: str, **keys: Any) -> Point:
-    return {"strategy.name": name, **{f"strategy.{key}": value for key, value in keys.items()}}
+    return {"method.name": name, **{f"method.{key}": value for key, value in keys.items()}}
 
 
 ARMS: Mapping[str, Point] = {
@@ -65,7 +65,7 @@ def get_config(table: str = "ladder") -> ConfigDict:
     base.log_every = 400
     base.checkpoint_every = 0
     base.optimizer.momentum = 0.9
-    base.strategy.groups = 1
+    base.method.groups = 1
     base.cluster.nodes = 4
     base.cluster.devices_per_node = 2
     base.cluster.bandwidth = 1e7

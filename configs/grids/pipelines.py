@@ -25,14 +25,14 @@ RATES = {0.9: log_range(2**-11, 2**-2, 10), 0.0: log_range(2**-8, 2**0, 9)}  # b
 
 
 def _pipeline(stages: int, kind: str = "stash") -> Point:
-    return {"strategy.name": "stale_pipeline", "cluster.nodes": stages, "strategy.pipeline": kind}
+    return {"method.name": "stale_pipeline", "cluster.nodes": stages, "method.pipeline": kind}
 
 
 def _local(nodes: int, period: int) -> Point:
     return {
-        "strategy.name": "model_averaging",
+        "method.name": "model_averaging",
         "cluster.nodes": nodes,
-        "strategy.period": period,
+        "method.period": period,
     }
 
 
@@ -80,7 +80,7 @@ def get_config(table: str = "ladder") -> ConfigDict:
     base.data.train_evaluated = 1000
     base.data.test_evaluated = 1000
     base.optimizer.momentum = 0.9
-    base.strategy.micro_batches = 8
+    base.method.micro_batches = 8
     base.cluster.service = "constant"
     base.cluster.bandwidth = 1e7
     return grid(base, entry(TABLES, table)())

@@ -64,7 +64,7 @@ def get_config(part: str = "") -> ConfigDict:
 
 
 def _in_demo(point: Point) -> bool:
-    return point["optimizer.momentum"] in DEMO.get(point["strategy.groups"], ())
+    return point["optimizer.momentum"] in DEMO.get(point["method.groups"], ())
 
 
 def training() -> Iterator[Point]:
@@ -73,7 +73,7 @@ def training() -> Iterator[Point]:
             for step in kept if mu == KEPT else steps:
                 yield {
                     "name": f"batch{batch}-g{g}-momentum{mu}-step{step}-seed{seed}",
-                    "strategy.groups": g,
+                    "method.groups": g,
                     "batch_size": batch,
                     "optimizer.momentum": mu,
                     "optimizer.learning_rate": round(step * (1 - mu), 6),
@@ -88,7 +88,7 @@ def fits() -> Iterator[Point]:
     for g in GROUPS:
         yield {
             "name": f"fit-g{g}",
-            "strategy.groups": g,
+            "method.groups": g,
             "cluster.nodes": g,
             "optimizer.learning_rate": 0.5,
             "steps": 8 + g,
@@ -105,7 +105,7 @@ def metered() -> Iterator[Point]:
     for g in GROUPS:
         yield {
             "name": f"meter-g{g}",
-            "strategy.groups": g,
+            "method.groups": g,
             "cluster.nodes": g,
             "optimizer.learning_rate": 0.1,
             "optimizer.momentum": 0.0,

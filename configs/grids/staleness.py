@@ -33,7 +33,7 @@ def get_config(table: str = "laws") -> ConfigDict:
     base.model.name = "mlp"
     base.model.hidden = (64,)
     base.steps = 1300
-    base.strategy.groups = GROUPS
+    base.method.groups = GROUPS
     return grid(base, settings(entry(TABLES, table)()))
 
 

@@ -34,7 +34,7 @@ ADAM_OUTER = ((1.0, 0.5), (0.7, 0.5), (0.7, 0.8))
 class TunedMethod(NamedTuple):
     """A method at a batch, with the updates it is given and what it is tuned by."""
 
-    strategy: Point
+    method: Point
     batch: int
     updates: int
     momenta: Sequence[float]
@@ -45,15 +45,15 @@ class TunedMethod(NamedTuple):
 
 
 def _meeting(name: str, period: int) -> Point:
-    return {"strategy.name": name, "strategy.period": period}
+    return {"method.name": name, "method.period": period}
 
 
 ARMS = {
     "sync-64": TunedMethod(
-        {"strategy.name": "sync"}, 64, 200, HIGH, (0.4, 0.8, 1.6, 3.2), (0.008, 0.016, 0.032, 0.064)
+        {"method.name": "sync"}, 64, 200, HIGH, (0.4, 0.8, 1.6, 3.2), (0.008, 0.016, 0.032, 0.064)
     ),
     "sync-256": TunedMethod(
-        {"strategy.name": "sync"},
+        {"method.name": "sync"},
         256,
         100,
         HIGH,
@@ -61,7 +61,7 @@ ARMS = {
         (0.008, 0.016, 0.032, 0.064),
     ),
     "sync-1024": TunedMethod(
-        {"strategy.name": "sync"},
+        {"method.name": "sync"},
         1024,
         80,
         HIGH,
@@ -95,7 +95,7 @@ ARMS = {
         ADAM_OUTER,
     ),
     "asynchronous": TunedMethod(
-        {"strategy.name": "asynchronous", "strategy.groups": 8},
+        {"method.name": "asynchronous", "method.groups": 8},
         8,
         1600,
         LOW,
@@ -114,7 +114,7 @@ def get_config(table: str = "both") -> ConfigDict:
     base.data.test_evaluated = 10
     base.cluster.nodes = 8
     base.cluster.service, base.cluster.variation = "lognormal", 0.3
-    base.strategy.groups = 1
+    base.method.groups = 1
     return grid(base, entry(TABLES, table)(), NOTE)
 
 
@@ -145,17 +145,17 @@ def _seeds(
 ) -> Iterator[Point]:
     """The setting with every seed, logged at a fortieth of its updates."""
     rate, momentum = outer
-    if arm.strategy["strategy.name"] == "diloco":
+    if arm.method["method.name"] == "diloco":
         name = f"{name}-{rate}-{momentum}"
         setting = {
             **setting,
-            "strategy.outer_learning_rate": rate,
-            "strategy.outer_momentum": momentum,
+            "method.outer_learning_rate": rate,
+            "method.outer_momentum": momentum,
         }
     for seed in SEEDS:
         yield {
             "name": f"{name}-seed{seed}",
-            **arm.strategy,
+            **arm.method,
             "batch_size": arm.batch,
             "steps": arm.updates,
             "log_every": max(arm.updates // 40, 2 if arm.batch > 256 else 5),

@@ -21,8 +21,8 @@ LOWER = {"nesterov": log_range(0.0000488281, 0.00625, 8)}  # of arms whose best 
 
 
 def _arm(name: str, momentum: float = 0.0, **keys: Any) -> Point:
-    own = {f"strategy.{key}": value for key, value in keys.items()}
-    return {"strategy.name": name, "optimizer.momentum": momentum, **own}
+    own = {f"method.{key}": value for key, value in keys.items()}
+    return {"method.name": name, "optimizer.momentum": momentum, **own}
 
 
 ARMS: Mapping[str, Point] = {

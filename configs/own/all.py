@@ -34,9 +34,9 @@ def get_config() -> ConfigDict:
     config.optimizer.schedule = f"{HERE}/schedule.py:make"
     config.optimizer.schedule_options.timescale = 50.0
     config.optimizer.warmup_steps = 10
-    config.strategy.name = f"{HERE}/strategy.py:CLIPPED+asynchronous"
-    config.strategy.options.largest = 0.2
-    config.strategy.groups = 4
+    config.method.name = f"{HERE}/method.py:CLIPPED+asynchronous"
+    config.method.options.largest = 0.2
+    config.method.groups = 4
     config.cluster.nodes = 4
     config.cluster.service = f"{HERE}/law.py:make"
     config.cluster.service_options.shape = 4.0

@@ -40,15 +40,15 @@ __all__ = [
 class Experiment(Setup):
     """All that determines a run, as a value: it hashes, and can be the key of a cache.
 
-    `checks.check` refuses fields that do not go together. `strategy` has the keys of all methods.
+    `checks.check` refuses fields that do not go together. `method` has the keys of all methods.
     """
 
-    strategy: Chosen
+    method: Chosen
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], strategy: Callable[..., Any]) -> Self:
+    def of(cls, values: Mapping[str, Any], method: Callable[..., Any]) -> Self:
         """From the nested dict of a config, which must have all keys. Raises `ConfigError`."""
-        parts: dict[str, Callable[..., Any]] = {"strategy": strategy, **PARTS}
+        parts: dict[str, Callable[..., Any]] = {"method": method, **PARTS}
         own = {key: value for key, value in values.items() if key not in parts}
         for name, part in parts.items():
             of = dict(values[name])
@@ -60,7 +60,7 @@ class Experiment(Setup):
     @property
     def methods(self) -> Methods:
         """The methods with their numbers. Raises `ConfigError`."""
-        return self.strategy.methods
+        return self.method.methods
 
     def timeline(self, **known: Any) -> Timeline:
         """The timeline of a run, as far as its past epochs decide it.
@@ -130,8 +130,8 @@ def to_json(config: ConfigDict | Experiment) -> str:
     A method that has no numbers of its own, apart from the other methods', has no section there.
     """
     whole = config.to_dict()
-    keys, known = whole["strategy"], methods.built_in()
-    whole["strategy"] = {key: v for key, v in keys.items() if key not in known or v}
+    keys, known = whole["method"], methods.built_in()
+    whole["method"] = {key: v for key, v in keys.items() if key not in known or v}
     return json.dumps(whole, indent=2, sort_keys=True) + "\n"
 
 

@@ -224,9 +224,9 @@ class Pieces(Value, section="cluster.pieces"):
     conv_network: float = field(
         0.0, "The exchange of convolutions with one worker; k take k times it.", at_least=0
     )
-    fc: float = field(0.0, "The dense part: on one server if strategy.fresh names it.", at_least=0)
+    fc: float = field(0.0, "The dense part: on one server if method.fresh names it.", at_least=0)
     fc_network: float = field(
-        0.0, "Its exchange with its server, if strategy.fresh is ().", at_least=0
+        0.0, "Its exchange with its server, if method.fresh is ().", at_least=0
     )
 
 
@@ -591,7 +591,7 @@ PARTS: Mapping[str, type[Value]] = {
     "tune": Tune,
     "plan": Plan,
 }
-# In the order in which they are listed; `strategy` has the keys of all methods.
+# In the order in which they are listed; `method` has the keys of all methods.
 SECTIONS = (Run, Model, Data, Optimizer, Cluster, Pieces, Parallel, Probes, Replicas, Tune, Plan)
 
 

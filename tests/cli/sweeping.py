@@ -22,8 +22,8 @@ def get_config(text="2,60"):
     base = quickstart.get_config()
     base.update({"steps": steps, "batch_size": 4, "log_every": 10, "checkpoint_every": 20})
     base.model.update({"name": "quadratic", "noise": 0.5})
-    good = product({"strategy.groups": [4, 2], "optimizer.momentum": [0.3], "seed": seeds(count)})
-    bad = product({"strategy.groups": [2], "optimizer.learning_rate": [1e6], "seed": seeds(count)})
+    good = product({"method.groups": [4, 2], "optimizer.momentum": [0.3], "seed": seeds(count)})
+    bad = product({"method.groups": [2], "optimizer.learning_rate": [1e6], "seed": seeds(count)})
     return grid(base, [*good, *bad], "Is it noisy?")
 """
 

@@ -30,9 +30,9 @@ def test_every_methods_paper_has_an_entry():
 def test_a_run_cites_what_it_used(tmp_path, capsys):
     """Of all points of a sweep each paper once, nothing of methods that were not used."""
     joined = {"name": "diloco+asynchronous", "compression": "powersgd"}
-    written(tmp_path / "w" / "points" / "a", strategy=joined, optimizer={"name": "sgd"})
+    written(tmp_path / "w" / "points" / "a", method=joined, optimizer={"name": "sgd"})
     chain = {"name": "closed_loop", "chain": ["staleness_rate"]}
-    written(tmp_path / "w" / "points" / "b", strategy={"name": "asynchronous"}, optimizer=chain)
+    written(tmp_path / "w" / "points" / "b", method={"name": "asynchronous"}, optimizer=chain)
     assert cite.main([str(tmp_path / "w")]) == 0
     out = capsys.readouterr().out
     used = ["2311.08105", "1605.09774", "1606.04487", "1905.13727", "1706.03471", "2206.07638"]

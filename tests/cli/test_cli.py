@@ -15,11 +15,11 @@ import jax
 import pytest
 from absl import flags
 
-from optdyn import methods as strategies
 from optdyn.base.progress import number
 from optdyn.cli import app, completion, dry, listing, main, sources, sweep, train
 from optdyn.cli import registries as registered
 from optdyn.experiment import default, differences, to_json
+from optdyn.methods import built_in
 from optdyn.train import trainer
 from tests.own_flags import called
 from tests.values import as_experiment
@@ -64,7 +64,7 @@ def plain(config, prefix=""):
 
 def test_the_keys_read_off_the_files_are_those_of_the_config():
     assert set(sources.keys()) == set(plain(default()))
-    assert sources.keys()["strategy.groups"] == "Compute groups, each synchronous inside."
+    assert sources.keys()["method.groups"] == "Compute groups, each synchronous inside."
     assert sources.keys()["log_every"] == "Updates between log points."
 
 
@@ -81,12 +81,12 @@ def test_the_flags_read_off_the_files_are_those_that_are_defined(module):
 
 
 def test_the_methods_and_configs_read_off_the_files_are_those_that_there_are():
-    assert list(sources.methods()) == sorted(strategies.built_in())
+    assert list(sources.methods()) == sorted(built_in())
     for name, path in sources.configs().items():
         assert path == ROOT / "configs" / f"{name}.py"
     assert {"quickstart", "images", "grids/quickstart"} <= set(sources.configs())
     # Files beside them that have no run's config.
-    assert not {"own/law", "own/strategy"} & set(sources.configs())
+    assert not {"own/law", "own/method"} & set(sources.configs())
 
 
 def test_every_command_is_a_module_that_explains_itself(optdyn):
@@ -233,7 +233,7 @@ def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):
         (here / name).mkdir(parents=True)
         (here / name / "__init__.py").write_text("raise ImportError('not this one')")
     (here / "mine.py").write_text("from optdyn.methods.sync import METHOD\n")
-    given = [*SMALL, "--config.strategy.name=mine:METHOD", "--workdir=work"]
+    given = [*SMALL, "--config.method.name=mine:METHOD", "--workdir=work"]
     subprocess.run(
         [sys.executable, str(script), "train", *given],
         cwd=here,
@@ -274,12 +274,12 @@ def test_a_config_has_a_path_or_a_name(tmp_path, monkeypatch):
 def test_options_are_set_key_by_key(optdyn, text, value, between):
     key = "--config.optimizer.options.key"
     given = [f"{key}={text}"] if between == "=" else [key, text]
-    rest = [f"--config.strategy.options.other={text}", "--changed"]
+    rest = [f"--config.method.options.other={text}", "--changed"]
     code, out, errors = optdyn("config", "--config=quickstart", *given, *rest)
     assert code == 0, errors
     changed = json.loads(out)
     assert changed["optimizer.options.key"] == json.loads(json.dumps(value))
-    assert changed["strategy.options.other"] == json.loads(json.dumps(value))
+    assert changed["method.options.other"] == json.loads(json.dumps(value))
 
 
 def test_options_of_a_grid(optdyn):
@@ -314,10 +314,10 @@ def test_the_config_that_is_printed_is_that_of_the_run(optdyn, tmp_path):
 def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monkeypatch):
     """Of 784-8-10: 784 x 8 + 8 + 8 x 10 + 10 parameters; 4 groups hold as many versions of it."""
     monkeypatch.chdir(tmp_path)
-    given = ["--config=quickstart", "--config.model.hidden=(8,)", "--config.strategy.groups=4"]
+    given = ["--config=quickstart", "--config.model.hidden=(8,)", "--config.method.groups=4"]
     given += ["--config.steps=50", "--config.data.test_evaluated=100", "--workdir=new", "--dry_run"]
-    code, out, errors = optdyn("train", *given, "--config.strategy.period=8")
-    assert code == 0 and "config.strategy.period = 8: ignored" in errors
+    code, out, errors = optdyn("train", *given, "--config.method.period=8")
+    assert code == 0 and "config.method.period = 8: ignored" in errors
     parameters = 784 * 8 + 8 + 8 * 10 + 10
     said = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
     assert said["parameters"] == f"{parameters:,}" and f"{4 * parameters:,} bytes" in out
@@ -331,7 +331,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monke
 
 def test_a_dry_run_of_real_devices_says_what_is_known_of_them(optdyn):
     """Their loop is not one program whose memory XLA could tell; the arrays are as in any run."""
-    small = ["--config=quickstart", "--config.strategy.name=sync", "--config.cluster.nodes=1"]
+    small = ["--config=quickstart", "--config.method.name=sync", "--config.cluster.nodes=1"]
     small += ["--config.steps=50", "--config.data.test_evaluated=100", "--workdir=a"]
     said = {}
     for api in ("", "shard_map"):
@@ -374,11 +374,11 @@ def test_memory_that_runs_out_is_one_line(optdyn, tmp_path, monkeypatch):
 
 
 def test_a_dry_run_refuses_what_the_run_would(optdyn, tmp_path):
-    given = ["--config=quickstart", "--config.strategy.groups=7", f"--workdir={tmp_path / 'new'}"]
+    given = ["--config=quickstart", "--config.method.groups=7", f"--workdir={tmp_path / 'new'}"]
     code, out, errors = optdyn("train", *given, "--dry_run")
-    assert (code, out) == (2, "") and "config.strategy.groups = 7: must divide" in errors
+    assert (code, out) == (2, "") and "config.method.groups = 7: must divide" in errors
     code, out, errors = optdyn("plan", "--config=quickstart", "--workdir=new", "--dry_run")
-    assert (code, out) == (2, "") and "config.strategy.name: a plan is of one device" in errors
+    assert (code, out) == (2, "") and "config.method.name: a plan is of one device" in errors
 
 
 @pytest.mark.parametrize("kind", listing.KINDS)
@@ -396,10 +396,10 @@ def test_lists_have_a_line_each(optdyn, kind):
 
 
 def test_keys_are_listed_with_defaults_and_comments(optdyn):
-    _, out, _ = optdyn("list", "keys", "strategy.gro")
+    _, out, _ = optdyn("list", "keys", "method.gro")
     methods = "ad_psgd, async_local_sgd, asynchronous, buffered, decoupled, elastic, mindflayer"
     about = "Compute groups, each synchronous inside."
-    assert out == f"strategy.groups  = 1  {about}  ({methods}, ringleader, ringmaster)\n"
+    assert out == f"method.groups  = 1  {about}  ({methods}, ringleader, ringmaster)\n"
 
 
 def test_a_word_finds_every_key_that_has_it(optdyn):
@@ -407,11 +407,11 @@ def test_a_word_finds_every_key_that_has_it(optdyn):
     every = json.loads(optdyn("list", "keys", "--json")[1])
     found = json.loads(optdyn("list", "keys", "Momentum", "--json")[1])
     assert found == {k: v for k, v in every.items() if "momentum" in f"{k} {v}".lower()}
-    assert {"optimizer.momentum", "probes.steer", "strategy.outer_momentum"} <= set(found)
+    assert {"optimizer.momentum", "probes.steer", "method.outer_momentum"} <= set(found)
     sections = [name.partition(".")[0] for name in every]
     assert len(list(itertools.groupby(sections))) == len(set(sections))
-    assert set(json.loads(optdyn("list", "keys", "strategy.outer", "--json")[1])) == {
-        name for name in every if name.startswith("strategy.outer")
+    assert set(json.loads(optdyn("list", "keys", "method.outer", "--json")[1])) == {
+        name for name in every if name.startswith("method.outer")
     }
 
 
@@ -421,8 +421,8 @@ def test_a_word_finds_every_key_that_has_it(optdyn):
         ("optdyn tr", ["train"]),
         ("optdyn list key", ["keys"]),
         ("optdyn train --config=qu", ["--config=quickstart"]),
-        ("optdyn train --config.strategy.gro", ["--config.strategy.groups="]),
-        ("optdyn sweep --config.base.strategy.gro", ["--config.base.strategy.groups="]),
+        ("optdyn train --config.method.gro", ["--config.method.groups="]),
+        ("optdyn sweep --config.base.method.gro", ["--config.base.method.groups="]),
         ("optdyn sweep --tog", ["--together="]),
         ("optdyn report --tar", ["--target="]),
         ("optdyn submit --sha", ["--shard=", "--shards="]),
@@ -444,7 +444,7 @@ def test_the_shell_completes_what_it_cuts_at_equals_signs(tmp_path):
 {completion.BASH}
 complete_line() {{ COMP_LINE=$1 COMP_POINT=${{#1}} _optdyn; echo "${{COMPREPLY[@]}}"; }}
 complete_line "optdyn train --config=qu" 2>/dev/null
-complete_line "optdyn train --config.strategy.gro" 2>/dev/null
+complete_line "optdyn train --config.method.gro" 2>/dev/null
 """
     environ = {
         **os.environ,
@@ -452,4 +452,4 @@ complete_line "optdyn train --config.strategy.gro" 2>/dev/null
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
     done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["quickstart", "--config.strategy.groups="], done.stderr
+    assert done.stdout.splitlines() == ["quickstart", "--config.method.groups="], done.stderr

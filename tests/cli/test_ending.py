@@ -101,6 +101,6 @@ def test_the_tuner_says_how_to_train_with_its_choice():
     assert "2300" in table and "x x" not in table and len(table.splitlines()[0]) < 90
     assert where.startswith("a/results.csv")
     assert use.endswith(
-        "--config.strategy.groups=2 --config.optimizer.momentum=0.3 "
+        "--config.method.groups=2 --config.optimizer.momentum=0.3 "
         "--config.optimizer.learning_rate=0.0893"
     )

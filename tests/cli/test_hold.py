@@ -125,7 +125,7 @@ def test_every_command_holds_its_workdir(config, tmp_path, holder, files, sweepi
 def test_a_point_that_another_shard_is_at_is_refused(tmp_path, holder, sweeping):
     """By commands of unlike numbers of shards, which have points in common."""
     file = grid_file(tmp_path)
-    holder(tmp_path / "swept" / "points" / "strategy.groups=4,optimizer.momentum=0.3,seed=0")
+    holder(tmp_path / "swept" / "points" / "method.groups=4,optimizer.momentum=0.3,seed=0")
     code, _, err = sweeping(f"--config={file}", f"--workdir={tmp_path / 'swept'}")
     assert code == 2 and re.search("error: " + IN_USE, err)
     arguments = "--shard=1/6", f"--config={file}", f"--workdir={tmp_path / 'swept'}"

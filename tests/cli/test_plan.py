@@ -18,7 +18,7 @@ from tests.values import as_experiment
 # Of the quadratic of conftest.py, whose program is compiled soon. Mostly, an example more takes
 # 1,024 bytes for its place in the order of 256 updates.
 SMALL = {
-    "strategy.name": "sync",
+    "method.name": "sync",
     "cluster.nodes": 1,
     "cluster.bandwidth": 1e6,
     "cluster.latency": 1e-6,
@@ -213,8 +213,8 @@ def test_the_limits_of_a_cluster(small):
             r"config\.cluster\.bandwidths, config\.cluster\.latencies: the lemmas know one link",
         ),
         (
-            {"strategy.name": "asynchronous", "strategy.groups": 1},
-            r"config\.strategy\.name: a plan is of one device",
+            {"method.name": "asynchronous", "method.groups": 1},
+            r"config\.method\.name: a plan is of one device",
         ),
         ({"parallel.api": "jit"}, r"config\.parallel\.api: a plan is of one device"),
         ({"replicas.count": 2}, r"config\.replicas\.count: a plan is of one device"),

@@ -40,7 +40,7 @@ def test_every_point_is_as_it_is_alone(reporting, whole, tmp_path, rows, threads
     table = pd.read_csv(tmp_path / "results.csv").set_index("point")
     assert set(table.index) == set(whole[2])
     assert list(table.columns[:4]) == [
-        *("strategy.groups", "optimizer.momentum", "seed", "optimizer.learning_rate")
+        *("method.groups", "optimizer.momentum", "seed", "optimizer.learning_rate")
     ]
     for name, summary in whole[2].items():
         assert table.loc[name, "status"] == summary["status"]
@@ -364,7 +364,7 @@ def get_config():
     base = quickstart.get_config()
     base.update({"steps": 8, "batch_size": 1})
     base.model.update({"name": "quadratic", "dimension": 4})
-    base.strategy.groups = base.cluster.nodes = 2
+    base.method.groups = base.cluster.nodes = 2
     base.optimizer.learning_rate = 0.5
     return grid(base, product({"replicas.count": [0, 64, 65]}))
 """

@@ -128,7 +128,7 @@ BAD_FILES = {
             "no key 'optimizer.learnin_rate'; did you mean optimizer.learning_rate",
         ),
         (["--config.base.steps=2"], "no key 'base.steps'; that of a run has 'steps'"),
-        (["--config.groups=2"], "no key 'groups'; did you mean strategy.groups"),
+        (["--config.groups=2"], "no key 'groups'; did you mean method.groups"),
         (["--config.nosuch=1"], "no key 'nosuch'"),
         (["--config.nosuch.key=1"], "no key 'nosuch.key'"),
         (["--config.nosuch.options.key=1"], "no key 'nosuch.options.key'"),
@@ -140,8 +140,8 @@ BAD_FILES = {
         (["--config.optimizer.lr=1"], "'optimizer.lr'; did you mean optimizer.learning_rate"),
         (["--config.optimizer=adam"], "has keys of its own; did you mean --config.optimizer.name="),
         (["--config.parallel=jit"], "--config.parallel=jit: must be set key by key"),
-        (["--config.strategy.name=async"], "of your own; did you mean asynchronous or async_loc"),
-        (["--config.strategy.name=daso+Local"], "config.strategy.name = 'Local': must be one of"),
+        (["--config.method.name=async"], "of your own; did you mean asynchronous or async_loc"),
+        (["--config.method.name=daso+Local"], "config.method.name = 'Local': must be one of"),
         (["--config.model.name=MLP"], "of your own; did you mean mlp?"),
         (["--config.optimizer.name=Adam"], "no such optimizer; did you mean adam?"),
         (["--config.optimizer.schedule=cosin"], "of your own; did you mean cosine?"),
@@ -156,8 +156,8 @@ BAD_FILES = {
         ),
         (["--config.data.streaming=2"], "--config.data.streaming=2: must be true or false\n"),
         (["--config.optimizer.options.nosuch=1"], "optax.sgd has no such argument"),
-        (["--config.strategy.groups=0"], "config.strategy.groups = 0: must be at least 1"),
-        (["--config.strategy.groups=7"], "config.strategy.groups = 7: must divide"),
+        (["--config.method.groups=0"], "config.method.groups = 0: must be at least 1"),
+        (["--config.method.groups=7"], "config.method.groups = 7: must divide"),
         (["--config.checkpoint_every=-5"], "config.checkpoint_every = -5: must be at least 0"),
         (["--config.optimizer.learning_rate=nan"], "config.optimizer.learning_rate = nan"),
         (["--config.optimizer.name=nosuch"], "optax has no such optimizer"),
@@ -230,12 +230,12 @@ def test_required_flags(run, tmp_path, missing):
 
 def test_a_key_that_nothing_reads_is_told(run, tmp_path):
     """Of the command line only: the quickstart sets `groups`, which synchronous runs ignore."""
-    values = {"strategy.name": "sync", "steps": 20, "batch_size": 16}
+    values = {"method.name": "sync", "steps": 20, "batch_size": 16}
     code, errors = run(arguments(tmp_path / "a", values))
     assert code == 0 and "warning" not in errors
-    code, errors = run(arguments(tmp_path / "b", {**values, "strategy.period": 777}))
+    code, errors = run(arguments(tmp_path / "b", {**values, "method.period": 777}))
     assert code == 0
-    assert "warning: config.strategy.period = 777: ignored, 'sync' has no such key; " in errors
+    assert "warning: config.method.period = 777: ignored, 'sync' has no such key; " in errors
     code, errors = run(arguments(tmp_path / "d", {**values, "cluster.variation": 0.5}))
     assert "warning: config.cluster.variation = 0.5: ignored, config.cluster.service = " in errors
     lognormal = {"cluster.service": "lognormal", "cluster.variation": 0.5}

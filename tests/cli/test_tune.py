@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Several epochs.
 SMALL = {
     "cluster.nodes": 2,
-    "strategy.groups": 1,
+    "method.groups": 1,
     "log_every": 20,
     "model.noise": 0.1,
     "tune.target": 0.014,

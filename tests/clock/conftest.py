@@ -17,10 +17,10 @@ def run():
     def make_both(epochs, per_epoch, *, adapt=True, smoothing=0.5, seed=0, bytes_=0, **values):
         values = {"nodes": 4, "speeds": SPEEDS, "service": "constant", **values}
         chosen = Cluster(**values)
-        strategy = DynamicBatch(adapt=adapt, smoothing=smoothing)
+        method = DynamicBatch(adapt=adapt, smoothing=smoothing)
         made = dynamic_batch(
             chosen,
-            strategy,
+            method,
             steps=epochs * per_epoch,
             steps_per_epoch=per_epoch,
             batch_size=BATCH,

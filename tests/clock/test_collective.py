@@ -27,13 +27,13 @@ CLUSTERS = {
 }
 # Each is synchronous SGD, at what it sends and when.
 SAME = {
-    "model_averaging": {"strategy.period": 1},
-    "diloco": {"strategy.period": 1, "strategy.outer_learning_rate": 1.0}
-    | {"strategy.outer_momentum": 0.0},
-    "slowmo": {"strategy.period": 1, "strategy.slow_momentum": 0.0},
-    "daso": {"strategy.warmup_epochs": 100},
-    "asynchronous": {"strategy.groups": 1},
-    "dynamic_batch": {"strategy.adapt": False},
+    "model_averaging": {"method.period": 1},
+    "diloco": {"method.period": 1, "method.outer_learning_rate": 1.0}
+    | {"method.outer_momentum": 0.0},
+    "slowmo": {"method.period": 1, "method.slow_momentum": 0.0},
+    "daso": {"method.warmup_epochs": 100},
+    "asynchronous": {"method.groups": 1},
+    "dynamic_batch": {"method.adapt": False},
 }
 
 

@@ -13,15 +13,15 @@ from optdyn.setup import Cluster
 from tests.clock.lines import begins_with
 
 
-def strategy_of(**values):
+def method_of(**values):
     return DASO(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
 
 
-def make(cluster, strategy, losses=(), *, steps, per_epoch, seed=0, size=0, batch_size=None):
+def make(cluster, method, losses=(), *, steps, per_epoch, seed=0, size=0, batch_size=None):
     batch_size = batch_size or cluster.nodes * cluster.devices_per_node  # one example a device
     return clock(
         cluster,
-        strategy,
+        method,
         steps=steps,
         steps_per_epoch=per_epoch,
         batch_size=batch_size,
@@ -31,11 +31,11 @@ def make(cluster, strategy, losses=(), *, steps, per_epoch, seed=0, size=0, batc
     )
 
 
-def periods(strategy, losses):
+def periods(method, losses):
     """(B, W) after each of the losses."""
-    phase, found = Phase(0, strategy.max_batches, strategy.wait), []
+    phase, found = Phase(0, method.max_batches, method.wait), []
     for loss in losses:
-        phase = after_epoch(phase, loss, strategy)
+        phase = after_epoch(phase, loss, method)
         found.append((phase.batches, phase.wait))
     return found
 
@@ -77,14 +77,14 @@ A, B, C = (4, 1), (2, 1), (1, 1)
     ],
 )
 def test_phases_by_hand(values, losses, expected):
-    assert periods(strategy_of(**values), losses) == expected
+    assert periods(method_of(**values), losses) == expected
 
 
 def test_after_a_plateau_too_a_message_comes_before_the_next_leaves():
     """B = 2 with the usual W = 4 would have two messages under way, and DASO holds one."""
     with pytest.raises(ConfigError, match="reset_batches = 2: must be 4 or more, W = "):
-        strategy_of(max_batches=4, wait=4, reset_batches=2)
-    strategy_of(max_batches=4, wait=4, reset_batches=2, reset_wait=2)
+        method_of(max_batches=4, wait=4, reset_batches=2)
+    method_of(max_batches=4, wait=4, reset_batches=2, reset_wait=2)
 
 
 def flags(text):
@@ -113,7 +113,7 @@ def flags(text):
     ],
 )
 def test_the_batches_of_an_epoch_by_hand(values, send, receive, waited):
-    timeline = make(Cluster(nodes=2), strategy_of(**values), steps=10, per_epoch=10)
+    timeline = make(Cluster(nodes=2), method_of(**values), steps=10, per_epoch=10)
     choice = timeline.choice
     assert choice.send.tolist() == flags(send)
     assert choice.receive.tolist() == flags(receive)
@@ -124,11 +124,11 @@ def test_the_batches_of_an_epoch_by_hand(values, send, receive, waited):
 
 def test_warm_up_and_cool_down_block_and_the_last_epoch_may_be_cut():
     """Six epochs, the last one of 3 batches of 5; the message of batch 0 is received at 1."""
-    strategy = strategy_of(warmup_epochs=2, cooldown_epochs=2)
-    timeline = make(Cluster(nodes=2), strategy, [1] * 9, steps=28, per_epoch=5)
+    method = method_of(warmup_epochs=2, cooldown_epochs=2)
+    timeline = make(Cluster(nodes=2), method, [1] * 9, steps=28, per_epoch=5)
     assert timeline.choice.send.tolist() == flags("xxxxx xxxxx x...x x...x xxxxx xxx")
-    strategy = strategy_of(max_batches=2)
-    timeline = make(Cluster(nodes=2), strategy, [1] * 9, steps=13, per_epoch=5)
+    method = method_of(max_batches=2)
+    timeline = make(Cluster(nodes=2), method, [1] * 9, steps=13, per_epoch=5)
     assert timeline.choice.send.tolist() == flags("x.x.x x.x.x x.x")
     assert timeline.choice.receive.tolist() == flags(".x.xx .x.xx .xx")
 
@@ -140,7 +140,7 @@ def test_a_loss_more_lengthens_the_timeline_and_changes_nothing_before(data):
     steps, per_epoch = draw(st.integers(1, 60)), draw(st.integers(1, 12))
     cluster = Cluster(nodes=3, latency=0.5, service=draw(st.sampled_from(LAWS)))
     most = draw(st.integers(1, 6))
-    strategy = strategy_of(
+    method = method_of(
         max_batches=most,
         warmup_epochs=draw(st.integers(0, 3)),
         cooldown_epochs=draw(st.integers(0, 3)),
@@ -148,10 +148,10 @@ def test_a_loss_more_lengthens_the_timeline_and_changes_nothing_before(data):
         wait=draw(st.integers(0, most)),
     )
     losses = draw(st.lists(st.floats(0.1, 3), max_size=8))
-    whole = make(cluster, strategy, losses, steps=steps, per_epoch=per_epoch)
+    whole = make(cluster, method, losses, steps=steps, per_epoch=per_epoch)
     assert len(whole.seconds) == min(steps, (len(losses) + 1) * per_epoch)
     for k in range(len(losses)):
-        part = make(cluster, strategy, losses[:k], steps=steps, per_epoch=per_epoch)
+        part = make(cluster, method, losses[:k], steps=steps, per_epoch=per_epoch)
         n = len(part.seconds)
         assert n == min(steps, (k + 1) * per_epoch)
         begins_with(whole, part)
@@ -164,11 +164,11 @@ LAWS = ["constant", "exponential", "lognormal", "gamma"]
 @settings(deadline=None, max_examples=100)
 @given(st.integers(1, 9), st.data())
 def test_every_message_is_received_once_and_none_is_left_at_the_end_of_an_epoch(period, data):
-    """What `strategies.daso` relies on: one message at a time, S batches old at its receipt."""
+    """What `methods.daso` relies on: one message at a time, S batches old at its receipt."""
     per_epoch, wait = data.draw(st.integers(1, 20)), data.draw(st.integers(0, period))
-    strategy = strategy_of(max_batches=period, wait=wait, patience=0)
+    method = method_of(max_batches=period, wait=wait, patience=0)
     steps = data.draw(st.integers(per_epoch, 5 * per_epoch))
-    timeline = make(Cluster(), strategy, [1.0] * 9, steps=steps, per_epoch=per_epoch)
+    timeline = make(Cluster(), method, [1.0] * 9, steps=steps, per_epoch=per_epoch)
     send, receive, waited = timeline.choice[:3]
     sent_at = None
     for t in range(steps):
@@ -207,7 +207,7 @@ def one_second(**values):
     ],
 )
 def test_seconds_by_hand(values, seconds):
-    timeline = make(one_second(), strategy_of(**values), steps=10, per_epoch=10, size=250)
+    timeline = make(one_second(), method_of(**values), steps=10, per_epoch=10, size=250)
     np.testing.assert_allclose(timeline.seconds, seconds, rtol=1e-14)  # some additions in float64
 
 
@@ -216,7 +216,7 @@ def test_the_network_inside_a_node():
     values = one_second(devices_per_node=3, local_latency=0.01, local_bandwidth=1000.0)
     values = values.with_(latency=0.1, bandwidth=200.0)
     batch, exchange, hand_out = 1 + 0.44, 2 * (0.1 + 150 / 200), 0.32
-    timeline = make(values, strategy_of(), steps=4, per_epoch=4, size=300)
+    timeline = make(values, method_of(), steps=4, per_epoch=4, size=300)
     merged = batch + max(batch, exchange) + hand_out
     expected = [batch, merged, merged + batch, merged + 2 * batch + exchange + hand_out]
     np.testing.assert_allclose(timeline.seconds, expected, rtol=1e-14)
@@ -256,9 +256,9 @@ def test_seconds_equal_a_simulation_of_the_whole_run(law, period, wait):
     """There in one go, here epoch by epoch. Services are those of the synchronous baseline, whose
     update takes as long as its slowest node."""
     values = Cluster(nodes=3, service=law, seconds_per_example=1.0, variation=0.7, latency=0.4)
-    strategy = strategy_of(max_batches=period, wait=wait, patience=0, warmup_epochs=1)
+    method = method_of(max_batches=period, wait=wait, patience=0, warmup_epochs=1)
     losses = [3, 2, 2, 2, 2, 1, 1, 1]
-    timeline = make(values, strategy, losses, steps=80, per_epoch=9, seed=4)
+    timeline = make(values, method, losses, steps=80, per_epoch=9, seed=4)
     services = node_services(values, 80, seed=4)
     expected = simulate(services, timeline.choice, 2 * 2 * 0.4)
     # Sums of 80 float64 numbers in another order.
@@ -285,9 +285,9 @@ def test_blocking_takes_as_long_as_synchronous_and_cycling_no_longer(law):
     values = Cluster(nodes=4, service=law, seconds_per_example=1.0, latency=0.1)
     baseline = synchronous(values, steps=60, batch_size=4, update_bytes=0, seed=3)
     run = {"steps": 60, "per_epoch": 15, "seed": 3}
-    blocking = make(values, strategy_of(warmup_epochs=9), [1, 1, 1], **run)
+    blocking = make(values, method_of(warmup_epochs=9), [1, 1, 1], **run)
     # Sums of 60 float64 numbers in another order, here and below.
     np.testing.assert_allclose(blocking.seconds, baseline.seconds, rtol=1e-13)
-    cycling = make(values, strategy_of(), [1, 1, 1], **run)
+    cycling = make(values, method_of(), [1, 1, 1], **run)
     assert np.all(cycling.seconds <= baseline.seconds * (1 + 1e-13))
     assert cycling.seconds[-1] < 0.95 * baseline.seconds[-1]

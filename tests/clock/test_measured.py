@@ -12,10 +12,10 @@ from tests.clock.conftest import BATCH
 
 def real(worker_seconds, epochs=6, per_epoch=5, **values):
     """What real workers that took those seconds are given next."""
-    strategy = DynamicBatch(adapt=True, smoothing=0.5)
+    method = DynamicBatch(adapt=True, smoothing=0.5)
     return measured(
         Cluster(nodes=4, service="measured", **values),
-        strategy,
+        method,
         steps=epochs * per_epoch,
         steps_per_epoch=per_epoch,
         batch_size=BATCH,

@@ -224,19 +224,19 @@ def diloco(table, period=3):
     equal(table, "control.outer_momentum", [0.9] * STEPS)
 
 
-FOUR = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "strategy.groups": GROUPS}
+FOUR = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "method.groups": GROUPS}
 RACED = {
     "asynchronous": ("asynchronous", {}, asynchronous),
-    "bounded": ("asynchronous", {"strategy.staleness_bound": 1}, bounded),
-    "ringmaster": ("ringmaster", {"strategy.delay_bound": 2}, ringmaster),
-    "k_async": ("buffered", {"strategy.waiting": "k_async", "strategy.arrivals": 2}, k_async),
-    "elastic": ("elastic", {"strategy.period": 3}, elastic),
-    "async_local_sgd": ("async_local_sgd", {"strategy.period": 2}, async_local_sgd),
+    "bounded": ("asynchronous", {"method.staleness_bound": 1}, bounded),
+    "ringmaster": ("ringmaster", {"method.delay_bound": 2}, ringmaster),
+    "k_async": ("buffered", {"method.waiting": "k_async", "method.arrivals": 2}, k_async),
+    "elastic": ("elastic", {"method.period": 3}, elastic),
+    "async_local_sgd": ("async_local_sgd", {"method.period": 2}, async_local_sgd),
 }
 REAL = {
     "dynamic_batch": ("dynamic_batch", {"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, dynamic_batch),
-    "daso": ("daso", {"strategy.warmup_epochs": 1, "strategy.max_batches": 4}, daso),
-    "diloco": ("diloco", {"strategy.period": 3}, diloco),
+    "daso": ("daso", {"method.warmup_epochs": 1, "method.max_batches": 4}, daso),
+    "diloco": ("diloco", {"method.period": 3}, diloco),
 }
 
 

@@ -38,9 +38,9 @@ def cluster_of(**values):
 
 
 def daso_of(cluster, **values):
-    strategy = DASO(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
+    method = DASO(**{"warmup_epochs": 0, "cooldown_epochs": 0, **values})
     run = {"steps": STEPS, "batch_size": BATCH, "update_bytes": BYTES, "seed": 3}
-    return clock(cluster, strategy, **run, steps_per_epoch=PER_EPOCH, epoch_losses=[1.0] * 3)
+    return clock(cluster, method, **run, steps_per_epoch=PER_EPOCH, epoch_losses=[1.0] * 3)
 
 
 def clocks(cluster):

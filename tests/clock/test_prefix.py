@@ -15,7 +15,7 @@ from optdyn.train import program
 from tests.values import as_experiment
 
 EPOCH, BATCH, WORKERS = 7, 24, 4
-GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 4}
+GROUPS = {"method.name": "asynchronous", "method.groups": 4}
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 LAWS = ("constant", "exponential", "lognormal", "gamma")
 DRAWN = {
@@ -24,8 +24,8 @@ DRAWN = {
         for name, values in {
             "sync": {},
             "groups": GROUPS,
-            "stale synchronous": {**GROUPS, "strategy.staleness_bound": 1},
-            "ringmaster": {**GROUPS, "strategy.name": "ringmaster", "strategy.delay_bound": 2},
+            "stale synchronous": {**GROUPS, "method.staleness_bound": 1},
+            "ringmaster": {**GROUPS, "method.name": "ringmaster", "method.delay_bound": 2},
         }.items()
         for law in LAWS
     },
@@ -37,37 +37,37 @@ DRAWN = {
         "cluster.pieces.conv_network": 0.01,
         "cluster.pieces.fc": 0.03,
     },
-    "dynamic_batch": {"strategy.name": "dynamic_batch", "cluster.speeds": (1.0, 2.0, 3.0, 9.0)},
-    "disturbed": {"strategy.name": "dynamic_batch", "cluster.disturbance_probability": 0.4},
-    "pipeline": {"strategy.name": "local", "cluster.devices_per_node": 1, "cluster.nodes": 2},
+    "dynamic_batch": {"method.name": "dynamic_batch", "cluster.speeds": (1.0, 2.0, 3.0, 9.0)},
+    "disturbed": {"method.name": "dynamic_batch", "cluster.disturbance_probability": 0.4},
+    "pipeline": {"method.name": "local", "cluster.devices_per_node": 1, "cluster.nodes": 2},
     "filled pipeline": {
-        "strategy.name": "local",
-        "strategy.variant": "backprop",
+        "method.name": "local",
+        "method.variant": "backprop",
         "cluster.nodes": 2,
         "cluster.devices_per_node": 1,
     },
-    "local groups": {**GROUPS, "strategy.name": "asynchronous+local"},
+    "local groups": {**GROUPS, "method.name": "asynchronous+local"},
 }
 # What ends a run in its own way: the last exchange of nodes, and epochs that wait for it.
 ENDING = {
-    "daso": {**NODES, "strategy.name": "daso", "strategy.warmup_epochs": 1},
+    "daso": {**NODES, "method.name": "daso", "method.warmup_epochs": 1},
     "daso+dynamic_batch": {
         **NODES,
-        "strategy.name": "daso+dynamic_batch",
-        "strategy.warmup_epochs": 1,
+        "method.name": "daso+dynamic_batch",
+        "method.warmup_epochs": 1,
     },
-    "model_averaging": {**NODES, "strategy.name": "model_averaging", "strategy.period": 8},
+    "model_averaging": {**NODES, "method.name": "model_averaging", "method.period": 8},
     "fragments": {
         **NODES,
-        "strategy.name": "model_averaging",
-        "strategy.period": 6,
-        "strategy.fragments": 2,
-        "strategy.delay": 2,
+        "method.name": "model_averaging",
+        "method.period": 6,
+        "method.fragments": 2,
+        "method.delay": 2,
     },
     "model_averaging+asynchronous": {
         **NODES,
-        "strategy.name": "model_averaging+asynchronous",
-        "strategy.groups": 2,
+        "method.name": "model_averaging+asynchronous",
+        "method.groups": 2,
     },
 }
 

@@ -196,21 +196,21 @@ def test_a_later_hour_is_felt_at_the_barrier():
 
 def test_a_refusal_names_methods_that_are_not_refused():
     config = default()
-    config.strategy.name, config.cluster.nodes = "sync", 2
+    config.method.name, config.cluster.nodes = "sync", 2
     config.cluster.presence = config.cluster.absence = 9.0
     with pytest.raises(ConfigError) as refused:
         check(as_experiment(config))
-    named = re.findall(r"'(\w+)'", str(refused.value).partition("config.strategy.name")[2])
+    named = re.findall(r"'(\w+)'", str(refused.value).partition("config.method.name")[2])
     assert {"gossip", "diloco"} <= {*named}
     for name in named:
-        config.strategy.name = name
+        config.method.name = name
         check(as_experiment(config))
 
 
 def test_ten_thousand_workers_are_not_refused_for_memory():
     config = default()
     config.model.name, config.steps = "quadratic", 1_000_000
-    config.strategy.name, config.strategy.groups = "asynchronous", 10_000
+    config.method.name, config.method.groups = "asynchronous", 10_000
     config.cluster.nodes = 10_000
     memory_checks.of_config(as_experiment(config))
 

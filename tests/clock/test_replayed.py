@@ -10,34 +10,34 @@ from tests.clock.lines import arrays
 from tests.clock.recorded import config_of, line_of, record, replayed
 from tests.methods import test_battery as battery
 
-BOUNDED = {"strategy.staleness_bound": 1}
-DROPPING = {"strategy.groups": 2, "strategy.delay_bound": 1}
+BOUNDED = {"method.staleness_bound": 1}
+DROPPING = {"method.groups": 2, "method.delay_bound": 1}
 MORE = {
     "bounded": ("asynchronous", BOUNDED),
     "geometric": ("asynchronous", {"cluster.service": "geometric"}),
     "bounded+local": ("asynchronous+local", BOUNDED),
     "bounded in nodes": ("daso+asynchronous", BOUNDED),
-    "k_sync": ("buffered", {"strategy.waiting": "k_sync", "strategy.arrivals": 2}),
+    "k_sync": ("buffered", {"method.waiting": "k_sync", "method.arrivals": 2}),
     "k_async in nodes": (
         "diloco+buffered",
-        {"strategy.waiting": "k_async"} | {"strategy.arrivals": 2},
+        {"method.waiting": "k_async"} | {"method.arrivals": 2},
     ),
-    "too old": ("ringmaster", DROPPING | {"strategy.groups": 4, "strategy.delay_bound": 2}),
+    "too old": ("ringmaster", DROPPING | {"method.groups": 4, "method.delay_bound": 2}),
     "too old, local": ("ringmaster+local", DROPPING),
     "too old in nodes": ("daso+ringmaster", DROPPING),
     "too old in nodes, local": ("diloco+ringmaster+local", DROPPING),
-    "nothing is too old": ("ringmaster", {"strategy.delay_bound": 0}),
-    "one group": ("ringmaster", {"strategy.groups": 1}),
+    "nothing is too old": ("ringmaster", {"method.delay_bound": 0}),
+    "one group": ("ringmaster", {"method.groups": 1}),
     "streaming": (
         "diloco",
-        {"strategy.fragments": 3, "strategy.period": 6, "strategy.delay": 1},
+        {"method.fragments": 3, "method.period": 6, "method.delay": 1},
     ),
     "volunteers": ("model_averaging", {"cluster.presence": 0.2, "cluster.absence": 0.1}),
     "gossiping volunteers": ("gossip", {"cluster.presence": 0.2, "cluster.absence": 0.1}),
-    "push": ("gossip", {"strategy.graph": "push"}),
+    "push": ("gossip", {"method.graph": "push"}),
     "dropped messages": (
         "decoupled",
-        {"strategy.period": 2, "strategy.quorum": 1, "cluster.latency": 0.03},
+        {"method.period": 2, "method.quorum": 1, "cluster.latency": 0.03},
     ),
 }
 FURTHER = ("elastic+local", "async_local_sgd+local", "buffered+local", "diloco+async_local_sgd")
@@ -65,7 +65,7 @@ def test_a_trace_gives_back_its_own_timeline(tmp_path, case):
 
 def test_fewer_steps_are_the_first_ones(tmp_path):
     """Also where a message is under way at the end."""
-    config = config_of("daso", **{"strategy.warmup_epochs": 0, "strategy.wait": 1})
+    config = config_of("daso", **{"method.warmup_epochs": 0, "method.wait": 1})
     record(line_of(config), tmp_path / "trace.csv")
     again = replayed(config, tmp_path / "trace.csv")
     whole = line_of(again)
@@ -77,25 +77,25 @@ def test_fewer_steps_are_the_first_ones(tmp_path):
 @pytest.mark.parametrize(
     ("name", "other", "message"),
     [
-        ("diloco", {"strategy.period": 4}, r"update 2 has control\.send.* = 1, and by the config"),
-        ("diloco", {"strategy.outer_momentum": 0.5}, r"control\.outer_momentum = 0\.9, and"),
-        ("elastic", {"strategy.period": 3}, r"control\.exchange = 1, and by the config"),
+        ("diloco", {"method.period": 4}, r"update 2 has control\.send.* = 1, and by the config"),
+        ("diloco", {"method.outer_momentum": 0.5}, r"control\.outer_momentum = 0\.9, and"),
+        ("elastic", {"method.period": 3}, r"control\.exchange = 1, and by the config"),
         ("ad_psgd", {"seed": 7}, r"control\.peer = . and by|control\.peer = "),
-        ("diloco", {"strategy.name": "slowmo"}, r"control\.outer_learning_rate is of another"),
-        ("daso", {"strategy.name": "gossip"}, r"control\.send is of another method"),
+        ("diloco", {"method.name": "slowmo"}, r"control\.outer_learning_rate is of another"),
+        ("daso", {"method.name": "gossip"}, r"control\.send is of another method"),
         ("dynamic_batch", {"batch_size": 25}, r"control\.shares = .*must be 25 in sum"),
         ("asynchronous+local", {"model.hidden": (7,)}, r"needs the columns control\.worker\.0 to"),
-        ("ringmaster", {"strategy.delay_bound": 1}, r"worker . has is too old to apply"),
-        ("ringmaster", {"strategy.delay_bound": 3}, r"worker . has is not too old to apply"),
-        ("ringmaster", {"strategy.delay_bound": 0}, r"control\.dropped is of another method"),
-        ("asynchronous", {"strategy.name": "ringmaster"}, r"columns control\.dropped\.0 to \.1"),
-        ("buffered", {"strategy.arrivals": 2}, r"needs the columns control\.worker\.0 to \.1"),
+        ("ringmaster", {"method.delay_bound": 1}, r"worker . has is too old to apply"),
+        ("ringmaster", {"method.delay_bound": 3}, r"worker . has is not too old to apply"),
+        ("ringmaster", {"method.delay_bound": 0}, r"control\.dropped is of another method"),
+        ("asynchronous", {"method.name": "ringmaster"}, r"columns control\.dropped\.0 to \.1"),
+        ("buffered", {"method.arrivals": 2}, r"needs the columns control\.worker\.0 to \.1"),
     ],
 )
 def test_a_trace_of_another_run_is_refused(tmp_path, name, other, message):
-    groups = {"cluster.nodes": 4, "strategy.groups": 4} if name == "ad_psgd" else {}
+    groups = {"cluster.nodes": 4, "method.groups": 4} if name == "ad_psgd" else {}
     record(line_of(config_of(name, **groups)), tmp_path / "trace.csv")
-    wrong = config_of(other.get("strategy.name", name), **groups | other)
+    wrong = config_of(other.get("method.name", name), **groups | other)
     wrong = replayed(wrong, tmp_path / "trace.csv")
     with pytest.raises((TimelineError, ConfigError), match=message) as caught:
         line_of(wrong)

@@ -89,7 +89,7 @@ def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, rep
         check(many, groups, steps)
 
 
-@pytest.mark.parametrize("values", [{}, {"batch_size": 7}, {"strategy.groups": 4}])
+@pytest.mark.parametrize("values", [{}, {"batch_size": 7}, {"method.groups": 4}])
 @pytest.mark.parametrize(
     ("fresh", "an_update"),
     # Eight workers: max(12 / 8, 0.5 x 8) = 4 of convolutions, then 1 dense. Unmerged, 2 more for
@@ -98,7 +98,7 @@ def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, rep
 )
 def test_synchronous_runs_take_the_sum_of_the_pieces(fresh, an_update, values):
     """The seconds are those of a whole batch, however large, and of one group whatever is said."""
-    base = {"cluster.nodes": 4, "cluster.devices_per_node": 2, "strategy.fresh": fresh}
+    base = {"cluster.nodes": 4, "cluster.devices_per_node": 2, "method.fresh": fresh}
     timeline = of(base | {"steps": 20, "cluster.service": "constant"} | values)
     # Sums of halves: exact in float64.
     np.testing.assert_array_equal(timeline.seconds, an_update * np.arange(1, 21))
@@ -109,7 +109,7 @@ def test_synchronous_runs_take_the_sum_of_the_pieces(fresh, an_update, values):
 @pytest.mark.parametrize("groups", [1, 2, 4, 8, 16])
 def test_asynchronous_runs_follow_the_closed_form(groups, fresh):
     """After the first round, HE(g) seconds an update of constant service; merged if fresh."""
-    values = {"strategy.name": "asynchronous", "strategy.groups": groups, "strategy.fresh": fresh}
+    values = {"method.name": "asynchronous", "method.groups": groups, "method.fresh": fresh}
     timeline = of(values | {"cluster.nodes": 16, "cluster.service": "constant", "steps": 320})
     expected = seconds_per_iteration(
         IterationSeconds(12.0, 0.5, 1.0, bool(fresh), 2.0), groups, 16 // groups
@@ -142,7 +142,7 @@ def test_without_pieces_there_is_no_server():
 
 def test_a_run_has_the_seconds_of_its_pieces(config, mnist, tmp_path):
     """End to end: merged groups of a real run, as its log has them."""
-    chosen = CHOSEN | {"strategy.fresh": ("classifier",), "cluster.service": "constant"}
+    chosen = CHOSEN | {"method.fresh": ("classifier",), "cluster.service": "constant"}
     summary = trainer.train(as_experiment(config(mnist | chosen)), tmp_path)
     # Four groups of one worker, max(12, 0.5) + 1 until the first delivers at 13, the others a
     # second apart behind it: the last of 60 updates is the fourth of round 15, 13 x 15 + 3.

@@ -100,11 +100,11 @@ def test_a_straggler_holds_up_all_in_the_long_run(bound):
 def test_the_config_asks_for_it():
     """With bound 0 a gradient misses at most one update of each other group."""
     config = default()
-    config.strategy.name, config.strategy.groups = "asynchronous", 4
+    config.method.name, config.method.groups = "asynchronous", 4
     config.cluster.nodes, config.cluster.speeds = 4, (1.0, 1.0, 1.0, 0.1)
     stalest = {}
     for bound in (-1, 0):
-        config.strategy.staleness_bound = bound
+        config.method.staleness_bound = bound
         stalest[bound] = (
             as_experiment(config).timeline(steps_per_epoch=10, update_bytes=0).staleness.max()
         )

@@ -36,7 +36,7 @@ def test_every_fragment_is_sent_once_in_every_period(period, fragments, steps, d
 
 def streaming(fragments, steps, values=()):
     """A run of the battery by the config, of two nodes of one device."""
-    own = {"strategy.period": 4, "strategy.fragments": fragments, "cluster.devices_per_node": 1}
+    own = {"method.period": 4, "method.fragments": fragments, "cluster.devices_per_node": 1}
     config = battery.config_of("model_averaging", own | dict(values) | {"steps": steps})
     params = battery.make_run("model_averaging").params
     network = methods.ModelInfo(program.problem_of(config, 5), params, {})
@@ -89,7 +89,7 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
         "cluster.seconds_per_example": 1 / 8,  # a second an update
         "cluster.latency": latency,
         "cluster.bandwidth": 1e3,
-        "strategy.delay": delay,
+        "method.delay": delay,
     }
     config, params, line = streaming(fragments, 30, values)
     services, _ = node_seconds(config.cluster, 30, config.batch_size, 0, config.seed)
@@ -104,7 +104,7 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
 def test_an_exchange_shorter_than_the_delay_is_behind_the_computing():
     """Constant service of one second an update, two nodes: only the end is waited for."""
     values = {"cluster.seconds_per_example": 1 / 12, "cluster.latency": 0.4}
-    late, now = (streaming(2, 20, values | {"strategy.delay": d})[2].seconds for d in (1, 0))
+    late, now = (streaming(2, 20, values | {"method.delay": d})[2].seconds for d in (1, 0))
     exchange = 2 * 0.4  # there and round the ring of two, a fragment
     np.testing.assert_allclose(late[:-1], np.arange(1, 20), rtol=1e-12)
     assert late[-1] == pytest.approx(20 + 2 * exchange)

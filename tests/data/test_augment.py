@@ -227,7 +227,7 @@ STAGES = {
     "model.name": "resmlp",
     "model.width": 8,
     "model.blocks": 2,
-    "strategy.name": "local",
+    "method.name": "local",
     "cluster.service": "constant",
 }
 ON_STAGES = STAGES | {"cluster.nodes": 2, "parallel.api": "shard_map"}
@@ -240,7 +240,7 @@ LAYOUTS = {
     },
     "local": {"simulated": STAGES, "real": ON_STAGES | STREAMED},
     "gpipe": {
-        name: values | {"strategy.variant": "backprop"}
+        name: values | {"method.variant": "backprop"}
         for name, values in (("simulated", STAGES), ("real", ON_STAGES | STREAMED))
     },
 }

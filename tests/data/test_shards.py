@@ -62,8 +62,8 @@ def test_what_can_be_had_is_in_the_proportions_that_were_drawn():
 
 
 VALUES = {
-    "strategy.name": "gossip",
-    "strategy.groups": 1,
+    "method.name": "gossip",
+    "method.groups": 1,
     "data.dirichlet": 0.1,
     "batch_size": 12,
     "cluster.nodes": 4,
@@ -71,8 +71,8 @@ VALUES = {
 
 
 GROUPS = VALUES | {
-    "strategy.name": "asynchronous",
-    "strategy.groups": 4,
+    "method.name": "asynchronous",
+    "method.groups": 4,
     "cluster.service": "exponential",
 }
 
@@ -143,16 +143,16 @@ def test_data_without_labels_is_cut_into_stretches(config):
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"strategy.name": "asynchronous"}, "config.data.dirichlet: each group has a node's shard"),
+        ({"method.name": "asynchronous"}, "config.data.dirichlet: each group has a node's shard"),
         (
-            GROUPS | {"strategy.name": "buffered", "strategy.arrivals": 2},
+            GROUPS | {"method.name": "buffered", "method.arrivals": 2},
             "config.data.dirichlet: a group has a shard where",
         ),
         (GROUPS | {"cluster.service": "race"}, "config.data.dirichlet: of groups whose times are"),
         (GROUPS | {"probes.momentum": True}, "config.data.dirichlet: config.probes.momentum must"),
-        ({"strategy.name": "dynamic_batch"}, "config.data.dirichlet: nodes have shards of their"),
-        ({"strategy.name": "sync", "batch_size": 10}, "config.batch_size = 10: must be a multi"),
-        ({"strategy.name": "sync", "replicas.count": 2}, "config.data.dirichlet: replicas are"),
+        ({"method.name": "dynamic_batch"}, "config.data.dirichlet: nodes have shards of their"),
+        ({"method.name": "sync", "batch_size": 10}, "config.batch_size = 10: must be a multi"),
+        ({"method.name": "sync", "replicas.count": 2}, "config.data.dirichlet: replicas are"),
         ({"data.dirichlet": -1.0}, "config.data.dirichlet = -1.0: must be at least 0"),
         ({"model.noise": 0.0}, "config.data.dirichlet: 1 examples are too few for shards of"),
     ],
@@ -165,5 +165,5 @@ def test_what_has_no_shards_is_refused_in_one_line(config, values, line):
 
 def test_synchronous_nodes_have_shards_too():
     chosen = default()
-    chosen.update_from_flattened_dict(VALUES | {"strategy.name": "sync"})
+    chosen.update_from_flattened_dict(VALUES | {"method.name": "sync"})
     check(as_experiment(chosen))

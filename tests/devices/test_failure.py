@@ -17,8 +17,8 @@ from tests.proc import ended, parents, read
 ROOT = Path(__file__).parents[2]
 RUN = (
     "--config=configs/quickstart.py",
-    "--config.strategy.name=sync",
-    "--config.strategy.groups=1",
+    "--config.method.name=sync",
+    "--config.method.groups=1",
     "--config.parallel.api=shard_map",
     "--config.steps=500",
     "--config.log_every=50",

@@ -42,15 +42,15 @@ VARIANTS = {
         "parallel.accumulation": 4,
     },
     "shares": {
-        "strategy.name": "dynamic_batch",
+        "method.name": "dynamic_batch",
         "cluster.nodes": 4,
         "cluster.speeds": [1.0, 1.0, 2.0, 4.0],
     },
     "blocking": {
-        "strategy.name": "daso",
+        "method.name": "daso",
         "cluster.nodes": 4,
-        "strategy.max_batches": 1,
-        "strategy.wait": 0,
+        "method.max_batches": 1,
+        "method.wait": 0,
     },
 }
 VARIANTS |= {
@@ -58,17 +58,17 @@ VARIANTS |= {
     for name in ("shares", "blocking")
 }
 DASO = {
-    "strategy.name": "daso",
+    "method.name": "daso",
     "steps": 200,
     "cluster.nodes": 2,
     "cluster.devices_per_node": 2,
-    "strategy.warmup_epochs": 2,
-    "strategy.cooldown_epochs": 2,
-    "strategy.patience": 0,
+    "method.warmup_epochs": 2,
+    "method.cooldown_epochs": 2,
+    "method.patience": 0,
 }
 REAL_DASO = DASO | {"parallel.api": "shard_map"}
 MEASURED = {
-    "strategy.name": "dynamic_batch",
+    "method.name": "dynamic_batch",
     "cluster.nodes": 4,
     "cluster.service": "measured",
     "cluster.disturbances": [[3, 2, 3, 6]],  # in epochs of 20 updates
@@ -77,24 +77,24 @@ MEASURED = {
 
 # What the cluster is, simulated; and in which idioms, with 8 devices, it is real. Constant service:
 # arrivals are the same however they are drawn.
-GROUPS = {"strategy.name": "asynchronous", "strategy.groups": 2, "cluster.nodes": 8}
+GROUPS = {"method.name": "asynchronous", "method.groups": 2, "cluster.nodes": 8}
 ONE_EACH = DASO | {"cluster.nodes": 4, "cluster.devices_per_node": 1}
 STREAMING = {
-    "strategy.name": "model_averaging",
-    "strategy.fragments": 4,  # as many as there are arrays
-    "strategy.delay": 1,
-    "strategy.mixing": 0.25,
+    "method.name": "model_averaging",
+    "method.fragments": 4,  # as many as there are arrays
+    "method.delay": 1,
+    "method.mixing": 0.25,
 }
 PUSH_SUM = {  # of nodes that have shards of their own
-    "strategy.name": "gossip",
-    "strategy.graph": "push",
-    "strategy.gossip_order": "adapt",
+    "method.name": "gossip",
+    "method.graph": "push",
+    "method.gossip_order": "adapt",
     "data.dirichlet": 0.3,
 }
 SPEEDS = {"cluster.speeds": [1.0, 3.0, 2.0, 2.0]}
 # Three stages of two devices each.
 PIPELINE = {
-    "strategy.name": "stale_pipeline",
+    "method.name": "stale_pipeline",
     "model.hidden": [16, 12, 14],
     "cluster.nodes": 3,
     "cluster.devices_per_node": 2,
@@ -102,7 +102,7 @@ PIPELINE = {
 CONVOLUTIONS = {"model.name": "cnn", "model.channels": [2, 3], "model.hidden": [8]}
 PIPELINES = {
     "stash": {"optimizer.chain": ["delay_compensation", "staleness_rate"]},
-    "2bw": {"strategy.micro_batches": 4, **CONVOLUTIONS},
+    "2bw": {"method.micro_batches": 4, **CONVOLUTIONS},
     # Adam's updates are of one size, so that of what is nearly 0 rounding has the say; small ones.
     "no_stash": {
         "optimizer.name": "adam",
@@ -116,8 +116,8 @@ PIPELINES = {
 
 def of(base, name, more=(), apis=("shard_map",), **keys):
     """A method on that cluster with these keys of its own, and the idioms in which it is real."""
-    own = {f"strategy.{key}": value for key, value in keys.items()}
-    return base | {"strategy.name": name} | own | dict(more), apis
+    own = {f"method.{key}": value for key, value in keys.items()}
+    return base | {"method.name": name} | own | dict(more), apis
 
 
 TWO_LAYERS = {"model.hidden": [16, 16]}

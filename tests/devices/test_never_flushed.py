@@ -39,7 +39,7 @@ def test_a_forward_meets_its_neighbours_backward(stages):
 def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
     """All versions, in the middle of a run."""
     config = default()
-    own = {"strategy.name": "stale_pipeline", "strategy.pipeline": kind, "steps": 13}
+    own = {"method.name": "stale_pipeline", "method.pipeline": kind, "steps": 13}
     config.update_from_flattened_dict({**mnist, **own, "model.hidden": (9, 6, 7)})
     config.update_from_flattened_dict({"cluster.service": "constant", "cluster.nodes": 2})
     trainer.train(as_experiment(config), tmp_path)

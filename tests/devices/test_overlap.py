@@ -24,10 +24,10 @@ from tests.values import as_experiment
 # Sent after 8, 16, ... updates, received after 14, 22, ...: at 20, a checkpoint, one is under way.
 # One node, whose own parameters of before are mixed with those it has, so that one device has it.
 LATE = {
-    "strategy.name": "model_averaging",
-    "strategy.period": 8,
-    "strategy.delay": 6,
-    "strategy.mixing": 0.5,
+    "method.name": "model_averaging",
+    "method.period": 8,
+    "method.delay": 6,
+    "method.mixing": 0.5,
     "cluster.nodes": 1,
 }
 REAL = LATE | {"parallel.api": "overlap"}
@@ -131,23 +131,23 @@ def test_the_devices_of_a_node_take_turns():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"strategy.name": "sync"}, "'sync' has no nodes that train by themselves"),
-        ({"strategy.name": "gossip"}, "'gossip' exchanges otherwise than by sums"),
+        ({"method.name": "sync"}, "'sync' has no nodes that train by themselves"),
+        ({"method.name": "gossip"}, "'gossip' exchanges otherwise than by sums"),
         (
-            {"strategy.name": "diloco", "strategy.compression": "sign"},
-            r"'diloco' compresses its messages \(config.strategy.compression = 'sign'\)",
+            {"method.name": "diloco", "method.compression": "sign"},
+            r"'diloco' compresses its messages \(config.method.compression = 'sign'\)",
         ),
         (
-            {"strategy.name": "slowmo", "strategy.inner_state": "averaged"},
-            r"'slowmo' averages its optimizers' states too \(config.strategy.inner_state",
+            {"method.name": "slowmo", "method.inner_state": "averaged"},
+            r"'slowmo' averages its optimizers' states too \(config.method.inner_state",
         ),
     ],
 )
 def test_what_cannot_leave_the_loop_is_refused_in_one_line(config, values, message):
     with pytest.raises(ConfigError, match=message) as refused:
-        check(as_experiment(config({"strategy.groups": 1, **values, "parallel.api": "overlap"})))
+        check(as_experiment(config({"method.groups": 1, **values, "parallel.api": "overlap"})))
     assert "\n" not in str(refused.value)
-    check(as_experiment(config({"strategy.groups": 1, **values, "parallel.api": "jit"})))
+    check(as_experiment(config({"method.groups": 1, **values, "parallel.api": "jit"})))
 
 
 @pytest.mark.parametrize("of", [[[0, 0], [0, 1]], [[1, 1], [1, 1]], [[0, 0], [1, 1], [1, 1]]])

@@ -41,7 +41,7 @@ def test_a_timeline_is_drawn_once_for_all_steps_and_momenta_and_for_nothing_else
     """Curves are those of timelines that are drawn each time."""
     seeds = [3, 4, 3]
     every = [small(2).with_({"optimizer.momentum": m}, seed=s) for m in (0.0, 0.5) for s in seeds]
-    every += [each.with_({"strategy.groups": 4}) for each in every[:1]]
+    every += [each.with_({"method.groups": 4}) for each in every[:1]]
     drawn, draw = list[int](), Experiment.timeline
 
     def counted(config, **known):
@@ -101,7 +101,7 @@ def test_a_step_that_is_too_large_diverges_and_never_crosses():
 
 
 def test_real_devices_are_refused():
-    config = small(1).with_({"strategy.name": "sync", "parallel.api": "jit"})
+    config = small(1).with_({"method.name": "sync", "parallel.api": "jit"})
     with pytest.raises(ConfigError, match="one device"):
         trial(config)
 
@@ -135,14 +135,14 @@ def test_seconds_to_a_mean_have_the_meeting_that_it_takes(method, delay):
 
     After a meeting with neighbours, or one of what was sent two updates before, nodes differ.
     """
-    config = small(1).with_({"strategy.name": method, "probes.mean": True}, batch_size=4)
+    config = small(1).with_({"method.name": method, "probes.mean": True}, batch_size=4)
     cluster = config.cluster.with_(nodes=4, service="constant", bandwidth=1e3)
     config = config.with_(cluster=cluster)
     if method != "gossip":
-        config = config.with_({"strategy.period": 4, "strategy.delay": delay})
+        config = config.with_({"method.period": 4, "method.delay": delay})
     curve = trial(config, first=1)
     more = dict(zip(curve.updates, np.subtract(curve.met, curve.seconds), strict=True))
-    rarely = {"strategy.name": "model_averaging", "strategy.period": 40}
+    rarely = {"method.name": "model_averaging", "method.period": 40}
     reference = small(1).with_(rarely, cluster=cluster, steps=7)
     line = trainer.prepare(reference).timeline
     meeting = line.seconds[-1] - line.seconds[-2] * 7 / 6

@@ -78,7 +78,7 @@ def events(choice, rates=RATE, momentum=0.0):
     return Event(jax.tree.map(jnp.asarray, choice), hyper)
 
 
-_over = cache(partial(over_nodes, devices=1))  # one strategy, one program
+_over = cache(partial(over_nodes, devices=1))  # one method, one program
 
 
 @partial(jax.jit, static_argnums=0)
@@ -90,9 +90,9 @@ def _scan(made, start, events, batches):
     return jax.lax.scan(body, made.init(start), (events, batches))[1]
 
 
-def ran(strategy, events, nodes=NODES, batches=BATCHES, start=None):
+def ran(method, events, nodes=NODES, batches=BATCHES, start=None):
     """(STEPS, nodes, ...) states of the nodes after every update, and (STEPS,) bytes sent."""
-    return _scan(_over(strategy, nodes), start or tree(START), events, batches)
+    return _scan(_over(method, nodes), start or tree(START), events, batches)
 
 
 def gradient(x, t, rows):

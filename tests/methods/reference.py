@@ -626,7 +626,7 @@ class Batch:
 def run(name, params, choices, hypers, images, labels, nodes, devices, keys):
     """Parameters of every node after each update, (steps,) lists of dicts.
 
-    `choices` and `hypers` are of each update; `keys` are those of config.strategy.
+    `choices` and `hypers` are of each update; `keys` are those of config.method.
     """
     parts = name.split("+")
 

@@ -11,7 +11,7 @@ from tests.values import as_experiment
 @pytest.mark.parametrize("name", ["asynchronous", "buffered", "model_averaging"])
 def test_parts_make_the_updates_of_the_whole(config, mnist, name):
     """To rounding: sums of 16 gradients in another order, 20 updates of some 1e-2."""
-    values = mnist | {"strategy.name": name, "batch_size": 16, "steps": 20, "log_every": 20}
+    values = mnist | {"method.name": name, "batch_size": 16, "steps": 20, "log_every": 20}
     values |= {"checkpoint_every": 0, "cluster.nodes": 2 if name == "model_averaging" else 4}
 
     def trained(parts):

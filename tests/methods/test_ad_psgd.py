@@ -12,12 +12,12 @@ from tests.methods.nodes import RATE, START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, events_of, line_of, ran, reference
 
 MANY = 4  # workers: on fewer a ring is complete
-strategy = cache(lambda: workers.made(ad_psgd, MANY))
+method = cache(lambda: workers.made(ad_psgd, MANY))
 
 
 @pytest.mark.parametrize("graph", ["ring", "complete"])
 def test_every_update_equals_the_reference(graph):
-    line = line_of("ad_psgd", MANY, **{"strategy.graph": graph})
+    line = line_of("ad_psgd", MANY, **{"method.graph": graph})
 
     def arrival(now, i, t, step):
         j = line.choice.peer[t]
@@ -26,7 +26,7 @@ def test_every_update_equals_the_reference(graph):
         now.x[i] = now.read[i] = met + way
         now.shown = np.mean(now.x, axis=0)
 
-    states, info = ran(strategy(), events_of(line))
+    states, info = ran(method(), events_of(line))
     x, shown = reference(line, arrival)
     np.testing.assert_allclose(flattened(states.workers), x, **CLOSE)
     means = jax.vmap(lambda state: state.params)(states)
@@ -38,8 +38,8 @@ def test_every_update_equals_the_reference(graph):
 def test_meeting_keeps_the_mean_and_brings_workers_together():
     """At rate 0, workers anywhere."""
     table = np.random.default_rng(3).normal(size=(MANY, P))
-    start = strategy().init(tree(START))._replace(workers=tree(np.float32(table)))
-    states, _ = ran(strategy(), events_of(line_of("ad_psgd", MANY), rate=0.0), state=start)
+    start = method().init(tree(START))._replace(workers=tree(np.float32(table)))
+    states, _ = ran(method(), events_of(line_of("ad_psgd", MANY), rate=0.0), state=start)
     means = flattened(states.workers).mean(axis=1)
     # Numbers of about one, an ulp (1e-7) in each of 32 meetings.
     np.testing.assert_allclose(means, np.tile(table.mean(0), (STEPS, 1)), rtol=0, atol=5e-6)

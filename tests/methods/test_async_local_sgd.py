@@ -11,9 +11,9 @@ from tests.methods import workers
 from tests.methods.nodes import START, P, flattened
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
 
-strategy = cache(lambda: workers.made(async_local_sgd))
+method = cache(lambda: workers.made(async_local_sgd))
 ETA, B = 0.7, 0.9
-SPEEDS = {"cluster.speeds": (1.0, 0.8, 0.4), "strategy.period": 4}
+SPEEDS = {"cluster.speeds": (1.0, 0.8, 0.4), "method.period": 4}
 
 
 def aged(line, alpha, eta, adam):
@@ -53,20 +53,20 @@ adam_server = cache(
 
 @pytest.mark.parametrize("adam, eta", [(False, ETA), (True, 0.05)])
 def test_a_server_heeds_the_age_of_what_comes(adam, eta):
-    asked = {"strategy.age_decay": 0.5, "strategy.outer_learning_rate": eta}
+    asked = {"method.age_decay": 0.5, "method.outer_learning_rate": eta}
     line = line_of("async_local_sgd", **SPEEDS, **asked)
     _, theta = reference(line, aged(line, 0.5, eta, adam))
-    states, _ = ran(adam_server() if adam else strategy(), events_of(line))
+    states, _ = ran(adam_server() if adam else method(), events_of(line))
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), theta, rtol=0, atol=1e-5)
-    plain, _ = ran(strategy(), events_of(line_of("async_local_sgd", **SPEEDS)))
+    plain, _ = ran(method(), events_of(line_of("async_local_sgd", **SPEEDS)))
     assert np.abs(flattened(plain.params) - theta).max() > 1e-2
 
 
 @pytest.mark.parametrize("cutoff", [1.0, 3.0, 1e9])
 def test_what_is_older_than_the_cutoff_counts_nothing(cutoff):
     """By half a cosine on the way there; far from it, and at age 0, what comes counts whole."""
-    line = line_of("async_local_sgd", **SPEEDS, **{"strategy.age_cutoff": cutoff})
+    line = line_of("async_local_sgd", **SPEEDS, **{"method.age_cutoff": cutoff})
     age, weight = line.staleness[line.choice.exchange], line.choice.weight[line.choice.exchange]
     assert age.max() >= 3 and not age.min()
     np.testing.assert_array_equal(weight[age == 0], 1)
@@ -120,13 +120,13 @@ heloco_server = cache(
 @pytest.mark.parametrize(("c_ok", "k"), [(0.9, 0.7), (1.0, 5.0), (-1.0, 0.7)])
 def test_heloco_turns_messages_toward_the_momentum(c_ok, k):
     """As it says by cases; strong corrections are cut at 1, and of c_ok = -1 there are none."""
-    asked = {"strategy.server": "heloco", "strategy.aligned": c_ok, "strategy.correction": k}
+    asked = {"method.server": "heloco", "method.aligned": c_ok, "method.correction": k}
     line, cases = line_of("async_local_sgd", **SPEEDS, **asked), []
     _, theta = reference(line, directed(line, c_ok, k, cases))
     states, _ = ran(heloco_server(), events_of(line))
     np.testing.assert_allclose(flattened(states.params), theta, **CLOSE)
     assert {-1.0, 0.0, 1.0} <= set(cases)
-    plain = line_of("async_local_sgd", **SPEEDS, **(asked | {"strategy.correction": 0.0}))
+    plain = line_of("async_local_sgd", **SPEEDS, **(asked | {"method.correction": 0.0}))
     others, _ = ran(heloco_server(), events_of(plain))
     same = np.abs(flattened(others.params) - theta).max() < 1e-4
     assert same == (c_ok == -1)
@@ -169,11 +169,11 @@ def delayed(line, delay, c):
 
 @pytest.mark.parametrize(("delay", "part"), [(0, 0.0), (2, 0.5)])
 def test_every_update_equals_the_reference(delay, part):
-    asked = {"strategy.momentum_delay": delay, "strategy.momentum_part": part}
+    asked = {"method.momentum_delay": delay, "method.momentum_part": part}
     line = line_of("async_local_sgd", **SPEEDS, **asked)
     rule, kept = delayed(line, delay or WORKERS, part / (delay or WORKERS))
     x, theta = reference(line, rule)
-    states, info = ran(strategy(), events_of(line))
+    states, info = ran(method(), events_of(line))
     np.testing.assert_allclose(flattened(states.params), theta, **CLOSE)
     np.testing.assert_allclose(flattened(states.workers), x, **CLOSE)
     np.testing.assert_array_equal(line.staleness, kept["stale"])
@@ -184,9 +184,9 @@ def test_every_update_equals_the_reference(delay, part):
 def test_slower_workers_take_fewer_steps():
     """As many as they have time for while the fastest takes H; at least one."""
     asked = {"cluster.service": "constant", "cluster.speeds": (4.0, 2.0, 0.2)}
-    asked |= {"strategy.period": 8}
+    asked |= {"method.period": 8}
     for by_speed, expected in ((True, (8, 4, 1)), (False, (8, 8, 8))):
-        asked["strategy.steps_by_speed"] = by_speed
+        asked["method.steps_by_speed"] = by_speed
         line = line_of("async_local_sgd", steps=160, **asked)
         for i, period in enumerate(expected):
             each = line.choice.exchange[line.worker == i]

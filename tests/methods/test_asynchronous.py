@@ -37,16 +37,16 @@ def arrivals(name):
 @cache  # compiled once for all tests of the same optimizer and number of slots
 def compiled(optimizer, hyper_names, slots):
     made = optimizers.optimizer(optimizer, hyper_names)
-    strategy = asynchronous(QUADRATIC.loss, made, slots)
+    method = asynchronous(QUADRATIC.loss, made, slots)
 
     def body(state, inputs):
         event, optima = inputs
-        state, info = strategy.step(state, event, {"optimum": optima})
+        state, info = method.step(state, event, {"optimum": optima})
         return state, (info["loss"], state.params["x"]["x"])
 
     @jax.jit
     def whole(events, optima):
-        start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
+        start = method.init({"x": {"x": jnp.ones(DIMENSION)}})
         return jax.lax.scan(body, start, (events, optima))
 
     return whole
@@ -135,16 +135,16 @@ def test_implicit_momentum_of_memoryless_groups():
     cluster = Cluster(nodes=g, service="geometric")
     made = clock.make(cluster, groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas)
     optimizer = optimizers.optimizer("sgd", ("learning_rate",))
-    strategy = asynchronous(QUADRATIC.loss, optimizer, made.slots)
+    method = asynchronous(QUADRATIC.loss, optimizer, made.slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}
 
     def body(state, choice):
         event = Event(choice, {"learning_rate": jnp.float32(alpha)})
-        state, _ = strategy.step(state, event, batch)
+        state, _ = method.step(state, event, batch)
         return state, state.params["x"]["x"]
 
     def trajectory(choices):
-        start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
+        start = method.init({"x": {"x": jnp.ones(DIMENSION)}})
         return jax.lax.scan(body, start, choices)[1]
 
     x = np.asarray(jax.jit(jax.vmap(trajectory))(made.choice), np.float64)

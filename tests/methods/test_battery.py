@@ -18,12 +18,11 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn import methods as strategies
 from optdyn import optimizers
-from optdyn.clock.base import Shares, chosen
+from optdyn.clock.base import Shares, choice_of
 from optdyn.clock.shares import columns, cut
 from optdyn.experiment import ConfigError, default, parse
-from optdyn.methods import Event
+from optdyn.methods import Event, ModelInfo, Rule, built_in, chosen, compose
 from optdyn.methods.mix import compression
 from optdyn.train import devices as parallel
 from optdyn.train import program
@@ -44,89 +43,89 @@ NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 ONE = {"cluster.nodes": 1, "cluster.devices_per_node": 4}
 CASES = {
     "sync": Case({}, None),
-    "asynchronous": Case({"strategy.groups": 2}, {"strategy.groups": 1}, bits=True),
-    "elastic": Case({"strategy.groups": 2, "strategy.period": 2}, None, like="asynchronous"),
+    "asynchronous": Case({"method.groups": 2}, {"method.groups": 1}, bits=True),
+    "elastic": Case({"method.groups": 2, "method.period": 2}, None, like="asynchronous"),
     "async_local_sgd": Case(
-        {"strategy.groups": 2, "strategy.period": 2},
-        {"strategy.groups": 1, "strategy.period": 1}
-        | {"strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        {"method.groups": 2, "method.period": 2},
+        {"method.groups": 1, "method.period": 1}
+        | {"method.outer_learning_rate": 1.0, "method.outer_momentum": 0.0},
         like="asynchronous",
     ),
     "decoupled": Case(
-        {"strategy.groups": 2, "strategy.period": 2, "strategy.fragments": 2},
+        {"method.groups": 2, "method.period": 2, "method.fragments": 2},
         None,
         like="asynchronous",
     ),
-    "ad_psgd": Case({"strategy.groups": 2}, {"strategy.groups": 1}, like="asynchronous"),
+    "ad_psgd": Case({"method.groups": 2}, {"method.groups": 1}, like="asynchronous"),
     "buffered": Case(
-        {"strategy.groups": 2, "strategy.arrivals": 3},
-        {"strategy.groups": 1, "strategy.arrivals": 1},
+        {"method.groups": 2, "method.arrivals": 3},
+        {"method.groups": 1, "method.arrivals": 1},
         bits=True,
         like="asynchronous",
     ),
     "mindflayer": Case(
-        {"strategy.groups": 2, "strategy.arrivals": 3, "strategy.allotted": 1.5},
-        {"strategy.groups": 1, "strategy.arrivals": 1, "strategy.allotted": 0.0},
+        {"method.groups": 2, "method.arrivals": 3, "method.allotted": 1.5},
+        {"method.groups": 1, "method.arrivals": 1, "method.allotted": 0.0},
         bits=True,
         like="asynchronous",
     ),
     "ringmaster": Case(
-        {"strategy.groups": 2, "strategy.delay_bound": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
-        {"strategy.groups": 1},
+        {"method.groups": 2, "method.delay_bound": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
+        {"method.groups": 1},
         bits=True,
         like="asynchronous",
     ),
     "ringleader": Case(
-        {"strategy.groups": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
-        {"strategy.groups": 1},
+        {"method.groups": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
+        {"method.groups": 1},
         bits=True,
         like="asynchronous",
     ),
     "daso": Case(
-        {"strategy.warmup_epochs": 1, "strategy.cooldown_epochs": 0, "strategy.max_batches": 2},
-        {**ONE, "strategy.wait": 0},
+        {"method.warmup_epochs": 1, "method.cooldown_epochs": 0, "method.max_batches": 2},
+        {**ONE, "method.wait": 0},
     ),
-    "model_averaging": Case({"strategy.period": 3}, ONE),
+    "model_averaging": Case({"method.period": 3}, ONE),
     "diloco": Case(
-        {"strategy.period": 3},
-        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        {"method.period": 3},
+        {**ONE, "method.outer_learning_rate": 1.0, "method.outer_momentum": 0.0},
         like="model_averaging",
     ),
-    "des_loc": Case({"strategy.period": 2}, ONE, like="model_averaging"),
+    "des_loc": Case({"method.period": 2}, ONE, like="model_averaging"),
     "slowmo": Case(
-        {"strategy.period": 3}, {**ONE, "strategy.slow_momentum": 0.0}, like="model_averaging"
+        {"method.period": 3}, {**ONE, "method.slow_momentum": 0.0}, like="model_averaging"
     ),
     "sparseloco": Case(
-        {"strategy.period": 3, "strategy.compression_share": 0.5},
-        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.compression_share": 1.0},
+        {"method.period": 3, "method.compression_share": 0.5},
+        {**ONE, "method.outer_learning_rate": 1.0, "method.compression_share": 1.0},
         like="model_averaging",
     ),
     "eager": Case(
-        {"strategy.period": 3},
-        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        {"method.period": 3},
+        {**ONE, "method.outer_learning_rate": 1.0, "method.outer_momentum": 0.0},
         like="model_averaging",
     ),
-    "sparta": Case({"strategy.averaged_share": 0.3}, ONE, like="model_averaging"),
+    "sparta": Case({"method.averaged_share": 0.3}, ONE, like="model_averaging"),
     "demo": Case(
-        {"strategy.coefficients": 2, "strategy.chunk": 4, "strategy.signed": False},
-        ONE | {"strategy.coefficients": 4096, "strategy.signed": False},
+        {"method.coefficients": 2, "method.chunk": 4, "method.signed": False},
+        ONE | {"method.coefficients": 4096, "method.signed": False},
         like="model_averaging",
     ),
-    "gossip": Case({"strategy.graph": "one_peer"}, ONE, like="model_averaging"),
+    "gossip": Case({"method.graph": "one_peer"}, ONE, like="model_averaging"),
     "gasloc": Case(
-        {"strategy.period": 3, "strategy.graph": "one_peer"},
-        {**ONE, "strategy.outer_learning_rate": 1.0, "strategy.outer_momentum": 0.0},
+        {"method.period": 3, "method.graph": "one_peer"},
+        {**ONE, "method.outer_learning_rate": 1.0, "method.outer_momentum": 0.0},
         like="model_averaging",
     ),
-    "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"strategy.adapt": False}),
+    "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"method.adapt": False}),
     "stale_pipeline": Case({}, ONE, bits=True),
-    "local": Case({"strategy.variant": "greedy"}, {"strategy.variant": "backprop"}),
+    "local": Case({"method.variant": "greedy"}, {"method.variant": "backprop"}),
 }
 
 
 def go_together(name):
     try:
-        return bool(strategies.chosen(name))
+        return bool(chosen(name))
     except ConfigError:
         return False
 
@@ -142,23 +141,23 @@ MESSAGES = {name: {"compression": name} for name in compression.NAMES if name} |
     "top_k of 2 bits": {"compression": "top_k", "compression_bits": 2},
 }
 STREAMING = {
-    "strategy.period": 4,
-    "strategy.fragments": 2,
-    "strategy.delay": 1,
-    "strategy.mixing": 0.25,
+    "method.period": 4,
+    "method.fragments": 2,
+    "method.delay": 1,
+    "method.mixing": 0.25,
 }
-AGES = {"strategy.age_decay": 0.3, "strategy.age_cutoff": 4.0}
+AGES = {"method.age_decay": 0.3, "method.age_cutoff": 4.0}
 VARIANTS = {  # of a method, by keys that make another rule of it
-    "fresh": ("asynchronous", {"strategy.fresh": ("classifier",)}),
-    "all fresh": ("asynchronous", {"strategy.fresh": ("hidden0", "hidden1", "classifier")}),
-    "overlapping": ("local", {"strategy.variant": "overlapping", "strategy.window": 2}),
-    "correcting": ("diloco", {"strategy.merging": "correct", "strategy.delay": 1}),
+    "fresh": ("asynchronous", {"method.fresh": ("classifier",)}),
+    "all fresh": ("asynchronous", {"method.fresh": ("hidden0", "hidden1", "classifier")}),
+    "overlapping": ("local", {"method.variant": "overlapping", "method.window": 2}),
+    "correcting": ("diloco", {"method.merging": "correct", "method.delay": 1}),
     **{
-        f"{server} server": ("async_local_sgd", AGES | {"strategy.server": server})
+        f"{server} server": ("async_local_sgd", AGES | {"method.server": server})
         for server in ("adam", "heloco")
     },
     **{
-        f"{state} {name}": (name, {"strategy.inner_state": state})
+        f"{state} {name}": (name, {"method.inner_state": state})
         for state in ("averaged", "reset")
         for name in ("asynchronous+model_averaging", "diloco+local")
     },
@@ -166,7 +165,7 @@ VARIANTS = {  # of a method, by keys that make another rule of it
     **{
         f"{kind} messages": (
             "diloco",
-            {f"strategy.{key}": value for key, value in {"compression_rank": 1, **keys}.items()},
+            {f"method.{key}": value for key, value in {"compression_rank": 1, **keys}.items()},
         )
         for kind, keys in MESSAGES.items()
     },
@@ -179,7 +178,7 @@ OPTIMIZERS = {"sgd": ("learning_rate", "momentum"), "adam": ("learning_rate",)}
 class Run(NamedTuple):
     """A rule with a state to start from and a run's inputs, (STEPS, ...) each."""
 
-    rule: strategies.Rule
+    rule: Rule
     params: dict
     events: Event
     batches: dict
@@ -205,7 +204,7 @@ def config_of(name, values=()):
     for part in parts:
         own |= CASES[part].values
     own |= variant | {
-        "strategy.name": name,
+        "method.name": name,
         **{f"model.{k}": v for k, v in MODEL.items()},
         **dict(values),
     }
@@ -244,11 +243,11 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
         return jnp.asarray(own.normal(0, 0.3, leaf.shape), leaf.dtype)
 
     params = jax.tree_util.tree_map_with_path(draw, shapes)
-    network = strategies.ModelInfo(whole, params, at(batches, 0))
+    network = ModelInfo(whole, params, at(batches, 0))
     known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
     ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
     line = config.timeline(epochs=ends, **known)
-    divided = chosen(line, Shares)
+    divided = choice_of(line, Shares)
     if divided:  # each device is given its own
         shares = divided.shares
         own = cut(np.tile(np.arange(BATCH), (STEPS, 1)), shares, columns(shares))
@@ -314,21 +313,21 @@ pieces = pytest.mark.parametrize(
 
 
 def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
-    assert set(CASES) == set(strategies.built_in())
+    assert set(CASES) == set(built_in())
     apart = set(map("+".join, itertools.combinations(PAIRED, 2))) - set(PAIRS)
     assert {"asynchronous+dynamic_batch", "dynamic_batch+local"} <= apart
     assert {"asynchronous+local", "asynchronous+daso", "daso+dynamic_batch"} <= set(PAIRS)
     for name in apart:
-        with pytest.raises(ConfigError, match=rf"config.strategy.name = '{re.escape(name)}': \w"):
-            strategies.chosen(name)
+        with pytest.raises(ConfigError, match=rf"config.method.name = '{re.escape(name)}': \w"):
+            chosen(name)
     for name, like in ((name, case.like) for name, case in CASES.items() if case.like):
         for other in set(PAIRED) - {like}:
             assert go_together(f"{name}+{other}") == go_together(f"{like}+{other}")
         over_graph = name == "gossip"  # of nodes that meet now and then
         assert go_together(f"{name}+{like}") == over_graph
     with pytest.raises(ConfigError, match="'nosuch': must be one of sync, ad_psgd"):
-        strategies.chosen("nosuch")
-    assert strategies.chosen(PLAIN).simple
+        chosen("nosuch")
+    assert chosen(PLAIN).simple
 
 
 @pieces
@@ -460,7 +459,7 @@ BOTH = [
 def test_a_pair_with_one_at_its_limit_is_the_other(pair, name):
     (other,) = set(pair.split("+")) - {name}
     limit = CASES[name].limit
-    groups = {"strategy.groups": 2} if "cluster.nodes" in limit else {}
+    groups = {"method.groups": 2} if "cluster.nodes" in limit else {}
     one = ran(make_run(pair, limit | groups))
     # A key that both methods have is one key, with the value that the pair has.
     both = {k: v for part in pair.split("+") for k, v in CASES[part].values.items()}
@@ -496,7 +495,7 @@ def test_staleness_and_what_was_read_reach_the_optimizer(name):
     methods, whole = config.methods, program.problem_of(config, CLASSES)
     choice = run.events.choice.inner if methods.mix else run.events.choice
     slots = int(np.max(choice.read)) + 1
-    one = strategies.compose(methods.inside, whole, KEEPS, slots, None)
+    one = compose(methods.inside, whole, KEEPS, slots, None)
     state = one.init(run.params)
     for t in range(STEPS):
         event, batch = at((run.events, run.batches), t)

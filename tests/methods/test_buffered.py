@@ -17,29 +17,29 @@ from tests.values import as_experiment
 STEPS, K, BATCH, RATE, MU = 60, 3, 6, 0.05, 0.4
 OPTIMA = np.random.default_rng(0).normal(0, 0.5, (STEPS, BATCH, DIMENSION)).astype(np.float32)
 SGD = optimizers.optimizer("sgd", ("learning_rate", "momentum"))
-RUN = {"strategy.name": "buffered", "cluster.nodes": 4, "strategy.groups": 4}
+RUN = {"method.name": "buffered", "cluster.nodes": 4, "method.groups": 4}
 
 
 def line_of(config, **values):
-    values = {f"strategy.{key}": value for key, value in values.items()}
+    values = {f"method.{key}": value for key, value in values.items()}
     chosen = config(RUN | {"steps": STEPS, "batch_size": BATCH} | values)
     check(as_experiment(chosen))
     return as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
 
 
-def trained(strategy, line):
+def trained(method, line):
     """(STEPS, DIMENSION) parameters after each update, and losses."""
     hyper = {"learning_rate": np.full(STEPS, RATE, np.float32)}
     hyper["momentum"] = np.full(STEPS, MU, np.float32)
     events = Event(line.choice, hyper, line.staleness)
 
     def body(state, inputs):
-        state, info = strategy.step(state, inputs[0], {"optimum": inputs[1]})
+        state, info = method.step(state, inputs[0], {"optimum": inputs[1]})
         return state, (state.params["x"]["x"], info["loss"])
 
     @jax.jit
     def whole(events, optima):
-        start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
+        start = method.init({"x": {"x": jnp.ones(DIMENSION)}})
         return jax.lax.scan(body, start, (events, optima))[1]
 
     return jax.device_get(whole(events, OPTIMA))
@@ -84,7 +84,7 @@ def test_who_waits_for_all_is_synchronous(config, waiting, arrivals, groups):
 def test_one_arrival_is_asynchronous_to_the_bit(config, tmp_path):
     one = trainer.train(as_experiment(config(RUN)), tmp_path / "one")
     other = trainer.train(
-        as_experiment(config(RUN | {"strategy.name": "asynchronous"})), tmp_path / "other"
+        as_experiment(config(RUN | {"method.name": "asynchronous"})), tmp_path / "other"
     )
     for key in ("parameters_crc32", "simulated_seconds", "staleness_histogram"):
         assert one[key] == other[key]
@@ -92,7 +92,7 @@ def test_one_arrival_is_asynchronous_to_the_bit(config, tmp_path):
 
 def test_a_run_resumes_and_the_meter_reads_it(config, tmp_path):
     """With late gradients compensated, by the means of what was read and of how late it is."""
-    values = RUN | {"strategy.arrivals": 2, "strategy.waiting": "k_async", "steps": 120}
+    values = RUN | {"method.arrivals": 2, "method.waiting": "k_async", "steps": 120}
     values |= {"optimizer.chain": ("delay_compensation", "staleness_rate")}
     values |= {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
     whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")

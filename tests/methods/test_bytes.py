@@ -9,7 +9,7 @@ from optdyn.train import program
 from tests.methods import test_battery as battery
 
 MESSAGES_ALONE = {
-    "strategy.period": 3,
+    "method.period": 3,
     "cluster.bandwidth": 1.0,
     "cluster.devices_per_node": 1,
     "cluster.seconds_per_example": 1 / 8,  # which float64 adds and takes off without rounding
@@ -43,18 +43,15 @@ def seconds(name, params, values, optimizer="sgd"):
 
 WHOLE = {"gossip", "demo", "sparta"}  # after every update, and always as much
 SENT = {
-    **{
-        f"gossip of {name}": ("gossip", {"strategy.compression": name})
-        for name in ("top_k", "sign")
-    },
-    "gossip of 4 bits": ("gossip", {"strategy.compression_bits": 4}),
-    "demo": ("demo", {"strategy.coefficients": 3, "strategy.chunk": 4}),
-    **{f"sparta of {s}": ("sparta", {"strategy.averaged_share": s}) for s in (0.1, 1.0)},
-    "gasloc": ("gasloc", {"strategy.graph": "ring"}),
-    "over a graph": ("diloco+gossip", {"strategy.graph": "ring"}),
-    **{f"sparseloco {n}": ("sparseloco", {"strategy.compression_bits": n}) for n in (2, 32)},
+    **{f"gossip of {name}": ("gossip", {"method.compression": name}) for name in ("top_k", "sign")},
+    "gossip of 4 bits": ("gossip", {"method.compression_bits": 4}),
+    "demo": ("demo", {"method.coefficients": 3, "method.chunk": 4}),
+    **{f"sparta of {s}": ("sparta", {"method.averaged_share": s}) for s in (0.1, 1.0)},
+    "gasloc": ("gasloc", {"method.graph": "ring"}),
+    "over a graph": ("diloco+gossip", {"method.graph": "ring"}),
+    **{f"sparseloco {n}": ("sparseloco", {"method.compression_bits": n}) for n in (2, 32)},
     **{f"diloco of {kind}": (f"{kind} messages", {}) for kind in battery.MESSAGES},
-    "diloco of fragments": ("powersgd messages", {"strategy.fragments": 2}),
+    "diloco of fragments": ("powersgd messages", {"method.fragments": 2}),
 }
 
 
@@ -63,7 +60,7 @@ def test_the_clock_counts_the_bytes_of_two_nodes(case):
     """A ring of two takes as long as a message, whether it is added up, gathered or swapped."""
     name, values = SENT[case]
     if name == "gossip":
-        values = values | {"strategy.gossip_order": "adapt", "strategy.graph": "ring"}
+        values = values | {"method.gossip_order": "adapt", "method.graph": "ring"}
     sent, took, _ = sent_and_seconds(name, values)
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
     assert sent.max() > 0 and (np.ptp(sent) == 0) == (name in WHOLE)

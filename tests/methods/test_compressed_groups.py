@@ -52,12 +52,12 @@ def test_what_is_clipped_off_is_not_fed_back():
 
 def test_the_clock_sends_less_to_the_server_and_all_back():
     """A quarter of each array's numbers, 8 bytes each, at a byte a second, and 56 bytes back."""
-    asked = {"strategy.compression_share": 0.25, "cluster.service": "constant"}
+    asked = {"method.compression_share": 0.25, "cluster.service": "constant"}
     asked |= {"cluster.bandwidth": 1.0}
     network = ModelInfo(None, tree(START), None)
     took = []
     for name in ("", "top_k"):
-        asked["strategy.compression"] = name
+        asked["method.compression"] = name
         line = line_of("asynchronous", 2, update_bytes=56, network=network, **asked)
         took.append(line.seconds[1::2] / np.arange(1, 17) - 1)  # a second of computing
     np.testing.assert_allclose(took, [[112] * 16, [56 + 8 * (3 + 1)] * 16], rtol=1e-12)

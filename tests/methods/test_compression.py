@@ -297,9 +297,9 @@ BYTES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32
 def test_a_node_sends_so_many_bytes(name, local):
     """Counted in the program of a real device: so many as the log says, shared by its devices."""
     keys = KEYS | MESSAGES[name]
-    strategy = averaging(nodes.inner(), keys, "data" if local > 1 else None)
+    method = averaging(nodes.inner(), keys, "data" if local > 1 else None)
     event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
-    every = collectives(strategy, tree(START), event, batch, NODES, local)
+    every = collectives(method, tree(START), event, batch, NODES, local)
     found = [size for axes, _, size in every if "node" in axes]
     arrays = 2 * len(found)  # each is padded to a multiple of the devices, a number of four bytes
     assert BYTES[name] <= local * sum(found) <= BYTES[name] + (local - 1) * 4 * arrays
@@ -311,7 +311,7 @@ def test_a_node_sends_so_many_bytes(name, local):
 def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
     """(n - 1) whole messages and not 2 (n - 1) / n of them."""
     params = battery.make_run("slowmo").params
-    values = {f"strategy.{key}": value for key, value in (KEYS | MESSAGES[name]).items()}
+    values = {f"method.{key}": value for key, value in (KEYS | MESSAGES[name]).items()}
     took = seconds("slowmo", params, MESSAGES_ALONE | values | {"cluster.nodes": 4})
     sent = sum(made_of(name).messages(params)) * np.tile([0, 0, 1], 4)
     np.testing.assert_allclose(took, times * sent, rtol=1e-12)  # whole numbers in float64

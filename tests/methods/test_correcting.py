@@ -67,7 +67,7 @@ def test_a_correction_keeps_the_mean_over_the_nodes(fragments):
 
 def test_an_eager_message_has_a_period_of_time():
     """Of messages alone: each meeting waits for the one before, of as many bytes as were sent."""
-    sent, took, _ = sent_and_seconds("eager", {"strategy.period": 3})
+    sent, took, _ = sent_and_seconds("eager", {"method.period": 3})
     meets = np.flatnonzero(sent)
     computing = battery.BATCH / 2 / 8  # seconds of an update, of 12 examples an eighth each
     expected = sent[meets][0] - 3 * computing  # an all-reduce of two, beside three updates

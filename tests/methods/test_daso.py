@@ -49,7 +49,7 @@ def batches():
     return {"x": x.astype(np.float32), "y": y.astype(np.float32)}
 
 
-STRATEGY = over_nodes(daso(loss, SGD), NODES, LOCAL)
+METHOD = over_nodes(daso(loss, SGD), NODES, LOCAL)
 FLAT = over_nodes(daso(flat, SGD), NODES, LOCAL)
 START = {"w": jnp.array([0.3, 0.1, -0.2]), "c": jnp.float32(0.7)}
 
@@ -76,9 +76,9 @@ def events_of(choice, momentum=MOMENTUM):
 
 
 @partial(jax.jit, static_argnums=0)
-def scan(strategy, state, events, batches):
+def scan(method, state, events, batches):
     def body(state, inputs):
-        state, info = strategy.step(state, *inputs)
+        state, info = method.step(state, *inputs)
         return state, (info["loss"], state)
 
     return jax.lax.scan(body, state, (events, batches))
@@ -114,7 +114,7 @@ def reference(batches):
 
 def test_two_hundred_steps_through_all_phases_equal_the_reference(batches):
     events = events_of(meetings_of())
-    _, (_, after) = scan(STRATEGY, STRATEGY.init(START), events, batches)
+    _, (_, after) = scan(METHOD, METHOD.init(START), events, batches)
     params = np.concatenate([after.state.params["w"], after.state.params["c"][..., None]], -1)
     expected = reference(batches)
     # Values of a few units in float32, 3e-7 each, and the descent forgets: some ten of those.
@@ -123,9 +123,9 @@ def test_two_hundred_steps_through_all_phases_equal_the_reference(batches):
     assert np.ptp(params, axis=1).max() > 0.05
 
 
-def apart(strategy, seed):
-    """Nodes that are not equal: states of the strategy."""
-    state = strategy.init(START).state
+def apart(method, seed):
+    """Nodes that are not equal: states of the method."""
+    state = method.init(START).state
     shift = np.random.default_rng(seed).normal(size=(NODES, 3)).astype(np.float32)
     inner = state.inner.moved_to(state.params | {"w": state.params["w"] + shift})
     return NodeStates(state._replace(inner=inner))
@@ -156,12 +156,12 @@ def test_a_merge_keeps_the_mean_and_shrinks_the_spread(wait, data):
 
 
 def test_bfloat16_is_only_for_the_journey():
-    strategy = over_nodes(daso(flat, SGD, "bfloat16"), NODES, LOCAL)
-    state = apart(strategy, 0)
+    method = over_nodes(daso(flat, SGD, "bfloat16"), NODES, LOCAL)
+    state = apart(method, 0)
     sums = jax.tree.leaves(state.state.in_flight)
     assert {leaf.dtype for leaf in sums} == {jnp.dtype("bfloat16")}
     choice = at(meetings_of(), slice(1))  # blocking
-    after, _ = scan(strategy, state, events_of(choice), nothing(1))
+    after, _ = scan(method, state, events_of(choice), nothing(1))
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         assert (one.shape, one.dtype) == (other.shape, other.dtype)
@@ -178,7 +178,7 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
         events_of(at(choice, slice(3 * EPOCH)))
         for choice in (meetings_of(), meetings_of(wait=1), meetings_of(warmup_epochs=0))
     ]
-    run = partial(scan, STRATEGY, STRATEGY.init(START), batches=window)
+    run = partial(scan, METHOD, METHOD.init(START), batches=window)
     every = jax.tree.map(lambda *leaves: jnp.stack(leaves), *runs)
     together = jax.vmap(lambda events: run(events=events)[0].state.params["w"])(every)
     alone = [run(events=events)[0].state.params["w"] for events in runs]
@@ -232,15 +232,15 @@ def test_sums_in_parts_are_the_sums(size):
 
 def test_bfloat16_where_nodes_wait_only():
     """As the authors' program: a blocking message is rounded, one that travels is not."""
-    strategy = over_nodes(daso(flat, SGD, blocking_dtype="bfloat16"), NODES, LOCAL)
-    state = apart(strategy, 0)
+    method = over_nodes(daso(flat, SGD, blocking_dtype="bfloat16"), NODES, LOCAL)
+    state = apart(method, 0)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.state.in_flight)} == {jnp.dtype("float32")}
     choice = Meeting(np.array([True]), np.array([False]), np.array([0], np.int32))
-    after, _ = scan(strategy, state, events_of(choice), nothing(1))
+    after, _ = scan(method, state, events_of(choice), nothing(1))
     total = np.asarray(state.state.params["w"]).sum(0)
     np.testing.assert_allclose(after.state.in_flight["w"][0], total, rtol=1e-6)
     blocking = choice._replace(receive=np.array([True]))
-    after, _ = scan(strategy, state, events_of(blocking), nothing(1))
+    after, _ = scan(method, state, events_of(blocking), nothing(1))
     merged, mean = np.asarray(after.params["w"]), total / NODES
     np.testing.assert_allclose(merged, mean, rtol=0, atol=4 * 2**-7)
     assert np.abs(merged - mean).max() > 1e-4

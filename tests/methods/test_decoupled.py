@@ -25,7 +25,7 @@ made = cache(
     )
 )
 NETWORK = ModelInfo(None, nodes.tree(START), None)
-UNLIKE = {"strategy.period": H, "cluster.speeds": (1.0, 0.8, 0.3)}
+UNLIKE = {"method.period": H, "cluster.speeds": (1.0, 0.8, 0.3)}
 
 
 def happenings(worker, seconds, message, period, delay=1, quorum=1, grace=0.0):
@@ -121,7 +121,7 @@ def reference(line, message, fragments, quorum, window):
     [(1, 2, 0.0, 1e3), (2, 2, 0.5, 1e3), (2, 1, 0.0, 1e3), (1, 3, 0.0, 1e3), (1, 1, 0.0, 16.0)],
 )
 def test_every_update_equals_the_reference(fragments, quorum, window, bandwidth):
-    asked = {"strategy.fragments": fragments, "strategy.quorum": quorum, "strategy.grace": window}
+    asked = {"method.fragments": fragments, "method.quorum": quorum, "method.grace": window}
     asked |= {"cluster.bandwidth": bandwidth}  # at 16 a message takes as long as 3.5 local steps
     line = line_of("decoupled", update_bytes=4 * P, network=NETWORK, **UNLIKE, **asked)
     assert (line.choice.into == DROPPED).any() == (bandwidth == 16)
@@ -204,7 +204,7 @@ def members(worker, seconds, *rest):
 @pytest.mark.parametrize("delay", [1, 2])
 def test_of_equal_learners_it_is_streaming_diloco(delay):
     """K = all, no window, prompt messages; rounds of a step of each, of its part of the batch."""
-    asked = {"strategy.fragments": 2, "strategy.delay": delay, "strategy.period": 6}
+    asked = {"method.fragments": 2, "method.delay": delay, "method.period": 6}
     steps = NODES * STEPS
     config = {"cluster.service": "constant"} | asked
     line = line_of("decoupled", steps=steps, network=NETWORK, **config)

@@ -12,7 +12,7 @@ from tests.methods.test_bytes import sent_and_seconds
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # optax's
 PERIOD = 2
-ADAM = nodes.inner(nodes.ADAM)  # one strategy, one program
+ADAM = nodes.inner(nodes.ADAM)  # one method, one program
 
 
 def ran(first, second):
@@ -58,7 +58,7 @@ def test_it_is_what_its_equations_say():
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_clock_counts_its_bytes(optimizer):
     """Every meeting the parameters, every second u, every third v, where the optimizer has it."""
-    values = {"strategy.first_moment_meetings": 2, "strategy.second_moment_meetings": 3}
+    values = {"method.first_moment_meetings": 2, "method.second_moment_meetings": 3}
     sent, took, params = sent_and_seconds("des_loc", values, optimizer)
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))

@@ -133,8 +133,8 @@ def test_in_float64_the_split_is_exact_to_float64():
             "x": rng.normal(size=(BATCH, 3)),
             "y": rng.normal(size=BATCH),
         }
-        strategy = over_workers(by_shares(curved, KEEP, 4), WORKERS)
-        step, start = jax.jit(strategy.step), strategy.init(params)
+        method = over_workers(by_shares(curved, KEEP, 4), WORKERS)
+        step, start = jax.jit(method.step), method.init(params)
         for shares in SPLITS:
             state, _ = step(start, make_event(shares), handed(shares, batch))
             assert state.opt_state.dtype == jnp.float64
@@ -150,10 +150,10 @@ def test_every_worker_computes_its_own_examples_in_order(shares, micro_batch):
     def named(params, batch):
         return params[jax.lax.axis_index("data"), batch["number"]]
 
-    strategy = over_workers(by_shares(named, KEEP, micro_batch), WORKERS)
-    state = strategy.init(jnp.zeros((WORKERS, BATCH)))
+    method = over_workers(by_shares(named, KEEP, micro_batch), WORKERS)
+    state = method.init(jnp.zeros((WORKERS, BATCH)))
     batch = handed(shares, {"number": np.arange(BATCH, dtype=np.int32)})
-    who = jax.jit(strategy.step)(state, make_event(shares), batch)[0].opt_state
+    who = jax.jit(method.step)(state, make_event(shares), batch)[0].opt_state
     owner = np.repeat(np.arange(WORKERS), shares)
     np.testing.assert_array_equal(who, np.float32((owner == np.arange(WORKERS)[:, None]) / BATCH))
 
@@ -165,8 +165,8 @@ def test_nothing_recompiles_when_shares_change():
         traces.append(len(batch["label"]))
         return losses(params, batch)
 
-    strategy = over_workers(by_shares(counted, KEEP, 4), WORKERS)
-    step, state = jax.jit(strategy.step), strategy.init(PARAMS)
+    method = over_workers(by_shares(counted, KEEP, 4), WORKERS)
+    step, state = jax.jit(method.step), method.init(PARAMS)
     counts = []
     for shares in SPLITS:
         step(state, make_event(shares), handed(shares, BATCHES, room=32))
@@ -183,15 +183,15 @@ def test_no_micro_batch_more_than_the_part_needs(micro_batch):
         jax.debug.callback(lambda _: computed.append(1), params)
         return params * batch["x"]
 
-    strategy = over_workers(by_shares(counted, KEEP, micro_batch), 1)
-    state = strategy.init(jnp.float32(0))
-    jax.block_until_ready(strategy.step(state, make_event([BATCH]), {"x": jnp.ones(BATCH)}))
+    method = over_workers(by_shares(counted, KEEP, micro_batch), 1)
+    state = method.init(jnp.float32(0))
+    jax.block_until_ready(method.step(state, make_event([BATCH]), {"x": jnp.ones(BATCH)}))
     jax.effects_barrier()
     assert len(computed) == -(-BATCH // micro_batch)
     # Work is really done, as often as it is said, and is not seen in the sum.
     event = make_event([BATCH])
     event = event._replace(choice=event.choice._replace(work=jnp.asarray([3])))
-    again, info = strategy.step(state, event, {"x": jnp.ones(BATCH)})
+    again, info = method.step(state, event, {"x": jnp.ones(BATCH)})
     jax.effects_barrier()
     assert len(computed) == 4 * -(-BATCH // micro_batch)
     assert (again.opt_state, info["loss"]) == (1, 0)
@@ -209,9 +209,9 @@ def equations(jaxpr, loops=()):
 
 
 def test_workers_meet_once_and_after_the_loop():
-    strategy = by_shares(losses, KEEP, 4)
-    made = jax.make_jaxpr(strategy.step, axis_env=[("data", WORKERS)])
-    every = list(equations(made(strategy.init(PARAMS), make_event(SPLITS[0]), BATCHES).jaxpr))
+    method = by_shares(losses, KEEP, 4)
+    made = jax.make_jaxpr(method.step, axis_env=[("data", WORKERS)])
+    every = list(equations(made(method.init(PARAMS), make_event(SPLITS[0]), BATCHES).jaxpr))
     # Whatever names the axis is a collective, but for the worker's own number.
     named = [
         (equation.primitive.name, loops)
@@ -223,17 +223,17 @@ def test_workers_meet_once_and_after_the_loop():
 
 
 def test_shares_are_asked_for():
-    strategy, batch = over_workers(by_shares(losses, KEEP, 4), WORKERS), handed(SPLITS[0], BATCHES)
+    method, batch = over_workers(by_shares(losses, KEEP, 4), WORKERS), handed(SPLITS[0], BATCHES)
     with pytest.raises(AttributeError, match="shares"):
-        strategy.step(strategy.init(PARAMS), Event((), {}), batch)
+        method.step(method.init(PARAMS), Event((), {}), batch)
 
 
 @pytest.mark.parametrize("shares", SPLITS)
 def test_equal_weights_average_the_workers_mean_gradients(shares):
     """Computed worker by worker; a worker without examples has a mean gradient of nothing."""
-    strategy = over_workers(by_shares(losses, KEEP, 4, "equal"), WORKERS)
+    method = over_workers(by_shares(losses, KEEP, 4, "equal"), WORKERS)
     batch = handed(shares, BATCHES)
-    state, info = jax.jit(strategy.step)(strategy.init(PARAMS), make_event(shares), batch)
+    state, info = jax.jit(method.step)(method.init(PARAMS), make_event(shares), batch)
     ends = np.cumsum(shares)
     parts = [
         {name: leaf[stop - share : stop] for name, leaf in BATCHES.items()}

@@ -11,8 +11,8 @@ from tests.methods import workers
 from tests.methods.nodes import START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
 
-strategy = cache(lambda: workers.made(elastic))
-VALUES = {"strategy.period": 3, "strategy.elasticity": 1.2}
+method = cache(lambda: workers.made(elastic))
+VALUES = {"method.period": 3, "method.elasticity": 1.2}
 RNG = np.random.default_rng(3)
 
 
@@ -28,7 +28,7 @@ def rule(line, a):
 
 def test_every_update_equals_the_reference():
     line = line_of("elastic", **VALUES)
-    states, info = ran(strategy(), events_of(line))
+    states, info = ran(method(), events_of(line))
     x, center = reference(line, rule(line, 1.2 / WORKERS))
     np.testing.assert_allclose(flattened(states.workers), x, **CLOSE)
     np.testing.assert_allclose(flattened(states.params), center, **CLOSE)
@@ -41,11 +41,11 @@ def test_every_update_equals_the_reference():
 
 def test_an_exchange_keeps_the_sum_of_all_and_the_center():
     """Where no gradient moves them: at rate 0, workers and center anywhere."""
-    line = line_of("elastic", **VALUES | {"strategy.period": 1})
-    start = strategy().init(tree(START))
+    line = line_of("elastic", **VALUES | {"method.period": 1})
+    start = method().init(tree(START))
     table, center = RNG.normal(size=(WORKERS, P)), RNG.normal(size=P)
     start = ElasticState(tree(np.float32(center)), tree(np.float32(table)), start.opt_state)
-    states, _ = ran(strategy(), events_of(line, rate=0.0), state=start)
+    states, _ = ran(method(), events_of(line, rate=0.0), state=start)
     x, shown = flattened(states.workers), flattened(states.params)
     # Four numbers of about one, an ulp each an exchange, 32 exchanges.
     np.testing.assert_allclose(
@@ -65,7 +65,7 @@ def test_if_all_exchange_at_once_with_elasticity_one_the_center_is_the_mean():
 def test_with_period_one_arrivals_are_those_of_groups(service):
     """To the bit: the workers are groups that send as often."""
     asked = {"cluster.service": service, "cluster.latency": 0.1, "cluster.bandwidth": 100.0}
-    own = line_of("elastic", update_bytes=8, **asked, **{"strategy.period": 1})
+    own = line_of("elastic", update_bytes=8, **asked, **{"method.period": 1})
     groups = line_of("asynchronous", update_bytes=8, **asked)
     np.testing.assert_array_equal(own.seconds, groups.seconds)
     np.testing.assert_array_equal(own.worker, groups.worker)
@@ -77,7 +77,7 @@ def test_only_a_step_that_exchanges_takes_the_seconds_of_messages():
     asked = {"cluster.service": "constant", "cluster.latency": 0.1, "cluster.bandwidth": 100.0}
     for overlap, third in ((0.0, 3.36), (0.25, 3.11)):
         line = line_of(
-            "elastic", 2, 12, 8, **asked, **{"strategy.period": 3, "cluster.overlap": overlap}
+            "elastic", 2, 12, 8, **asked, **{"method.period": 3, "cluster.overlap": overlap}
         )
         one = np.array([1, 2, third, third + 1, third + 2, 2 * third])
         np.testing.assert_allclose(line.seconds, np.repeat(one, 2))

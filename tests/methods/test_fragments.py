@@ -56,7 +56,7 @@ INNER = sync(core.averaged(core.whole(loss), "data"), core.together(SGD))
 
 
 @cache
-def strategy(fragments=1, mixing=0.0, optimizer=None):
+def method(fragments=1, mixing=0.0, optimizer=None):
     keys = {"fragments": fragments, "mixing": mixing}
     return over_nodes(averaging(INNER, keys, optimizer=optimizer), NODES, 1)
 
@@ -111,7 +111,7 @@ def reference(period, delay, mixing, fragments=2):
     "period, delay, mixing", [(4, 0, 0.0), (4, 1, 0.0), (4, 1, 0.3), (5, 0, 0.5), (9, 3, 0.0)]
 )
 def test_streaming_diloco_equals_the_reference(period, delay, mixing, fragments):
-    made = strategy(fragments, mixing, NESTEROV)
+    made = method(fragments, mixing, NESTEROV)
     states, _ = scan(made, turns(STEPS, period, fragments, delay))
     x, theta = reference(period, delay, mixing, fragments)
     # Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 41 updates.
@@ -127,9 +127,9 @@ def test_streaming_diloco_equals_the_reference(period, delay, mixing, fragments)
 def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
     """However they are cut: what is done to a leaf does not depend on the others."""
     choice = turns(STEPS, 4, 1, delay)
-    whole, sent = scan(strategy(1, 0.25, optimizer), choice)
+    whole, sent = scan(method(1, 0.25, optimizer), choice)
     for fragments in (2, 3, 4):
-        parts, its = scan(strategy(fragments, 0.25, optimizer), choice)
+        parts, its = scan(method(fragments, 0.25, optimizer), choice)
         jax.tree.map(np.testing.assert_array_equal, parts.params, whole.params)
         np.testing.assert_array_equal(its, sent)
 

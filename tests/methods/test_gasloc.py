@@ -83,7 +83,7 @@ def test_the_mean_of_the_nodes_is_dilocos_where_gradients_are_of_one_quadratic(g
 
 @pytest.mark.parametrize("graph", ["random", "one_peer"])
 def test_who_meets_whom_and_when_is_as_of_all_that_meet_over_a_graph(graph):
-    values = {"strategy.graph": graph, "cluster.speeds": (1.0, 2.0, 3.0, 4.0)}
+    values = {"method.graph": graph, "cluster.speeds": (1.0, 2.0, 3.0, 4.0)}
     values |= {"cluster.bandwidth": 4.0}
     one, other = timeline(values, "gasloc"), timeline(values)
     np.testing.assert_array_equal(one.seconds, other.seconds)

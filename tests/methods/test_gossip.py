@@ -331,7 +331,7 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
 def config_of(**values):
     config = default()
     config.update_from_flattened_dict(
-        {"strategy.name": "gossip", "cluster.nodes": 8, "batch_size": 64, "steps": 20}
+        {"method.name": "gossip", "cluster.nodes": 8, "batch_size": 64, "steps": 20}
         | {key.replace("__", "."): value for key, value in values.items()}
     )
     return as_experiment(config)
@@ -340,7 +340,7 @@ def config_of(**values):
 @pytest.mark.parametrize("order", ["combine", "adapt"])
 def test_the_clock_of_a_run(order):
     """Of constant service: 8 examples on each of 8 nodes, and two messages, one after the other."""
-    values = {"strategy__gossip_order": order, "cluster__service": "constant"}
+    values = {"method__gossip_order": order, "cluster__service": "constant"}
     config, known = config_of(**values, cluster__bandwidth=1e6), {"steps_per_epoch": 10}
     line = config.timeline(**known, update_bytes=6000)
     update = 0.012 if order == "combine" else 8e-3 + 0.012
@@ -353,7 +353,7 @@ def test_the_clock_of_a_run(order):
 
 
 def test_the_summary_says_the_gap():
-    config = config_of(strategy__graph="one_peer")
+    config = config_of(method__graph="one_peer")
     assert config.methods.mix.report(config, None) == {
         "spectral_gap": pytest.approx(1, abs=1e-12),
         "graph_period": 3,
@@ -375,7 +375,7 @@ BOWL = {
 def mean_of(name, **values):
     """(6,) parameters after 60 updates, the mean over the nodes."""
     config = default()
-    config.update_from_flattened_dict(BOWL | {"strategy.name": name, **values})
+    config.update_from_flattened_dict(BOWL | {"method.name": name, **values})
     run = trainer.prepare(as_experiment(config))
     state, _ = run.program.advance(*driver.first(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
@@ -385,7 +385,7 @@ def mean_of(name, **values):
 @pytest.mark.parametrize("values", [{}, {"data.dirichlet": 1.0}], ids=["whole", "shards"])
 def test_only_unlike_curvatures_show_that_nodes_part(values):
     """With one curvature the gradient is linear in x, and the nodes' mean is synchronous SGD."""
-    ways = {"gossip": {}, "model_averaging": {"strategy.period": 7}}
+    ways = {"gossip": {}, "model_averaging": {"method.period": 7}}
     for spread in (0.0, 1.0):
         more = values | {"model.spread": spread}
         expected = mean_of("sync", **more)

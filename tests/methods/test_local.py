@@ -134,9 +134,9 @@ def test_one_group_of_all_blocks_is_backpropagation():
     assert set(grads) == {*TRUNK, "classifier"}
     assert_close(grads, {name: expected[name] for name in grads})
     assert_close(loss, value)
-    strategy = by_groups(made, rule("sgd"), BACKPROP)
-    state = strategy.init(params)
-    after, _ = jax.jit(strategy.step)(state, event("sgd"), batch)
+    method = by_groups(made, rule("sgd"), BACKPROP)
+    state = method.init(params)
+    after, _ = jax.jit(method.step)(state, event("sgd"), batch)
     for head in ("hidden0_head", "hidden1_head"):
         assert_same(after.params[head], params[head])
         assert_same(after.opt_state[head], state.opt_state[head])
@@ -201,8 +201,8 @@ def test_groups_in_parts_are_the_whole(case):
 @pytest.mark.parametrize("optimizer", HYPER)
 def test_every_block_has_an_optimizer_of_its_own(optimizer):
     """Each key's steps are those of an optimizer that never saw another key."""
-    alone, strategy = rule(optimizer), by_groups(make(OVERLAPPING), rule(optimizer), OVERLAPPING)
-    state, step = strategy.init(some(make(OVERLAPPING))), jax.jit(strategy.step)
+    alone, method = rule(optimizer), by_groups(make(OVERLAPPING), rule(optimizer), OVERLAPPING)
+    state, step = method.init(some(make(OVERLAPPING))), jax.jit(method.step)
     update = jax.jit(alone.update)
     assert set(state.opt_state) == set(state.params)
     name, hyper = "hidden1_head", event(optimizer).hyper
@@ -245,8 +245,8 @@ def test_nothing_recompiles_over_events():
         traces.append(outputs.shape)
         return made.losses(outputs, batch)
 
-    strategy = by_groups(made._replace(losses=losses), rule("sgd"), GREEDY)
-    state, step = strategy.init(some(made)), jax.jit(strategy.step)
+    method = by_groups(made._replace(losses=losses), rule("sgd"), GREEDY)
+    state, step = method.init(some(made)), jax.jit(method.step)
     shapes = jax.eval_shape(lambda: state)
     for t in range(STEPS):
         now = event("sgd", learning_rate=0.1 / (t + 1), momentum=0.1 * t)

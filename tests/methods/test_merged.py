@@ -44,7 +44,7 @@ def loss(params, batch):
     return jnp.mean(jnp.sum(apart @ jnp.asarray(A, jnp.float32) * apart, -1)) / 2
 
 
-@cache  # one strategy a set of arguments, so that `scan` compiles once for all tests
+@cache  # one method a set of arguments, so that `scan` compiles once for all tests
 def made(fresh, optimizer="sgd"):
     rule = optimizers.optimizer(optimizer, ("learning_rate",))
     return asynchronous(loss, rule, SLOTS, fresh)
@@ -71,18 +71,18 @@ BATCHES = {"optimum": jnp.asarray(OPTIMA, jnp.float32)}
 
 
 @partial(jax.jit, static_argnums=0)
-def scan(strategy, state, events):
+def scan(method, state, events):
     """The state after the run, the losses and the flat parameters after each update."""
 
     def body(state, inputs):
-        state, info = strategy.step(state, *inputs)
+        state, info = method.step(state, *inputs)
         return state, (info["loss"], flat(state.params))
 
     return jax.lax.scan(body, state, (events, BATCHES))
 
 
-def run(strategy, drawn):
-    return jax.device_get(scan(strategy, strategy.init(blocks(X0)), events_of(drawn)))
+def run(method, drawn):
+    return jax.device_get(scan(method, method.init(blocks(X0)), events_of(drawn)))
 
 
 def reference(fresh, staleness, learning_rate=0.1):
@@ -136,15 +136,15 @@ def test_each_subset_is_an_algorithm_of_its_own():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_all_fresh_is_synchronous_to_the_bit(optimizer):
-    strategy, drawn = made(ALL, optimizer), arrivals(4)
+    method, drawn = made(ALL, optimizer), arrivals(4)
     assert drawn.staleness.max() > 3  # which must not matter
-    state, outputs = run(strategy, drawn)
+    state, outputs = run(method, drawn)
     sync_state, sync_outputs = run(synchronous(optimizer), drawn)
     assert_same((outputs, state.params, state.opt_state), (sync_outputs, *sync_state))
 
 
 def test_none_fresh_is_asynchronous():
-    """To the bit that of the strategy without the argument, which has its own tests."""
+    """To the bit that of the method without the argument, which has its own tests."""
     drawn = arrivals(4)
     plain = asynchronous(loss, optimizers.optimizer("sgd", ("learning_rate",)), SLOTS)
     assert_same(run(made(()), drawn), run(plain, drawn))

@@ -23,8 +23,8 @@ def test_a_name_can_be_run_as_it_is_told(name):
         else:
             config[section][last] = value
     check(parse(config))
-    chosen = methods.chosen(names.NAMES[name]["strategy.name"])
-    own = [k.removeprefix("strategy.") for k in names.NAMES[name] if k.startswith("strategy.")]
+    chosen = methods.chosen(names.NAMES[name]["method.name"])
+    own = [k.removeprefix("method.") for k in names.NAMES[name] if k.startswith("method.")]
     assert all(methods.owns(chosen.name, key) for key in own if key != "name")
 
 
@@ -37,10 +37,10 @@ def test_names_are_those_of_the_glossary_and_of_no_method():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("rennala", "; rennala is here --config.strategy.name=buffered --config.strategy.waiting"),
+        ("rennala", "; rennala is here --config.method.name=buffered --config.method.waiting"),
         ("Rennala SGD", "; rennala is here "),
-        ("m-synchronous SGD", "; m_synchronous is here --config.strategy.name=buffered"),
-        ("local-SGD", "; local_sgd is here --config.strategy.name=model_averaging"),
+        ("m-synchronous SGD", "; m_synchronous is here --config.method.name=buffered"),
+        ("local-SGD", "; local_sgd is here --config.method.name=model_averaging"),
         ("lokahead", "; lookahead is here "),  # mistyped
         ("dilocco", "; did you mean diloco?"),
         ("xyzzy", "of your own"),

@@ -112,7 +112,7 @@ def test_period_one_is_synchronous_with_linear_optimizers_only(inner_state, opti
     With Adam it is not, and averaging its state does not help: the mean of g_i^2 is not the square
     of the mean, and the nodes divide before they meet.
     """
-    values = {"strategy.period": 1, "strategy.inner_state": inner_state}
+    values = {"method.period": 1, "method.inner_state": inner_state}
     one = battery.ran(battery.make_run("model_averaging", values, optimizer=optimizer))[1]
     other = battery.ran(battery.make_run("sync", optimizer=optimizer))[1]
     if optimizer == "sgd":
@@ -142,9 +142,9 @@ def test_post_local_sgd_is_synchronous_and_then_local():
 @pytest.mark.parametrize("name", MAKERS)
 def test_synchronous_updates_of_a_config_take_the_mean(name):
     """All of them: model averaging with period 1, whatever the outer optimizer is."""
-    values = {"strategy.synchronous_updates": battery.STEPS}
+    values = {"method.synchronous_updates": battery.STEPS}
     one = battery.ran(battery.make_run(name, values))
-    mean = battery.ran(battery.make_run("model_averaging", {"strategy.period": 1}))
+    mean = battery.ran(battery.make_run("model_averaging", {"method.period": 1}))
     battery.close_parameters(one[1], mean[1])
 
 
@@ -230,7 +230,7 @@ def test_the_outer_rule_equals_drjax():
 
 @pytest.mark.parametrize("name, key", [("diloco", "outer_momentum"), ("slowmo", "slow_momentum")])
 def test_slow_numbers_are_arguments_of_one_program(name, key):
-    configs = [battery.config_of(name, {f"strategy.{key}": value}) for value in (0.1, 0.8)]
+    configs = [battery.config_of(name, {f"method.{key}": value}) for value in (0.1, 0.8)]
     assert program.make(configs[0], 5, 1) is program.make(configs[1], 5, 1)
     one, other = (
         flattened(nodes.ran(made(name), nodes.events(meetings(name, **{key: value})))[0].params)
@@ -242,7 +242,7 @@ def test_slow_numbers_are_arguments_of_one_program(name, key):
 @pytest.mark.parametrize("inner_state, times", [("kept", 1), ("reset", 1), ("averaged", 3)])
 def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
     """Adam's two moments: three times the bytes."""
-    values = {"strategy.inner_state": inner_state}
+    values = {"method.inner_state": inner_state}
     sent, took, params = sent_and_seconds("model_averaging", values, "adam")
     size = program.parameter_bytes(params)
     np.testing.assert_array_equal(sent, times * size * np.tile([0, 0, 1], 4))

@@ -64,7 +64,7 @@ def test_the_mean_over_the_nodes_is_kept(graph):
 
 
 def timeline(values, name="model_averaging+gossip"):
-    own = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "strategy.period": 2} | values
+    own = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "method.period": 2} | values
     config = battery.config_of(name, own)
     params = battery.make_run(name, own).params
     network = methods.ModelInfo(battery.program.problem_of(config, battery.CLASSES), params, {})
@@ -75,7 +75,7 @@ def timeline(values, name="model_averaging+gossip"):
 def test_a_node_waits_for_its_neighbour_and_for_nobody_else():
     """Against a simulation node by node: updates of 6, 3, 2 and 1.5 seconds, messages of 2."""
     speeds = {"cluster.speeds": (1.0, 2.0, 3.0, 4.0), "cluster.seconds_per_example": 1.0}
-    line = timeline(speeds | {"strategy.graph": "random", "cluster.bandwidth": 4.0})
+    line = timeline(speeds | {"method.graph": "random", "cluster.bandwidth": 4.0})
     now, free, ends = [0.0] * 4, [0.0] * 4, []
     for t in range(battery.STEPS):
         now = [each + 6.0 / speed for each, speed in zip(now, (1, 2, 3, 4), strict=True)]
@@ -89,7 +89,7 @@ def test_a_node_waits_for_its_neighbour_and_for_nobody_else():
 
 def test_peers_take_turns_whatever_the_period_is():
     """With a period of 2 and a turn of 2 updates they would always be the same."""
-    to = timeline({"strategy.graph": "one_peer"}).choice.to
+    to = timeline({"method.graph": "one_peer"}).choice.to
     send = turns(battery.STEPS, 2, 1, 0).send[:, 0]
     shifts = (to[send, 0, 1] - to[send, 0, 0]) % 4
     np.testing.assert_array_equal(shifts, np.resize([1, 2], len(shifts)))
@@ -97,7 +97,7 @@ def test_peers_take_turns_whatever_the_period_is():
 
 def test_a_graph_is_data_of_one_program():
     one, other = (
-        battery.config_of("diloco+gossip", {"strategy.graph": graph})
+        battery.config_of("diloco+gossip", {"method.graph": graph})
         for graph in ("ring", "complete")
     )
     assert battery.program.make(one, 5, 1) is battery.program.make(other, 5, 1)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from optdyn import methods
-from optdyn.clock.base import Shares, at, chosen
+from optdyn.clock.base import Shares, at, choice_of
 from optdyn.methods import Event
 from optdyn.train import devices as parallel
 from optdyn.train import program
@@ -24,32 +24,32 @@ from tests.methods import test_battery as battery
 STEPS, WINDOW = 960, 24
 NODES, DEVICES = 2, 2
 VALUES = {
-    "strategy.groups": 2,
-    "strategy.period": 2,
-    "strategy.fragments": 1,
-    "strategy.steps_by_speed": False,
-    "strategy.elasticity": 1.6,
-    "strategy.outer_learning_rate": 0.7,
-    "strategy.outer_momentum": 0.3,
-    "strategy.slow_momentum": 0.3,
-    "strategy.compression_share": 0.4,  # no two numbers are equal where it cuts
-    "strategy.error_decay": 0.9,
-    "strategy.averaged_share": 0.6,
-    "strategy.momentum_decay": 0.9,
-    "strategy.chunk": 4,
-    "strategy.coefficients": 8,
-    "strategy.signed": False,  # a sign of what is nearly 0 is that of its rounding
-    "strategy.first_moment_meetings": 2,
-    "strategy.waiting": "k_batch_async",
-    "strategy.arrivals": 3,
-    "strategy.delay_bound": 2,
-    "strategy.allotted": 1.5,
-    "strategy.warmup_epochs": 1,
-    "strategy.cooldown_epochs": 0,
-    "strategy.max_batches": 2,
-    "strategy.wait": 1,
-    "strategy.graph": "ring",
-    "strategy.variant": "greedy",
+    "method.groups": 2,
+    "method.period": 2,
+    "method.fragments": 1,
+    "method.steps_by_speed": False,
+    "method.elasticity": 1.6,
+    "method.outer_learning_rate": 0.7,
+    "method.outer_momentum": 0.3,
+    "method.slow_momentum": 0.3,
+    "method.compression_share": 0.4,  # no two numbers are equal where it cuts
+    "method.error_decay": 0.9,
+    "method.averaged_share": 0.6,
+    "method.momentum_decay": 0.9,
+    "method.chunk": 4,
+    "method.coefficients": 8,
+    "method.signed": False,  # a sign of what is nearly 0 is that of its rounding
+    "method.first_moment_meetings": 2,
+    "method.waiting": "k_batch_async",
+    "method.arrivals": 3,
+    "method.delay_bound": 2,
+    "method.allotted": 1.5,
+    "method.warmup_epochs": 1,
+    "method.cooldown_epochs": 0,
+    "method.max_batches": 2,
+    "method.wait": 1,
+    "method.graph": "ring",
+    "method.variant": "greedy",
 }
 # Of workers inside of nodes, which have keys of the same names.
 INSIDE = {"period": 3, "outer_momentum": 0.6, "outer_learning_rate": 0.5, "graph": "complete"}
@@ -83,7 +83,7 @@ def inside(parts):
     if not reads or not set(parts) & set(reference.MIXES):
         return {}
     known = methods.keys_of(methods.load(reads[0]))
-    return {f"strategy.{reads[0]}.{key}": v for key, v in INSIDE.items() if key in known}
+    return {f"method.{reads[0]}.{key}": v for key, v in INSIDE.items() if key in known}
 
 
 @cache
@@ -106,7 +106,7 @@ def trained(name):
         "learning_rate": rng.uniform(0.1, 0.3, STEPS).astype(np.float32),
         "momentum": rng.uniform(-0.2, 0.4, STEPS).astype(np.float32),
     }
-    own, divided = order, chosen(line, Shares)
+    own, divided = order, choice_of(line, Shares)
     if divided:  # each device is given its own
         own = battery.cut(order, divided.shares, battery.columns(divided.shares))
     rule = battery.optimizers.optimizer("sgd", ("learning_rate", "momentum"))
@@ -130,7 +130,7 @@ def trained(name):
         state, (loss, after) = window(state, *jax.tree.map(jnp.asarray, (events, batches)))
         losses.append(np.asarray(loss))
         every.append(jax.device_get(after))
-    given = params, line, hypers, images[order], labels[order], config.strategy.to_dict()
+    given = params, line, hypers, images[order], labels[order], config.method.to_dict()
     return np.concatenate(losses), every[0], given
 
 

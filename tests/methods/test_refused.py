@@ -6,7 +6,7 @@ from optdyn.experiment import ConfigError
 from optdyn.train.checks import check
 from tests.values import as_experiment
 
-SECTIONS = {"batch_size", "cluster", "model", "optimizer", "parallel", "replicas"}  # else: strategy
+SECTIONS = {"batch_size", "cluster", "model", "optimizer", "parallel", "replicas"}  # else: method
 FOUR = {"cluster.nodes": 4, "cluster.service": "constant"}
 AWAY = {"cluster.presence": 1.0, "cluster.absence": 1.0}
 SUMS = "exchanges otherwise than by sums"
@@ -28,9 +28,9 @@ WITH = {  # what is asked for besides the name, so that it can run
 }
 NAMES = {"compressed gossip": "gossip", "compressed groups": "asynchronous"}
 REFUSED = {
-    "ad_psgd": [({"graph": "star"}, "^config.strategy.graph = 'star': must be one of")],
+    "ad_psgd": [({"graph": "star"}, "^config.method.graph = 'star': must be one of")],
     "asynchronous": [
-        ({"snapshots": "float16"}, "strategy.snapshots = 'float16': must be one of"),
+        ({"snapshots": "float16"}, "method.snapshots = 'float16': must be one of"),
         ({"name": "elastic", "snapshots": "host"}, "'elastic' keeps no table"),
         ({"name": "buffered", "snapshots": "host"}, "one version an update"),
         (
@@ -65,7 +65,7 @@ REFUSED = {
         ({"compression": "powersgd"}, "of gossip = 'powersgd': must be one of ''"),
         ({"gossip_order": "combine"}, "gossip_order = 'combine': must be 'adapt' with"),
         (AWAY, "cluster.presence = 1.0: must be 0"),
-        ({"name": "diloco+gossip"}, "strategy.compression: must be '' with"),
+        ({"name": "diloco+gossip"}, "method.compression: must be '' with"),
     ],
     "compressed groups": [
         ({"compression": "powersgd"}, "of asynchronous = 'powersgd': must be one of ''"),
@@ -78,15 +78,15 @@ REFUSED = {
         ({"cluster.regions": 3}, "cluster.regions"),
     ],
     "decoupled": [
-        ({"quorum": 3}, "quorum = 3: must be at most config.strategy.groups = 2, or 0"),
-        ({"fragments": 9}, "fragments = 9: must be from 1 to config.strategy.period = 8"),
+        ({"quorum": 3}, "quorum = 3: must be at most config.method.groups = 2, or 0"),
+        ({"fragments": 9}, "fragments = 9: must be from 1 to config.method.period = 8"),
         ({"delay": -1}, "delay = -1: must be at least 0"),
         ({"grace": -1.0}, "grace = -1.0: must be at least 0"),
     ],
     "des_loc": [
         ({"first_moment_meetings": 0}, "first_moment_meetings = 0: must be at least 1"),
-        ({"delay": 2}, "strategy.delay: must be 0 with config.strategy.name = 'des_loc'"),
-        ({"inner_state": "reset"}, "strategy.inner_state: must be 'kept' with"),
+        ({"delay": 2}, "method.delay: must be 0 with config.method.name = 'des_loc'"),
+        ({"inner_state": "reset"}, "method.inner_state: must be 'kept' with"),
         ({"parallel.api": "overlap"}, "averages its optimizers' states too"),
         ({"name": "des_loc+gossip"}, BOTH),
         ({"cluster.presence": 1.0}, "cluster.presence: 'des_loc' does"),
@@ -95,18 +95,18 @@ REFUSED = {
         ({"merging": "add"}, "merging = 'add': must be one of 'mix', 'correct'"),
         (
             {"merging": "correct", "mixing": 0.5},
-            "mixing = 0.5: must be 0 with config.strategy.merging = 'correct'",
+            "mixing = 0.5: must be 0 with config.method.merging = 'correct'",
         ),
         ({"merging": "correct", "parallel.api": "overlap"}, "keeps what nodes did meanwhile"),
         ({"name": "eager", "parallel.api": "overlap"}, "exchanges otherwise than by"),
         ({"name": "eager+gossip"}, f"eager and gossip {BOTH}"),
     ],
     "diloco+gossip": [
-        ({"graph": "push"}, "strategy.graph = 'push': must be another with"),
-        ({"compression": "sign"}, "strategy.compression: must be '' with"),
-        ({"gossip.compression": "sign"}, "strategy.compression: must be '' with"),
-        ({"fragments": 2}, "strategy.fragments: must be 1 with"),
-        ({"inner_state": "averaged"}, "strategy.inner_state: must be 'kept' with"),
+        ({"graph": "push"}, "method.graph = 'push': must be another with"),
+        ({"compression": "sign"}, "method.compression: must be '' with"),
+        ({"gossip.compression": "sign"}, "method.compression: must be '' with"),
+        ({"fragments": 2}, "method.fragments: must be 1 with"),
+        ({"inner_state": "averaged"}, "method.inner_state: must be 'kept' with"),
         (AWAY, "cluster.presence: must be 0 with"),
         ({"parallel.api": "overlap"}, SUMS),
         ({"name": "daso+gossip"}, f"daso and gossip {BOTH}"),
@@ -114,31 +114,31 @@ REFUSED = {
         ({"name": "sparseloco+gossip"}, BOTH),
     ],
     "elastic": [
-        ({"groups": 3}, "^config.strategy.groups = 3: must divide the cluster's 4 workers"),
-        ({"elasticity": 2.0}, "^config.strategy.elasticity = 2.0: must be from 0 to"),
-        ({"momentum_part": 1.5}, "^config.strategy.momentum_part = 1.5: must be from 0 to 1"),
-        ({"momentum_delay": -1}, "^config.strategy.momentum_delay = -1: must be at least 1"),
-        ({"staleness_bound": 2}, "^config.strategy.staleness_bound: only of"),
+        ({"groups": 3}, "^config.method.groups = 3: must divide the cluster's 4 workers"),
+        ({"elasticity": 2.0}, "^config.method.elasticity = 2.0: must be from 0 to"),
+        ({"momentum_part": 1.5}, "^config.method.momentum_part = 1.5: must be from 0 to 1"),
+        ({"momentum_delay": -1}, "^config.method.momentum_delay = -1: must be at least 1"),
+        ({"staleness_bound": 2}, "^config.method.staleness_bound: only of"),
         ({"cluster.pieces.conv_compute": 1.0}, "^config.cluster.pieces"),
         ({"cluster.service": "geometric"}, "^config.cluster.service = 'geometric': must be one of"),
         ({"replicas.count": 2}, "^config.replicas.count: replicas are recorded"),
         (
             {"optimizer.name": "closed_loop"},
-            "^config.strategy.name = 'elastic': must be one of 'sync', 'asynchronous', "
+            "^config.method.name = 'elastic': must be one of 'sync', 'asynchronous', "
             "'ringmaster' with config.optimizer.name = 'closed_loop', which is told",
         ),
     ],
     "gasloc": [
-        ({"graph": "push"}, "strategy.graph = 'push': must be another with"),
-        ({"graph": "star"}, "strategy.graph = 'star': must be one of"),
+        ({"graph": "push"}, "method.graph = 'push': must be another with"),
+        ({"graph": "star"}, "method.graph = 'star': must be one of"),
         (AWAY, "does not know of absences"),
         ({"parallel.api": "overlap"}, SUMS),
         ({"name": "gasloc+gossip"}, BOTH),
         ({"name": "diloco+gasloc"}, BOTH),
     ],
     "gossip": [
-        ({"graph": "star"}, "^config.strategy.graph = 'star': must be one of 'ring'"),
-        ({"gossip_order": ""}, "^config.strategy.gossip_order = '': must be one of"),
+        ({"graph": "star"}, "^config.method.graph = 'star': must be one of 'ring'"),
+        ({"gossip_order": ""}, "^config.method.gossip_order = '': must be one of"),
         ({"batch_size": 60}, "^config.batch_size = 60: must be a multiple"),
         (
             {"graph": "push", "cluster.nodes": 2048, "batch_size": 2048},
@@ -147,22 +147,22 @@ REFUSED = {
     ],
     "mindflayer": [({"allotted": -1.0}, r"allotted = -1\.0: must be at least 0")],
     "model_averaging": [
-        ({"fragments": 0}, "config.strategy.fragments = 0: must be from 1 to .*period = 8"),
-        ({"fragments": 9}, "config.strategy.fragments = 9: must be from 1 to .*period = 8"),
-        ({"fragments": 3, "delay": 2}, "config.strategy.delay = 2: must be from 0 to 1, less"),
-        ({"delay": -1}, "config.strategy.delay = -1: must be from 0 to 7, less"),
-        ({"mixing": 1.5}, "config.strategy.mixing = 1.5: must be from 0 to 1"),
-        ({"mixing": float("nan")}, "config.strategy.mixing = nan: must be a number"),
-        ({"synchronous_updates": -1}, "strategy.synchronous_updates = -1: must be at least 0"),
+        ({"fragments": 0}, "config.method.fragments = 0: must be from 1 to .*period = 8"),
+        ({"fragments": 9}, "config.method.fragments = 9: must be from 1 to .*period = 8"),
+        ({"fragments": 3, "delay": 2}, "config.method.delay = 2: must be from 0 to 1, less"),
+        ({"delay": -1}, "config.method.delay = -1: must be from 0 to 7, less"),
+        ({"mixing": 1.5}, "config.method.mixing = 1.5: must be from 0 to 1"),
+        ({"mixing": float("nan")}, "config.method.mixing = nan: must be a number"),
+        ({"synchronous_updates": -1}, "method.synchronous_updates = -1: must be at least 0"),
         ({"inner_state": "lost"}, "inner_state = 'lost': must be one of 'kept', 'averaged', 'r"),
         ({"inner_state": "reset", "fragments": 2}, "must be 'kept' with .*fragments = 2"),
-        ({"inner_state": "averaged", "delay": 1}, "must be 'kept' with config.strategy.delay = 1"),
-        ({"outer_learning_rate": 0.0}, "strategy.outer_learning_rate = 0.0: must be above 0"),
-        ({"outer_momentum": 1.0}, "config.strategy.outer_momentum = 1.0: must be at least 0 and"),
+        ({"inner_state": "averaged", "delay": 1}, "must be 'kept' with config.method.delay = 1"),
+        ({"outer_learning_rate": 0.0}, "method.outer_learning_rate = 0.0: must be above 0"),
+        ({"outer_momentum": 1.0}, "config.method.outer_momentum = 1.0: must be at least 0 and"),
         ({"slow_learning_rate": float("nan")}, "slow_learning_rate = nan: must be a number"),
-        ({"slow_momentum": -0.1}, "config.strategy.slow_momentum = -0.1: must be at least 0 and"),
-        ({"cluster.presence": 1.0, "delay": 1}, "strategy.delay"),
-        ({"cluster.presence": 1.0, "compression": "sign"}, "strategy.compression"),
+        ({"slow_momentum": -0.1}, "config.method.slow_momentum = -0.1: must be at least 0 and"),
+        ({"cluster.presence": 1.0, "delay": 1}, "method.delay"),
+        ({"cluster.presence": 1.0, "compression": "sign"}, "method.compression"),
         ({"cluster.server_bandwidth": 1.0}, "cluster.server_bandwidth"),
         (
             {"cluster.regions": 2, "cluster.latencies": ((0.0, 1.0), (1.0, 0.0))},
@@ -170,10 +170,10 @@ REFUSED = {
         ),
     ],
     "ringleader": [
-        ({"snapshots": "host"}, "strategy.snapshots = 'host'"),
+        ({"snapshots": "host"}, "method.snapshots = 'host'"),
         ({"replicas.count": 2}, "replicas.count: replicas are recorded"),
         ({"cluster.service": "race"}, "cluster.service = 'race': must be one of"),
-        ({"groups": 3}, "strategy.groups = 3: must divide"),
+        ({"groups": 3}, "method.groups = 3: must divide"),
     ],
     "slowmo": [
         ({"compression": "zip"}, "compression = 'zip': must be one of '', 'bfloat16', 'top_k'"),
@@ -182,7 +182,7 @@ REFUSED = {
         ({"compression_bits": 9}, "compression_bits = 9: must be from 2 to 8, or 32"),
         (
             {"compression_bits": 4, "compression": "sign"},
-            "compression_bits = 4: must be 32 with config.strategy.compression = 'sign'",
+            "compression_bits = 4: must be 32 with config.method.compression = 'sign'",
         ),
         ({"compression_block": 0}, "compression_block = 0: must be at least 1"),
     ],
@@ -215,7 +215,7 @@ ROWS = [(name, *row) for name, rows in REFUSED.items() for row in rows]
 def test_what_cannot_be_is_refused_in_a_line(config, name, values, said):
     asked = {"name": NAMES.get(name, name), **WITH.get(name, {}), **values}
     whole = {
-        key if key.partition(".")[0] in SECTIONS else f"strategy.{key}": value
+        key if key.partition(".")[0] in SECTIONS else f"method.{key}": value
         for key, value in asked.items()
     }
     with pytest.raises(ConfigError, match=said) as refused:

@@ -87,7 +87,7 @@ def test_what_nobody_reaches_drops_nothing(law, means, steps, seed):
     same_arrivals(line, free)
 
 
-RUN = {"strategy.name": "ringmaster", "cluster.service": "exponential"}
+RUN = {"method.name": "ringmaster", "cluster.service": "exponential"}
 
 
 @pytest.mark.parametrize("outer", ["", "daso+"])
@@ -96,7 +96,7 @@ def test_without_a_bound_its_timeline_is_that_of_asynchronous_sgd(config, outer)
     values = {"cluster.service": "exponential", "cluster.devices_per_node": 4, "batch_size": 16}
     values |= {"cluster.latency": 1e-3, "cluster.local_latency": 1e-3}
     one, other = (
-        trainer.prepare(as_experiment(config({**values, "strategy.name": outer + name}))).timeline
+        trainer.prepare(as_experiment(config({**values, "method.name": outer + name}))).timeline
         for name in ("ringmaster", "asynchronous")
     )
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -105,7 +105,7 @@ def test_without_a_bound_its_timeline_is_that_of_asynchronous_sgd(config, outer)
 
 def test_the_summary_says_how_many_were_dropped(config, tmp_path):
     """Only where there is a bound, and of those before the last update."""
-    chosen = config(RUN | {"strategy.delay_bound": 2})
+    chosen = config(RUN | {"method.delay_bound": 2})
     summary = trainer.train(as_experiment(chosen), tmp_path / "a")
     line = trainer.prepare(as_experiment(chosen)).timeline
     assert summary["dropped_arrivals"] == line.choice.dropped.sum() > 0
@@ -119,10 +119,10 @@ def test_a_dropped_arrival_takes_its_time_and_its_exchange(config):
     Whatever it had computed, it begins again when it arrives, after as long as any other.
     """
     values = {**RUN, "cluster.service": "constant", "cluster.latency": 0.25}
-    values |= {"strategy.groups": 2, "cluster.nodes": 2, "cluster.speeds": (1.0, 0.1)}
-    values |= {"strategy.delay_bound": 2, "batch_size": 1, "cluster.seconds_per_example": 1.0}
+    values |= {"method.groups": 2, "cluster.nodes": 2, "cluster.speeds": (1.0, 0.1)}
+    values |= {"method.delay_bound": 2, "batch_size": 1, "cluster.seconds_per_example": 1.0}
     line = as_experiment(config(values)).timeline(steps_per_epoch=10, update_bytes=0)
-    free = config({**values, "strategy.delay_bound": 0})
+    free = config({**values, "method.delay_bound": 0})
     every = as_experiment(free).timeline(steps_per_epoch=10, update_bytes=0)
     slow = every.seconds[every.worker == 1]
     assert np.all(line.worker == 0)

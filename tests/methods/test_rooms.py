@@ -76,14 +76,14 @@ class Signed(Gradients):
 def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypatch):
     (tmp_path / "my_methods.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    values = {"strategy.name": "my_methods:Signed", "cluster.service": "constant"}
+    values = {"method.name": "my_methods:Signed", "cluster.service": "constant"}
     one, other = (config({**values, "cluster.nodes": 1}) for _ in range(2))
-    other.strategy.options.scale = 0.1
+    other.method.options.scale = 0.1
     losses = [
         train(as_experiment(c), tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))
     ]
     assert losses[0] != losses[1]
-    pair = config({**values, "strategy.name": "asynchronous+my_methods:Signed"})
+    pair = config({**values, "method.name": "asynchronous+my_methods:Signed"})
     assert train(as_experiment(pair), tmp_path / "pair")["staleness_mean"] > 1
     assert issubclass(methods.load("my_methods:Signed"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):

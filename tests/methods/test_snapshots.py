@@ -23,8 +23,8 @@ METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
 # Each reads slots in a way of its own: of all blocks, of some, by server, from a ring, twice.
 READERS = {
     "groups": {},
-    "fresh": {"strategy.fresh": ("classifier",)},
-    "servers": {"strategy.name": "asynchronous+local"},
+    "fresh": {"method.fresh": ("classifier",)},
+    "servers": {"method.name": "asynchronous+local"},
     "ring": {"cluster.service": "geometric"},
     "compensated": {"optimizer.chain": ("delay_compensation",)},
     "metered": METERED,
@@ -36,7 +36,7 @@ def test_versions_on_the_host_are_exact(config, mnist, rows, final, tmp_path, na
     """The log, the parameters and every version, to the bit; also where the run is cut in two."""
     states = []
     for place in ("", "host"):
-        chosen = config(mnist | READERS[name] | {"strategy.snapshots": place})
+        chosen = config(mnist | READERS[name] | {"method.snapshots": place})
         folder = tmp_path / (place or "device")
         if place and name in ("groups", "servers"):
             chosen.steps = 37  # no log point
@@ -62,17 +62,17 @@ def run(name, kept, momentum=MOMENTUM):
     """The (STEPS, DIMENSION) parameters after each update of heavy ball on a noisy quadratic."""
     made = arrivals(name)
     update = core.together(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
-    strategy = asynchronous(
+    method = asynchronous(
         core.whole(QUADRATIC.loss), update, made.slots, rounded=kept == "bfloat16"
     )
     hyper = {"learning_rate": np.full(STEPS, ALPHA), "momentum": np.full(STEPS, momentum)}
     hyper = {key: values.astype(np.float32) for key, values in hyper.items()}
 
     def body(state, inputs):
-        state, _ = strategy.step(state, inputs[0], {"optimum": inputs[1]})
+        state, _ = method.step(state, inputs[0], {"optimum": inputs[1]})
         return state, state.params["x"]["x"]
 
-    start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
+    start = method.init({"x": {"x": jnp.ones(DIMENSION)}})
     events = Event(made.choice, hyper)
     state, x = jax.jit(lambda *given: jax.lax.scan(body, start, given))(events, OPTIMA)
     return made, state, np.asarray(x)
@@ -112,7 +112,7 @@ def test_the_distance_to_an_exact_run_is_at_most_that_of_what_is_read():
 def test_where_the_model_computes_in_bfloat16_nothing_is_lost(config, mnist, rows, tmp_path):
     """Dense layers round their parameters themselves, as they use them."""
     for kept in ("", "bfloat16"):
-        values = mnist | {"model.dtype": "bfloat16", "strategy.snapshots": kept}
+        values = mnist | {"model.dtype": "bfloat16", "method.snapshots": kept}
         trainer.train(as_experiment(config(values)), tmp_path / (kept or "exact"))
     assert rows(tmp_path / "bfloat16") == rows(tmp_path / "exact")
 
@@ -121,7 +121,7 @@ def test_where_the_model_computes_in_bfloat16_nothing_is_lost(config, mnist, row
 def test_a_large_table_is_checkpointed_beside_the_rest(
     config, mnist, rows, tmp_path, monkeypatch, kept
 ):
-    chosen = config(mnist | {"strategy.snapshots": kept})
+    chosen = config(mnist | {"method.snapshots": kept})
     trainer.train(as_experiment(chosen), tmp_path / "small")
     monkeypatch.setattr(versions, "LARGE", 0)
     chosen.steps = 30
@@ -154,7 +154,7 @@ def resident(kind):
 def updated(steps, snapshots, groups):
     config = default()
     values = json.loads(sys.argv[1])
-    values |= {"steps": steps, "strategy.snapshots": snapshots, "strategy.groups": groups}
+    values |= {"steps": steps, "method.snapshots": snapshots, "method.groups": groups}
     config.update_from_flattened_dict(values | {"cluster.nodes": groups})
     config = parse(config)
     run = trainer.prepare(config)
@@ -179,7 +179,7 @@ def test_the_memory_that_is_said_is_what_is_taken(mnist, kept):
     may have a fifth more; that the table is copied, which would be half, they may not. The lesser
     of two counts: a busy system may take pages back that the peak then has once more.
     """
-    values = mnist | {"model.hidden": (512, 128), "strategy.name": "asynchronous", "batch_size": 4}
+    values = mnist | {"model.hidden": (512, 128), "method.name": "asynchronous", "batch_size": 4}
     asked = [sys.executable, "-c", MEASURED, json.dumps(values), kept]
     runs = [subprocess.run(asked, capture_output=True, text=True, check=True) for _ in range(2)]
     said, taken = min(json.loads(done.stdout.splitlines()[-1]) for done in runs)
@@ -208,9 +208,9 @@ def test_an_update_copies_no_table(config, name, model):
     if name == "asynchronous+local" and model == "quadratic":
         pytest.skip("it has one block")
     groups = 13  # as no other size here
-    asked = {"strategy.name": name, "strategy.groups": groups, "cluster.nodes": groups}
-    asked |= {"strategy.arrivals": 2} if name == "buffered" else {}
-    asked |= {"strategy.delay_bound": 3} if name == "ringmaster" else {}
+    asked = {"method.name": name, "method.groups": groups, "cluster.nodes": groups}
+    asked |= {"method.arrivals": 2} if name == "buffered" else {}
+    asked |= {"method.delay_bound": 3} if name == "ringmaster" else {}
     run = trainer.prepare(
         as_experiment(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
     )

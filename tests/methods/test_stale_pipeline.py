@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from optdyn import core, optimizers
-from optdyn import methods as strategies
 from optdyn.clock import pipeline
-from optdyn.methods import Event
+from optdyn.methods import Event, ModelInfo, compose
 from optdyn.methods.read.stale_pipeline import KINDS, StalePipeline, delays, reading
 from optdyn.train import program, trainer
 from optdyn.train.checks import check
@@ -20,14 +19,14 @@ STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
 BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")
 SIZES = (5, 6, 4, 5, 3)
 RUN = {
-    "strategy.name": "stale_pipeline",
+    "method.name": "stale_pipeline",
     "cluster.nodes": STAGES,
     "cluster.service": "constant",
     "model.name": "mlp",
     "model.hidden": SIZES[1:-1],
     "batch_size": BATCH,
     "steps": STEPS,
-    "strategy.micro_batches": 3,
+    "method.micro_batches": 3,
 }
 RNG = np.random.default_rng(0)
 BATCHES = {
@@ -43,7 +42,7 @@ PARAMS = {
 
 def line_of(chosen, problem):
     batch = jax.tree.map(lambda leaf: leaf[0], BATCHES)
-    network = strategies.ModelInfo(problem, PARAMS, batch)
+    network = ModelInfo(problem, PARAMS, batch)
     return chosen.timeline(steps_per_epoch=10, update_bytes=0, network=network)
 
 
@@ -55,20 +54,20 @@ def events_of(line, momentum=MU):
 
 def trained(config, kind, momentum=MU, chain=(), **values):
     """Parameters after each update, leaves (STEPS, ...)."""
-    chosen = as_experiment(config(RUN | {"strategy.pipeline": kind} | values))
+    chosen = as_experiment(config(RUN | {"method.pipeline": kind} | values))
     check(chosen)
     problem, methods = program.problem_of(chosen, SIZES[-1]), chosen.methods
     line = line_of(chosen, problem)
     sgd = optimizers.optimizer("sgd", ("learning_rate", "momentum"), {}, chain)
-    strategy = strategies.compose(methods, problem, sgd, line.slots, None)
+    method = compose(methods, problem, sgd, line.slots, None)
 
     @jax.jit
     def whole(params, events, batches):
         def body(state, inputs):
-            state, _ = strategy.step(state, *inputs)
+            state, _ = method.step(state, *inputs)
             return state, state.params
 
-        return jax.lax.scan(body, strategy.init(params), (events, batches))[1]
+        return jax.lax.scan(body, method.init(params), (events, batches))[1]
 
     return jax.device_get(whole(PARAMS, events_of(line, momentum), BATCHES))
 
@@ -152,7 +151,7 @@ def test_no_momentum_is_no_prediction(config):
 
 def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
     """Gradients are given, and 0 from update 5 on; what is seen takes the place of the loss."""
-    chosen = as_experiment(config(RUN | {"strategy.pipeline": "predict"}))
+    chosen = as_experiment(config(RUN | {"method.pipeline": "predict"}))
     problem = program.problem_of(chosen, SIZES[-1])
     line, servers = line_of(chosen, problem), StalePipeline().servers(problem)
 
@@ -161,14 +160,14 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
         return seen, jax.tree.map(lambda leaf: batch * jnp.ones_like(leaf), params)
 
     sgd = core.by_block(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
-    strategy = reading(given, sgd, "predict", line.slots, servers)
+    method = reading(given, sgd, "predict", line.slots, servers)
 
     def body(state, inputs):
-        after, info = strategy.step(state, *inputs)
+        after, info = method.step(state, *inputs)
         return after, (state.params, info["loss"])
 
     force = jnp.where(jnp.arange(STEPS) < 5, RNG.normal(size=STEPS), 0).astype(jnp.float32)
-    _, (x, seen) = jax.lax.scan(body, strategy.init(PARAMS), (events_of(line, 0.8), force))
+    _, (x, seen) = jax.lax.scan(body, method.init(PARAMS), (events_of(line, 0.8), force))
     quiet = 5 + line.staleness.max()  # from there on all gradients since the read are 0
     jax.tree.map(
         # A sum of geometric terms in float32.
@@ -182,8 +181,8 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
 def test_2bw_is_asynchronous_with_two_groups_that_take_turns(config, mnist, tmp_path):
     """To the bit, the first update included."""
     values = mnist | {"model.hidden": (8, 8), "cluster.service": "constant", "cluster.nodes": 2}
-    runs = {"stale_pipeline": {"strategy.pipeline": "2bw"}, "asynchronous": {"strategy.groups": 2}}
-    asked = {name: config(values | {"strategy.name": name} | own) for name, own in runs.items()}
+    runs = {"stale_pipeline": {"method.pipeline": "2bw"}, "asynchronous": {"method.groups": 2}}
+    asked = {name: config(values | {"method.name": name} | own) for name, own in runs.items()}
     every = [trainer.train(as_experiment(asked[name]), tmp_path / name) for name in asked]
     for key in ("parameters_crc32", "test_loss"):
         assert every[0][key] == every[1][key]
@@ -229,11 +228,11 @@ def test_the_clock_of_a_run_begins_that_of_a_longer_one(config):
     """Also where it ends; faster than GPipe on as many micro-batches, which is flushed."""
     seconds = {}
     for kind, steps in (("stash", STEPS), ("stash", 30), ("2bw", STEPS), ("2bw", 30)):
-        chosen = as_experiment(config(RUN | {"strategy.pipeline": kind, "steps": steps}))
+        chosen = as_experiment(config(RUN | {"method.pipeline": kind, "steps": steps}))
         seconds[kind, steps] = line_of(chosen, program.problem_of(chosen, SIZES[-1])).seconds
     for kind in ("stash", "2bw"):
         np.testing.assert_array_equal(seconds[kind, STEPS], seconds[kind, 30][:STEPS])
-    values = RUN | {"strategy.name": "local", "strategy.variant": "backprop", "steps": 30}
+    values = RUN | {"method.name": "local", "method.variant": "backprop", "steps": 30}
     flushed = as_experiment(config(values))
     flushed = line_of(flushed, program.problem_of(flushed, SIZES[-1])).seconds
     assert seconds["2bw", 30][0] == pytest.approx(flushed[0], rel=0.5)
@@ -242,7 +241,7 @@ def test_the_clock_of_a_run_begins_that_of_a_longer_one(config):
 
 def test_a_run_resumes_and_the_meter_reads_it(config, mnist, tmp_path):
     """With NAdamW of a large beta1, a cure for asynchronous pipelines, and with a chain."""
-    values = mnist | {key: RUN[key] for key in ("strategy.name", "cluster.service")}
+    values = mnist | {key: RUN[key] for key in ("method.name", "cluster.service")}
     values |= {"model.hidden": (8, 8), "cluster.nodes": 2, "batch_size": 4, "steps": 120}
     values |= {"optimizer.name": "nadamw", "optimizer.momentum": 0.0, "optimizer.options.b1": 0.99}
     values |= {"optimizer.learning_rate": 0.003, "optimizer.chain": ("delay_compensation",)}

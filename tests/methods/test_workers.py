@@ -27,7 +27,7 @@ def before(start, states):
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_meter_says_what_is_evaluated(name):
     """d_t of the center or the mean, g_t at what its worker had read, G_t at what is evaluated."""
-    line = line_of(name, **{"strategy.period": 2})
+    line = line_of(name, **{"method.period": 2})
     second = {key: leaf[::-1] for key, leaf in BATCHES.items()}
     metered = workers.made(MAKERS[name], meter=True)
     states, info = ran(metered, events_of(line), (BATCHES, second))

@@ -5,12 +5,12 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 
-def collectives(strategy, start, event, batch, nodes, local):
+def collectives(method, start, event, batch, nodes, local):
     """[(axes, branches of conditions, bytes)] of a step on `nodes` of so many `local` devices."""
     mesh = AbstractMesh((nodes, local), ("node", "data"), (AxisType.Auto,) * 2)
     specs = (P(), P(), P(("node", "data")))
-    step = jax.shard_map(strategy.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
-    return list(_found(jax.make_jaxpr(step)(strategy.init(start), event, batch).jaxpr))
+    step = jax.shard_map(method.step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    return list(_found(jax.make_jaxpr(step)(method.init(start), event, batch).jaxpr))
 
 
 def _found(jaxpr, where=()):

@@ -24,7 +24,7 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **v
     """The timeline of a method; memoryless arrivals unless the cluster's `values` say else."""
     config = default()
     config.batch_size, config.steps, config.cluster.nodes = 12, steps, groups
-    config.strategy.name, config.strategy.groups = name, groups
+    config.method.name, config.method.groups = name, groups
     config.cluster.service, config.cluster.seconds_per_example = "exponential", 1 / 12
     config.update_from_flattened_dict(values)
     return as_experiment(config).timeline(
@@ -47,14 +47,14 @@ def made(make, groups=WORKERS, optimizer=SGD, meter=False):
 
 
 @partial(jax.jit, static_argnums=0)
-def ran(strategy, events, batches=BATCHES, state=None):
+def ran(method, events, batches=BATCHES, state=None):
     """(STEPS, ...) states after every update and what updates say."""
 
     def body(state, inputs):
-        state, info = strategy.step(state, *inputs)
+        state, info = method.step(state, *inputs)
         return state, (state, info)
 
-    return jax.lax.scan(body, state or strategy.init(tree(START)), (events, batches))[1]
+    return jax.lax.scan(body, state or method.init(tree(START)), (events, batches))[1]
 
 
 def reference(line, rule, rate=RATE, momentum=MOMENTUM):

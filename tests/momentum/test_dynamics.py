@@ -86,7 +86,7 @@ def test_sharpness_is_the_largest_eigenvalue_of_the_hessian(config, mnist):
 def arrivals(config, groups, service, replicas=200):
     values = {
         "steps": 40 * groups,
-        "strategy.groups": groups,
+        "method.groups": groups,
         "cluster.nodes": groups,
         "cluster.service": service,
     }

@@ -47,14 +47,14 @@ def arrivals(groups, service, steps, replicas):
 def path(slots, staleness, gamma, choice, hypers):
     """explicit, total and x, (T, ...) each, from one run of the noiseless quadratic."""
     made = loop(gamma, staleness)
-    strategy = asynchronous(QUADRATIC.loss, made, slots)
+    method = asynchronous(QUADRATIC.loss, made, slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}
 
     def body(state, inputs):
-        state, _ = strategy.step(state, Event(*inputs), batch)
+        state, _ = method.step(state, Event(*inputs), batch)
         return state, (state.opt_state.explicit, state.opt_state.total, state.params["x"]["x"])
 
-    start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
+    start = method.init({"x": {"x": jnp.ones(DIMENSION)}})
     return jax.lax.scan(body, start, (choice, hypers))[1]
 
 
@@ -260,7 +260,7 @@ def test_a_run_has_the_staleness_of_its_groups(config):
 
     assert of() == {"staleness": 3, "gamma": 0.1}
     assert of(**{"optimizer.options.staleness": 7})["staleness"] == 7
-    assert of(**{"strategy.name": "sync"})["staleness"] == 0
+    assert of(**{"method.name": "sync"})["staleness"] == 0
 
 
 def test_a_run_logs_what_the_loop_measures(config, rows, tmp_path):

@@ -30,7 +30,7 @@ def config(name):
     made.batch_size, made.steps = 16, 150
     made.optimizer.name, made.optimizer.options = name, OPTIMIZERS[name][1]
     made.optimizer.learning_rate = RATES[name]
-    made.strategy.name, made.strategy.groups = "asynchronous", 2
+    made.method.name, made.method.groups = "asynchronous", 2
     made.cluster.nodes, made.cluster.service = 2, "constant"
     check(as_experiment(made))
     return made
@@ -81,7 +81,7 @@ def test_a_tiny_modern_transformer_learns_under_delay(name):
 @pytest.mark.slow  # 12 s, nearly all of them of compiling
 def test_its_blocks_learn_locally_in_groups_that_take_turns():
     made = config("contrib.schedule_free_sgd")
-    made.strategy.name, made.strategy.variant = "asynchronous+local", "greedy"
+    made.method.name, made.method.variant = "asynchronous+local", "greedy"
     made.model.blocks, made.model.width, made.steps = 2, 8, 100
     made.optimizer.learning_rate = 0.3
     check(as_experiment(made))

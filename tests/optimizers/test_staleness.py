@@ -23,17 +23,17 @@ RATE, MU = 0.05, 0.3
 def trained(made, chain):
     """(STEPS, DIMENSION) parameters after each update of SGD with momentum behind a chain."""
     optimizer = optimizers.optimizer("sgd", NAMES, {}, chain)
-    strategy = composed.asynchronous(QUADRATIC.loss, optimizer, made.slots)
+    method = composed.asynchronous(QUADRATIC.loss, optimizer, made.slots)
     steps = len(made.seconds)
     hyper = {"learning_rate": np.full(steps, RATE, np.float32)}
     hyper["momentum"] = np.full(steps, MU, np.float32)
     events = Event(made.choice, hyper, made.staleness)
 
     def body(state, inputs):
-        state, _ = strategy.step(state, inputs[0], {"optimum": inputs[1]})
+        state, _ = method.step(state, inputs[0], {"optimum": inputs[1]})
         return state, state.params["x"]["x"]
 
-    start = strategy.init({"x": {"x": jnp.ones(DIMENSION)}})
+    start = method.init({"x": {"x": jnp.ones(DIMENSION)}})
     return np.asarray(
         jax.jit(lambda *inputs: jax.lax.scan(body, *inputs)[1])(start, (events, OPTIMA))
     )

@@ -75,8 +75,8 @@ def test_ones_own_gives_the_floats_of_what_is_registered(config, mnist, folder):
     own.data.name = "again:images"
     own.data.options.folder = mnist["data.dir"]
     own.optimizer.name, own.optimizer.schedule = "again:optimizer", "again:schedule"
-    own.strategy.name = "again:SYNC"
-    own.strategy.options.groups = 4
+    own.method.name = "again:SYNC"
+    own.method.options.groups = 4
     own.cluster.service = "again:law"
     one, other = train(usual, folder / "usual"), train(own, folder / "own")
     for key in ("parameters_crc32", "simulated_seconds", "staleness_histogram", "learning_rate"):
@@ -162,7 +162,7 @@ LINES = {
         "def f(): return lambda rng, shape: rng.nosuch(shape)": "AttributeError",
         "def f(mean): return lambda rng, shape: 1": "missing 1 required positional argument",
     },
-    "strategy.name": {"def f(): pass": "must be a Method of optdyn.methods"},
+    "method.name": {"def f(): pass": "must be a Method of optdyn.methods"},
     "data.name": {
         "def f(): return 3": "is a int: must be optdyn.problem.data.Data, or a dict",
         "def f(): return {'train': {'x': np.ones((4, 2))}, 'tests': 3}": "has 'tests': only",
@@ -306,8 +306,8 @@ def test_a_mix_that_never_mixes_is_warned_of_and_every_law_of_times_is_known_to_
         ("Alone+asynchronous", "its mix asks for nothing over the axis 'node'"),
         ("Never", "its clock has no update after which they receive anything"),
     ):
-        values = {"strategy.name": f"my_mix:{name}", "cluster.devices_per_node": 2, "batch_size": 8}
-        made = as_experiment(config(values | {"strategy.groups": 2}))
+        values = {"method.name": f"my_mix:{name}", "cluster.devices_per_node": 2, "batch_size": 8}
+        made = as_experiment(config(values | {"method.groups": 2}))
         checks.check(made)  # with config.cluster.service = 'exponential', though it names no laws
         found = probable_mistakes(made)
         assert len(found) == bool(said) and all(said in line for line in found)

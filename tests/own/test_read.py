@@ -49,7 +49,7 @@ NAMED = {
     "metrics": ("accuracy", "theirs.py:thing"),
     "optimizer.name": "theirs:thing",
     "optimizer.chain": ("theirs.py:thing",),
-    "strategy.name": "sync+theirs:thing",
+    "method.name": "sync+theirs:thing",
     "data.name": "theirs:thing",
     "optimizer.schedule": "theirs.py:thing",
     "cluster.service": "theirs.py:thing",
@@ -116,7 +116,7 @@ def test_a_json_config_runs_no_code_by_itself(command, there, folder, key, main)
         ("model", "builtins:exec", {}),
         ("model", "optax:adam", {}),  # of another kind
         ("optimizer", "subprocess:Popen", {}),
-        ("strategy", "subprocess:Popen", {}),
+        ("method", "subprocess:Popen", {}),
     ],
 )
 def test_what_is_no_file_of_the_users_is_refused_though_the_command_names_it(
@@ -181,10 +181,10 @@ def test_a_strangers_config_can_be_looked_at(folder, there, capsys, monkeypatch)
 @pytest.mark.parametrize(
     "values",
     [
-        {"strategy.name": NAMED["strategy.name"]},
+        {"method.name": NAMED["method.name"]},
         {"cluster.service": NAMED["cluster.service"]},
-        {key: name for key, name in NAMED.items() if key != "strategy.name"}
-        | {"strategy.name": "daso"},
+        {key: name for key, name in NAMED.items() if key != "method.name"}
+        | {"method.name": "daso"},
     ],
 )
 def test_pages_on_a_strangers_runs_run_none_of_it(trained, folder, there, values):
@@ -210,7 +210,7 @@ def test_pages_on_a_strangers_runs_run_none_of_it(trained, folder, there, values
 
 
 def test_penalties_of_a_strangers_method_are_refused(folder, there):
-    arms = ARMS | {"theirs": ({"name": NAMED["strategy.name"]}, 64, 110)}
+    arms = ARMS | {"theirs": ({"name": NAMED["method.name"]}, 64, 110)}
     with pytest.raises(TableError, match=r"among those of --methods") as caught:
         penalties.measured([sweep(folder / "theirs", arms)], TARGET)
     assert "\n" not in str(caught.value) and not there()
@@ -220,10 +220,10 @@ def test_what_this_process_has_used_itself_is_known_to_its_pages(folder):
     name = "method_of_mine.py:Mine"
     text = "from optdyn.methods.chosen import load\nclass Mine(load('asynchronous')): pass\n"
     (folder / "method_of_mine.py").write_text(text)
-    config = {"strategy.name": name, "strategy.groups": 4}
+    config = {"method.name": name, "method.groups": 4}
     assert methods.seen(name) is None
-    assert heeds(config, "strategy.groups") and heeds(config, "strategy.period")
-    assert groups_of({"strategy": {"name": name, "groups": 4}}) == 4  # else 4 would pass for 1
+    assert heeds(config, "method.groups") and heeds(config, "method.period")
+    assert groups_of({"method": {"name": name, "groups": 4}}) == 4  # else 4 would pass for 1
     methods.load(name)
     assert methods.arrives(name)
-    assert heeds(config, "strategy.groups") and not heeds(config, "strategy.period")
+    assert heeds(config, "method.groups") and not heeds(config, "method.period")

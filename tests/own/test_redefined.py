@@ -143,7 +143,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             "def a(): return lambda rng, shape: np.ones(shape)",
             "def a(): return lambda rng, shape: rng.standard_exponential(shape)",
         ),
-        "strategy.name": (
+        "method.name": (
             "from optdyn.methods.chosen import load\na = load('asynchronous')",
             "a = load('sync')",
         ),

@@ -36,46 +36,46 @@ from tests.values import as_experiment
 
 
 def several(waiting):
-    return {"strategy.name": "buffered", "strategy.arrivals": 2, "strategy.waiting": waiting}
+    return {"method.name": "buffered", "method.arrivals": 2, "method.waiting": waiting}
 
 
 TIMES = ["seconds", "served"]  # of a trace, which no two races share
 # Of 5, 5, 2 and 1 local steps: exchanges are in the middle of log points and of checkpoints.
-LOCAL = {"strategy.name": "async_local_sgd", "strategy.period": 5, "strategy.momentum_delay": 2}
-LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "strategy.momentum_part": 0.5}
-FRESH = {"strategy.fresh": ("classifier", "hidden1"), "model.hidden": (8, 8)}
-FRESH |= {"strategy.groups": 3, "cluster.nodes": 3}
+LOCAL = {"method.name": "async_local_sgd", "method.period": 5, "method.momentum_delay": 2}
+LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "method.momentum_part": 0.5}
+FRESH = {"method.fresh": ("classifier", "hidden1"), "model.hidden": (8, 8)}
+FRESH |= {"method.groups": 3, "cluster.nodes": 3}
 CLIPPED = {"optimizer.chain": ("optax:clip_by_global_norm",)}
 CLIPPED |= {"optimizer.chain_options": {"max_norm": 1.0}}
 MERGED = {
-    "one group": {"strategy.groups": 1},
+    "one group": {"method.groups": 1},
     "adam, cosine": {"optimizer.name": "adam", "optimizer.momentum": 0.0}
     | {"optimizer.learning_rate": 0.01, "optimizer.schedule": "cosine"},
     "by staleness, bounded": {"optimizer.chain": ("delay_compensation", "staleness_rate")}
-    | {"strategy.staleness_bound": 1},
+    | {"method.staleness_bound": 1},
     "metered": {"probes.momentum": True},
     "augmented cnn": {"model.name": "cnn", "model.channels": (2, 2), "model.hidden": (5,)}
-    | {"strategy.fresh": ("hidden0", "classifier"), "data.augment": "crop"},
+    | {"method.fresh": ("hidden0", "classifier"), "data.augment": "crop"},
 }
-ELASTIC = {"strategy.name": "elastic", "strategy.period": 3}
+ELASTIC = {"method.name": "elastic", "method.period": 3}
 CASES = {
     "plain": {},
-    "one group": {"strategy.groups": 1},
+    "one group": {"method.groups": 1},
     "adam": {"optimizer.name": "adam", "optimizer.momentum": 0.0, "data.replacement": True},
     "compensated": {"optimizer.chain": ("delay_compensation",), "optimizer.learning_rate": 0.05},
-    "bounded": {"strategy.staleness_bound": 1},
-    "too old are dropped": {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
+    "bounded": {"method.staleness_bound": 1},
+    "too old are dropped": {"method.name": "ringmaster", "method.delay_bound": 2},
     "metered": {"probes.momentum": True},
     "buffered, metered": {
         **several("k_batch_async"),
         **{"probes.momentum": True, "optimizer.chain": ("delay_compensation", "staleness_rate")},
     },
     **{waiting: several(waiting) for waiting in WAITING},
-    "one arrival, others dropped": {**several("k_sync"), "strategy.arrivals": 1},
+    "one arrival, others dropped": {**several("k_sync"), "method.arrivals": 1},
     "local steps": LOCAL,
     "local steps, adam": {**LOCAL, "optimizer.name": "adam", "optimizer.momentum": 0.0},
     "elastic": ELASTIC,
-    "elastic, every step": {**ELASTIC, "strategy.period": 1},
+    "elastic, every step": {**ELASTIC, "method.period": 1},
 }
 
 
@@ -124,11 +124,11 @@ def test_the_simulator_replays_it(config, tmp_path, rows, case):
 
 @pytest.mark.parametrize(
     "values",
-    [{"strategy.name": "asynchronous"}, several("k_async"), LOCAL | {"cluster.speeds": ()}],
+    [{"method.name": "asynchronous"}, several("k_async"), LOCAL | {"cluster.speeds": ()}],
 )
 def test_local_gradients_race_too(config, mnist, tmp_path, values):
-    name = f"{values['strategy.name']}+local"
-    values = {**mnist, **values, "strategy.name": name, "strategy.groups": 3}
+    name = f"{values['method.name']}+local"
+    values = {**mnist, **values, "method.name": name, "method.groups": 3}
     values |= {"model.hidden": (8, 8), "cluster.nodes": 3}
     raced(config, values, tmp_path / "race", at_random(5))
     replayed(config, values, tmp_path)
@@ -145,7 +145,7 @@ def test_a_merged_server_races_too(config, mnist, tmp_path, case):
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     if case == "metered":  # and it is not what it would be if those blocks were stale
         one = vector(tmp_path / "race")
-        train(config({**values, **source, "strategy.fresh": ()}), tmp_path / "stale")
+        train(config({**values, **source, "method.fresh": ()}), tmp_path / "stale")
         assert np.abs(one - vector(tmp_path / "stale")).max() > 1e-3 * np.abs(one).max()
 
 
@@ -242,7 +242,7 @@ def in_parts(servers, seed, dying=0.0):
     ("own", "servers"),
     [
         (CASES["compensated"], 2),
-        ({"strategy.name": "asynchronous+local"}, 3),
+        ({"method.name": "asynchronous+local"}, 3),
         ({"optimizer.name": "adam", "optimizer.momentum": 0.0}, 3),
     ],
 )
@@ -283,7 +283,7 @@ def test_every_batch_is_of_one_update_and_of_whom_the_order_says(config, tmp_pat
 
 
 def test_a_bound_holds(config, tmp_path):
-    _, trace = raced(config, {"strategy.staleness_bound": 0}, tmp_path, at_random(9))
+    _, trace = raced(config, {"method.staleness_bound": 0}, tmp_path, at_random(9))
     # Everybody waits for everybody: rounds of four, all at the version of the last one.
     np.testing.assert_array_equal(trace["version"], np.arange(60) // 4 * 4)
     assert np.all(np.sort(trace["worker"].to_numpy().reshape(-1, 4)) == np.arange(4))
@@ -438,19 +438,19 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, chan
         ({"parallel.api": "jit"}, "config.parallel"),
         ({"replicas.count": 2}, "config.replicas.count"),
         ({"data.streaming": True}, "config.data.streaming"),
-        ({"strategy.name": "sync", "strategy.groups": 1}, "config.cluster.service"),
-        ({"strategy.name": "ad_psgd"}, "config.cluster.service"),
-        ({"strategy.name": "buffered", "parallel.api": "jit"}, "config.parallel"),
+        ({"method.name": "sync", "method.groups": 1}, "config.cluster.service"),
+        ({"method.name": "ad_psgd"}, "config.cluster.service"),
+        ({"method.name": "buffered", "parallel.api": "jit"}, "config.parallel"),
         ({**LOCAL, "parallel.api": "jit"}, "config.parallel"),
         ({**ELASTIC, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
         ({**LOCAL, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
         ({**LOCAL, "optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
         ({**LOCAL, "optimizer.chain": ("staleness_rate",)}, "config.optimizer.chain"),
         ({**LOCAL, "probes.momentum": True}, "config.probes.momentum"),
-        ({**FRESH, "model.name": "mlp", "strategy.fresh": ("hidden0",)}, "must be the last of"),
+        ({**FRESH, "model.name": "mlp", "method.fresh": ("hidden0",)}, "must be the last of"),
         ({**FRESH, "model.name": "mlp", **CLIPPED}, "by the gradients of all"),
         (
-            {**FRESH, "model.name": "mlp", "strategy.name": "asynchronous+local"},
+            {**FRESH, "model.name": "mlp", "method.name": "asynchronous+local"},
             "the gradient of the whole model's loss",
         ),
     ],
@@ -466,7 +466,7 @@ def test_what_cannot_race(config, tmp_path, values, message):
     [
         ({}, 0, "must be from 1 to 3"),
         ({}, 4, "must be from 1 to 3, the blocks of the model"),
-        ({"strategy.fresh": ("classifier",)}, 2, "only where an update is one gradient"),
+        ({"method.fresh": ("classifier",)}, 2, "only where an update is one gradient"),
         ({"probes.momentum": True}, 2, "only where an update is one gradient"),
         (several("k_async"), 2, "only where an update is one gradient"),
         (LOCAL | {"cluster.speeds": ()}, 2, "only where an update is one gradient"),
@@ -484,7 +484,7 @@ def test_a_dry_run_says_what_workers_do_and_starts_none(tmp_path):
     """Of 4 numbers in two messages each: a gradient and a loss, or those that a worker is given."""
     given = ("--config.model.name=quadratic", "--config.model.dimension=4", "--config.steps=50")
     line = [sys.executable, "-m", "launch.race", "--config=configs/quickstart.py", "--dry_run"]
-    line += [f"--workdir={tmp_path / 'none'}", "--config.strategy.groups=4", *given]
+    line += [f"--workdir={tmp_path / 'none'}", "--config.method.groups=4", *given]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     said = dict(re.split(" {2,}", row, maxsplit=1) for row in done.stdout.splitlines())
     assert said["parameters"] == said["it is given"] == "16 bytes"

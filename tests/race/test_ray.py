@@ -25,12 +25,12 @@ from tests.proc import parents, read
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow  # Ray takes ten seconds to start, and two cores for each race
 ROOT = Path(__file__).parents[2]
-RUN = ("--config=configs/quickstart.py", "--config.strategy.name=asynchronous")
+RUN = ("--config=configs/quickstart.py", "--config.method.name=asynchronous")
 
 
 def command(module, workdir, **values):
     given = {
-        "strategy.groups": 3,
+        "method.groups": 3,
         "cluster.nodes": 3,
         "cluster.devices_per_node": 1,
         "log_every": 50,
@@ -127,13 +127,13 @@ def consistent(workdir, steps):
 
 
 OTHERS = {
-    waiting: {"strategy.name": "buffered", "strategy.waiting": waiting, "strategy.arrivals": 2}
+    waiting: {"method.name": "buffered", "method.waiting": waiting, "method.arrivals": 2}
     for waiting in WAITING
 }
 # One of the workers is slower, and so takes fewer steps.
-OTHERS["local steps"] = {"strategy.name": "async_local_sgd", "cluster.speeds": "(1.0,1.0,0.4)"}
-OTHERS["elastic"] = {"strategy.name": "elastic"}
-OTHERS["merged server"] = {"strategy.fresh": "('classifier',)"}
+OTHERS["local steps"] = {"method.name": "async_local_sgd", "cluster.speeds": "(1.0,1.0,0.4)"}
+OTHERS["elastic"] = {"method.name": "elastic"}
+OTHERS["merged server"] = {"method.fresh": "('classifier',)"}
 
 
 @pytest.mark.parametrize("name", ["plain", "k_batch_sync", "k_async"])  # others are below

@@ -14,8 +14,8 @@ VOID = {"meta", "img", "wbr"}
 def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> None:
     """A run logged every 10 updates, one simulated second each; `a__b` is the config's key a.b."""
     keys = {
-        "strategy__name": "asynchronous",
-        "strategy__groups": 1,
+        "method__name": "asynchronous",
+        "method__groups": 1,
         "optimizer__momentum": 0.0,
         "optimizer__learning_rate": 0.1,
         "cluster__service": "exponential",
@@ -50,7 +50,7 @@ def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> 
 
 def recording(folder: Path, groups: int, **fit) -> None:
     """A fitted recording of replicas, without its trajectories."""
-    keys = {"replicas__count": 8, "optimizer__learning_rate": 0.4, "strategy__groups": groups}
+    keys = {"replicas__count": 8, "optimizer__learning_rate": 0.4, "method__groups": groups}
     keys |= {"steps": 12, "model__name": "mlp", "batch_size": 128, "data__train_examples": 250}
     run(folder, [1.0], histogram=[8, 2], **keys)
     (folder / "metrics.jsonl").unlink()

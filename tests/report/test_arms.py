@@ -74,7 +74,7 @@ def written(tmp_path_factory):
                         workdir / f"{batch}-{groups}-{momentum}-{rate}-{seed}",
                         losses,
                         batch_size=batch,
-                        strategy__groups=groups,
+                        method__groups=groups,
                         optimizer__momentum=momentum,
                         optimizer__learning_rate=rate,
                         seed=seed,
@@ -163,9 +163,9 @@ def test_one_seed_or_one_momentum_compares_nothing(tmp_path):
     for groups in (1, 4):
         for seed in (0, 1):
             folder = tmp_path / "one momentum" / f"{groups}-{seed}"
-            run(folder, [1.0, 0.2], strategy__groups=groups, seed=seed)
+            run(folder, [1.0, 0.2], method__groups=groups, seed=seed)
         for momentum in (0.0, 0.9):
             folder = tmp_path / "one seed" / f"{groups}-{momentum}"
-            run(folder, [1.0, 0.2], strategy__groups=groups, optimizer__momentum=momentum)
+            run(folder, [1.0, 0.2], method__groups=groups, optimizer__momentum=momentum)
     for name in ("one momentum", "one seed"):
         assert "What remains" not in page(tmp_path / name)[0]

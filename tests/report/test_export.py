@@ -12,8 +12,8 @@ from tests.report.reports import run
 
 @pytest.fixture
 def sweep(tmp_path):
-    run(tmp_path / "points" / "a", [2.0, 1.0, None], "diverged", strategy__groups=1)
-    run(tmp_path / "points" / "b", [2.0, 0.5], strategy__groups=4)
+    run(tmp_path / "points" / "a", [2.0, 1.0, None], "diverged", method__groups=1)
+    run(tmp_path / "points" / "b", [2.0, 0.5], method__groups=4)
     return tmp_path
 
 
@@ -33,7 +33,7 @@ def test_wandb_gets_every_log_point(sweep, monkeypatch, capsys):
     first, second = made
     assert first.given["name"] == "a" and first.given["project"] == "p"
     assert first.given["mode"] == "offline" and first.given["dir"] == str(sweep)
-    assert second.given["config"]["strategy.groups"] == 4
+    assert second.given["config"]["method.groups"] == 4
     assert [step for step, _ in first.rows] == [0, 10, 20]
     assert [row.get("train_loss") for _, row in first.rows] == [2.0, 1.0, None]  # null is left out
     assert "train_loss" not in first.rows[-1][1] and "step" not in first.rows[0][1]

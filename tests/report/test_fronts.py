@@ -11,7 +11,7 @@ from optdyn.report import tables
 from optdyn.report.fronts import at, front, fronts, levels, regions
 from tests.report.reports import page
 
-VARIANT = "strategy.variant"
+VARIANT = "method.variant"
 
 FLOPS = {"backprop": (100, 100), "greedy": (25, 130), "overlapping": (50, 200), "chunked": (40, 80)}
 STEPS = (0, 10, 20, 40, 80, 160)
@@ -23,7 +23,7 @@ def run(workdir, variant, losses, seed=0, status="completed", flops=None, **conf
     folder = workdir / "points" / f"{variant}-{'-'.join(map(str, values.values()))}-{seed}"
     folder.mkdir(parents=True)
     nested = {
-        "strategy": {"name": "local", "variant": variant},
+        "method": {"name": "local", "variant": variant},
         "model": {"width": values["width"]},
         "optimizer": {"momentum": 0.0, "learning_rate": 0.1},
         "cluster": {"service": "constant"},
@@ -125,9 +125,9 @@ def test_fronts_are_by_variant_and_by_compute(crossing):
     with_bad = table_of(crossing)
     for compute in ("sequential", "total"):
         one, other = (fronts(its, compute, VARIANT) for its in (table, with_bad))
-        same = other[other["strategy.variant"] != "chunked"]
+        same = other[other["method.variant"] != "chunked"]
         np.testing.assert_array_equal(one[[compute, "loss"]], same[[compute, "loss"]])
-        chunked = other[other["strategy.variant"] == "chunked"]
+        chunked = other[other["method.variant"] == "chunked"]
         assert chunked["step"].tolist() == [10, 20, 160]
 
 

@@ -207,7 +207,7 @@ def test_input_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, capsys)
         ("trajectories.npz", lambda file: file.write_bytes(b"")),
         ("trajectories.npz", lambda file: np.savez(file, displacements=np.zeros((4, 5, 6)))),
         ("config.json", lambda file: file.write_text("{")),
-        ("config.json", lambda file: file.write_text('{"strategy": {"name": "sync"}}')),
+        ("config.json", lambda file: file.write_text('{"method": {"name": "sync"}}')),
     ],
 )
 def test_damaged_workdirs_are_named(tmp_path, name, damage):

@@ -49,7 +49,7 @@ def alts(parsed):
 
 def test_a_run_has_its_intervals_and_theory(tmp_path):
     windows = [NOISY, (0.7, 0.6, 0.8), (0.76, 0.7, 0.82)]
-    probed(tmp_path / "w", windows, whole=(0.74, 0.7, 0.78), strategy__groups=4)
+    probed(tmp_path / "w", windows, whole=(0.74, 0.7, 0.78), method__groups=4)
     text, parsed = page(tmp_path / "w")
     assert f"{TITLE}</h2>" in text
     row = rows(parsed.tables[-1])[0]
@@ -64,7 +64,7 @@ def test_a_run_has_its_intervals_and_theory(tmp_path):
 
 def test_explicit_momentum_has_a_total(tmp_path):
     windows, total = [(0.74, 0.7, 0.78)], [(1.26, 1.2, 1.32)]
-    keys = {"strategy__groups": 4, "optimizer__momentum": 0.5}
+    keys = {"method__groups": 4, "optimizer__momentum": 0.5}
     probed(tmp_path / "w", windows, total, **keys)
     _, parsed = page(tmp_path / "w")
     row = rows(parsed.tables[-1])[0]
@@ -74,7 +74,7 @@ def test_explicit_momentum_has_a_total(tmp_path):
 
 
 def test_a_steered_momentum_is_shown_beside_its_aim(tmp_path):
-    keys = {"strategy__groups": 4, "optimizer__momentum": 0.9, "probes__steer": True}
+    keys = {"method__groups": 4, "optimizer__momentum": 0.9, "probes__steer": True}
     probed(tmp_path / "w", [(0.74, 0.7, 0.78)], [(0.91, 0.85, 0.97)], **keys)
     say(tmp_path / "w", explicit_momentum=0.16)
     row = rows(page(tmp_path / "w")[1].tables[-1])[0]
@@ -82,7 +82,7 @@ def test_a_steered_momentum_is_shown_beside_its_aim(tmp_path):
 
 
 def test_no_theory_where_service_has_a_memory(tmp_path):
-    keys = {"strategy__groups": 4, "cluster__service": "constant"}
+    keys = {"method__groups": 4, "cluster__service": "constant"}
     probed(tmp_path / "w", [(0.83, 0.8, 0.86)], **keys)
     say(tmp_path / "w", implicit_momentum_p=1e-9)
     text, parsed = page(tmp_path / "w")
@@ -97,7 +97,7 @@ def test_seeds_share_a_row_and_a_refusal_is_counted(tmp_path):
     fits = [(0.7, 0.6, 0.8), (0.8, 0.7, 0.9), (0.74, 0.7, 0.78), NOISY]
     for seed, it in enumerate(fits):
         name = tmp_path / "points" / f"s{seed}"
-        probed(name, [it], strategy__groups=4, seed=seed)
+        probed(name, [it], method__groups=4, seed=seed)
     _, parsed = page(tmp_path)
     (row,) = rows(parsed.tables[-1])
     assert row["implicit momentum"] == "0.74(0.7 – 0.8)"
@@ -107,12 +107,12 @@ def test_seeds_share_a_row_and_a_refusal_is_counted(tmp_path):
 
 def test_of_seeds_the_only_one_fitted_shows_its_interval(tmp_path):
     for seed, it in enumerate([(0.7, 0.6, 0.8), NOISY]):
-        probed(tmp_path / "points" / f"s{seed}", [it], strategy__groups=4, seed=seed)
+        probed(tmp_path / "points" / f"s{seed}", [it], method__groups=4, seed=seed)
     assert alts(page(tmp_path)[1])[0].endswith("g = 4: 0.7 (0.6 to 0.8).")
 
 
 def test_everything_refused_has_no_picture(tmp_path):
-    probed(tmp_path / "w", [NOISY], strategy__groups=4)
+    probed(tmp_path / "w", [NOISY], method__groups=4)
     _, parsed = page(tmp_path / "w")
     row = rows(parsed.tables[-1])[0]
     assert row["implicit momentum"] == "–" and row["refused"] == NOISY
@@ -123,7 +123,7 @@ def test_of_many_settings_some_are_drawn_and_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(run_tables, "ROWS", 12)
     for g in range(1, 16):
         it = (1 - 1 / g, 0.9 - 1 / g, 1.1 - 1 / g)
-        probed(tmp_path / "points" / f"g{g}", [it], strategy__groups=g)
+        probed(tmp_path / "points" / f"g{g}", [it], method__groups=g)
     text, parsed = page(tmp_path)
     assert f"{run_tables.LINES} of 15 settings." in text
     assert alts(parsed)[0].count("g = ") == run_tables.LINES
@@ -144,7 +144,7 @@ def test_runs_without_the_meter_have_no_section(tmp_path):
 def test_metered_runs_beside_others_are_not_compared_with_them(tmp_path):
     for seed in range(2):
         run(tmp_path / f"plain{seed}", [2.0, 1.0, 0.5], seed=seed)
-    probed(tmp_path / "metered", [(0.74, 0.7, 0.78)], strategy__groups=4)
+    probed(tmp_path / "metered", [(0.74, 0.7, 0.78)], method__groups=4)
     text, _ = page(tmp_path)
     assert "2 runs: 2 completed" in text
     assert f"{TITLE}</h2>" in text

@@ -23,9 +23,9 @@ def run():
         {
             "steps": 40,
             "batch_size": 4,
-            "strategy.name": "daso",
-            "strategy.warmup_epochs": 1,
-            "strategy.cooldown_epochs": 1,
+            "method.name": "daso",
+            "method.warmup_epochs": 1,
+            "method.cooldown_epochs": 1,
             "cluster.nodes": 4,
             "cluster.service": "constant",
             "cluster.seconds_per_example": 1.0,
@@ -53,7 +53,7 @@ def test_a_slow_network_saves_what_is_not_sent(run):
 def test_nothing_to_save(run):
     """A free network, and a run that blocks throughout: a device a node has none to hand to."""
     assert seconds(run, [math.inf])["saved"][0] == 0
-    blocking = run._replace(config=run.config.with_({"strategy.warmup_epochs": 4}))
+    blocking = run._replace(config=run.config.with_({"method.warmup_epochs": 4}))
     # Both sum the same 40 terms, epoch by epoch and at once.
     assert seconds(blocking, [1.0])["saved"][0] == pytest.approx(0, abs=1e-12)
 
@@ -72,11 +72,11 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
         "log_every": 3,  # log points inside epochs, too
         "checkpoint_every": 0,
         "data.train_examples": 33,  # 8 batches of 4, one example left over
-        "strategy.name": "daso",
-        "strategy.warmup_epochs": 1,
-        "strategy.cooldown_epochs": 1,
-        "strategy.patience": 0,
-        "strategy.threshold": 0.9,
+        "method.name": "daso",
+        "method.warmup_epochs": 1,
+        "method.cooldown_epochs": 1,
+        "method.patience": 0,
+        "method.threshold": 0.9,
         "cluster.nodes": 2,
         "cluster.devices_per_node": 2,
         "cluster.seconds_per_example": 1e-7,  # less than a transfer
@@ -103,7 +103,7 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
     ],
 )
 def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, values, said):
-    daso = {"strategy.name": "daso", "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
+    daso = {"method.name": "daso", "method.warmup_epochs": 0, "method.cooldown_epochs": 0}
     daso |= {"cluster.nodes": 2, "steps": 24, "data.train_examples": 33}
     train(as_experiment(config(daso)), tmp_path)
     text = (tmp_path / "config.json").read_text()

@@ -26,7 +26,7 @@ def test_the_first_lines_are_the_question_and_the_answer(tmp_path):
     for seed, slow in enumerate((1, 2, 3, 2, 1)):
         for name, rate in (("sync", 2 * slow), ("daso", slow)):
             losses = np.maximum(2 - np.arange(100) / (10 * rate), 0.5)
-            config = {"strategy__name": name, "seed": seed, "note": "Is it faster?"}
+            config = {"method__name": name, "seed": seed, "note": "Is it faster?"}
             run(tmp_path / "points" / f"{name}{seed}", list(losses), **config)
     text, _ = page(tmp_path, target=1.0)
     first, updates, seconds = lines(text)
@@ -57,7 +57,7 @@ def test_clusters_are_answered_by_themselves(tmp_path):
 def test_clusters_stay_apart_where_a_tuned_number_tells_them_apart_too(tmp_path, tuned):
     for seconds, more in ((0.001, {}), (1.0, tuned)):
         for name in ("sync", "daso"):
-            config = {"cluster__seconds_per_example": seconds, "strategy__name": name, **more}
+            config = {"cluster__seconds_per_example": seconds, "method__name": name, **more}
             run(tmp_path / "points" / f"{name}{seconds}", [2.0, 1.5, 0.4], **config)
     first, *said = lines(page(tmp_path)[0])
     assert first.startswith("2 methods were") and "in 2 places by themselves" in first
@@ -69,21 +69,21 @@ def test_clusters_stay_apart_where_a_tuned_number_tells_them_apart_too(tmp_path,
 
 def test_methods_of_other_clusters_are_not_compared_without_a_word(tmp_path):
     for name, seconds in (("sync", 1.0), ("daso", 0.001)):
-        config = {"cluster__seconds_per_example": seconds, "strategy__name": name}
+        config = {"cluster__seconds_per_example": seconds, "method__name": name}
         run(tmp_path / "points" / name, [2.0, 1.5, 0.4], **config)
     _, warned, updates, *_ = lines(page(tmp_path)[0])
     assert warned.startswith("No two methods had the same cluster.seconds_per_example")
     assert "cluster.seconds_per_example 0.001" in updates
     # But a method may have a layout and a batch of its own.
     for name, nodes, batch in (("sync", 8, 64), ("daso", 4, 16)):
-        config = {"cluster__nodes": nodes, "batch_size": batch, "strategy__name": name}
+        config = {"cluster__nodes": nodes, "batch_size": batch, "method__name": name}
         run(tmp_path / "own" / "points" / name, [2.0, 1.5, 0.4], **config)
     assert not any("No two methods" in line for line in lines(page(tmp_path / "own")[0]))
 
 
 def test_runs_that_learn_nothing_have_no_zeros(tmp_path):
     for groups in (1, 4):
-        run(tmp_path / "points" / str(groups), [2.0, 2.5, 3.0], strategy__groups=groups)
+        run(tmp_path / "points" / str(groups), [2.0, 2.5, 3.0], method__groups=groups)
     text, parsed = page(tmp_path)
     assert "no answer" in lines(text)[0] and "No target" in text
     titles = [title for table in parsed.tables for title in table[0]]
@@ -102,62 +102,62 @@ def test_a_front_for_each_value_of_what_is_varied(tmp_path):
     """Not one line for `adapt` on and off; the learning rate is tuned, and makes no line."""
     for adapt in (False, True):
         for rate in (0.1, 0.2):
-            config = {"strategy__name": "dynamic_batch", "strategy__adapt": adapt}
+            config = {"method__name": "dynamic_batch", "method__adapt": adapt}
             config |= {"optimizer__learning_rate": rate}
             run(tmp_path / "points" / f"{adapt}{rate}", [2.0, 1.0 + adapt, 0.5], **config)
     text, parsed = page(tmp_path)
     (alt,) = [image["alt"] for image in parsed.images if image["alt"].startswith("Pareto")]
-    assert "strategy.adapt False gets" in alt and "strategy.adapt True gets" in alt
+    assert "method.adapt False gets" in alt and "method.adapt True gets" in alt
     assert "Settings of one kind differ in learning rate." in text
     assert alt.count(" gets to ") == 2
 
 
 def test_kinds_are_few(tmp_path):
     """Keys that would make more kinds than a picture names are not among theirs."""
-    runs = pd.DataFrame({"strategy.name": "asynchronous", "strategy.groups": [1, 2] * 30})
+    runs = pd.DataFrame({"method.name": "asynchronous", "method.groups": [1, 2] * 30})
     runs = runs.assign(**{"model.width": range(60), "cluster.nodes": [1] * 30 + [2] * 30})
     found = run_tables.kinds(runs, list(runs))
-    assert found == ["strategy.name", "strategy.groups", "cluster.nodes"]
+    assert found == ["method.name", "method.groups", "cluster.nodes"]
 
 
 def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     """A key of another method, of another law, and how often the log is written."""
-    ignored = {"strategy__groups": 4, "cluster__variation": 3.0, "log_every": 7, "tune__seeds": 2}
-    run(tmp_path / "a", [2.0, 1.0], strategy__name="sync", cluster__variation=1.0)
-    run(tmp_path / "b", [2.0, 1.1], strategy__name="sync", **ignored | {"seed": 1})
+    ignored = {"method__groups": 4, "cluster__variation": 3.0, "log_every": 7, "tune__seeds": 2}
+    run(tmp_path / "a", [2.0, 1.0], method__name="sync", cluster__variation=1.0)
+    run(tmp_path / "b", [2.0, 1.1], method__name="sync", **ignored | {"seed": 1})
     text, parsed = page(tmp_path)
     assert len(parsed.tables[0]) == 2 and "with the worst of its seeds" in text
-    config = {"strategy.name": "sync", "cluster.service": "lognormal"}
+    config = {"method.name": "sync", "cluster.service": "lognormal"}
     assert relevant_keys.heeds(config, "cluster.variation")
     assert relevant_keys.heeds(config | {"cluster.service": "gamma"}, "cluster.variation")
     assert not relevant_keys.heeds(config | {"cluster.service": "constant"}, "cluster.variation")
-    assert not relevant_keys.heeds(config, "strategy.groups") and relevant_keys.heeds(
+    assert not relevant_keys.heeds(config, "method.groups") and relevant_keys.heeds(
         config, "model.hidden"
     )
-    assert relevant_keys.heeds(config | {"strategy.name": "asynchronous"}, "strategy.groups")
-    joined = {"strategy.name": "diloco+async_local_sgd"}
-    assert relevant_keys.heeds(joined, "strategy.diloco.period")
-    assert not relevant_keys.heeds(joined, "strategy.diloco.graph")
-    assert not relevant_keys.heeds(joined, "strategy.slowmo.period")
-    own = {"strategy.name": "not.there:METHOD"}
+    assert relevant_keys.heeds(config | {"method.name": "asynchronous"}, "method.groups")
+    joined = {"method.name": "diloco+async_local_sgd"}
+    assert relevant_keys.heeds(joined, "method.diloco.period")
+    assert not relevant_keys.heeds(joined, "method.diloco.graph")
+    assert not relevant_keys.heeds(joined, "method.slowmo.period")
+    own = {"method.name": "not.there:METHOD"}
     assert relevant_keys.heeds(own, "cluster.split") and relevant_keys.heeds(
-        own, "strategy.options.a"
+        own, "method.options.a"
     )
 
 
 def test_two_configs_can_be_compared(tmp_path):
-    run(tmp_path / "a", [2.0, 1.0], strategy__groups=1)
-    run(tmp_path / "b", [2.0, 1.1], strategy__groups=2, model__name="<mlp>")
+    run(tmp_path / "a", [2.0, 1.0], method__groups=1)
+    run(tmp_path / "b", [2.0, 1.1], method__groups=2, model__name="<mlp>")
     data = re.search(r'<script type="application/json">(.*?)</script>', page(tmp_path)[0], re.S)
     found = json.loads(data[1])
-    assert found["keys"] == ["strategy.groups"]
+    assert found["keys"] == ["method.groups"]
     assert [values for _, values in found["runs"]] == [[1], [2]]
 
 
 def test_pictures_have_the_numbers_of_the_log(tmp_path):
     for seed in range(3):
         losses = [2.0, 1.0 + seed / 4, 0.5 + seed / 4]
-        run(tmp_path / "points" / str(seed), losses, seed=seed, strategy__groups=2)
+        run(tmp_path / "points" / str(seed), losses, seed=seed, method__groups=2)
     found = curves.compared(tables.points(tmp_path))
     assert found.target == 1  # the worst seed's lowest
     for clock, times in (("step", [0, 10, 20]), ("simulated_seconds", [0, 1, 2])):
@@ -172,7 +172,7 @@ def test_pictures_have_the_numbers_of_the_log(tmp_path):
 
 
 def test_workers_of_a_run_are_those_of_its_timeline(config, tmp_path):
-    keys = {"steps": 40, "log_every": 10, "strategy.groups": 4, "checkpoint_every": 0}
+    keys = {"steps": 40, "log_every": 10, "method.groups": 4, "checkpoint_every": 0}
     trainer.train(as_experiment(config(keys)), tmp_path)
     (point,) = tables.points(tmp_path)
     bars, lanes = workers.first(point)
@@ -197,7 +197,7 @@ def test_a_recorded_trace_is_what_is_shown(tmp_path):
 @pytest.mark.parametrize("target", [np.nan, 1.0])
 def test_best_points_as_text(tmp_path, target):
     for groups, last in ((1, 0.8), (4, 0.4)):
-        run(tmp_path / "points" / str(groups), [2.0, 1.5, last], strategy__groups=groups)
+        run(tmp_path / "points" / str(groups), [2.0, 1.5, last], method__groups=groups)
     first, *rest = report.best(tmp_path, target).splitlines()
     assert re.split("  +", first.strip()) == ["best points", *re.split("  +", first.strip())[1:]]
     assert [row.split("  ")[0] for row in rest] == ["g = 4", "g = 1"] and "updates" in first

@@ -46,8 +46,8 @@ def arrivals(services):
 def workdir(folder, worker, seconds, losses=(), log_every=10**6, **columns):
     """Of a race; `losses` are logged evenly over the updates."""
     config = default()
-    config.strategy.name, config.strategy.groups = "asynchronous", int(max(worker)) + 1
-    config.cluster.nodes, config.steps = config.strategy.groups, len(worker)
+    config.method.name, config.method.groups = "asynchronous", int(max(worker)) + 1
+    config.cluster.nodes, config.steps = config.method.groups, len(worker)
     config.log_every, config.checkpoint_every = log_every, 0
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(to_json(config))
@@ -267,7 +267,7 @@ def test_command(tmp_path, capsys):
     flags = dict(word.removeprefix("--config.").split("=") for word in words[4:-1])
     kept = {"cluster.service": flags.pop("cluster.service")}
     values = kept | {key: ast.literal_eval(value) for key, value in flags.items()}
-    assert values["cluster.service"] == "gamma" and values["strategy.groups"] == 4
+    assert values["cluster.service"] == "gamma" and values["method.groups"] == 4
     again = reality.simulated(raced.load(four), values)["updates_a_second"]
     assert np.median(again) == found["simulated"]["updates_a_second"][0]
 

@@ -20,10 +20,10 @@ def sweep(tmp_path_factory) -> Path:
     points = workdir / "points"
     geometric = [round(1e4 * 0.25 * 0.75**k) for k in range(40)]
     run(points / "g1", [2.0, 1.0, 0.5, 0.25], optimizer__momentum=0.9)
-    four = {"strategy__groups": 4, "histogram": geometric}
+    four = {"method__groups": 4, "histogram": geometric}
     run(points / "g4-adapted", [2.0, 0.8, 0.4, 0.3], optimizer__momentum=0.2, **four)
     run(points / "g4-kept", [2.0, 0.2, None], "diverged", optimizer__momentum=0.9, **four)
-    run(points / "g16", [2.0, 1.2], "interrupted", strategy__groups=16, optimizer__momentum=0.9)
+    run(points / "g16", [2.0, 1.2], "interrupted", method__groups=16, optimizer__momentum=0.9)
     recording(points / "fit-g4", 4)
     refused = {"momentum": None, "momentum_interval": [None, None], "reason": "weak <instruments>"}
     recording(points / "fit-g2", 2, learning_rate=None, **refused)
@@ -74,7 +74,7 @@ def test_line_styles_tell_a_kept_momentum_from_an_adapted_one(tmp_path):
     for groups, adapted in ((2, 0.4), (4, 0.15)):
         for momentum in (0.9, adapted):
             name = tmp_path / "points" / f"{groups}-{momentum}"
-            run(name, [2.0, 1.0], strategy__groups=groups, optimizer__momentum=momentum)
+            run(name, [2.0, 1.0], method__groups=groups, optimizer__momentum=momentum)
     text, parsed = page(tmp_path)
     dashes = set(re.findall("stroke-dasharray: [^;]*", svg(parsed.images[0])))
     assert len(dashes) == 2  # adapted ones, the target
@@ -142,7 +142,7 @@ def test_names_are_escaped(tmp_path):
 
 
 def test_no_geometric_law_over_constant_service(tmp_path):
-    keys = {"strategy__groups": 2, "cluster__service": "constant"}
+    keys = {"method__groups": 2, "cluster__service": "constant"}
     run(tmp_path / "w", [2.0, 1.0], histogram=[0, 5], **keys)
     _, parsed = page(tmp_path / "w")
     assert parsed.images[-1]["alt"] == "Histogram of staleness. g = 2: mean 1."
@@ -244,15 +244,15 @@ def test_settings_go_by_as_few_keys_as_tell_them_apart():
     """The momentum follows from the groups, the learning rate does not; the seed is no setting."""
     runs = pd.DataFrame(
         {
-            "strategy.name": "asynchronous",
-            "strategy.groups": [1, 1, 2, 2],
+            "method.name": "asynchronous",
+            "method.groups": [1, 1, 2, 2],
             "optimizer.momentum": [0.9, 0.9, 0.4, 0.4],
             "optimizer.learning_rate": [0.1, 0.2, 0.1, 0.2],
             "model.name": "mlp",
             "seed": [0, 1, 2, 3],
         }
     )
-    told = ["strategy.name", "strategy.groups", "optimizer.learning_rate"]
+    told = ["method.name", "method.groups", "optimizer.learning_rate"]
     assert run_tables.varying(runs, list(runs)) == told
 
 
@@ -264,8 +264,8 @@ def test_nice_numbers():
 
 def test_workdirs_are_compared(tmp_path, capsys):
     run(tmp_path / "one", [2.0, 1.0])
-    run(tmp_path / "several" / "points" / "a", [2.0, 0.5], strategy__groups=2)
-    run(tmp_path / "several" / "points" / "b", [2.0, 0.4], strategy__groups=4)
+    run(tmp_path / "several" / "points" / "a", [2.0, 0.5], method__groups=2)
+    run(tmp_path / "several" / "points" / "b", [2.0, 0.4], method__groups=4)
     flags = [f"--workdir={tmp_path / 'one'}", str(tmp_path / "several")]
     assert report.main(flags) == 0
     path = Path(capsys.readouterr().out.strip())
@@ -278,7 +278,7 @@ def test_workdirs_are_compared(tmp_path, capsys):
     assert (tmp_path / "here.html").exists()
     told = json.loads(capsys.readouterr().out)
     assert told["target"] == 0.7
-    found = {row["strategy.groups"]: row for row in told["rows"]}
+    found = {row["method.groups"]: row for row in told["rows"]}
     assert list(found) == [4, 2, 1]  # the best first
     assert found[1]["updates_to_target"] == [None] and found[1]["train_loss"] == [1.0]
     assert found[4]["updates_to_target"][0] < found[2]["updates_to_target"][0]
@@ -297,7 +297,7 @@ def test_results_csv(sweep):
     results = pd.read_csv(path)
     names = ["fit-g2", "fit-g4", "g1", "g4-adapted", "g4-kept", "g16"]
     assert list(results["point"]) == names  # 16 after 4
-    swept = ["cluster.service", "strategy.groups", "optimizer.momentum", "replicas.count"]
+    swept = ["cluster.service", "method.groups", "optimizer.momentum", "replicas.count"]
     figures = ["train_loss", "test_accuracy", "status", "simulated_seconds_per_step"]
     assert set(swept + figures) <= set(results)
     columns = list(results)
@@ -319,11 +319,11 @@ def test_bad_input_is_one_line_and_2(tmp_path, capsys, rubbish):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"strategy.name": "asynchronous", "strategy.groups": 4}, "g = 4"),
-        ({"strategy.name": "elastic", "strategy.groups": 8}, "elastic, g = 8"),
-        ({"strategy.name": "daso+asynchronous", "strategy.groups": 2}, "daso+asynchronous, g = 2"),
-        ({"strategy.name": "sync", "optimizer.chain": "[]"}, "sync, optimizer.chain none"),
-        ({"strategy.name": "sync", "optimizer.chain": '["a", "b"]'}, "sync, optimizer.chain a, b"),
+        ({"method.name": "asynchronous", "method.groups": 4}, "g = 4"),
+        ({"method.name": "elastic", "method.groups": 8}, "elastic, g = 8"),
+        ({"method.name": "daso+asynchronous", "method.groups": 2}, "daso+asynchronous, g = 2"),
+        ({"method.name": "sync", "optimizer.chain": "[]"}, "sync, optimizer.chain none"),
+        ({"method.name": "sync", "optimizer.chain": '["a", "b"]'}, "sync, optimizer.chain a, b"),
     ],
 )
 def test_a_setting_says_which_method_it_is(values, words):

@@ -23,9 +23,9 @@ def updates(groups, momentum, rate, seed):
 
 
 def config(groups, momentum, rate, seed, **other):
-    strategy = {"name": "asynchronous" if groups > 1 else "sync", "groups": groups}
+    method = {"name": "asynchronous" if groups > 1 else "sync", "groups": groups}
     optimizer = {"name": "sgd", "momentum": momentum, "learning_rate": rate}
-    return {"strategy": strategy, "optimizer": optimizer, "seed": seed, "steps": 1000} | other
+    return {"method": method, "optimizer": optimizer, "seed": seed, "steps": 1000} | other
 
 
 def write(workdir, name, config, taken, seconds):
@@ -137,7 +137,7 @@ def test_the_edge_of_the_learning_rates_is_pointed_out(sweep, capsys):
 
 
 def test_groups_without_a_synchronous_run_have_no_penalty(sweep, capsys):
-    where = ["--where=strategy.groups=16"]
+    where = ["--where=method.groups=16"]
     assert main([f"--workdir={sweep}", f"--target={TARGET}", *where]) == 0
     found = json.loads((sweep / "statistical_efficiency.json").read_text())
     assert found["groups"][0]["P_SE tuned"] == [None] * 3 and found["model"] == {}
@@ -175,8 +175,8 @@ def broken(sweep, what):
         (point / "config.json").unlink()
     if what == "twice":
         write(sweep, "again", config(*setting), 1, 1.0)
-    if what == "another strategy":
-        values = config(*setting) | {"strategy": {"name": "daso", "groups": 1}}
+    if what == "another method":
+        values = config(*setting) | {"method": {"name": "daso", "groups": 1}}
         (point / "config.json").write_text(json.dumps(values))
     return {
         "target": ["--target=-1"],
@@ -194,7 +194,7 @@ def broken(sweep, what):
         ("unfinished", "run g4-momentum0.9-rate0.1-seed0 is unfinished, must be completed"),
         ("lacks a seed", "with 4 groups there are 29 runs of 6 settings and 5 seeds"),
         ("twice", "run g4-momentum0.9-rate0.1-seed0 is there twice"),
-        ("another strategy", "in groups or not, has runs of strategy.name = 'daso'"),
+        ("another method", "in groups or not, has runs of method.name = 'daso'"),
         ("target", "no run reaches --target=-1; the lowest training loss is 0"),
         ("momentum", "--fixed_momentum=0.5: not tried with 1 groups"),
         ("where", "--where=seed: must be KEY=VALUE"),

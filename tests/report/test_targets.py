@@ -123,8 +123,8 @@ def test_arms_are_compared_by_losses_below_the_start():
         for momentum in (0.0, 0.5):
             for seed in (0, 1):
                 name = f"{groups}-{momentum}-{seed}"
-                row = {"point": name, "status": "completed", "strategy.name": "asynchronous"}
-                row |= {"strategy.groups": groups, "optimizer.momentum": momentum, "seed": seed}
+                row = {"point": name, "status": "completed", "method.name": "asynchronous"}
+                row |= {"method.groups": groups, "optimizer.momentum": momentum, "seed": seed}
                 row |= {"optimizer.learning_rate": 0.1 * groups, "train_loss": 1.6}
                 row |= {"setting": name[:-2], "lowest": 1.6}
                 rows.append(row)
@@ -135,9 +135,9 @@ def test_arms_are_compared_by_losses_below_the_start():
                     pd.DataFrame({"point": name, "step": steps, "train_loss": [2, 1.9, 1.6]})
                 )
                 logs[-1]["simulated_seconds"] = logs[-1]["step"]
-    keys = ["strategy.groups", "optimizer.momentum", "optimizer.learning_rate", "seed"]
+    keys = ["method.groups", "optimizer.momentum", "optimizer.learning_rate", "seed"]
     runs, log = pd.DataFrame(rows), pd.concat(logs)
-    runs = runs[(runs["strategy.groups"] == 2) | (runs["optimizer.momentum"] == 0.5)]
+    runs = runs[(runs["method.groups"] == 2) | (runs["optimizer.momentum"] == 0.5)]
     (it,) = arms.comparisons(runs, log, keys)
     assert it.losses == (1.6,)
     assert (it.values[:, 0] == 20).all() and (it.apart[:, :2] == 10).all()

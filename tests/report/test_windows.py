@@ -82,7 +82,7 @@ def test_command(sweep, capsys):
 
 def test_constant_service_is_a_delay(config, tmp_path):
     """Two groups in turn: eta_1 = alpha, nothing else; one term of momentum is rejected."""
-    keys = {"cluster.service": "constant", "strategy.groups": 2, "cluster.nodes": 2}
+    keys = {"cluster.service": "constant", "method.groups": 2, "cluster.nodes": 2}
     keys |= {"optimizer.learning_rate": 1.0}  # so large that gradients change from one to the next
     trainer.train(as_experiment(config(PROBED | keys)), tmp_path)
     it = windows.fit(windows.load(tmp_path), gradient_lags=1)

@@ -16,8 +16,8 @@ def curve(config):
     return Curve(updates, [0.0] * len(updates), [2.0] * len(updates), "ended", {"accuracy": 0.9})
 
 
-def constant(strategy):
-    return daso_saves.config(strategy, "small").with_({"cluster.service": "constant"})
+def constant(method):
+    return daso_saves.config(method, "small").with_({"cluster.service": "constant"})
 
 
 @pytest.mark.parametrize(("network", "update"), [(0.25, 1.0), (1.0, 4 / 3), (4.0, 13 / 3)])
@@ -51,7 +51,7 @@ def test_greedy_updates_follow_each_other_at_their_longest_stage():
     greedy = _local.config("vision", "greedy", "small")
     _, between = _local.clock(greedy)["greedy"]
     config = _local.config("vision", "overlapping", "small")
-    config = config.with_({"strategy.window": 1})  # which is greedy
+    config = config.with_({"method.window": 1})  # which is greedy
     assert between == pytest.approx(_local.clock(config)["overlapping"][1])
     assert 1 / _local.STAGES < between < 0.6
 

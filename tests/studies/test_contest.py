@@ -62,7 +62,7 @@ class Known:
 
     def curve(self, job):
         config = job.config
-        self.tuned.add((config.batch_size, config.strategy.keys["period"]))
+        self.tuned.add((config.batch_size, config.method.keys["period"]))
         step = config.optimizer.learning_rate / (1 - config.optimizer.momentum)
         off = abs(rung(rates, step)) + abs(config.optimizer.momentum)
         taken = math.ceil(self.updates(config) * 1.3**off)
@@ -85,7 +85,7 @@ def test_a_setting_is_of_its_arm_alone():
     plain = contest.config_of(contest.PLAIN).to_dict()
     for name in ARMS:
         other = contest.config_of(name).to_dict()
-        same = [key for key in plain if key not in ("batch_size", "strategy", "probes")]
+        same = [key for key in plain if key not in ("batch_size", "method", "probes")]
         if name in ("DASO", contest.SNOO):
             same.remove("cluster")
         if "optimizer.chain" in contest.ARMS.get(name, {}):
@@ -172,13 +172,13 @@ def test_a_batch_and_a_period_that_only_pay_together_are_found():
     """Twice the batch or four times the period alone is worse; a search of one at a time stays."""
 
     def updates(config):
-        together = (config.batch_size, config.strategy.keys["period"])
+        together = (config.batch_size, config.method.keys["period"])
         return {(64, 8): 200, (128, 32): 50}.get(together, 600)
 
     side, study = side_of("local SGD", service="constant"), Known(updates)
     times = contested.chosen(study, side, place(0.2), 0.1)
     best = contested.values(side.entry, contested.least(times))
-    assert best == {"batch_size": 128, "strategy.period": 32}
+    assert best == {"batch_size": 128, "method.period": 32}
     around = {(b, h) for b in (64, 128, 256) for h in (8, 32, 128)}
     assert around <= study.tuned
 

@@ -13,34 +13,34 @@ from optdyn.train.replicas import record
 from tests.train.runs import prepare, raise_at, refusal, train
 from tests.values import as_experiment
 
-NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "strategy.groups": 1}
+NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "method.groups": 1}
 # Epochs of 25 updates.
 DASO = {
     **NODES,
-    "strategy.name": "daso",
-    "strategy.warmup_epochs": 1,
-    "strategy.cooldown_epochs": 1,
+    "method.name": "daso",
+    "method.warmup_epochs": 1,
+    "method.cooldown_epochs": 1,
 }
 METER = {"probes.momentum": True, "probes.window": 54, "probes.every": 80, "model.dimension": 40}
 CASES = {
     "groups": {},
     "adam": {"optimizer.name": "adam", "optimizer.momentum": 0.0, "optimizer.learning_rate": 0.01},
-    "stale synchronous": {"strategy.staleness_bound": 1, "cluster.service": "lognormal"},
-    "ringmaster": {"strategy.name": "ringmaster", "strategy.delay_bound": 2},
+    "stale synchronous": {"method.staleness_bound": 1, "cluster.service": "lognormal"},
+    "ringmaster": {"method.name": "ringmaster", "method.delay_bound": 2},
     "geometric": {"cluster.service": "geometric"},
     "closed loop": {"optimizer.name": "closed_loop", "optimizer.momentum": 0.8},
     "warm-up": {"optimizer.warmup_steps": 10},
     "decay of its own length": {"optimizer.schedule": "exponential", "optimizer.decay_steps": 20},
     "dynamic_batch": {
-        "strategy.name": "dynamic_batch",
-        "strategy.groups": 1,
+        "method.name": "dynamic_batch",
+        "method.groups": 1,
         "batch_size": 8,
         "cluster.speeds": (1, 2, 3, 4),
     },
     "model averaging to an average": {
         **NODES,
-        "strategy.name": "model_averaging",
-        "strategy.period": 8,
+        "method.name": "model_averaging",
+        "method.period": 8,
     },
     "meter": METER,
     "replacement": {"data.replacement": True},
@@ -159,7 +159,7 @@ def test_what_would_have_been_another_run_is_refused_and_left(config, tmp_path, 
     cases = {
         "cool-down": ({**DASO, "steps": 75}, {"steps": 150}, "75 updates are not the first of 150"),
         "last average": (
-            {**NODES, "strategy.name": "model_averaging", "strategy.period": 7},
+            {**NODES, "method.name": "model_averaging", "method.period": 7},
             {"steps": 90},
             "'model_averaging' ends a run of 60 in a way of its own",
         ),
@@ -211,12 +211,12 @@ def test_a_run_that_diverged_stays_so(config, tmp_path):
 
 INIT = {
     "groups": {},
-    "sync": {"strategy.name": "sync", "strategy.groups": 1},
-    "nodes": {**NODES, "strategy.name": "model_averaging"},
+    "sync": {"method.name": "sync", "method.groups": 1},
+    "nodes": {**NODES, "method.name": "model_averaging"},
     "groups in nodes": {
         **NODES,
-        "strategy.name": "model_averaging+asynchronous",
-        "strategy.groups": 2,
+        "method.name": "model_averaging+asynchronous",
+        "method.groups": 2,
     },
 }
 
@@ -226,7 +226,7 @@ def test_a_run_starts_from_anothers_parameters(config, mnist, tmp_path, name, ro
     """Whatever both are. They are those of its end, by its own log; and it is not needed again."""
     source, workdir = tmp_path / "source", tmp_path / "run"
     first = train(config({**mnist, **INIT[name]}), source)
-    values = {**mnist, "init_from": str(source), "strategy.groups": 2}
+    values = {**mnist, "init_from": str(source), "method.groups": 2}
     summary = train(config(values), workdir)
     origin = {"workdir": str(source), "step": 60, "parameters_crc32": first["parameters_crc32"]}
     assert summary["init_from"] == origin

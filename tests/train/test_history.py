@@ -80,7 +80,7 @@ def test_hyperparameters_are_shown_once_in_the_one_event_file(config, tmp_path):
     every = [value.tag for event in events for value in event.summary.value]
     assert len(shown) == sum("hparams" in one for one in every) == 3
     values = shown["_hparams_/session_start_info"].session_start_info.hparams
-    assert values["strategy.groups"].number_value == 4
+    assert values["method.groups"].number_value == 4
     assert values["optimizer.learning_rate"].number_value == pytest.approx(0.1)
     metrics = {info.name.tag for info in shown["_hparams_/experiment"].experiment.metric_infos}
     assert {"loss/train", "loss/test", "time/simulated_seconds"} <= metrics <= set(every)

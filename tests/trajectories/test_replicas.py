@@ -156,7 +156,7 @@ SMALL = {
     "steps": STEPS,
     "replicas.count": COUNT,
     "replicas.matching": MOMENTA,
-    "strategy.groups": 3,
+    "method.groups": 3,
     "cluster.nodes": 3,
 }
 
@@ -297,7 +297,7 @@ def test_one_compilation_serves_all_replicas(config, small, tmp_path):
     made = {series.program for series in replicas._series(events)}
     assert made == {
         events.program,
-        program.make(as_experiment(config({**SMALL, "strategy.name": "sync"})), 0, 1),
+        program.make(as_experiment(config({**SMALL, "method.name": "sync"})), 0, 1),
     }
     recorders = [replicas._recorder(one, 1, chosen.replicas.subspace) for one in made]
     compilations = [recorder._cache_size() for recorder in recorders]

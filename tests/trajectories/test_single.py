@@ -13,11 +13,11 @@ from tests.values import as_experiment
 
 STEPS = 12
 METHODS = {
-    "sync": {"strategy.name": "sync"},
-    "asynchronous": {"strategy.groups": 3, "cluster.nodes": 3},
-    "dynamic_batch": {"strategy.name": "dynamic_batch", "cluster.nodes": 2},
+    "sync": {"method.name": "sync"},
+    "asynchronous": {"method.groups": 3, "cluster.nodes": 3},
+    "dynamic_batch": {"method.name": "dynamic_batch", "cluster.nodes": 2},
     "local": {
-        "strategy.name": "local",
+        "method.name": "local",
         "model.name": "resmlp",
         "cluster.nodes": 1,
         "cluster.service": "constant",
@@ -86,8 +86,8 @@ def test_nodes_are_metered_between_their_meetings(config, mnist, unmixed, inner)
             "data.train_examples": 60,
             "optimizer.learning_rate": 0.01,
             "optimizer.momentum": 0.0,
-            "strategy.name": "model_averaging" + inner,
-            "strategy.groups": 2,
+            "method.name": "model_averaging" + inner,
+            "method.groups": 2,
             "cluster.nodes": 2,
             "cluster.devices_per_node": 2,
         }
@@ -100,7 +100,7 @@ def test_nodes_are_metered_between_their_meetings(config, mnist, unmixed, inner)
 
 def test_the_independent_gradient_is_one_of_the_whole_objective(config):
     """Noiseless quadratic: any batch has the gradient H x_t, and d_t = -alpha G_t when alone."""
-    alone = {"model.noise": 0.0, "strategy.groups": 1, "cluster.nodes": 1, "steps": STEPS}
+    alone = {"model.noise": 0.0, "method.groups": 1, "cluster.nodes": 1, "steps": STEPS}
     recorded = single.record(as_experiment(config({**alone, "optimizer.momentum": 0.0})))
     alpha = config().optimizer.learning_rate
     np.testing.assert_allclose(recorded.displacements, -alpha * recorded.gradients, atol=1e-7)

@@ -44,7 +44,7 @@ def near(one, other):
 
 @pytest.mark.parametrize("groups", [1, 4, 8])
 def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tmp_path, final):
-    chosen = config({**VALUES, "strategy.groups": groups})
+    chosen = config({**VALUES, "method.groups": groups})
     run = trainer.prepare(as_experiment(chosen))
     trainer.train(as_experiment(chosen), tmp_path)
     _, state = final(run, tmp_path)
@@ -208,7 +208,7 @@ def test_groups_that_do_not_share_the_workers_are_refused(cluster):
 def test_an_attempt_takes_the_seconds_of_a_trial(config, groups):
     """Of 12 workers, in numbers of groups that are no power of two."""
     chosen = as_experiment(config({**VALUES, "cluster.nodes": 12, "tune.probe_seconds": 1.0}))
-    curve = trial(chosen.with_({"strategy.groups": groups}))
+    curve = trial(chosen.with_({"method.groups": groups}))
     cluster, setting = bench.prepare(chosen), SETTING._replace(groups=groups)
     _, outcome = attempt(cluster, setting, curve.seconds[-1], 0.0)
     # Two compilations of the same sums.
@@ -225,14 +225,14 @@ def test_divergence_ends_it_and_is_charged_until_then(cluster):
 
 def test_groups_are_all_divisors_of_the_workers(config):
     for nodes, groups in [(1, (1,)), (7, (1, 7)), (8, (1, 2, 4, 8)), (12, (1, 2, 3, 4, 6, 12))]:
-        chosen = config({"cluster.nodes": nodes, "strategy.groups": 1})
+        chosen = config({"cluster.nodes": nodes, "method.groups": 1})
         assert bench.prepare(as_experiment(chosen)).groups == groups
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"strategy.name": "sync"}, "config.strategy.name = 'sync'"),
+        ({"method.name": "sync"}, "config.method.name = 'sync'"),
         ({"optimizer.name": "adam", "optimizer.momentum": 0.0}, "config.optimizer.name = 'adam'"),
         ({"optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
         ({"optimizer.warmup_steps": 5}, "config.optimizer.schedule"),

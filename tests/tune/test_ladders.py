@@ -16,9 +16,9 @@ TARGET = 0.25
 
 def config(name, optimizer="sgd", **keys):
     base = problems.network("mlp", 64).with_(steps=3200)
-    strategy = {"strategy.name": name, "tune.target": TARGET, "cluster.nodes": 4}
-    own = {f"strategy.{key}": value for key, value in keys.items()}
-    return base.with_({**strategy, "optimizer.name": optimizer, **own})
+    method = {"method.name": name, "tune.target": TARGET, "cluster.nodes": 4}
+    own = {f"method.{key}": value for key, value in keys.items()}
+    return base.with_({**method, "optimizer.name": optimizer, **own})
 
 
 class Known(NamedTuple):
@@ -58,9 +58,9 @@ def test_the_period_of_least_seconds_is_found_with_adam():
     assert found["setting"] == pytest.approx(
         {
             RATE: 2**-7,
-            "strategy.period": 32,
-            "strategy.outer_learning_rate": 1.0,
-            "strategy.outer_momentum": 0.8,
+            "method.period": 32,
+            "method.outer_learning_rate": 1.0,
+            "method.outer_momentum": 0.8,
         }
     )
     assert found["interior"] and found["seconds"] == pytest.approx([100] * 3)
@@ -75,7 +75,7 @@ def test_a_ladder_that_has_an_end_stays_there():
         return 100 * 1.3**off * config.methods.get("period", 0), 1.0
 
     found = ladders.searched(Known(taken), config("model_averaging", "adam", period=8), TARGET)
-    assert found["setting"]["strategy.period"] == 1 and found["interior"]
+    assert found["setting"]["method.period"] == 1 and found["interior"]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,7 @@ def test_a_ladder_that_has_an_end_stays_there():
 )
 def test_what_is_searched_is_what_the_method_and_the_optimizer_have(name, optimizer, keys, wanted):
     found = ladders.ladders(config(name, optimizer, **keys))
-    assert list(found) == [
-        key if "." in key or key == STEP else f"strategy.{key}" for key in wanted
-    ]
+    assert list(found) == [key if "." in key or key == STEP else f"method.{key}" for key in wanted]
 
 
 def test_a_search_needs_a_learning_rate_to_start_from():
@@ -139,8 +137,8 @@ def test_the_search_starts_where_the_config_stands():
     one = one.with_({"optimizer.learning_rate": 0.05, "optimizer.momentum": 0.8})
     arm = ladders.arm(one)
     values = point(arm, list(arm.start.values()))
-    assert values["strategy.period"] == 16 and values[MOMENTUM] == 0.8
-    assert values["strategy.outer_momentum"] == 0.9
+    assert values["method.period"] == 16 and values[MOMENTUM] == 0.8
+    assert values["method.outer_momentum"] == 0.9
     # Powers of 2 of the long-run step: within half a rung of what the config has.
     assert values[RATE] == pytest.approx(0.05, rel=math.sqrt(2) - 1)
 

@@ -32,7 +32,7 @@ FLOAT = 4  # bytes
 @pytest.fixture(scope="module")
 def dense(config, mnist):
     """A run of a perceptron, and its programs."""
-    values = {**mnist, "strategy.name": "sync", "steps": CHUNK, "checkpoint_every": 0}
+    values = {**mnist, "method.name": "sync", "steps": CHUNK, "checkpoint_every": 0}
     of = trainer.prepare(as_experiment(config(values)))
     return of, layers.updates(of, {})
 

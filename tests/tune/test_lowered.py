@@ -56,7 +56,7 @@ def test_measured_once_for_a_model_a_mini_batch_and_a_machine(tmp_path, measured
 
     assert asked(config_of()) == asked(config_of()) == "choice 1"
     steps = config_of()
-    steps.steps, steps.optimizer.learning_rate, steps.strategy.name = 7, 0.3, "asynchronous"
+    steps.steps, steps.optimizer.learning_rate, steps.method.name = 7, 0.3, "asynchronous"
     assert asked(steps) == "choice 1"
     assert asked(config_of(channels=(2, 4))) == "choice 2"
     larger = config_of()

@@ -26,7 +26,7 @@ from tests.values import as_experiment, as_model
 
 LENET = ("conv0", "conv1", "hidden0", "hidden1", "classifier")
 NETWORK = {
-    "strategy.name": "sync",
+    "method.name": "sync",
     "model.name": "cnn",
     "model.channels": (2,),
     "model.hidden": (5,),
@@ -52,7 +52,7 @@ def test_the_first_phase(names, fresh, first):
 
 @pytest.mark.parametrize("fresh", [("hidden1",), ("conv0", "classifier"), LENET])
 def test_a_server_has_the_last_blocks_but_not_all(fresh):
-    with pytest.raises(ConfigError, match=r"^config\.strategy\.fresh = .* must be the last of"):
+    with pytest.raises(ConfigError, match=r"^config\.method\.fresh = .* must be the last of"):
         first_phase(LENET, fresh)
 
 
@@ -171,9 +171,9 @@ def test_every_piece_is_timed_once_a_round(loops, rounds):
 
 
 @pytest.mark.parametrize("name", ["daso", "dynamic_batch"])
-def test_other_strategies_have_no_such_pieces(work, name):
-    with pytest.raises(ConfigError, match=rf"^config\.strategy\.name = '{name}'"):
-        work({"strategy.name": name})
+def test_other_methods_have_no_such_pieces(work, name):
+    with pytest.raises(ConfigError, match=rf"^config\.method\.name = '{name}'"):
+        work({"method.name": name})
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
 def test_nothing_is_touched_for_a_config_that_cannot_be_measured(config, mnist, profiled):
     with pytest.raises(ConfigError):
         profile.main(
-            as_experiment(config(mnist | NETWORK | {"strategy.fresh": ("conv0",)})), profiled
+            as_experiment(config(mnist | NETWORK | {"method.fresh": ("conv0",)})), profiled
         )
     assert not profiled.exists()
 
@@ -216,7 +216,7 @@ def test_nothing_is_touched_for_a_config_that_cannot_be_measured(config, mnist, 
 def test_processes_measure_an_all_reduce(tmp_path):
     """In place of a network that takes no time; it takes some, and not always the same."""
     launcher = [sys.executable, "-m", "launch.local", "--processes=2", "--"]
-    values = {"strategy.name": "sync", "parallel.api": "jit", "data.train_examples": 200}
+    values = {"method.name": "sync", "parallel.api": "jit", "data.train_examples": 200}
     flags = [f"--config.{name}={value}" for name, value in values.items()]
     first = [f"--config={ROOT}/configs/quickstart.py", f"--workdir={tmp_path}"]
     start("launch.profile", [*first, *flags], launcher, "")

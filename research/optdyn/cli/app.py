@@ -29,7 +29,7 @@ TYPES = {
     "a ConfigDict": "set key by key",
 }
 OPTION = re.compile(
-    r"--?config\.(?P<of>(?:\w+\.)*(?:\w*options|strategy\.\w+))\.(?P<key>\w+)(=(?P<value>.*))?",
+    r"--?config\.(?P<of>(?:\w+\.)*(?:\w*options|method\.\w+))\.(?P<key>\w+)(=(?P<value>.*))?",
     re.S,
 )
 KEY = re.compile(r"--?(?:no)?config\.([^=]+)")

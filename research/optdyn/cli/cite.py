@@ -39,11 +39,11 @@ def bare(number: str) -> str:
 
 def modules(config: Mapping[str, Any]) -> Iterator[str]:
     """The modules of what a run's config names, as `launch.sources` names them."""
-    strategy, optimizer = config.get("strategy", {}), config.get("optimizer", {})
+    method, optimizer = config.get("method", {}), config.get("optimizer", {})
     own = set(sources.methods())
-    names = strategy.get("name", "").split("+")
+    names = method.get("name", "").split("+")
     yield from (sources.module_of(name) for name in names if name in own)
-    if compression := strategy.get("compression"):
+    if compression := method.get("compression"):
         yield sources.module_of("powersgd" if compression == "powersgd" else "compression")
     if optimizer.get("name") == "closed_loop":
         yield "optimizers.closed_loop"

@@ -3,7 +3,7 @@
     eval "$(optdyn completion bash)"        in ~/.bashrc; likewise zsh in ~/.zshrc
     optdyn completion fish | source         in ~/.config/fish/config.fish
 
-It completes commands, flags, the names of shipped configs, and keys, as `--config.strategy.gr`. The
+It completes commands, flags, the names of shipped configs, and keys, as `--config.method.gr`. The
 script asks `optdyn completion words LINE`, which imports nothing that takes long.
 """
 

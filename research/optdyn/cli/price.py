@@ -101,7 +101,7 @@ def rows(
     keys: Sequence[dict[str, Any]] = ({},),
     needed: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """A row a method and values of keys of config.strategy: prices by Gbit/s, or why it has none.
+    """A row a method and values of keys of config.method: prices by Gbit/s, or why it has none.
 
     Values that say nothing of a method make no row more.
     """
@@ -158,7 +158,7 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
 
 def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[str]:
     """What the figures are of, in sentences; `assumed`: the step's seconds are of no such model."""
-    from optdyn import methods as strategies
+    from optdyn.methods import chosen
     from optdyn.price import price
 
     priced = {row["method"] for row in found if "prices" in row}
@@ -177,7 +177,7 @@ def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[st
     alone = [name for name, method in methods.items() if method.groups > 1]
     if alone:
         said.append(f"An update of {and_(alone)} is of one worker or a few, of the others of all.")
-    if any(not hasattr(strategies.chosen(name).read, "graph") for name in alone):
+    if any(not hasattr(chosen(name).read, "graph") for name in alone):
         said.append("Their server's own link is as wide as it takes, but for a server_bandwidth.")
     if any("daso" in name.split("+") for name in priced):
         said.append("daso is between its first and last epochs, before any plateau of the loss.")
@@ -255,7 +255,7 @@ def main(config: Experiment, workdir: Path) -> int:
     if noise_scale is not None:
         _number("noise_scale", noise_scale)
     measured = [arm.name for arm in penalties.arms] if penalties else []
-    usual = METHODS if given.page else [config.strategy.name]
+    usual = METHODS if given.page else [config.method.name]
     names = _methods(given.methods or measured or usual)
     bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
     if not bandwidths:
@@ -379,18 +379,16 @@ def _which(
 
 def _methods(given: Sequence[str]) -> list[str]:
     """The methods that are meant. Raises `ConfigError` at one that there is not."""
-    from optdyn import methods as strategies
+    from optdyn.methods import built_in, chosen
 
-    every = [
-        each for name in given for each in (strategies.built_in() if name == "all" else [name])
-    ]
+    every = [each for name in given for each in (built_in() if name == "all" else [name])]
     for name in every:
-        strategies.chosen(name)
+        chosen(name)
     return list(dict.fromkeys(every))
 
 
 def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
-    """Values of keys of config.strategy, every one with every other. Raises `InputError`."""
+    """Values of keys of config.method, every one with every other. Raises `InputError`."""
     from optdyn.base.errors import one_of
     from optdyn.methods.mix.compression import NAMES
 
@@ -407,10 +405,10 @@ def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str,
 
 def _said(one: Experiment, name: str, values: dict[str, Any]) -> dict[str, Any]:
     """The keys that a row is of: the period of every method that has one, and those given."""
-    from optdyn import methods as strategies
+    from optdyn.methods import owns
 
     period = {"period": one.methods.get("period", 1)}
-    return (period if strategies.owns(name, "period") else {}) | values
+    return (period if owns(name, "period") else {}) | values
 
 
 def _named(row: dict[str, Any], several: bool) -> str:

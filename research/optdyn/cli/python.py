@@ -40,7 +40,6 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from optdyn import experiment, setup
-from optdyn import methods as strategies
 from optdyn.base.calls import checked
 from optdyn.base.errors import ConfigError, meant, refuse
 from optdyn.base.fields import NAMES, Options, Value, default_of, like
@@ -49,6 +48,7 @@ from optdyn.cli import in_memory
 from optdyn.clock.base import Timeline
 from optdyn.core import Rule, together, whole
 from optdyn.experiment import default, parse
+from optdyn.methods import PLAIN, Event, chosen, keys_of, load
 from optdyn.methods.compose import reading
 from optdyn.methods.method import ModelInfo
 from optdyn.price.price import GIGABIT, Price, price
@@ -69,7 +69,7 @@ __all__ = ["Experiment", "Law", "Method", "Trained", "optimizer"]
 class Method:
     """A way of parallelising SGD, or several that are joined: `diloco(period=8) + local()`.
 
-    `keys` are the fields that differ from their defaults (`optdyn list keys strategy.`). A field
+    `keys` are the fields that differ from their defaults (`optdyn list keys method.`). A field
     that two joined methods have with different values is `METHOD.FIELD`, as in `diloco.period`.
     An unknown field raises `ConfigError`, and so does a value that it cannot have.
     """
@@ -85,12 +85,12 @@ class Method:
             if key not in known:
                 raise ConfigError(f"{self.name} has no field {key!r}{meant(key, known)}")
         kept = dict(self.keys)
-        for name, method in zip(fields, strategies.chosen(self.name).every, strict=True):
+        for name, method in zip(fields, chosen(self.name).every, strict=True):
             for each in dataclasses.fields(method):
                 for key in kept.keys() & {each.name, f"{name}.{each.name}"}:
                     kept[key] = like(kept[key], default_of(each))
                     if "about" in each.metadata:  # else it is the user's own, of any kind
-                        check_field(f"config.strategy.{key}", kept[key], each)
+                        check_field(f"config.method.{key}", kept[key], each)
         object.__setattr__(self, "keys", Options(kept))
 
     @checked
@@ -106,9 +106,9 @@ class Method:
 
     def _fields(self) -> dict[str, dict[str, Any]]:
         """The fields of each of the methods, with their defaults."""
-        every = strategies.chosen(self.name).every
+        every = chosen(self.name).every
         parts = zip(self.name.split("+"), every, strict=True)
-        return {name: strategies.keys_of(type(method)) for name, method in parts}
+        return {name: keys_of(type(method)) for name, method in parts}
 
     def _values(self) -> dict[str, dict[str, Any]]:
         """The fields of each of the methods, with their values."""
@@ -137,7 +137,7 @@ class Method:
         `Clock.slots`; the default is the number of groups. Raises `ConfigError` for methods that
         take gradients in another way, and for those whose nodes have parameters of their own.
         """
-        methods = strategies.chosen(self.name)
+        methods = chosen(self.name)
         if methods.gradient or methods.mix:
             raise ConfigError(f"{self.name}: only a method of reading is a rule by itself")
         config = Experiment(method=self).parsed()
@@ -195,16 +195,16 @@ class Clock(NamedTuple):
         return self.timeline.slots
 
     @property
-    def events(self) -> strategies.Event:
+    def events(self) -> Event:
         """The events of all updates, with an axis of `steps` before all others, for `lax.scan`."""
-        return strategies.Event(self.timeline.choice, {}, self.timeline.staleness)
+        return Event(self.timeline.choice, {}, self.timeline.staleness)
 
 
 @checked
 def method(name: str) -> Callable[..., Method]:
     """Returns what makes the method with that name: `method("diloco")(period=8)`."""
-    made_of = strategies.load(name)
-    keys = strategies.keys_of(made_of)
+    made_of = load(name)
+    keys = keys_of(made_of)
 
     def make(**fields: Any) -> Method:
         return Method(name, fields)
@@ -308,7 +308,7 @@ class Experiment(setup.Run):
     model: Any = made(default_factory=Model)
     data: Any = made(default_factory=Data)
     optimizer: Any = made(default_factory=Optimizer)
-    method: Method = made(default_factory=lambda: Method(strategies.PLAIN))
+    method: Method = made(default_factory=lambda: Method(PLAIN))
     cluster: Cluster = made(default_factory=Cluster)
     parallel: Parallel = made(default_factory=Parallel)
     probes: Probes = made(default_factory=Probes)
@@ -347,10 +347,10 @@ class Experiment(setup.Run):
             if part != "method":
                 values |= _keys_of(getattr(self, part))
         own = {key for name, of in self.method._fields().items() if ":" in name for key in of}
-        values["strategy.name"] = self.method.name
+        values["method.name"] = self.method.name
         for key, value in self.method.keys.items():
             short = key.rpartition(".")[2]
-            values[f"strategy.options.{short}" if short in own else f"strategy.{key}"] = value
+            values[f"method.options.{short}" if short in own else f"method.{key}"] = value
         return values
 
     def changed_keys(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A real race: `python -m launch.race --config=configs/quickstart.py --workdir=DIR`.
 
-The compute groups of `config.strategy.groups` are workers that compute at their own pace, actors
+The compute groups of `config.method.groups` are workers that compute at their own pace, actors
 of Ray (pip install 'optdyn[ray]'), and this process is the server that applies each gradient as it
 arrives. The workdir, the log and the report are those of `launch.train`; the seconds are real.
 `trace.csv` there has who arrived when, with which version. The simulator replays it:

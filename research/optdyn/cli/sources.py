@@ -80,13 +80,13 @@ def config_file(name: str) -> Path:
 
 
 def methods() -> dict[str, str]:
-    """The files of strategies that have a `METHOD`, with the first line of each."""
+    """The files of methods that have a `METHOD`, with the first line of each."""
     return {name: doc(module_of(name)).split("\n")[0] for name in _methods()}
 
 
 def module_of(name: str) -> str:
-    """`strategies.mix.daso`, the module of a file of strategies, as `doc` takes it."""
-    path = _strategies()[name].relative_to(PACKAGE)
+    """`methods.mix.daso`, the module of a file of methods, as `doc` takes it."""
+    path = _files()[name].relative_to(PACKAGE)
     return ".".join(path.with_suffix("").parts)
 
 
@@ -94,31 +94,31 @@ def module_of(name: str) -> str:
 def keys() -> dict[str, str]:
     """Dotted names of all keys of a run's config, with the comments that explain them."""
     found = {name: each.metadata["about"] for name, each in setup.every_key()}
-    found |= {"strategy.name": METHODS, "strategy.options": OWN}
+    found |= {"method.name": METHODS, "method.options": OWN}
     for name in _methods():
-        found |= {f"strategy.{key}": text for key, text in _of_method(name).items()}
+        found |= {f"method.{key}": text for key, text in _of_method(name).items()}
     return found
 
 
 @cache
 def owners() -> dict[str, list[str]]:
-    """{`strategy.KEY`: the methods that have the key}."""
+    """{`method.KEY`: the methods that have the key}."""
     found = dict[str, list[str]]()
     for method in _methods():
         for key in _of_method(method):
-            found.setdefault(f"strategy.{key}", []).append(method)
+            found.setdefault(f"method.{key}", []).append(method)
     return found
 
 
 def unknown_key(name: str) -> bool:
     """Whether neither a run's config nor a grid's has such a key. Those of options are free.
 
-    A method that is joined with others may have keys of its own, `strategy.METHOD.KEY`.
+    A method that is joined with others may have keys of its own, `method.METHOD.KEY`.
     """
     name = re.sub(r"\[.*", "", name).removeprefix("base.")
     above, _, last = name.rpartition(".")
     section, _, method = above.rpartition(".")
-    if section == "strategy" and method in _methods():
+    if section == "method" and method in _methods():
         return last not in _of_method(method)
     sections = {key.rpartition(".")[0] for key in keys()} | {"base", "points", "note"}
     return not (
@@ -151,25 +151,25 @@ def no_flag(name: str, flags: Sequence[str]) -> str:
 
 def _methods() -> list[str]:
     made = re.compile(r"^METHOD = ", re.M)
-    return [name for name, path in _strategies().items() if made.search(path.read_text())]
+    return [name for name, path in _files().items() if made.search(path.read_text())]
 
 
-def _strategies() -> dict[str, Path]:
-    """The files of strategies, by their names."""
+def _files() -> dict[str, Path]:
+    """The files of methods, by their names."""
     every = (PACKAGE / "methods").rglob("*.py")
     return dict(sorted((path.stem, path) for path in every if path.stem != "__init__"))
 
 
 @cache
 def _classes() -> dict[str, ast.ClassDef]:
-    """The classes of all files of strategies, by their names."""
-    every = (node for path in _strategies().values() for node in ast.parse(path.read_text()).body)
+    """The classes of all files of methods, by their names."""
+    every = (node for path in _files().values() for node in ast.parse(path.read_text()).body)
     return {node.name: node for node in every if isinstance(node, ast.ClassDef)}
 
 
 def _of_method(name: str) -> dict[str, str]:
     """The fields of a method, those of the classes that it is made of first, and their words."""
-    (made,) = re.findall(r"^METHOD = (\w+)$", _strategies()[name].read_text(), re.M)
+    (made,) = re.findall(r"^METHOD = (\w+)$", _files()[name].read_text(), re.M)
     return _fields(made)
 
 

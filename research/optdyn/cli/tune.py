@@ -204,7 +204,7 @@ def told(tuned: dict[str, Any], workdir: Path) -> Iterator[str]:
     if picked := tuned["picked"]:
         groups, momentum, rate = picked.split("/")
         yield (
-            f"next: train with --config.strategy.groups={groups} "
+            f"next: train with --config.method.groups={groups} "
             f"--config.optimizer.momentum={momentum} --config.optimizer.learning_rate={rate}"
         )
 

@@ -80,7 +80,7 @@ def at(choice: T, index: int | slice | Array) -> T:
     return jax.tree.map(lambda leaf: leaf[index], choice)
 
 
-def chosen(line: Timeline, kind: type[T]) -> T | None:
+def choice_of(line: Timeline, kind: type[T]) -> T | None:
     """The choice of that type, wherever it is nested; None if there is none."""
     choice = line.choice
     while not isinstance(choice, kind) and hasattr(choice, "inner"):

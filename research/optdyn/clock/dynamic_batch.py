@@ -96,9 +96,9 @@ def ideal_seconds(costs: StepCost, batch_size: int) -> np.ndarray:
     return np.maximum(together, costs.delay.max(-1))
 
 
-def dynamic_batch(cluster: Cluster, strategy: Following, **run: Tree) -> Timeline:
+def dynamic_batch(cluster: Cluster, method: Following, **run: Tree) -> Timeline:
     """The timeline of `clocked`."""
-    return clocked(cluster, strategy, **run)[0]
+    return clocked(cluster, method, **run)[0]
 
 
 def waste(made: Timeline, busy: np.ndarray) -> float:
@@ -108,7 +108,7 @@ def waste(made: Timeline, busy: np.ndarray) -> float:
 
 def clocked(
     cluster: Cluster,
-    strategy: Following,
+    method: Following,
     *,
     steps: int,
     steps_per_epoch: int,
@@ -121,7 +121,7 @@ def clocked(
     And, (steps, workers), the seconds that each of them is at work in each.
 
     Its choice is `Shares`, (steps, workers): equal in the first epoch, then what the rates of
-    the epochs before make of them, or always equal if `strategy.adapt` is false (the baseline: the
+    the epochs before make of them, or always equal if `method.adapt` is false (the baseline: the
     same draws and disturbances). An example takes its cost times a draw of unit mean from the law
     `service`, one draw a worker and step; the all-reduce of `update_bytes` is that of synchronous
     SGD (`nodes.together`).
@@ -138,12 +138,12 @@ def clocked(
         each = compute.reshape(-1, cluster.nodes, cluster.devices_per_node)
         return together(cluster, each, update_bytes)
 
-    return _followed(strategy, steps, steps_per_epoch, batch_size, workers, seconds, update)
+    return _followed(method, steps, steps_per_epoch, batch_size, workers, seconds, update)
 
 
 def in_nodes(
     cluster: Cluster,
-    strategy: Following,
+    method: Following,
     draws: np.ndarray,
     *,
     steps_per_epoch: int,
@@ -166,7 +166,7 @@ def in_nodes(
             return mean * draws[window, node] + cost.delay[epoch, own]
 
         batch = batch_size // nodes
-        made, busy = _followed(strategy, steps, steps_per_epoch, batch, k, seconds, _slowest)
+        made, busy = _followed(method, steps, steps_per_epoch, batch, k, seconds, _slowest)
         return busy, made.choice.shares
 
     each, taken = zip(*map(divided, range(nodes)), strict=True)
@@ -175,7 +175,7 @@ def in_nodes(
 
 def measured(
     cluster: Cluster,
-    strategy: Following,
+    method: Following,
     *,
     steps: int,
     steps_per_epoch: int,
@@ -202,7 +202,7 @@ def measured(
     def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
         return np.asarray(worker_seconds[epoch] if epoch < len(worker_seconds) else share)[None]
 
-    made, _ = _followed(strategy, known, steps_per_epoch, batch_size, workers, seconds, _slowest)
+    made, _ = _followed(method, known, steps_per_epoch, batch_size, workers, seconds, _slowest)
     share = made.choice.shares
     an_example = np.full((len(factors), workers), cluster.seconds_per_example)
     past = np.reshape(worker_seconds, (-1, workers))[: len(factors) - 1]
@@ -214,7 +214,7 @@ def measured(
 
 
 def _followed(
-    strategy: Following,
+    method: Following,
     steps: int,
     steps_per_epoch: int,
     batch_size: int,
@@ -234,9 +234,9 @@ def _followed(
         window = slice(start, start + steps_per_epoch)
         compute = seconds(epoch, share, window)
         taken[window], busy[window], lengths[window] = share, compute, update(compute)
-        if strategy.adapt:
+        if method.adapt:
             found = share / compute.mean(axis=0)
-            rates = found if rates is None else smooth(rates, found, strategy.smoothing)
+            rates = found if rates is None else smooth(rates, found, method.smoothing)
             share = shares(rates, batch_size)
     alone = np.zeros(steps, np.int32)  # one group, that of all workers
     made = from_arrivals(alone, np.cumsum(lengths), 1)._replace(choice=Shares(taken))

@@ -79,7 +79,7 @@ def several(
             late += 1
             if late > LATE * (steps * arrivals - left + groups):
                 raise TimelineError(
-                    f"config.strategy.allotted = {allotted:g}: groups have begun again {late:,} "
+                    f"config.method.allotted = {allotted:g}: groups have begun again {late:,} "
                     "times and hardly deliver; it must be longer"
                 )
             continue

@@ -1,1 +1,1 @@
-"""Devices: the axes that strategies name, simulated by `vmap` or laid over a mesh."""
+"""Devices: the axes that methods name, simulated by `vmap` or laid over a mesh."""

@@ -34,7 +34,7 @@ MOVES = 40  # of a search, at most
 FALLS = 3  # by 2^3 each, of a rate at which all diverges; below that no rate is the reason
 LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
 RATE, MOMENTUM = "optimizer.learning_rate", "optimizer.momentum"
-OUTER, PERIOD = "strategy.outer_momentum", "strategy.period"
+OUTER, PERIOD = "method.outer_momentum", "method.period"
 STEP = "long_run_step"  # a ladder of alpha / (1 - mu), which sets the learning rate
 # The second start is that of more momentum at a smaller step, which is far away in both.
 AWAY = {STEP: -2, RATE: -2, MOMENTUM: 3}  # rungs; 2 on every other ladder

@@ -126,7 +126,7 @@ def timed(
         if plain:
             shape = {"nodes": place.nodes, "devices_per_node": place.devices}
             there = there.with_(cluster=there.cluster.with_(**shape))
-            there = there.with_({"strategy.name": PLAIN, "probes.mean": False})
+            there = there.with_({"method.name": PLAIN, "probes.mean": False})
         run = followed(there, curve)
         if not plain and not same_order(followed(own, curve).timeline, run.timeline):
             unlike[i] = there

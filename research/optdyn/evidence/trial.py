@@ -18,7 +18,7 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.progress import Watch
 from optdyn.base.trees import Json
-from optdyn.clock.base import Meeting, Timeline, chosen
+from optdyn.clock.base import Meeting, Timeline, choice_of
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.core import State
 from optdyn.evidence.crossing import Crossing, crossing, of_runs
@@ -72,7 +72,7 @@ def trial(
         raise ConfigError("config.parallel.api: trials are of one device")
     if config.methods.get("snapshots", "") == "host":
         raise ConfigError(
-            "config.strategy.snapshots = 'host': trials hold versions on the device, which trains "
+            "config.method.snapshots = 'host': trials hold versions on the device, which trains "
             "the same; it must be ''"
         )
     if config.probes.momentum:  # what the meter logs may steer the run
@@ -233,7 +233,7 @@ def meeting(run: Run, step: int) -> float:
     """
     if not (run.config.probes.mean and step):
         return 0.0
-    met, last = chosen(run.timeline, Meeting), step - 1
+    met, last = choice_of(run.timeline, Meeting), step - 1
     if met and met.to is None and met.receive[last].all() and not met.waited[last].any():
         return 0.0
     cluster, size = run.config.cluster, program.parameter_bytes(run.params)

@@ -1,4 +1,4 @@
-"""Methods by their names: `config.strategy`, and what names of methods mean.
+"""Methods by their names: `config.method`, and what names of methods mean.
 
 A built-in method is a file of `gradient/`, `read/` or `mix/` with a class `METHOD`.
 """
@@ -21,15 +21,15 @@ from optdyn.methods.names import meant as meant_method
 
 PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
 PACKAGE = "optdyn.methods"
-KEY = "config.strategy.name"
+KEY = "config.method.name"
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """`config.strategy`: the methods' names, and the keys of all methods, chosen or not.
+    """`config.method`: the methods' names, and the keys of all methods, chosen or not.
 
     A key belongs to all methods that have it, except to one with a value of its own, such as
-    `config.strategy.diloco.period`.
+    `config.method.diloco.period`.
     """
 
     name: str = PLAIN
@@ -53,7 +53,7 @@ class Chosen:
         for name, keys in self.own.items():
             held = {each.name: each for each in fields(load(name))}
             for key, value in keys.items():
-                where = f"config.strategy.{name}.{key}"
+                where = f"config.method.{name}.{key}"
                 require_known(key, held, f"{where}: {name} has no such key")
                 check_field(where, value, held[key])
 
@@ -95,7 +95,7 @@ class Chosen:
                 whole[part] = {**whole.get(part, {}), rest: value}
             else:
                 if key not in built_in():
-                    require_known(key, whole, f"config.strategy has no key {key!r}")
+                    require_known(key, whole, f"config.method has no key {key!r}")
                 whole[key] = value
         return self.of(**whole)
 
@@ -128,15 +128,15 @@ def keys_of(method: type[Method]) -> dict[str, object]:
 
 @cache
 def usual_keys() -> Mapping[str, object]:
-    """The default of every key of config.strategy that belongs to a built-in method."""
+    """The default of every key of config.method that belongs to a built-in method."""
     return {key: value for method in _methods().values() for key, value in keys_of(method).items()}
 
 
 def defaults() -> dict[str, object]:
-    """The default of every key of config.strategy, by its dotted name; {} where keys are free."""
+    """The default of every key of config.method, by its dotted name; {} where keys are free."""
     own = {name: OPTIONS for name, method in _methods().items() if fields(method)}
     values = {"name": PLAIN, "options": OPTIONS, **usual_keys(), **own}
-    return {f"strategy.{key}": value for key, value in values.items()}
+    return {f"method.{key}": value for key, value in values.items()}
 
 
 @lru_cache(maxsize=256)
@@ -147,7 +147,7 @@ def _checked(keys: Options, names: tuple[str, ...]) -> None:
     that has these keys too may take values with them or with its defaults.
     """
     for key in keys:
-        require_known(key, usual_keys(), f"config.strategy.{key}: no such key")
+        require_known(key, usual_keys(), f"config.method.{key}: no such key")
     every = _methods()
     theirs = {key for name in names if name in every for key in keys_of(every[name])}
     for method in every.values():
@@ -168,7 +168,7 @@ def load(name: str) -> type[Method]:
     found = lookup.find(KEY, name, _methods(), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
-            f"config.strategy.name = {name!r}: must be a Method of optdyn.methods, and is "
+            f"config.method.name = {name!r}: must be a Method of optdyn.methods, and is "
             f"{lookup.shown(found)}"
         )
     return found
@@ -186,7 +186,7 @@ def chosen(name: str) -> Methods:
         for piece in method.pieces:
             if piece in taken and not (piece == "mix" and _mix_as_one(every)):
                 raise ConfigError(
-                    f"config.strategy.name = {name!r}: {taken[piece]} and {part} both say "
+                    f"config.method.name = {name!r}: {taken[piece]} and {part} both say "
                     f"{MEANING[piece]}, of which there is one"
                 )
             taken[piece] = part
@@ -195,12 +195,12 @@ def chosen(name: str) -> Methods:
     refuse(
         (
             found.reduces_itself and found.read and not found.read.barrier,
-            f"config.strategy.name = {name!r}: {gradient} divides the work of workers that wait "
+            f"config.method.name = {name!r}: {gradient} divides the work of workers that wait "
             f"for one another, and those of {read} do not",
         ),
         (
             found.gradient and found.gradient.staged and found.mix,
-            f"config.strategy.name = {name!r}: {gradient} cuts one model over the nodes, and "
+            f"config.method.name = {name!r}: {gradient} cuts one model over the nodes, and "
             f"those of {mix} have a model each",
         ),
     )
@@ -232,7 +232,7 @@ def is_simple(name: str) -> bool:
 
 
 def owns(name: str, key: str) -> bool:
-    """Whether methods of that name have the key of config.strategy.
+    """Whether methods of that name have the key of config.method.
 
     `diloco.period` belongs to those that have `diloco` among them.
     """

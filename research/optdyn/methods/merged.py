@@ -57,7 +57,7 @@ def cut(names: Sequence[str], fresh: Sequence[str]) -> int:
     first = len(names) - len(set(fresh))
     if not first or set(names[first:]) != set(fresh):
         raise ConfigError(
-            f"config.strategy.fresh = {tuple(fresh)!r}: of a real server they must be the last of "
+            f"config.method.fresh = {tuple(fresh)!r}: of a real server they must be the last of "
             f"the blocks {', '.join(names)}, and not all"
         )
     return first

@@ -94,7 +94,7 @@ def slowed(setting: ClockInputs, methods: "Methods") -> Cluster:
 
 
 @dataclass(frozen=True)
-class Method(Value, section="strategy"):
+class Method(Value, section="method"):
     """A way of parallelising SGD: a frozen dataclass whose fields are its numbers.
 
     It derives from `Gradients`, `Reads` or `Mixes`, by the piece of plain SGD that it replaces, or

@@ -1,8 +1,8 @@
 """What the field calls methods that are here under another name, and how they are chosen.
 
-    rennala    --config.strategy.name=buffered --config.strategy.waiting=k_batch_sync
+    rennala    --config.method.name=buffered --config.method.waiting=k_batch_sync
 
-`optdyn list names` shows them, and who asks for one in `config.strategy.name` is told. Values are
+`optdyn list names` shows them, and who asks for one in `config.method.name` is told. Values are
 those that make it the method of that name; its other numbers are the reader's.
 """
 
@@ -14,23 +14,23 @@ from optdyn.base.errors import closest
 
 CONSTANT = {"cluster.service": "constant"}  # the only law that their clocks draw
 ONE_NODE = {"cluster.nodes": 1}
-AVERAGING = {"strategy.name": "model_averaging"}
-BUFFERED = {"strategy.name": "buffered"}
-DILOCO = {"strategy.name": "diloco"}
-COMPRESSED = AVERAGING | {"strategy.period": 1}
+AVERAGING = {"method.name": "model_averaging"}
+BUFFERED = {"method.name": "buffered"}
+DILOCO = {"method.name": "diloco"}
+COMPRESSED = AVERAGING | {"method.period": 1}
 
-PUSH_SUM = {"strategy.graph": "push", "strategy.gossip_order": "adapt"}
+PUSH_SUM = {"method.graph": "push", "method.gossip_order": "adapt"}
 
 # Names that mean the same are together.
 TOGETHER: Mapping[str, Mapping[str, Any]] = {
-    "ddp all_reduce data_parallel": {"strategy.name": "sync"},
-    "asgd omnivore parameter_server": {"strategy.name": "asynchronous"},
-    "ssp": {"strategy.name": "asynchronous", "strategy.staleness_bound": 4},
-    "ringmaster_asgd": {"strategy.name": "ringmaster"},
-    "ringleader_asgd": {"strategy.name": "ringleader"},
-    "k_sync m_synchronous backup_workers": BUFFERED | {"strategy.waiting": "k_sync"},
-    "k_batch_sync rennala": BUFFERED | {"strategy.waiting": "k_batch_sync"},
-    "k_async": BUFFERED | {"strategy.waiting": "k_async"},
+    "ddp all_reduce data_parallel": {"method.name": "sync"},
+    "asgd omnivore parameter_server": {"method.name": "asynchronous"},
+    "ssp": {"method.name": "asynchronous", "method.staleness_bound": 4},
+    "ringmaster_asgd": {"method.name": "ringmaster"},
+    "ringleader_asgd": {"method.name": "ringleader"},
+    "k_sync m_synchronous backup_workers": BUFFERED | {"method.waiting": "k_sync"},
+    "k_batch_sync rennala": BUFFERED | {"method.waiting": "k_batch_sync"},
+    "k_async": BUFFERED | {"method.waiting": "k_async"},
     "fadas": BUFFERED
     | {
         "optimizer.name": "amsgrad",
@@ -39,42 +39,42 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "optimizer.chain_options.law": "bounded",
     },
     "cgad": {
-        "strategy.name": "async_local_sgd",
-        "strategy.server": "adam",
-        "strategy.age_decay": 0.1,
-        "strategy.age_cutoff": 16.0,
+        "method.name": "async_local_sgd",
+        "method.server": "adam",
+        "method.age_decay": 0.1,
+        "method.age_cutoff": 16.0,
     },
-    "heloco": {"strategy.name": "async_local_sgd", "strategy.server": "heloco"},
-    "k_batch_async fedbuff": BUFFERED | {"strategy.waiting": "k_batch_async"},
+    "heloco": {"method.name": "async_local_sgd", "method.server": "heloco"},
+    "k_batch_async fedbuff": BUFFERED | {"method.waiting": "k_batch_async"},
     "delay_adaptive": {
-        "strategy.name": "asynchronous",
+        "method.name": "asynchronous",
         "optimizer.chain": ("staleness_rate",),
         "optimizer.chain_options.law": "bounded",
     },
-    "dc_asgd": {"strategy.name": "asynchronous", "optimizer.chain": ("delay_compensation",)},
-    "easgd eamsgd": {"strategy.name": "elastic"},
-    "delayed_nesterov": {"strategy.name": "async_local_sgd"},
+    "dc_asgd": {"method.name": "asynchronous", "optimizer.chain": ("delay_compensation",)},
+    "easgd eamsgd": {"method.name": "elastic"},
+    "delayed_nesterov": {"method.name": "async_local_sgd"},
     "local_sgd fedavg": AVERAGING,
-    "local_adam": AVERAGING | {"optimizer.name": "adam", "strategy.inner_state": "averaged"},
-    "post_local_sgd": AVERAGING | {"strategy.synchronous_updates": 100},
-    "streaming_diloco": DILOCO | {"strategy.fragments": 2},
-    "co2": DILOCO | {"strategy.delay": 4, "strategy.merging": "correct"},
-    "lookahead": DILOCO | {"strategy.outer_momentum": 0.0} | ONE_NODE,
+    "local_adam": AVERAGING | {"optimizer.name": "adam", "method.inner_state": "averaged"},
+    "post_local_sgd": AVERAGING | {"method.synchronous_updates": 100},
+    "streaming_diloco": DILOCO | {"method.fragments": 2},
+    "co2": DILOCO | {"method.delay": 4, "method.merging": "correct"},
+    "lookahead": DILOCO | {"method.outer_momentum": 0.0} | ONE_NODE,
     "snoo": DILOCO | ONE_NODE,
     "noloco": {
-        "strategy.name": "slowmo+gossip",
-        "strategy.graph": "random",
-        "strategy.slow_learning_rate": 0.7,
-        "strategy.slow_momentum": 0.9,
+        "method.name": "slowmo+gossip",
+        "method.graph": "random",
+        "method.slow_learning_rate": 0.7,
+        "method.slow_momentum": 0.9,
     },
-    "d_psgd": {"strategy.name": "gossip"},
-    "sgp push_sum": {"strategy.name": "gossip"} | PUSH_SUM,
-    "top_k": COMPRESSED | {"strategy.compression": "top_k"},
-    "sign_sgd": COMPRESSED | {"strategy.compression": "sign"},
-    "powersgd": COMPRESSED | {"strategy.compression": "powersgd"},
-    "dbs": {"strategy.name": "dynamic_batch"},
-    "dgl greedy": {"strategy.name": "local", "strategy.variant": "greedy"} | CONSTANT,
-    "pipedream": {"strategy.name": "stale_pipeline"} | CONSTANT,
+    "d_psgd": {"method.name": "gossip"},
+    "sgp push_sum": {"method.name": "gossip"} | PUSH_SUM,
+    "top_k": COMPRESSED | {"method.compression": "top_k"},
+    "sign_sgd": COMPRESSED | {"method.compression": "sign"},
+    "powersgd": COMPRESSED | {"method.compression": "powersgd"},
+    "dbs": {"method.name": "dynamic_batch"},
+    "dgl greedy": {"method.name": "local", "method.variant": "greedy"} | CONSTANT,
+    "pipedream": {"method.name": "stale_pipeline"} | CONSTANT,
 }
 NAMES = {name: how for names, how in TOGETHER.items() for name in names.split()}
 

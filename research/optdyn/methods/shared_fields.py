@@ -77,7 +77,7 @@ class Compressed(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = f"{WHOLE} with config.strategy.compression = {self.compression!r}"
+        wanted = f"{WHOLE} with config.method.compression = {self.compression!r}"
         whole = self.compression_bits == WHOLE or self.compression in compression.OF_BITS
         self.require("compression_bits", whole, wanted)
 

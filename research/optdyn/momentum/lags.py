@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
-from optdyn import methods as strategies
+from optdyn.methods import arrives, is_simple, owns, seen
 from optdyn.momentum.moments import equivalent_momentum
 
 TAKING = ("latency", "bandwidth", "server_bandwidth")  # of the cluster: not memoryless times
@@ -34,9 +34,9 @@ def groups_of(config: Mapping[str, Any]) -> int:
 
     Of methods whose code is not run here as many as the config has.
     """
-    strategy = config["strategy"]
-    methods = strategies.seen(strategy["name"])
-    return strategy["groups"] if not methods or strategies.arrives(strategy["name"]) else 1
+    method = config["method"]
+    methods = seen(method["name"])
+    return method["groups"] if not methods or arrives(method["name"]) else 1
 
 
 def theory(config: Mapping[str, Any]) -> Theory | None:
@@ -48,12 +48,12 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
     group waits for another (`staleness_bound`) or for the server (`pieces`), links take no time or
     the same for all, and nothing is dropped (`delay_bound`), kept back (`compression`) or `fresh`.
     """
-    optimizer, name, groups = config["optimizer"], config["strategy"]["name"], groups_of(config)
+    optimizer, name, groups = config["optimizer"], config["method"]["name"], groups_of(config)
     varies = optimizer.get("schedule", "constant") != "constant" or optimizer.get("warmup_steps")
     varies = varies or config.get("probes", {}).get("steer")
     more = optimizer.get("options") or optimizer.get("chain")
     plain = optimizer.get("name", "sgd") == "sgd" and not more and not varies
-    if not plain or not strategies.is_simple(name):
+    if not plain or not is_simple(name):
         return None
     alpha, mu = optimizer["learning_rate"], optimizer["momentum"]
     if groups == 1:
@@ -74,7 +74,7 @@ def memoryless(config: Mapping[str, Any]) -> bool:
     of its gradient, of blocks that are equally late.
     """
     groups, cluster = groups_of(config), config["cluster"]
-    if not strategies.is_simple(config["strategy"]["name"]):
+    if not is_simple(config["method"]["name"]):
         return False
     if groups == 1:
         return True
@@ -90,15 +90,15 @@ def memoryless(config: Mapping[str, Any]) -> bool:
 
 def _is_whole(config: Mapping[str, Any]) -> bool:
     """Whether a group brings all of its gradient, of blocks that are equally late."""
-    return not (config["strategy"].get("fresh") or config["strategy"].get("compression"))
+    return not (config["method"].get("fresh") or config["method"].get("compression"))
 
 
 def _alike(config: Mapping[str, Any]) -> bool:
     """Whether all workers are of one speed and link, and none waits or leaves or is dropped."""
-    cluster, strategy = config["cluster"], config["strategy"]
-    bounded = strategy.get("staleness_bound", -1) >= 0
-    if strategies.owns(strategy["name"], "delay_bound"):
-        bounded = bounded or strategy.get("delay_bound", 0) > 0
+    cluster, method = config["cluster"], config["method"]
+    bounded = method.get("staleness_bound", -1) >= 0
+    if owns(method["name"], "delay_bound"):
+        bounded = bounded or method.get("delay_bound", 0) > 0
     pieces = any(cluster.get("pieces", {}).values())
     apart = pieces or any(cluster.get(key) for key in APART)
     return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not apart

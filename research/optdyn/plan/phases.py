@@ -97,7 +97,7 @@ def prepare(config: Experiment) -> MeasurementPlan:
     """
     methods = config.methods
     if "pieces" not in methods.outermost.cluster:
-        raise ConfigError(f"config.strategy.name = {methods.name!r}: does not have these pieces")
+        raise ConfigError(f"config.method.name = {methods.name!r}: does not have these pieces")
     run = trainer.prepare(config)
     whole = run.program.problem
     names = [name for name, _ in whole.blocks]

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn import methods as strategies
 from optdyn.base.errors import refused_at
 from optdyn.base.progress import Progress
 from optdyn.base.trees import Json
 from optdyn.experiment import ConfigError, Experiment
+from optdyn.methods import PLAIN
 from optdyn.plan import convergence, layers, planner
 from optdyn.plan.layers import Choice, Layers, Updates
 from optdyn.plan.planner import Interval
@@ -66,7 +66,7 @@ def prepare(config: Experiment) -> Run:
     """The run whose program is measured; raises `ConfigError` where there is nothing to plan."""
     methods = config.methods
     refused = {
-        "strategy.name": not methods.simple or bool(methods.read),
+        "method.name": not methods.simple or bool(methods.read),
         "parallel.api": config.parallel.api,
         "data.streaming": config.data.streaming,
         "replicas.count": config.replicas.count,
@@ -74,7 +74,7 @@ def prepare(config: Experiment) -> Run:
     for key in (key for key, bad in refused.items() if bad):
         raise ConfigError(
             f"config.{key}: a plan is of one device of synchronous training that holds the "
-            f"examples (config.strategy.name = {strategies.PLAIN!r}; no parallel.api, streaming or "
+            f"examples (config.method.name = {PLAIN!r}; no parallel.api, streaming or "
             "replicas)"
         )
     return trainer.prepare(config.with_({"steps": CHUNK, "model.lowering": "xla"}))

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn import methods as strategies
 from optdyn.base.errors import one_of, refuse
-from optdyn.clock.base import Meeting, Shares, Timeline, at, chosen
+from optdyn.clock.base import Meeting, Shares, Timeline, at, choice_of
 from optdyn.clock.compute_groups import compute_means
 from optdyn.clock.dynamic_batch import costs
 from optdyn.clock.service import DRAWN, is_drawn
 from optdyn.experiment import Experiment
+from optdyn.methods import chosen, owns
 from optdyn.methods.method import slowed
 from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.price import sent_bytes
@@ -99,7 +99,7 @@ def with_nodes(config: Experiment, nodes: int) -> Experiment:
     cluster, each = config.cluster, examples_of_worker(config)
     changes = {"cluster.nodes": nodes}
     if config.methods.groups == cluster.worker_count > 1:
-        changes["strategy.groups"] = nodes * cluster.devices_per_node
+        changes["method.groups"] = nodes * cluster.devices_per_node
     there = config.with_(changes)
     return there.with_(batch_size=max(round(each * at_work(there)), 1))
 
@@ -108,26 +108,26 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     """The experiment by another method, whose workers have as many examples for an update.
 
     Groups that arrive by themselves are as many as workers, or as the devices of a node; those of
-    the experiment's own method stay as they are. `keys` are of config.strategy; those that say
+    the experiment's own method stay as they are. `keys` are of config.method; those that say
     nothing of the method are left out. Raises `ConfigError`.
     """
     cluster, each = config.cluster, examples_of_worker(config)
     workers = cluster.worker_count
-    methods = strategies.chosen(name)
+    methods = chosen(name)
     groups = cluster.devices_per_node if methods.mix else workers
-    if name == config.strategy.name:
+    if name == config.method.name:
         groups = config.methods.groups
     elif not methods.read or methods.read.barrier:
         groups = 1
-    changes: dict[str, object] = {"strategy.name": name, "strategy.groups": groups}
-    changes |= {f"strategy.{k}": v for k, v in keys.items() if strategies.owns(name, k)}
+    changes: dict[str, object] = {"method.name": name, "method.groups": groups}
+    changes |= {f"method.{k}": v for k, v in keys.items() if owns(name, k)}
     arrivals = config.with_(changes).methods.get("arrivals", 1)
     return config.with_(changes, batch_size=max(round(each * workers / groups * arrivals), 1))
 
 
 def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The values of keys of config.strategy, without keys that the method lacks, each once."""
-    own = [{k: v for k, v in each.items() if strategies.owns(name, k)} for each in keys]
+    """The values of keys of config.method, without keys that the method lacks, each once."""
+    own = [{k: v for k, v in each.items() if owns(name, k)} for each in keys]
     return [each for i, each in enumerate(own) if each not in own[:i]]
 
 
@@ -148,10 +148,10 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
     window = _window(config, shapes, steps)
     _refuse(config, shapes, window)
     whole = config.with_(
-        {"steps": window.steps, "strategy.warmup_epochs": 0, "strategy.cooldown_epochs": 0}
+        {"steps": window.steps, "method.warmup_epochs": 0, "method.cooldown_epochs": 0}
     )
     if window.settled:
-        whole = whole.with_({"strategy.synchronous_updates": 0})
+        whole = whole.with_({"method.synchronous_updates": 0})
     check_cluster(whole)
     free = whole.with_(cluster=cluster.with_(**FREE))
     without = _pace(free, shapes, window, _line(free, shapes, window)).computing
@@ -345,7 +345,7 @@ def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
         part = float(work.forward.sum() + work.backward.sum())
         return updates * part * config.cluster.seconds_per_example * config.batch_size
     cluster = slowed(setting(config, shapes), methods)
-    if divided := chosen(line, Shares):
+    if divided := choice_of(line, Shares):
         return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
     nodes, groups = cluster.nodes if methods.mix else 1, methods.groups
     batch = config.batch_size // nodes // methods.get("arrivals", 1)

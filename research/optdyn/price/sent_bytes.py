@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.base.trees import Choice
-from optdyn.clock.base import Arrival, Meeting, Timeline, chosen
+from optdyn.clock.base import Arrival, Meeting, Timeline, choice_of
 from optdyn.clock.network import SERVER, busiest, one_way
 from optdyn.experiment import Experiment
 from optdyn.methods import Methods
@@ -104,7 +104,7 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     to_server, reads = there_and_back + inside, 1
     if cluster.collective == SERVER:
         to_server, reads = there_and_back * workers, workers
-    dropped = getattr(chosen(line, Arrival), "dropped", None)
+    dropped = getattr(choice_of(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
     drops = 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
     all_read = arrivals + drops

@@ -31,7 +31,7 @@ from optdyn.setup import Setup
 ANY = "any"  # of config.code: go on with the code that there is
 MODEL = ("model.name", "loss", "metrics")
 OPTIMIZER = ("optimizer.name", "optimizer.chain")
-METHOD = ("strategy.name",)
+METHOD = ("method.name",)
 DATA = ("data.name",)
 # Those of a config that may name what is the user's own.
 CLOCK = (*OPTIMIZER, *METHOD, "optimizer.schedule", "cluster.service")  # of pages on a run
@@ -90,7 +90,7 @@ def _may_be_called(key: str, thing: Any) -> bool:
     kinds = {
         **dict.fromkeys(MODEL[:1], nn.Module),
         **dict.fromkeys(OPTIMIZER, optax.GradientTransformation),
-        **dict.fromkeys(METHOD, object),  # of which only a Method is called (`strategies.load`)
+        **dict.fromkeys(METHOD, object),  # of which only a Method is called (`methods.load`)
     }
     is_class = isinstance(thing, type)
     made = thing if is_class else getattr(thing, "__annotations__", {}).get("return")

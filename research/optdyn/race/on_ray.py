@@ -103,7 +103,7 @@ def ray_workers(
         variables = MEMORY | ({"NPROC": threads, "OMP_NUM_THREADS": threads} if here else {})
         shared = {
             "num_cpus": 0,  # more groups than cores may share them
-            "scheduling_strategy": "SPREAD",
+            "scheduling_method": "SPREAD",
             "runtime_env": {"env_vars": variables},
         }
         config = run.config.with_(code=run.code)  # an actor that is replaced later has no other

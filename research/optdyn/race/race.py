@@ -77,7 +77,7 @@ def prepared(config: Experiment, servers: int, begun: bool = False) -> Run:
     """The prepared run. Raises what `trainer.prepare` does, and where it has no such servers."""
     run = trainer.prepare(config, begun=begun, race=True)
     if fresh := config.methods.get("fresh", ()):
-        shards.check_separable(run, fresh, f"config.strategy.fresh = {tuple(fresh)!r}")
+        shards.check_separable(run, fresh, f"config.method.fresh = {tuple(fresh)!r}")
     shards.check(run, servers)
     return run
 

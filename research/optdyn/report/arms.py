@@ -26,7 +26,7 @@ from optdyn.evidence import intervals
 from optdyn.report import efficiency
 from optdyn.report.efficiency import MOMENTUM
 
-NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
+NAME, GROUPS, RATE = "method.name", "method.groups", "optimizer.learning_rate"
 FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every")
 HALVINGS = 2  # losses beside the one that settings are chosen by, each twice the one below
 

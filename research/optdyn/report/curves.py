@@ -111,7 +111,7 @@ def curves(
 
 
 def kinds(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> list[LossCurve]:
-    """A curve for the setting of each kind of strategy that is first at the target, by seconds."""
+    """A curve for the setting of each kind of method that is first at the target, by seconds."""
     logs, labels = dict(list(log.groupby("point"))), varying(runs, keys)
     looks, found = _of_kinds(runs), []
     for kind, look in looks.items():
@@ -219,7 +219,7 @@ def plane(found: Sequence[LossCurve], target: float, of_kinds: bool = False) -> 
         "the target, is the same along each dotted line: down and to the left is better."
     )
     if of_kinds:
-        text += " Of each kind of strategy the setting of least time."
+        text += " Of each kind of method the setting of least time."
     if len(moved) < len(found):
         text += f" {len(found) - len(moved)} did not reach the target with all seeds."
     said = [
@@ -233,7 +233,7 @@ def plane(found: Sequence[LossCurve], target: float, of_kinds: bool = False) -> 
 
 
 def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Section | None:
-    """Loss against what it cost: a front for each kind of strategy, and who is best when."""
+    """Loss against what it cost: a front for each kind of method, and who is best when."""
     table = fronts.levels(runs, log, ["setting", "kind"])
     table = table[table["simulated_seconds"] > 0]
     if table["setting"].nunique() < 2:
@@ -290,7 +290,7 @@ def _budgets(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> Table | No
 
 
 def _of_kinds(runs: pd.DataFrame) -> dict[str, tuple[object, str]]:
-    """Colour and line of each kind of strategy, those without groups first, then by groups."""
+    """Colour and line of each kind of method, those without groups first, then by groups."""
     groups = floats(runs.groupby("kind")[GROUPS].first()).sort_values(na_position="first")
     shades = figures.colours(groups.to_dict())
     return {kind: (shades[kind], list(DASHES)[i % 4]) for i, kind in enumerate(groups.index)}

@@ -106,7 +106,7 @@ def _parts(
     well. Of other keys, as of the batch, those tell that methods do not say. Where no place has
     several methods all runs are one part, and last come the keys by which places differ.
     """
-    own = [key for key in keys if key.startswith(("strategy.", "optimizer.")) or key == "steps"]
+    own = [key for key in keys if key.startswith(("method.", "optimizer.")) or key == "steps"]
     ways = [key for key in own if key not in ("steps", MOMENTUM) and not efficiency.tunes(key)]
     where = [key for key in keys if key.startswith(PLACES) and key not in LAYOUT]
     others = [key for key in keys if key not in (*own, *where)]

@@ -21,7 +21,7 @@ def section(points: Sequence[Point]) -> Section | None:
     if not stale:
         return None
     keys = tables.columns(relevant(stale))
-    keys = [key for key in keys if key.startswith(("strategy.", "cluster."))]
+    keys = [key for key in keys if key.startswith(("method.", "cluster."))]
     runs = tables.runs(stale, keys)
     note = (
         "Updates applied between a gradient's reading of the parameters and its arrival. For "

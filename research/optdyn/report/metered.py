@@ -102,7 +102,7 @@ def _picture(name: str, label: str, theory: str, told: Sequence[Setting]) -> lis
     found = [its for its in told if its.log[name].notna().any()]
     if not found:
         return []
-    looks = _looks([its.config["strategy"]["groups"] for its in found])
+    looks = _looks([its.config["method"]["groups"] for its in found])
     series = [
         Series(its.label, *look, _over_updates(its, name))
         for its, look in zip(found, looks, strict=True)

@@ -23,7 +23,7 @@ from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.relevant_keys import relevant
 from optdyn.report.tables import Point, TableError
 
-NAME, GROUPS, RATE = "strategy.name", "strategy.groups", "optimizer.learning_rate"
+NAME, GROUPS, RATE = "method.name", "method.groups", "optimizer.learning_rate"
 BATCH, NODES = "batch_size", "cluster.nodes"
 # Numbers of methods that no clock knows: a method is tuned by them.
 FREE = (
@@ -32,14 +32,14 @@ FREE = (
 )
 # What arms may differ in, besides their method, and what says nothing of updates.
 VARIED = ("seed", "steps", BATCH)
-SECTIONS = ("strategy.", "cluster.", "parallel.", "probes.", "replicas.", "code.")
+SECTIONS = ("method.", "cluster.", "parallel.", "probes.", "replicas.", "code.")
 
 
 class MethodResults(NamedTuple):
     """A method, and what each of n seeds took at all of its settings."""
 
     name: str
-    keys: Mapping[str, Any]  # of config.strategy, those that its seconds depend on
+    keys: Mapping[str, Any]  # of config.method, those that its seconds depend on
     batch: int
     nodes: int  # that it was measured on
     updates: np.ndarray  # (S, n), to the target; infinite where it was not reached
@@ -135,16 +135,16 @@ def _one_problem(said: str, every: Sequence[Point]) -> None:
 
 
 def _method(point: Point) -> tuple[str, dict[str, Any]]:
-    """Its name, and the keys of config.strategy that its seconds depend on."""
+    """Its name, and the keys of config.method that its seconds depend on."""
     name, keys = str(point.config[NAME]), dict[str, Any]()
     if methods.seen(name) is None:
         raise TableError(
-            f"{point.folder / 'config.json'}: config.strategy.name = {name!r} is not built in; if "
+            f"{point.folder / 'config.json'}: config.method.name = {name!r} is not built in; if "
             "it is yours, name it on the command line too, among those of --methods"
         )
     for key, value in point.config.items():
         section, _, rest = key.partition(".")
-        if section == "strategy" and rest != "name" and rest.rpartition(".")[2] not in FREE:
+        if section == "method" and rest != "name" and rest.rpartition(".")[2] not in FREE:
             keys[rest] = json.loads(value) if str(value).startswith("[") else value
     return (methods.PLAIN, {}) if is_synchronous(name, keys) else (name, keys)
 

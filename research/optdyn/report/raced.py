@@ -19,7 +19,7 @@ from optdyn.train import history
 
 LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
 EXPECTED = 5  # in a bin of the chi-squared test, at least
-GROUPS, BATCH = "strategy.groups", "batch_size"
+GROUPS, BATCH = "method.groups", "batch_size"
 
 
 class Race(NamedTuple):
@@ -54,7 +54,7 @@ def load(folder: Path) -> Race:
     """
     point = only(folder)
     path = folder / "trace.csv"
-    name, groups, batch = (point.config.get(key) for key in ("strategy.name", GROUPS, BATCH))
+    name, groups, batch = (point.config.get(key) for key in ("method.name", GROUPS, BATCH))
     alone = methods.arrives(name or "") and methods.is_simple(name or "")
     if not (path.exists() and alone and groups and batch):
         raise TableError(

@@ -30,7 +30,7 @@ from optdyn.train import history
 
 SEEDS = 20  # of the simulator
 SMALL = 0.01  # p-values below are a rejection
-BOUND = "strategy.staleness_bound"
+BOUND = "method.staleness_bound"
 
 
 def keys(race: Race, law: FittedLaw, source: Race) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def keys(race: Race, law: FittedLaw, source: Race) -> dict[str, Any]:
         means = np.full(race.groups, 1 / np.mean(1 / means))
     mean = _rounded(means.mean())
     found: dict[str, Any] = {
-        "strategy.groups": race.groups,
+        "method.groups": race.groups,
         "cluster.nodes": race.groups,
         "cluster.devices_per_node": 1,
         "cluster.service": law.name,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optdyn import methods as strategies
 from optdyn.clock.service import VARIED
+from optdyn.methods import owns, seen
 from optdyn.methods.method import OPTIONAL
 from optdyn.report.tables import Point
 
@@ -30,10 +30,10 @@ def heeds(config: Mapping[str, Any], key: str) -> bool:
     if key.startswith("replicas."):
         return bool(config.get("replicas.count"))
     section, _, rest = key.partition(".")
-    name = config.get("strategy.name", "")
+    name = config.get("method.name", "")
     first = rest.partition(".")[0]
-    if section == "strategy" and first not in ("name", "options"):
-        return not strategies.seen(name) or strategies.owns(name, rest)
+    if section == "method" and first not in ("name", "options"):
+        return not seen(name) or owns(name, rest)
     if section == "cluster":
         known = "disturbances" if rest.startswith("disturbance") else first
         return known not in OPTIONAL or known in _of_clock(name)
@@ -50,6 +50,6 @@ def relevant(points: Sequence[Point]) -> list[Point]:
 
 def _of_clock(name: str) -> set[str]:
     """The optional keys of the cluster that methods of that name know; all, if they are unknown."""
-    if (methods := strategies.seen(name)) is None:
+    if (methods := seen(name)) is None:
         return set(OPTIONAL)
     return {key for method in (methods.outermost, *methods.every) for key in method.cluster}

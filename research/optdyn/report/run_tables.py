@@ -13,12 +13,12 @@ from optdyn.report import efficiency
 from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.page import Cell, Column, Section, Table, cell, number
 
-NAME, GROUPS, VARIANT = "strategy.name", "strategy.groups", "strategy.variant"
+NAME, GROUPS, VARIANT = "method.name", "method.groups", "method.variant"
 KIND = (NAME, GROUPS, VARIANT)
 LINES = 10  # curves that a picture names
 ROWS = 200  # of a table
 TITLES = {
-    NAME: "strategy",
+    NAME: "method",
     GROUPS: "groups g",
     MOMENTUM: "momentum",
     "optimizer.learning_rate": "learning rate",
@@ -51,11 +51,11 @@ def prepared(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.D
 
 
 def kinds(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """The keys by which runs are of different kinds: the strategy's first, then the others.
+    """The keys by which runs are of different kinds: the method's first, then the others.
 
     One that would make more than `LINES` kinds is not among them.
     """
-    order = [*KIND, *sorted(keys, key=lambda key: not key.startswith("strategy."))]
+    order = [*KIND, *sorted(keys, key=lambda key: not key.startswith("method."))]
     told, parts = [NAME], runs.groupby(NAME, dropna=False).ngroup()
     for key in dict.fromkeys(order):
         if key in (NAME, MOMENTUM, "seed", "steps") or key not in keys or efficiency.tunes(key):
@@ -173,7 +173,7 @@ def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
 def varying(runs: pd.DataFrame, keys: Sequence[str], first: Sequence[str] = (NAME,)) -> list[str]:
     """The keys that it takes to tell these settings apart, the first of `keys` that do.
 
-    `first`, the strategy, always; a key that others already say is not among them.
+    `first`, the method, always; a key that others already say is not among them.
     """
     told, parts = list(first), pd.Series(0, runs.index)
     if told:

@@ -45,7 +45,7 @@ class PricedMethod(NamedTuple):
 def curves_of_methods(
     names: Sequence[str], keys: Sequence[Mapping[str, Any]]
 ) -> Iterator[PricedMethod]:
-    """A curve a method and values of keys of config.strategy that it has."""
+    """A curve a method and values of keys of config.method that it has."""
     for name in dict.fromkeys((methods.PLAIN, *names)):
         for values in price.owned(name, keys):
             said = " ".join(filter(None, (name, str(values.get("compression") or ""))))

@@ -36,7 +36,7 @@ from optdyn.report import efficiency, figures, tables
 from optdyn.report.efficiency import MOMENTUM, Tried
 from optdyn.report.tables import Point, TableError
 
-RATE, GROUPS, NAME = "optimizer.learning_rate", "strategy.groups", "strategy.name"
+RATE, GROUPS, NAME = "optimizer.learning_rate", "method.groups", "method.name"
 USUAL = 0.9  # momentum that is not tuned
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}
 LOOKS = {  # colour, marker and line

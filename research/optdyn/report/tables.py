@@ -28,8 +28,8 @@ from optdyn.problem.own_code import entries
 SELDOM = 20
 # Shown even where all points agree in them: they say what a run is.
 ALWAYS = (
-    "strategy.name",
-    "strategy.groups",
+    "method.name",
+    "method.groups",
     "optimizer.momentum",
     "optimizer.learning_rate",
     "seed",
@@ -88,7 +88,7 @@ def tidy(*workdirs: Path, keys: Sequence[str] = ()) -> pd.DataFrame:
     Columns: `point`, the config's keys as in `runs` of `load`, `status`, then the logged numbers. A
     run that has logged nothing, as a recording of replicas, has one row without any. For example
 
-        tidy(Path("workdirs")).groupby(["strategy.name", "step"])["train_loss"].median()
+        tidy(Path("workdirs")).groupby(["method.name", "step"])["train_loss"].median()
 
     Raises `TableError`.
     """

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn import methods as strategies
 from optdyn.base.errors import ConfigError, and_, one_line
 from optdyn.clock.base import TimelineError
 from optdyn.evidence import intervals
 from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment
+from optdyn.methods import PLAIN, owns
 from optdyn.price import price
 from optdyn.price.price import GIGABIT
 from optdyn.price.shapes import Shapes
@@ -91,14 +91,14 @@ def carried(config: Experiment, arm: MethodResults, anchor: MethodResults) -> Ex
     That is its batch over the anchor's, as much of the config's own synchronous batch, rounded to
     as many examples for each worker.
     """
-    keys = {f"strategy.{key}": value for key, value in arm.keys.items()}
-    one = config.with_({"strategy.name": arm.name, **keys})
+    keys = {f"method.{key}": value for key, value in arm.keys.items()}
+    one = config.with_({"method.name": arm.name, **keys})
     groups, cluster = one.methods.groups, one.cluster
     workers = cluster.worker_count
     if (cluster.devices_per_node if one.methods.mix else workers) % groups:
         raise ConfigError(f"of {groups} groups, which cannot share {workers:,} workers")
     at_work = round(one.batch_size / price.examples_of_worker(one))
-    whole = price.with_method(config, strategies.PLAIN).batch_size * arm.batch / anchor.batch
+    whole = price.with_method(config, PLAIN).batch_size * arm.batch / anchor.batch
     return one.with_(batch_size=max(round(whole / at_work), 1) * at_work)
 
 
@@ -188,7 +188,7 @@ def named(name: str, one: Experiment) -> str:
     """The label of an experiment's method, as those of arms are."""
     methods = one.methods
     keys = {key: methods.get(key, usual) for key, usual in ASKED.items()}
-    if not strategies.owns(name, "period"):
+    if not owns(name, "period"):
         keys.pop("period")
     return _label(name, keys)
 
@@ -212,7 +212,7 @@ def sentences(every: Sequence[Ranking], found: ProblemResults, config: Experimen
     """Who is best and who cannot be told from it, and what all that is of; wrapped lines."""
     said = [best(answer) for answer in every]
     said += [f"No price of {name}: it is {why}." for name, why in every[0].refused.items()]
-    batch, anchor = price.with_method(config, strategies.PLAIN).batch_size, found.anchor.batch
+    batch, anchor = price.with_method(config, PLAIN).batch_size, found.anchor.batch
     said.append(
         f"Updates were measured on {found.problem}, to a training loss of {found.target:.3g}, with "
         f"{found.seeds} seeds. They are carried over to this cluster and model as they are; a "

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from optdyn import methods as strategies
 from optdyn.base.errors import InputError
 from optdyn.clock.trace import table_of
 from optdyn.experiment import read
+from optdyn.methods import arrives
 from optdyn.problem.own_code import CLOCK
 from optdyn.report import figures
 from optdyn.report.page import Picture, Section
@@ -87,7 +87,7 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
         path = point.folder / "config.json"
         config = read(json.loads(path.read_text()), path, CLOCK)
         methods = config.methods
-        simple = methods.simple and strategies.arrives(config.strategy.name)
+        simple = methods.simple and arrives(config.method.name)
         if not simple or config.cluster.service == "geometric" or config.steps > MOST:
             return None
         size = WORD * int(point.summary.get("parameters", 0))

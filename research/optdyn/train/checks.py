@@ -5,7 +5,6 @@ import math
 import jax
 import numpy as np
 
-from optdyn import methods as strategies
 from optdyn import optimizers, setup
 from optdyn.base import lookup
 from optdyn.base.errors import (
@@ -21,6 +20,7 @@ from optdyn.base.errors import (
 from optdyn.base.trees import Params, head
 from optdyn.clock import service
 from optdyn.experiment import Experiment
+from optdyn.methods import Methods, built_in, chosen, keys_of, load
 from optdyn.methods.method import OPTIONAL
 from optdyn.methods.read.groups import Grouped
 from optdyn.optimizers import schedules
@@ -91,10 +91,10 @@ def check_cluster(config: Experiment) -> None:
     workers = cluster.worker_count
     _check_unread(config, methods)
     named_own = zip(methods.name.split("+"), methods.every, strict=True)
-    own_keys = {key for name, m in named_own if ":" in name for key in strategies.keys_of(type(m))}
-    for key in config.strategy.options:
+    own_keys = {key for name, m in named_own if ":" in name for key in keys_of(type(m))}
+    for key in config.method.options:
         require_known(
-            key, own_keys, f"config.strategy.options.{key}: {methods.name!r} has no such key"
+            key, own_keys, f"config.method.options.{key}: {methods.name!r} has no such key"
         )
     require(
         config,
@@ -103,7 +103,7 @@ def check_cluster(config: Experiment) -> None:
         f"{workers} positive numbers, one a worker, or ()",
     )
     laws = (*methods.outermost.laws, "trace")  # what has been recorded can be replayed
-    wanted = f"one of {', '.join(map(repr, laws))} of config.strategy.name = {methods.name!r}"
+    wanted = f"one of {', '.join(map(repr, laws))} of config.method.name = {methods.name!r}"
     wanted += meant(cluster.service, laws)
     own_law = lookup.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
     require(config, "cluster.service", lambda v: own_law or v in laws, wanted)
@@ -114,36 +114,36 @@ def check_cluster(config: Experiment) -> None:
     plain = Cluster()
     changed = [key for key in OPTIONAL if getattr(cluster, key) != getattr(plain, key)]
     for key in (key for key in changed if key not in heeded):
-        those = [n for n in strategies.built_in() if key in strategies.load(n).cluster]
+        those = [n for n in built_in() if key in load(n).cluster]
         raise ConfigError(
             f"config.cluster.{key}: {methods.name!r} does not know of {OPTIONAL[key]}, only "
-            f"config.strategy.name = {' and '.join(map(repr, those))}"
+            f"config.method.name = {' and '.join(map(repr, those))}"
         )
     for method in dict.fromkeys((*methods.every, methods.outermost)):
         method.check(config, methods)
 
 
-def _check_unread(config: Experiment, methods: strategies.Methods) -> None:
+def _check_unread(config: Experiment, methods: Methods) -> None:
     """Raises `ConfigError` at a key of methods that is set and that the run's own do not read."""
-    keys, blocks = config.strategy.keys, [n for n, _ in models.make(config.model, classes=2)]
+    keys, blocks = config.method.keys, [n for n, _ in models.make(config.model, classes=2)]
     fresh, merges = keys["fresh"], hasattr(methods.read, "fresh")
     refuse(
         (
             not set(fresh) <= set(blocks),
-            f"config.strategy.fresh = {shown(fresh)}: must be of the blocks {', '.join(blocks)}",
+            f"config.method.fresh = {shown(fresh)}: must be of the blocks {', '.join(blocks)}",
         ),
         (
             fresh and isinstance(methods.read, Grouped) and not merges,
-            f"config.strategy.fresh: no block is merged of {methods.name!r}",
+            f"config.method.fresh: no block is merged of {methods.name!r}",
         ),
         (
             keys["snapshots"] and methods.get("snapshots", None) is None,
-            f"config.strategy.snapshots = {keys['snapshots']!r}: config.strategy.name = "
+            f"config.method.snapshots = {keys['snapshots']!r}: config.method.name = "
             f"{methods.name!r} keeps no table of versions; it must be ''",
         ),
         (
             keys["staleness_bound"] >= 0 and methods.get("staleness_bound", None) is None,
-            "config.strategy.staleness_bound: only of config.strategy.name = 'asynchronous'",
+            "config.method.staleness_bound: only of config.method.name = 'asynchronous'",
         ),
     )
 
@@ -177,11 +177,11 @@ def _check_parallel(config: Experiment) -> None:
     refuse(
         (
             why,
-            f"config.parallel.api = {real.api!r}: config.strategy.name = {methods.name!r} {why}",
+            f"config.parallel.api = {real.api!r}: config.method.name = {methods.name!r} {why}",
         ),
         (
             real.devices and not methods.plain,
-            "config.parallel.devices: those of other strategies are the cluster's",
+            "config.parallel.devices: those of other methods are the cluster's",
         ),
         (
             real.accumulation > 1 and methods.gradient,
@@ -195,7 +195,7 @@ def _check_parallel(config: Experiment) -> None:
         (
             real.shard_snapshots and (real.api != "jit" or methods.mix or not tabled),
             "config.parallel.shard_snapshots: only of config.parallel.api = 'jit' and one table "
-            "of versions, as config.strategy.name = 'asynchronous' has",
+            "of versions, as config.method.name = 'asynchronous' has",
         ),
     )
     nodes, devices = methods.devices(config)
@@ -221,7 +221,7 @@ def check_parts(config: Experiment, data: Data, params: Params) -> None:
     apart = real.api in ("shard_map", "pmap") and not methods.mix and devices > 1
     keys = {
         "parallel.accumulation": (real.accumulation > 1, "1"),
-        "strategy.name": (methods.reduces_itself, "another, as its workers go by micro-batches"),
+        "method.name": (methods.reduces_itself, "another, as its workers go by micro-batches"),
         "parallel.api": (apart, "''" if methods.stages else "'' or 'jit'"),
     }
     chosen = next((key for key, (divides, _) in keys.items() if divides), "")
@@ -241,7 +241,7 @@ def _check_replicas(config: Experiment) -> None:
         (data.streaming, "config.data.streaming: replicas are of one objective, held in memory"),
         (
             config.parallel.api or not methods.simple,
-            "config.replicas.count: replicas are recorded of strategies of one device "
+            "config.replicas.count: replicas are recorded of methods of one device "
             f"({', '.join(_simple())}), with config.parallel.api = ''",
         ),
         (data.dirichlet, "config.data.dirichlet: replicas are of one objective, without shards"),
@@ -262,7 +262,7 @@ def _check_shards(config: Experiment) -> None:
     if not methods.mix and not methods.plain:
         raise ConfigError(
             "config.data.dirichlet: nodes have shards of their own where they wait for one another "
-            f"or arrive by themselves, not with config.strategy.name = {methods.name!r}"
+            f"or arrive by themselves, not with config.method.name = {methods.name!r}"
         )
     wanted = f"a multiple of config.cluster.nodes = {nodes}, each of which draws from a shard of "
     wanted += "its own (config.data.dirichlet)"
@@ -275,13 +275,13 @@ def _check_shards_of_groups(config: Experiment) -> None:
     refuse(
         (
             methods.groups != config.cluster.nodes,
-            f"{wanted} each group has a node's shard, so config.strategy.groups = {methods.groups} "
+            f"{wanted} each group has a node's shard, so config.method.groups = {methods.groups} "
             f"must be config.cluster.nodes = {config.cluster.nodes}",
         ),
         (
             methods.gradient or methods.get("arrivals", 1) > 1,
             f"{wanted} a group has a shard where a gradient is of one group, not with "
-            f"config.strategy.name = {methods.name!r}",
+            f"config.method.name = {methods.name!r}",
         ),
         (
             config.cluster.service in ("race", "geometric"),
@@ -299,7 +299,7 @@ def _check_probes(config: Experiment) -> None:
             (probes.similarity or probes.mean) and not methods.mix,
             f"config.probes.{'similarity' if probes.similarity else 'mean'}: of nodes with "
             "parameters of their own, which "
-            f"config.strategy.name = {methods.name!r} has none of",
+            f"config.method.name = {methods.name!r} has none of",
         ),
         (
             probes.steer and (not probes.momentum or config.optimizer.name != "sgd"),
@@ -347,7 +347,7 @@ def _check_optimizer(config: Experiment) -> None:
     if optimizers.follows_delays(name):
         wanted = f"one of {', '.join(map(repr, _simple()))} with config.optimizer.name = {name!r}, "
         wanted += "which is told the delay of an update's one gradient"
-        require(config, "strategy.name", lambda v: strategies.chosen(v).simple, wanted)
+        require(config, "method.name", lambda v: chosen(v).simple, wanted)
     more = config.optimizer.options or config.optimizer.chain
     refuse(
         (
@@ -359,14 +359,14 @@ def _check_optimizer(config: Experiment) -> None:
     if not own_code.objects(config, own_code.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)
-    chosen = config.optimizer
-    of = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
-    schedules.schedule(chosen.schedule, *of)
+    optimizer = config.optimizer
+    of = optimizer.learning_rate, 1, optimizer.decay_rate, optimizer.schedule_options
+    schedules.schedule(optimizer.schedule, *of)
 
 
 def _simple() -> list[str]:
     """The built-in methods whose update is one gradient of the whole batch (`Methods.simple`)."""
-    return [name for name in strategies.built_in() if strategies.chosen(name).simple]
+    return [name for name in built_in() if chosen(name).simple]
 
 
 def _check_chain(config: Experiment) -> None:

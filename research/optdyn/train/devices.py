@@ -7,14 +7,13 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
-from optdyn import methods as strategies
 from optdyn.base.trees import Params, State
 from optdyn.devices import layout
 from optdyn.devices.layout import Advance, Layout
 from optdyn.devices.overlap import overlap
 from optdyn.devices.paged import initial, paged
 from optdyn.devices.simulated import one_node, over_nodes, over_workers
-from optdyn.methods import Methods, Rule
+from optdyn.methods import Methods, Rule, compose
 from optdyn.problem.problem import Problem
 from optdyn.train.worker_seconds import measure
 
@@ -52,7 +51,7 @@ def make(
 
     def rule(axis: str | None, real: bool = False, slots: int = slots) -> Rule:
         of = methods, whole, optimizer, slots, axis
-        return strategies.compose(*of, asked.accumulation, real, meter)
+        return compose(*of, asked.accumulation, real, meter)
 
     def on_host() -> Callable[[Params], State]:
         return initial(jax.jit(rule(None, slots=1).init), slots)

@@ -115,7 +115,7 @@ def of_state(config: Experiment, rule: Rule, params: Params, slots: int) -> None
         f"config: {numbers_in(params):,} parameters{versions}, and their optimizer's state need",
     )
     if need.host:
-        _fits(need.host, f"config.strategy.snapshots: {slots:,} versions need", host_memory())
+        _fits(need.host, f"config.method.snapshots: {slots:,} versions need", host_memory())
 
 
 def need_of(config: Experiment, rule: Rule, params: Params) -> Need:

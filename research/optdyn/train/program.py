@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import methods as strategies
 from optdyn import optimizers
 from optdyn.base.cache_keys import Key
 from optdyn.base.fields import Options
@@ -21,6 +20,7 @@ from optdyn.base.trees import Hyper, Tree, bytes_of, examples_in, head
 from optdyn.core import Event, Info, Rule, State
 from optdyn.devices.layout import Layout
 from optdyn.experiment import Experiment
+from optdyn.methods import compose, pieces
 from optdyn.methods.merged import Merged, cut, merged
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, own_code, problem
@@ -248,13 +248,13 @@ def _raced(model: Minimized, rest: Static) -> Raced:
     optimizer = optimizers.optimizer(*rest.optimizer)
     asked = methods, whole, optimizer, rest.slots, None
     assert methods.read and methods.read.message
-    of = methods.read.message(*strategies.pieces(methods, whole, optimizer))
+    of = methods.read.message(*pieces(methods, whole, optimizer))
 
     def work(given: Tree, hyper: Hyper, examples: Examples, chosen: jax.Array) -> Tree:
         return of(given, hyper, partial(whole.batch, examples), chosen)
 
     def step_of(meter: bool) -> Callable[..., tuple[State, Info]]:
-        return strategies.compose(*asked, meter=meter, race=True).step
+        return compose(*asked, meter=meter, race=True).step
 
     def update(state: State, event: Event, message: Tree) -> tuple[State, Info]:
         return step_of(meter=False)(state, event, message)

@@ -131,7 +131,7 @@ def _series(run: Run) -> list[ReplicaGroup]:
     A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as the asynchronous.
     """
     config = run.config
-    sync = config.with_({"strategy.name": methods.PLAIN})
+    sync = config.with_({"method.name": methods.PLAIN})
     every = [ReplicaGroup("replicas", run.program, dict(run.hypers))]
     for mu in config.replicas.matching:
         hypers = {

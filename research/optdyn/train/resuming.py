@@ -107,7 +107,7 @@ def _continued(
     )
     read_at_end = config.probes.steer and step == planned
     if not same or read_at_end:
-        why = "config.probes.steer" if read_at_end else f"strategy {config.strategy.name!r}"
+        why = "config.probes.steer" if read_at_end else f"method {config.method.name!r}"
         raise WorkdirError(
             f"workdir {folder}: its {step:,} updates are not the first of {config.steps:,} steps, "
             f"since {why} ends a run of {planned:,} in a way of its own; give another --workdir"

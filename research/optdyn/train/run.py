@@ -10,7 +10,7 @@ import numpy as np
 
 from optdyn.base.trees import Json, examples_in
 from optdyn.clock import Timeline
-from optdyn.clock.base import Shares, at, chosen
+from optdyn.clock.base import Shares, at, choice_of
 from optdyn.clock.shares import columns, cut
 from optdyn.core import Event, Params
 from optdyn.experiment import Experiment
@@ -69,7 +69,7 @@ def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
 
 def columns_of(line: Timeline) -> int:
     """Examples a device, where the timeline divides batches; else 0."""
-    divided = chosen(line, Shares)
+    divided = choice_of(line, Shares)
     return columns(np.asarray(divided.shares)) if divided else 0
 
 
@@ -96,7 +96,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
         return partial(every, worker=run.timeline.worker)
     if batch is not None:  # a batch goes to who reads next, before its update has a number
         return lambda start, stop: by_number(every, batch[start:stop])
-    divided = chosen(run.timeline, Shares)
+    divided = choice_of(run.timeline, Shares)
     if not divided:
         return every
     shares = np.asarray(divided.shares)

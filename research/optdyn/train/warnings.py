@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import methods as strategies
 from optdyn import optimizers
 from optdyn.base import lookup
 from optdyn.base.errors import and_, shown
 from optdyn.clock import service
-from optdyn.clock.base import Meeting, at, chosen
+from optdyn.clock.base import Meeting, at, choice_of
 from optdyn.core import Event
 from optdyn.experiment import Experiment
+from optdyn.methods import built_in, keys_of, load
 from optdyn.methods.compose import pieces, reading
 from optdyn.methods.method import Mixes
 from optdyn.methods.shared_fields import Periodic
@@ -92,7 +92,7 @@ def _beyond_the_end(config: Experiment) -> Iterator[str]:
     for method in config.methods.every:
         if isinstance(method, Periodic) and method.period > steps:
             yield (
-                f"config.strategy.period = {method.period:,}: more than config.steps = {steps:,}, "
+                f"config.method.period = {method.period:,}: more than config.steps = {steps:,}, "
                 "so the run ends before the first period does"
             )
 
@@ -104,7 +104,7 @@ def _outer_momenta(config: Experiment) -> Iterator[str]:
     if len(momenta := [momentum for momentum in every if momentum]) > 1:
         times = math.prod(1 / (1 - momentum) for momentum in momenta)
         yield (
-            f"config.strategy.name = {config.methods.name!r}: has outer momenta of "
+            f"config.method.name = {config.methods.name!r}: has outer momenta of "
             f"{and_([f'{momentum:g}' for momentum in momenta])}, which compound: steps become "
             f"{times:.3g} times as long; one of them is usual, with the other 0"
         )
@@ -132,8 +132,8 @@ def _apart(config: Experiment) -> Iterator[str]:
     if not own or config.cluster.nodes == 1 or jax.process_count() > 1 or methods.follows(config):
         return
     run = trainer.prepare(config)
-    said = f"config.strategy.name = {methods.name!r}: its nodes train apart to the end, as"
-    meeting = chosen(run.timeline, Meeting)
+    said = f"config.method.name = {methods.name!r}: its nodes train apart to the end, as"
+    meeting = choice_of(run.timeline, Meeting)
     if meeting and not np.any(meeting.receive):
         yield f"{said} its clock has no update after which they receive anything"
     elif not _asks_others(run):
@@ -160,19 +160,19 @@ def _asks_others(run: Run) -> bool:
 
 def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
     """Keys of methods and models that those chosen do not have."""
-    methods = {name: strategies.keys_of(strategies.load(name)) for name in strategies.built_in()}
+    methods = {name: keys_of(load(name)) for name in built_in()}
     made = {name: inspect.signature(make).parameters for name, make in models.MODELS.items()}
     every = config.methods.every
-    own = {key for method in every for key in strategies.keys_of(type(method))}
-    read = {"strategy": own, "model": set(made.get(config.model.name, ()))}
-    known: dict[str, Mapping[str, Collection[str]]] = {"strategy": methods, "model": made}
+    own = {key for method in every for key in keys_of(type(method))}
+    read = {"method": own, "model": set(made.get(config.model.name, ()))}
+    known: dict[str, Mapping[str, Collection[str]]] = {"method": methods, "model": made}
     given = list(dict.fromkeys(given))
     for key in given:
         section, _, rest = key.partition(".")
         others = [name for name, keys in known.get(section, {}).items() if rest in keys]
         if others and rest not in read[section]:
             part = getattr(config, section)
-            value = part.keys[rest] if section == "strategy" else getattr(part, rest)
+            value = part.keys[rest] if section == "method" else getattr(part, rest)
             yield (
                 f"config.{key} = {shown(value)}: ignored, {part.name!r} "
                 f"has no such key; {', '.join(others)} {'have' if len(others) > 1 else 'has'}"

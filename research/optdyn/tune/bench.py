@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import methods as strategies
 from optdyn import optimizers
 from optdyn.base import seeds
 from optdyn.base.errors import ConfigError, refuse
@@ -23,6 +22,7 @@ from optdyn.base.trees import Json, bytes_of, head
 from optdyn.clock import Timeline
 from optdyn.core import State
 from optdyn.experiment import Experiment
+from optdyn.methods import GROUPED
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
 from optdyn.train import program, trainer
@@ -78,8 +78,8 @@ def prepare(config: Experiment) -> SimulatedCluster:
     refuse(
         (
             not methods.simple or not methods.read,
-            f"config.strategy.name = {methods.name!r}: must be of groups that arrive by "
-            f"themselves, as {strategies.GROUPED!r}; {LADDERS}",
+            f"config.method.name = {methods.name!r}: must be of groups that arrive by "
+            f"themselves, as {GROUPED!r}; {LADDERS}",
         ),
         (
             not optimizers.takes_momentum(optimizer.name),
@@ -94,7 +94,7 @@ def prepare(config: Experiment) -> SimulatedCluster:
     tunable(config)
     workers = config.cluster.worker_count
     groups = tuple(g for g in range(1, workers + 1) if workers % g == 0)
-    every = config.with_({"strategy.groups": groups[-1], "steps": CHUNK})
+    every = config.with_({"method.groups": groups[-1], "steps": CHUNK})
     run = trainer.prepare(every)
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
     wanted = f"at least {least:.3g}, in which one group makes {LEAST} updates"
@@ -288,7 +288,7 @@ def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
     """The arrivals of so many groups, a CHUNK beyond so many seconds after update t."""
     size, steps = bytes_of(run.params), t + 2 * CHUNK
     while True:
-        config = run.config.with_({"strategy.groups": groups, "steps": steps})
+        config = run.config.with_({"method.groups": groups, "steps": steps})
         line = config.timeline(steps_per_epoch=run.epoch, update_bytes=size)
         if line.seconds[-CHUNK] > _until(line, t) + seconds:
             return line

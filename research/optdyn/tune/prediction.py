@@ -69,7 +69,7 @@ def stability(config: Experiment, groups: int) -> float:
 
 
 def _grouped(groups: int) -> Json:
-    return {"strategy.name": methods.GROUPED, "strategy.groups": groups}
+    return {"method.name": methods.GROUPED, "method.groups": groups}
 
 
 def measure(config: Experiment, updates: int) -> Measured:

@@ -127,7 +127,7 @@ class Local(Gradients, MicroBatches):
     def check(self, setup: Setup, methods: Methods) -> None:
         cluster = setup.cluster
         blocks = len(models.make(setup.model, classes=2)) - 1
-        with refused_at("config.strategy", ValueError):
+        with refused_at("config.method", ValueError):
             own = self.over(blocks)
         if methods.read or methods.mix:  # then no device has but a part of the blocks
             return
@@ -138,12 +138,12 @@ class Local(Gradients, MicroBatches):
             ),
             (
                 self.shared_heads and cluster.nodes > 1,
-                "config.strategy.shared_heads: several nodes share no parameters",
+                "config.method.shared_heads: several nodes share no parameters",
             ),
         )
         parts = cluster.devices_per_node * self.parts(cluster.nodes)
         wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of backprop on several "
-        wanted += "nodes x strategy.micro_batches)"
+        wanted += "nodes x method.micro_batches)"
         setup.require("batch_size", setup.batch_size % parts == 0, wanted)
         cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
         crossing = [group for group in own if any(group[0] < cut < group[1] for cut in cuts)]
@@ -163,7 +163,7 @@ class Local(Gradients, MicroBatches):
             hs = jax.eval_shape(through, params, whole.input(examples))
             if any(hs[end].shape != hs[-2].shape for _, end in self.over(len(hs) - 2)):
                 raise ConfigError(
-                    "config.strategy.shared_heads: the groups of this model's blocks end in "
+                    "config.method.shared_heads: the groups of this model's blocks end in "
                     "outputs of different shapes, which one head cannot take"
                 )
         made, _ = costs(self, setup, network)

@@ -101,11 +101,11 @@ class DASO(Mixes):
     def __post_init__(self) -> None:
         super().__post_init__()
         most, reset = self.max_batches, self.reset_batches or self.max_batches
-        wanted = f"from 0 to config.strategy.max_batches = {most}"
+        wanted = f"from 0 to config.method.max_batches = {most}"
         self.require("wait", 0 <= self.wait <= most, wanted)
         self.require("reset_wait", 0 <= self.reset_wait <= reset, f"from 0 to {reset}")
         # One message at a time: the next is not sent before the one before has come.
-        again = f"{self.wait} or more, W = config.strategy.wait, as config.strategy.reset_wait is 0"
+        again = f"{self.wait} or more, W = config.method.wait, as config.method.reset_wait is 0"
         self.require("reset_batches", (self.reset_wait or self.wait) <= reset, again)
 
     @property
@@ -159,7 +159,7 @@ class Phase(NamedTuple):
     bad: int = 0  # epochs since then, or since the last plateau
 
 
-def after_epoch(phase: Phase, loss: float, strategy: DASO) -> Phase:
+def after_epoch(phase: Phase, loss: float, method: DASO) -> Phase:
     """The phase of the next epoch, given the training loss after this one.
 
     That is the log's, of `data.train_evaluated` examples.
@@ -168,22 +168,22 @@ def after_epoch(phase: Phase, loss: float, strategy: DASO) -> Phase:
     `patience` epochs without one are a plateau. Losses count from the last warm-up epoch's on.
     """
     epoch, batches, wait, best, bad = phase._replace(epoch=phase.epoch + 1)
-    if epoch < strategy.warmup_epochs:
+    if epoch < method.warmup_epochs:
         return Phase(epoch, batches, wait)
-    if loss < best * (1 - math.copysign(strategy.threshold, best)):
+    if loss < best * (1 - math.copysign(method.threshold, best)):
         return Phase(epoch, batches, wait, loss)
-    if bad < strategy.patience:
+    if bad < method.patience:
         return Phase(epoch, batches, wait, best, bad + 1)
     if batches == 1:
-        more, longer = strategy.reset_batches, strategy.reset_wait
-        return Phase(epoch, more or strategy.max_batches, longer or strategy.wait, best)
+        more, longer = method.reset_batches, method.reset_wait
+        return Phase(epoch, more or method.max_batches, longer or method.wait, best)
     batches //= 2
     return Phase(epoch, batches, min(wait, batches, max(wait - 1, 1)), best)
 
 
 def clock(
     cluster: Cluster,
-    strategy: DASO,
+    method: DASO,
     *,
     steps: int,
     steps_per_epoch: int,
@@ -206,7 +206,7 @@ def clock(
     device. Averaging and sending start before the batch is done, by `overlap` (`node_seconds`).
     `seconds` is when the last node is done. `inside`: what a node does instead.
     """
-    meeting = _meetings(strategy, steps, steps_per_epoch, epoch_losses)
+    meeting = _meetings(method, steps, steps_per_epoch, epoch_losses)
     epochs, known = len(meeting.send), min(meeting.send.size, steps)
     most = epochs * steps_per_epoch
     if inside:
@@ -217,7 +217,7 @@ def clock(
     ready, done = (part.reshape(epochs, steps_per_epoch, cluster.nodes) for part in each)
     travelling, waited_for = (
         between_nodes(cluster, update_bytes / (2 if dtype == "bfloat16" else 1))
-        for dtype in (strategy.transfer_dtype, strategy.blocking_dtype or strategy.transfer_dtype)
+        for dtype in (method.transfer_dtype, method.blocking_dtype or method.transfer_dtype)
     )
     blocking = meeting.receive & (meeting.waited == 0)
     transfer = np.where(blocking, waited_for, travelling)
@@ -226,16 +226,16 @@ def clock(
     return of_meetings(flat, within, clock.reshape(-1)[:known])
 
 
-def _meetings(strategy: DASO, steps: int, steps_per_epoch: int, losses: Sequence[float]) -> Meeting:
+def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[float]) -> Meeting:
     """Arrays (epochs, steps_per_epoch); after the last step of all there is nothing."""
     epochs = -(-steps // steps_per_epoch)
-    phase = Phase(0, strategy.max_batches, strategy.wait)
+    phase = Phase(0, method.max_batches, method.wait)
     send = np.zeros((min(len(losses) + 1, epochs), steps_per_epoch), bool)
     receive, waited = np.zeros_like(send), np.zeros(send.shape, np.int32)
     for epoch in range(len(send)):
         if epoch:
-            phase = after_epoch(phase, losses[epoch - 1], strategy)
-        blocking = not strategy.warmup_epochs <= epoch < epochs - strategy.cooldown_epochs
+            phase = after_epoch(phase, losses[epoch - 1], method)
+        blocking = not method.warmup_epochs <= epoch < epochs - method.cooldown_epochs
         batches, wait = (1, 0) if blocking else (phase.batches, phase.wait)
         last = min(steps_per_epoch, steps - epoch * steps_per_epoch) - 1
         # What would arrive with or after the last batch, which blocks, is not sent.

@@ -52,7 +52,7 @@ class DesLoc(ModelAveraging):
         for key, usual in (("inner_state", "kept"), ("fragments", 1), ("delay", 0)):
             if getattr(self, key) != usual:
                 raise ConfigError(
-                    f"config.strategy.{key}: must be {usual!r} with config.strategy.name = "
+                    f"config.method.{key}: must be {usual!r} with config.method.name = "
                     "'des_loc', whose nodes meet whole and at once, and whose moments have periods"
                 )
 

@@ -24,7 +24,7 @@ def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
     leaves, tree_of = jax.tree.flatten(tree)
     if fragments > len(leaves):
         raise ConfigError(
-            f"config.strategy.fragments = {fragments}: must be at most {len(leaves)}, the number "
+            f"config.method.fragments = {fragments}: must be at most {len(leaves)}, the number "
             "of arrays that the network's parameters are in"
         )
     filled = np.cumsum([leaf.size for leaf in leaves])

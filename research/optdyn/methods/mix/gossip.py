@@ -170,7 +170,7 @@ class Gossip(Mixes, OnGraph, Compressed):
 
     def check(self, setup: Setup, methods: Methods) -> None:
         nodes.check(setup, methods)
-        one_of("config.strategy.graph", self.graph, graphs.GRAPHS)
+        one_of("config.method.graph", self.graph, graphs.GRAPHS)
         pushes = self.graph in ("push", "complete")
         wanted = f"at most {ROWS:,} that gossip on {self.graph!r}, where many send to one"
         require(setup, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
@@ -178,9 +178,9 @@ class Gossip(Mixes, OnGraph, Compressed):
             return
         if isinstance(methods.outermost, OverGraph):
             all_is_sent(self, COMPRESSED, methods)
-        one_of("config.strategy.compression of gossip", self.compression, ("", "top_k", "sign"))
-        one_of("config.strategy.graph of compressed messages", self.graph, graphs.CONSTANT)
-        wanted = "'adapt' with config.strategy.compression, as nodes send what they have then"
+        one_of("config.method.compression of gossip", self.compression, ("", "top_k", "sign"))
+        one_of("config.method.graph of compressed messages", self.graph, graphs.CONSTANT)
+        wanted = "'adapt' with config.method.compression, as nodes send what they have then"
         self.require("gossip_order", self.gossip_order == "adapt", wanted)
         require(setup, "cluster.presence", lambda v: not v, "0 with compressed gossip")
 

@@ -77,15 +77,15 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = f"from 1 to config.strategy.period = {self.period}"
+        wanted = f"from 1 to config.method.period = {self.period}"
         self.require("fragments", 1 <= self.fragments <= self.period, wanted)
         turn = self.period // self.fragments
-        wanted = f"from 0 to {turn - 1}, less than config.strategy.period // config.strategy."
+        wanted = f"from 0 to {turn - 1}, less than config.method.period // config.method."
         self.require("delay", 0 <= self.delay < turn, wanted + "fragments")
         mixes = self.merging == "mix" or not self.mixing
-        self.require("mixing", mixes, "0 with config.strategy.merging = 'correct'")
+        self.require("mixing", mixes, "0 with config.method.merging = 'correct'")
         apart = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
-        wanted = f"'kept' with config.strategy.{apart} = {getattr(self, apart, None)}, as the state"
+        wanted = f"'kept' with config.method.{apart} = {getattr(self, apart, None)}, as the state"
         wanted += " of an optimizer is of all parameters and of now"
         self.require("inner_state", self.inner_state == "kept" or not apart, wanted)
 
@@ -146,7 +146,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
         more += ["fragments"] * (self.fragments > 1)
         more += ["inner_state"] * (self.state_where_met == "averaged")
         if more or setup.parallel.api == "overlap":
-            which = f"strategy.{more[0]}" if more else "parallel.api"
+            which = f"method.{more[0]}" if more else "parallel.api"
             raise ConfigError(
                 f"config.{which}: must be as it is by default with config.cluster.presence, where "
                 "nodes meet whole and at once, those that are there"
@@ -155,13 +155,13 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
     def why_no_overlap(self) -> str:
         """What takes more of the nodes than one sum of messages."""
         if self.compression:
-            return f"compresses its messages (config.strategy.compression = {self.compression!r})"
+            return f"compresses its messages (config.method.compression = {self.compression!r})"
         if self.compression_bits != WHOLE:
-            return f"sends numbers of config.strategy.compression_bits = {self.compression_bits}"
+            return f"sends numbers of config.method.compression_bits = {self.compression_bits}"
         if self.merging == "correct":
-            return "keeps what nodes did meanwhile (config.strategy.merging = 'correct')"
+            return "keeps what nodes did meanwhile (config.method.merging = 'correct')"
         if self.state_where_met == "averaged":
-            return "averages its optimizers' states too (config.strategy.inner_state = 'averaged')"
+            return "averages its optimizers' states too (config.method.inner_state = 'averaged')"
         return ""
 
 

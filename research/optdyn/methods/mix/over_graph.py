@@ -59,7 +59,7 @@ class OverGraph(Mixes):
         all_is_sent(self.meets, COMPRESSED, methods)
         if setup.cluster.presence:
             raise ConfigError(
-                f"config.cluster.presence: must be 0 with config.strategy.name = {methods.name!r}"
+                f"config.cluster.presence: must be 0 with config.method.name = {methods.name!r}"
             )
         check(self.graph, methods)
 
@@ -81,10 +81,10 @@ def clock(graph: str, meeting: Meeting, setting: ClockInputs, methods: Methods) 
 
 def check(graph: str, methods: Methods) -> None:
     """Refuses a graph that there is not, or whose nodes cannot know for whom to wait."""
-    one_of("config.strategy.graph", graph, graphs.GRAPHS)
+    one_of("config.method.graph", graph, graphs.GRAPHS)
     if graph == "push":
         raise ConfigError(
-            "config.strategy.graph = 'push': must be another with config.strategy.name = "
+            "config.method.graph = 'push': must be another with config.method.name = "
             f"{methods.name!r}, as nobody knows how many send to a node"
         )
 
@@ -94,7 +94,7 @@ def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> None:
     for key in keys:
         if getattr(of, key) != (usual := getattr(ModelAveraging(), key)):
             raise ConfigError(
-                f"config.strategy.{key}: must be {usual!r} with config.strategy.name = "
+                f"config.method.{key}: must be {usual!r} with config.method.name = "
                 f"{methods.name!r}, whose nodes send all that they have, to neighbours"
             )
 

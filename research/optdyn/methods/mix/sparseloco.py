@@ -64,7 +64,7 @@ class SparseLoCo(ModelAveraging, OuterRate):
 
     def check(self, setup: Setup, methods: Methods) -> None:
         super().check(setup, methods)
-        one_of("config.strategy.compression of sparseloco", self.compression, ("", "top_k"))
+        one_of("config.method.compression of sparseloco", self.compression, ("", "top_k"))
 
     def why_no_overlap(self) -> str:
         return "sends the largest numbers of an array only"

@@ -112,7 +112,7 @@ class ADPSGD(own.WorkerMethod, OnGraph):
 
     def check(self, setup: Setup, methods: Methods) -> None:
         super().check(setup, methods)
-        one_of("config.strategy.graph", self.graph, GRAPHS)
+        one_of("config.method.graph", self.graph, GRAPHS)
 
 
 METHOD = ADPSGD

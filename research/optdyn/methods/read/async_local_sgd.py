@@ -180,12 +180,12 @@ class AsyncLocalSGD(own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco
         refuse(
             (
                 self.server != "nesterov" and (self.momentum_delay or self.momentum_part),
-                "config.strategy.momentum_delay, momentum_part: must be 0 with config.strategy."
+                "config.method.momentum_delay, momentum_part: must be 0 with config.method."
                 f"server = {self.server!r}, which waits for nothing",
             ),
             (
                 (self.age_decay or self.age_cutoff) and setup.cluster.service == "race",
-                "config.strategy.age_decay, age_cutoff: must be 0 with config.cluster.service = "
+                "config.method.age_decay, age_cutoff: must be 0 with config.cluster.service = "
                 "'race', where ages are known when messages come",
             ),
         )

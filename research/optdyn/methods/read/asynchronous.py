@@ -188,7 +188,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
             _merges(setup, methods, self.fresh)
         local, bound = methods.by_block, self.staleness_bound
         pieces, small = cluster.pieces != Pieces(), ("", "top_k", "sign")
-        one_of("config.strategy.compression of asynchronous", self.compression, small)
+        one_of("config.method.compression of asynchronous", self.compression, small)
         habit = next((key for key in HABITS if getattr(cluster, key)), "")
         apart = local or bound >= 0 or cluster.pieces != Pieces()
         ordered = is_drawn(cluster.service) or cluster.service in groups.RECORDED
@@ -201,27 +201,27 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
             ),
             (
                 bound >= 0 and (not ordered or cluster.pieces != Pieces()),
-                "config.strategy.staleness_bound: groups wait for one another only where their "
+                "config.method.staleness_bound: groups wait for one another only where their "
                 "times are drawn or recorded, config.cluster.service one of "
                 f"{', '.join((*DRAWN, *groups.RECORDED))} and no pieces",
             ),
             (
                 bound >= 0 and setup.replicas.count,
-                "config.strategy.staleness_bound: only of runs, not of replicas",
+                "config.method.staleness_bound: only of runs, not of replicas",
             ),
             (
                 self.compressed() and (methods.gradient or self.fresh or self.snapshots == "host"),
-                "config.strategy.compression: of groups that send whole gradients, all of which "
+                "config.method.compression: of groups that send whole gradients, all of which "
                 "their server keeps on the device",
             ),
             (
                 self.compressed() and (cluster.service in ("race", "geometric") or habit or pieces),
-                "config.strategy.compression: of groups whose times are drawn, config.cluster."
+                "config.method.compression: of groups whose times are drawn, config.cluster."
                 f"service one of {', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}",
             ),
             (
                 self.compressed() and self.groups == 1,
-                "config.strategy.compression: of 2 groups at least, as one has no server",
+                "config.method.compression: of 2 groups at least, as one has no server",
             ),
         )
 
@@ -255,7 +255,7 @@ def _of_servers(each: Sequence[Timeline]) -> Timeline:
 def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> None:
     """Raises `ConfigError` where a race can have no merged server."""
     cut([name for name, _ in models.make(setup.model, classes=2)], fresh)
-    wanted = f"config.strategy.fresh = {fresh!r}: in a race"
+    wanted = f"config.method.fresh = {fresh!r}: in a race"
     refuse(
         (methods.gradient, f"{wanted} groups must take the gradient of the whole model's loss"),
         (

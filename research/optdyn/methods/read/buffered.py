@@ -112,12 +112,12 @@ class Buffered(groups.Grouped):
     def check(self, setup: Setup, methods: Methods) -> None:
         super().check(setup, methods)
         nodes, devices = methods.devices(setup)
-        wanted = f"at most config.strategy.groups = {self.groups}, of which each delivers once "
+        wanted = f"at most config.method.groups = {self.groups}, of which each delivers once "
         wanted += f"with {self.waiting!r}"
         self.require("arrivals", self.arrivals <= self.groups or "batch" in self.waiting, wanted)
         parts = self.arrivals * setup.parallel.accumulation
         parts *= nodes * devices if methods.mix else devices if setup.parallel.api else 1
-        wanted = f"a multiple of {parts} (config.strategy.arrivals x devices that share it x "
+        wanted = f"a multiple of {parts} (config.method.arrivals x devices that share it x "
         wanted += "config.parallel.accumulation)"
         setup.require("batch_size", setup.batch_size % parts == 0, wanted)
 

@@ -152,10 +152,10 @@ class Decoupled(own.WorkerMethod, Periodic, Fragmented, OuterMomentum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = f"from 1 to config.strategy.period = {self.period}"
+        wanted = f"from 1 to config.method.period = {self.period}"
         self.require("fragments", 1 <= self.fragments <= self.period, wanted)
         self.require("delay", self.delay >= 0, "at least 0")
-        wanted = f"at most config.strategy.groups = {self.groups}, or 0 for all"
+        wanted = f"at most config.method.groups = {self.groups}, or 0 for all"
         self.require("quorum", self.quorum <= self.groups, wanted)
 
     def read(

@@ -95,7 +95,7 @@ class Elastic(own.WorkerMethod, Periodic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = f"from 0 to config.strategy.groups = {self.groups}"
+        wanted = f"from 0 to config.method.groups = {self.groups}"
         self.require("elasticity", 0 <= self.elasticity <= self.groups, wanted)
 
     def read(

@@ -72,19 +72,19 @@ def divides(groups: int, setup: Setup, methods: Methods) -> None:
     if workers % groups:
         where = "a node's" if methods.mix else "the cluster's"
         raise ConfigError(
-            f"config.strategy.groups = {groups}: must divide {where} {workers} workers "
+            f"config.method.groups = {groups}: must divide {where} {workers} workers "
             "(config.cluster.nodes x config.cluster.devices_per_node)"
         )
 
 
 def in_host_memory(setup: Setup, methods: Methods) -> None:
     """Raises `ConfigError` where versions cannot lie in the host's memory."""
-    wanted = "config.strategy.snapshots = 'host':"
+    wanted = "config.method.snapshots = 'host':"
     refuse(
         (
             methods.mix or not methods.read or not methods.read.single,
             f"{wanted} of one set of parameters and one version an update, not of "
-            f"config.strategy.name = {methods.name!r}; 'bfloat16' halves the table of all",
+            f"config.method.name = {methods.name!r}; 'bfloat16' halves the table of all",
         ),
         (
             setup.parallel.api,
@@ -104,7 +104,7 @@ def races(snapshots: str, setup: Setup) -> None:
     refuse(
         (
             snapshots,
-            f"{wanted} config.strategy.snapshots must be '', as workers are sent x_t",
+            f"{wanted} config.method.snapshots must be '', as workers are sent x_t",
         ),
         (
             setup.parallel.api or setup.parallel.accumulation > 1,

@@ -63,11 +63,11 @@ class Ringmaster(groups.Grouped):
         refuse(
             (
                 self.delay_bound and setup.replicas.count,
-                "config.strategy.delay_bound: only of runs, not of replicas",
+                "config.method.delay_bound: only of runs, not of replicas",
             ),
             (
                 methods.gradient and self.snapshots == "host",
-                f"config.strategy.snapshots = 'host': not of {methods.name!r}",
+                f"config.method.snapshots = 'host': not of {methods.name!r}",
             ),
         )
 

@@ -195,7 +195,7 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         self.require("micro_batches", many, wanted)
         parts = cluster.devices_per_node * self.parts(cluster.nodes)
         wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of '2bw' x config."
-        wanted += "strategy.micro_batches)"
+        wanted += "method.micro_batches)"
         setup.require("batch_size", setup.batch_size % parts == 0, wanted)
 
     def report(self, setup: Setup, network: ModelInfo) -> Json:

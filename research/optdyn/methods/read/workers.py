@@ -88,7 +88,7 @@ class WorkerMethod(Reads):
             local_steps.races(setup)
         if setup.cluster.pieces != Pieces():
             raise ConfigError(
-                "config.cluster.pieces: no server queues with config.strategy.name = "
+                "config.cluster.pieces: no server queues with config.method.name = "
                 f"{methods.name!r}"
             )
 

@@ -1,9 +1,9 @@
-"""A strategy of one's own: copy this file to a folder of yours, change it, and run from there
+"""A method of one's own: copy this file to a folder of yours, change it, and run from there
 
-    python -m launch.train --config=FILE --workdir=DIR --config.strategy.name=my_strategy:Clipped
+    python -m launch.train --config=FILE --workdir=DIR --config.method.name=my_method:Clipped
 
 `methods/README.md` says what a method is made of. Its fields are keys of
-`config.strategy.options`, and it joins with others by '+', as in my_strategy:Clipped+asynchronous.
+`config.method.options`, and it joins with others by '+', as in my_method:Clipped+asynchronous.
 """
 
 from dataclasses import dataclass
