@@ -1,4 +1,4 @@
-"""What mkdocs builds the site of: pages where they lie, notebooks, claims, keys and docstrings.
+"""What mkdocs builds the site of: pages where they lie, notebooks, keys and docstrings.
 
 `make docs` runs mkdocs with this file as its hook. A page's place in the site is its place in the
 repository, so a link between pages is the same in both. What a page links to besides, such as a
@@ -22,7 +22,6 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("research", "launch", "analysis", "configs", "docs")
 PACKAGE = ROOT / "research" / "optdyn"
-RECORDS = ROOT / "analysis" / "studies" / "records"
 LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|href)="([^"]+)\"""")
 
 
@@ -59,11 +58,9 @@ def on_files(files: Files, *, config: Any) -> Files:
     notebooks = [f.src_uri for f in files if f.src_uri.endswith(".ipynb.md")]
     config.nav.insert(4, {"Notebooks": notebooks})
     add("reference/keys.md", keys())
-    add("reference/claims.md", claims())
     for uri, text in reference():
         add(uri, text)
     config.nav.append({"Reference": [*outline(), {"Keys of a config": "reference/keys.md"}]})
-    config.nav[-1]["Reference"].append({"Evidence of the claims": "reference/claims.md"})
     return files
 
 
@@ -123,27 +120,6 @@ def keys() -> str:
         value, _, about = said.removeprefix("= ").partition("  ")
         rows.append(f"| `config.{name}` | `{value}` | {cell(about)} |")
     return "\n".join(rows)
-
-
-def claims() -> str:
-    """Every claim as its record has it: rule, verdict, figures, and what other seeds said."""
-    from optdyn.evidence import contest
-
-    said = ["# Evidence of the claims", "", "Made of the records in `analysis/studies/records/`."]
-    records = [json.loads(path.read_text()) for path in RECORDS.glob("*.json")]
-    for record in sorted(records, key=lambda each: int(each["number"])):
-        title = record.get("sentence", "The contest on an MLP, which has no rule")
-        said += ["", f"## {record['number']}. {title}", ""]
-        parts = ("source", "measured", "opponent", "rule")
-        said += [f"- {part.capitalize()}: {record[part]}" for part in parts if part in record]
-        if "verdict" not in record:
-            said += ["", contest.table(record["result"])]
-            continue
-        for run in (record, *record.get("other_seeds", [])):
-            seeds = ", ".join(map(str, run["seeds"]["report"]))
-            rule = f"rule of {run['commit']}"
-            said.append(f"- **{run['verdict']}** on seeds {seeds} ({rule}): {run['by']}")
-    return "\n".join(said)
 
 
 def cell(text: str) -> str:
