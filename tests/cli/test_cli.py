@@ -16,9 +16,9 @@ import pytest
 from absl import flags
 
 from optdyn.base.progress import number
-from optdyn.cli import app, completion, dry, listing, main, sources, sweep, train
+from optdyn.cli import app, completion, dry, listing, main, shipped, sources, sweep, train
 from optdyn.cli import registries as registered
-from optdyn.experiment import default, differences, to_json
+from optdyn.experiment import ConfigError, default, differences, to_json
 from optdyn.methods import built_in
 from optdyn.train import trainer
 from tests.own_flags import called
@@ -264,6 +264,18 @@ def test_a_config_has_a_path_or_a_name(tmp_path, monkeypatch):
     assert app.split(["--config=quickstart"])[0] == [f"--config={shipped}"]
     (tmp_path / "quickstart.py").write_text("")
     assert app.split(["--config=quickstart.py"])[0] == ["--config=quickstart.py"]
+
+
+def test_a_config_from_python_is_that_of_the_command(tmp_path):
+    """By name, with a text, and as a run wrote it; each call's is one's own to change."""
+    first = shipped.config("quickstart")
+    first.steps = 7
+    assert shipped.config("quickstart").steps == 2000
+    assert shipped.config("text:small").steps == 300
+    (tmp_path / "config.json").write_text(to_json(first))
+    assert shipped.config(str(tmp_path / "config.json")).to_dict() == first.to_dict()
+    with pytest.raises(ConfigError, match="config file nosuch: not found; shipped are"):
+        shipped.config("nosuch")
 
 
 @pytest.mark.parametrize(

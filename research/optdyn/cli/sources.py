@@ -19,7 +19,7 @@ CONFIGS = next(
 )
 WRITTEN = Path(__file__).with_name("written.py")  # reads what runs wrote down
 
-METHODS = "Methods of methods/, joined by '+', or your own."
+METHODS = "A method (`optdyn list methods`), several joined by '+', or your own."
 OWN = "Keys of a method of your own."
 
 
