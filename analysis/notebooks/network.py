@@ -1,4 +1,4 @@
-"""Time that DASO saves, by the network between the nodes (`analysis/notebooks/daso.ipynb`).
+"""Time that DASO saves, by the network between the nodes (`daso.ipynb`).
 
     saved = 1 - seconds of DASO / seconds of synchronous SGD        (arXiv 2104.05588: up to 34 %)
 

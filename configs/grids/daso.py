@@ -7,7 +7,7 @@
 
 40 epochs of 31 updates. The plateaus of `daso` are such that B and W go through their cycle several
 times between warm-up and cool-down. Losses do not depend on the network: simulated seconds of the
-two at other networks and sizes of model are computed from finished runs by `report/network.py`,
+two at other networks and sizes of model are computed from finished runs by the notebook `daso`,
 which gives the synchronous ones DASO's network of two levels. `rates` has them as DASO that always
 blocks.
 """

@@ -7,6 +7,7 @@ import sys
 import pytest
 from absl import flags
 
+from analysis.notebooks import network
 from optdyn import methods
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
@@ -14,7 +15,7 @@ from optdyn.cli import app, price, show, train
 from optdyn.experiment import default, read, to_json
 from optdyn.momentum.lags import groups_of
 from optdyn.problem import own_code
-from optdyn.report import implicit_momentum, network, penalties, report, windows
+from optdyn.report import implicit_momentum, penalties, report, windows
 from optdyn.report.relevant_keys import heeds
 from optdyn.report.tables import TableError, points
 from tests.own_flags import called

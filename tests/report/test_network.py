@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from analysis.notebooks.network import GIGABIT, Recorded, recorded, seconds
 from optdyn.experiment import usual
 from optdyn.report import tables
-from optdyn.report.network import GIGABIT, Recorded, recorded, seconds
 from optdyn.report.tables import TableError
 from optdyn.train.trainer import train
 from tests.values import as_experiment

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from analysis.notebooks import grids, small
+from analysis.notebooks import grids, network, small
 from optdyn.experiment import to_json, usual
 from optdyn.train.grid import named, resolve
 
@@ -33,6 +33,7 @@ def _in_their_folder(monkeypatch):
     """A notebook's kernel runs in its folder, and imports what lies beside it."""
     monkeypatch.setitem(sys.modules, "small", small)
     monkeypatch.setitem(sys.modules, "grids", grids)
+    monkeypatch.setitem(sys.modules, "network", network)
 
 
 def cells(name: str, kind: str) -> list[str]:
