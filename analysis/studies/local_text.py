@@ -2,15 +2,7 @@
 
 from functools import partial
 
-from analysis.studies._local import (
-    LONG,
-    OPPONENT,
-    RULE,
-    SEEDS,
-    measured,
-    picture,
-    verdict,
-)
+from analysis.studies._local import LONG, OPPONENT, RULE, SEEDS, measured, picture, verdict
 from optdyn.evidence.claim import Claim
 
 __all__ = ["CLAIM", "LONG", "SEEDS", "measure", "picture", "verdict"]
