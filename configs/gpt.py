@@ -19,10 +19,8 @@ was trained to its end here: that takes an accelerator.
 
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
 from optdyn.base.errors import ConfigError, entry, shown
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 
 
 class Size(NamedTuple):
@@ -45,29 +43,45 @@ SIZES = {
 SYNTHETIC = "synthetic"
 
 
-def get_config(variant: str = "10m") -> ConfigDict:
+def get_config(variant: str = "10m") -> Experiment:
     """SIZE or SIZE,synthetic. Raises `ConfigError` if there is no such size or data set."""
     name, _, data = variant.partition(",")
     size = entry(SIZES, name)
     if data not in ("", SYNTHETIC):
         raise ConfigError(f"config argument {shown(data)}: must be {SYNTHETIC}, or left out")
-    config = default()
-    config.steps = 10_000
-    config.log_every = 100
-    config.checkpoint_every = 1000
-    config.batch_size = size.batch_size
-    config.model.name = "modern_transformer"
+    config = Experiment()
+    config = config.with_(
+        {
+            "steps": 10_000,
+            "log_every": 100,
+            "checkpoint_every": 1000,
+            "batch_size": size.batch_size,
+            "model.name": "modern_transformer",
+        }
+    )
     for key in ("blocks", "width", "attention_heads", "dtype", "remat"):
         config.model[key] = getattr(size, key)
-    config.data.name = "packages"
-    config.data.tokenizer = f"bpe:{size.vocabulary}"
-    config.data.sequence_length = size.tokens
+    config = config.with_(
+        {
+            "data.name": "packages",
+            "data.tokenizer": f"bpe:{size.vocabulary}",
+            "data.sequence_length": size.tokens,
+        }
+    )
     config.data.train_evaluated = config.data.test_evaluated = 64
     if data:
-        config.data.name = "optdyn.problem.data.synthetic:tokens"
+        config = config.with_(
+            {
+                "data.name": "optdyn.problem.data.synthetic:tokens",
+            }
+        )
         config.data.options.update(vocabulary=size.vocabulary, length=size.tokens, examples=2000)
-    config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = size.learning_rate
-    config.optimizer.schedule = "cosine"
-    config.optimizer.warmup_steps = 200
+    config = config.with_(
+        {
+            "optimizer.name": "adamw",
+            "optimizer.learning_rate": size.learning_rate,
+            "optimizer.schedule": "cosine",
+            "optimizer.warmup_steps": 200,
+        }
+    )
     return config

@@ -6,10 +6,8 @@ Debian's package dataset-fashion-mnist, 60,000 + 10,000 images.
 
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
 from optdyn.base.errors import entry
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 
 
 class Standard(NamedTuple):
@@ -34,13 +32,13 @@ STANDARD = {
 EPOCHS = 3
 
 
-def get_config(name: str = "fashion_mnist") -> ConfigDict:
+def get_config(name: str = "fashion_mnist") -> Experiment:
     """Three epochs of LeNet-5 on gray images, of a residual network on coloured ones.
 
     Raises `ConfigError` if there is no such data set.
     """
     chosen = entry(STANDARD, name)
-    config = default()
+    config = Experiment()
     config.data.update(
         name=f"tfds:{name}",
         mean=chosen.mean,
@@ -49,12 +47,21 @@ def get_config(name: str = "fashion_mnist") -> ConfigDict:
         image_size=chosen.image_size,
         streaming=name == "imagenet2012",
     )
-    config.batch_size = 64
+    config = config.with_(
+        {
+            "batch_size": 64,
+        }
+    )
     config.log_every = config.checkpoint_every = chosen.examples // config.batch_size
-    config.steps = EPOCHS * config.log_every
-    config.model.name = "cnn" if len(chosen.mean) == 1 else "resnet"
-    config.model.hidden, config.model.blocks = (120, 84), 9
-    config.model.channels = (6, 16) if len(chosen.mean) == 1 else (16, 32, 64)
-    config.optimizer.learning_rate = 0.02
-    config.optimizer.momentum = 0.9
+    config = config.with_(
+        {
+            "steps": EPOCHS * config.log_every,
+            "model.name": "cnn" if len(chosen.mean) == 1 else "resnet",
+            "model.hidden": (120, 84),
+            "model.blocks": 9,
+            "model.channels": (6, 16) if len(chosen.mean) == 1 else (16, 32, 64),
+            "optimizer.learning_rate": 0.02,
+            "optimizer.momentum": 0.9,
+        }
+    )
     return config

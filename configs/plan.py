@@ -3,10 +3,8 @@
 `--config=configs/plan.py:resnet` for a small residual network on one of 256 MiB.
 """
 
-from ml_collections import ConfigDict
-
 from optdyn.base.errors import entry
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 
 MIB = 2**20
 MODELS = {
@@ -20,11 +18,15 @@ MODELS = {
 }
 
 
-def get_config(model: str = "lenet") -> ConfigDict:
-    config = default()
-    config.batch_size = 64
-    config.optimizer.momentum = 0.9
-    config.cluster.latency = 1e-4
-    config.cluster.bandwidth = 125e6
-    config.update_from_flattened_dict(entry(MODELS, model))
+def get_config(model: str = "lenet") -> Experiment:
+    config = Experiment()
+    config = config.with_(
+        {
+            "batch_size": 64,
+            "optimizer.momentum": 0.9,
+            "cluster.latency": 1e-4,
+            "cluster.bandwidth": 125e6,
+        }
+    )
+    config = config.with_(entry(MODELS, model))
     return config

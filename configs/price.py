@@ -3,15 +3,22 @@
 They have 1 Gbit/s between them, and each computes 32 examples for an update.
 """
 
-from ml_collections import ConfigDict
-
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 
 
-def get_config() -> ConfigDict:
-    config = default()
-    config.cluster.nodes = 64
-    config.batch_size = 32 * config.cluster.nodes
-    config.cluster.service, config.cluster.variation = "lognormal", 0.3
-    config.cluster.bandwidth = 1e9 / 8
+def get_config() -> Experiment:
+    config = Experiment()
+    config = config.with_(
+        {
+            "cluster.nodes": 64,
+        }
+    )
+    config = config.with_(
+        {
+            "batch_size": 32 * config.cluster.nodes,
+            "cluster.service.name": "lognormal",
+            "cluster.service.variation": 0.3,
+            "cluster.bandwidth": 1e9 / 8,
+        }
+    )
     return config

@@ -14,11 +14,9 @@ accelerator: on CPUs it is slow. `--config.model.norm=batch` and `--config.model
 either. None of these was trained to its end here: that takes an accelerator.
 """
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 
 STAGES = {"18": (2, 2, 2, 2), "50": (3, 4, 6, 3)}
 SYNTHETIC = "synthetic"
@@ -33,7 +31,7 @@ EXAMPLES = {
 EPOCHS = {"fashion_mnist": 10, "mnist": 10}  # others: 90
 
 
-def get_config(variant: str = "18") -> ConfigDict:
+def get_config(variant: str = "18") -> Experiment:
     """DEPTH or DEPTH,DATA. Raises `ConfigError` if there is no such depth or data set."""
     depth, _, name = variant.partition(",")
     stages, name = entry(STAGES, depth), name or "fashion_mnist"
@@ -41,27 +39,47 @@ def get_config(variant: str = "18") -> ConfigDict:
     config = drawn() if name == SYNTHETIC else od.config(f"images:{name}")
     large = name in (SYNTHETIC, "imagenet2012")
     if name == "imagenet2012":
-        config.data.image_size = 224
-    config.model.name = "resnet"
-    config.model.stages = stages
-    config.model.bottleneck = depth == "50"
-    config.model.channels = (64, 128, 256, 512)
-    config.model.stem = "quarter" if large else "whole"
-    config.model.dtype = "bfloat16" if large else "float32"
-    config.batch_size = 256
+        config = config.with_(
+            {
+                "data.image_size": 224,
+            }
+        )
+    config = config.with_(
+        {
+            "model.name": "resnet",
+            "model.stages": stages,
+            "model.bottleneck": depth == "50",
+            "model.channels": (64, 128, 256, 512),
+            "model.stem": "quarter" if large else "whole",
+            "model.dtype": "bfloat16" if large else "float32",
+            "batch_size": 256,
+        }
+    )
     epoch = config.log_every = config.checkpoint_every = examples // config.batch_size
-    config.steps = EPOCHS.get(name, 90) * epoch
-    config.optimizer.learning_rate = 0.1
-    config.optimizer.momentum = 0.9
-    config.optimizer.schedule = "cosine"
-    config.optimizer.warmup_steps = epoch
+    config = config.with_(
+        {
+            "steps": EPOCHS.get(name, 90) * epoch,
+            "optimizer.learning_rate": 0.1,
+            "optimizer.momentum": 0.9,
+            "optimizer.schedule": "cosine",
+            "optimizer.warmup_steps": epoch,
+        }
+    )
     return config
 
 
-def drawn() -> ConfigDict:
+def drawn() -> Experiment:
     """Images from a seed, as they are brought to the devices (`problem/data/synthetic.py`)."""
-    config = default()
-    config.data.name = "optdyn.problem.data.synthetic:images"
+    config = Experiment()
+    config = config.with_(
+        {
+            "data.name": "optdyn.problem.data.synthetic:images",
+        }
+    )
     config.data.options.update(side=224, classes=1000, examples=1280)
-    config.data.streaming = True
+    config = config.with_(
+        {
+            "data.streaming": True,
+        }
+    )
     return config

@@ -12,33 +12,39 @@ more are a little better with one group, and worse with four. Momentum SGD, at r
 has 2.10 to 2.24.) The 1,500 updates end at 1.49. `:small` is the same for 300 updates.
 """
 
-from ml_collections import ConfigDict
-
 from optdyn.base.errors import entry
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 
 STEPS = {"": 1500, "small": 300}
 
 
-def get_config(size: str = "") -> ConfigDict:
+def get_config(size: str = "") -> Experiment:
     """Raises `ConfigError` if there is no such size."""
-    config = default()
-    config.steps = entry(STEPS, size)
-    config.batch_size = 32
-    config.log_every = 50
-    config.checkpoint_every = 500
-    config.model.name = "transformer"
-    config.model.blocks = 2
-    config.model.width = 64
-    config.data.name = "kjv"
-    config.data.sequence_length = 64
+    config = Experiment()
+    config = config.with_(
+        {
+            "steps": entry(STEPS, size),
+            "batch_size": 32,
+            "log_every": 50,
+            "checkpoint_every": 500,
+            "model.name": "transformer",
+            "model.blocks": 2,
+            "model.width": 64,
+            "data.name": "kjv",
+            "data.sequence_length": 64,
+        }
+    )
     # All 61,540 sequences for training and 3,111 for testing would take as long as 1,000 updates.
     config.data.train_evaluated = config.data.test_evaluated = 256
-    config.optimizer.name = "adam"
-    config.optimizer.learning_rate = 4e-3
-    config.optimizer.warmup_steps = 50
-    config.method.name = "asynchronous"
-    config.method.groups = 1
-    config.cluster.nodes = 8
-    config.cluster.service = "exponential"
+    config = config.with_(
+        {
+            "optimizer.name": "adam",
+            "optimizer.learning_rate": 4e-3,
+            "optimizer.warmup_steps": 50,
+            "method.name": "asynchronous",
+            "method.groups": 1,
+            "cluster.nodes": 8,
+            "cluster.service.name": "exponential",
+        }
+    )
     return config

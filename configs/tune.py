@@ -20,26 +20,29 @@ committed before any of them was run.
 """
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from optdyn import clock
 from optdyn.base.errors import entry
 from optdyn.base.trees import Json
-from optdyn.experiment import Experiment, default, parse
+from optdyn.experiment import Experiment
 
 WORKERS = 8
 SECONDS = 1e-3  # an example, on one worker
 BATCHES = {"small": 8, "large": 64}
 CLUSTERS: dict[str, Json] = {
-    "stragglers": {"cluster.service": "exponential"},
-    "network": {"cluster.service": "lognormal", "cluster.variation": 0.25, "cluster.latency": 2e-3},
+    "stragglers": {"cluster.service.name": "exponential"},
+    "network": {
+        "cluster.service.name": "lognormal",
+        "cluster.service.variation": 0.25,
+        "cluster.latency": 2e-3,
+    },
     "server": {
-        "cluster.service": "lognormal",
-        "cluster.variation": 0.25,
+        "cluster.service.name": "lognormal",
+        "cluster.service.variation": 0.25,
         "cluster.pieces.conv_network": 5e-4,
         "cluster.pieces.fc_network": 1.5e-3,
     },
-    "uniform": {"cluster.service": "constant"},
+    "uniform": {"cluster.service.name": "constant"},
 }
 MLP: Json = {"model.name": "mlp", "model.hidden": (32,)}
 CNN: Json = {
@@ -61,11 +64,11 @@ NETWORKS: list[tuple[Json, tuple[float, ...]]] = [
 DRAWN_BATCHES = 16, 32, 64, 128
 DRAWN_WORKERS = 4, 8, 12, 16
 LAWS: list[Json] = [
-    {"cluster.service": "constant"},
-    {"cluster.service": "lognormal", "cluster.variation": 0.25},
-    {"cluster.service": "lognormal", "cluster.variation": 1.0},
-    {"cluster.service": "gamma", "cluster.variation": 0.5},
-    {"cluster.service": "exponential"},
+    {"cluster.service.name": "constant"},
+    {"cluster.service.name": "lognormal", "cluster.service.variation": 0.25},
+    {"cluster.service.name": "lognormal", "cluster.service.variation": 1.0},
+    {"cluster.service.name": "gamma", "cluster.service.variation": 0.5},
+    {"cluster.service.name": "exponential"},
 ]
 LATENCIES = 0.0, 1e-3, 4e-3  # seconds a message
 DRAWN = tuple(f"drawn-{i}" for i in range(12))
@@ -73,18 +76,26 @@ DRAW = 20261125
 CASES = {f"{batch},{cluster}": (batch, cluster) for batch in BATCHES for cluster in CLUSTERS}
 
 
-def get_config(case: str = "small,stragglers") -> ConfigDict:
-    config = default()
-    config.log_every = 20
-    config.data.train_evaluated = 1000
-    config.method.name = "asynchronous"
-    config.cluster.seconds_per_example = SECONDS
-    config.update_from_flattened_dict(drawn(case) if case in DRAWN else chosen(case))
-    each = pace(parse(config), 1)
-    config.tune.probe_seconds = 10 * each
-    config.tune.epoch_seconds = 60 * each
-    config.tune.seconds = 6000 * each
-    config.tune.probe_share = 0.05
+def get_config(case: str = "small,stragglers") -> Experiment:
+    config = Experiment()
+    config = config.with_(
+        {
+            "log_every": 20,
+            "data.train_evaluated": 1000,
+            "method.name": "asynchronous",
+            "cluster.seconds_per_example": SECONDS,
+        }
+    )
+    config = config.with_(drawn(case) if case in DRAWN else chosen(case))
+    each = pace(config, 1)
+    config = config.with_(
+        {
+            "tune.probe_seconds": 10 * each,
+            "tune.epoch_seconds": 60 * each,
+            "tune.seconds": 6000 * each,
+            "tune.probe_share": 0.05,
+        }
+    )
     return config
 
 
@@ -113,7 +124,7 @@ def drawn(case: str) -> Json:
 
 def can_win(case: str) -> bool:
     """Whether asynchrony can win, by the rule above."""
-    config = parse(get_config(case))
+    config = get_config(case)
     faster = min(pace(config, g) for g in (1, 2, 4, 8)) / pace(config, 1)
     return faster < 0.6 and config.batch_size <= NOISE / 3
 

@@ -15,13 +15,12 @@ import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem import data
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
 from tests.often import is_often
 from tests.proc import no_other_worker, usual_signals
-from tests.values import as_experiment
 
 # No test judges how long an example takes: machines differ, and the first one compiles.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -81,12 +80,7 @@ def config():
     """`config({"optimizer.name": "adam", ...})`: a small run and its differences."""
 
     def make(values=()):
-        config = default()
-        options = {k: v for k, v in dict(values).items() if k.startswith("optimizer.options.")}
-        for key, value in options.items():
-            config.optimizer.options[key.rpartition(".")[2]] = value
-        config.update_from_flattened_dict({**RUN, **dict(values)})
-        return config
+        return Experiment().with_(RUN).with_(dict(values))
 
     return make
 
@@ -108,7 +102,7 @@ def mnist(tmp_path_factory):
 def trained(config, mnist, tmp_path_factory):
     """Config, workdir and summary of a network trained asynchronously."""
     chosen, workdir = config(mnist), tmp_path_factory.mktemp("trained")
-    return chosen, workdir, trainer.train(as_experiment(chosen), workdir)
+    return chosen, workdir, trainer.train(chosen, workdir)
 
 
 @pytest.fixture(scope="session")

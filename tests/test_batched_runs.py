@@ -12,7 +12,6 @@ from optdyn.base.progress import Watch
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, driver, memory_checks, program, trainer
 from optdyn.train.trainer import prepare, train
-from tests.values import as_experiment
 
 QUIET = Watch(lambda: 0, lambda step, text: None)
 LOCAL = {
@@ -22,12 +21,12 @@ LOCAL = {
     "model.blocks": 2,
     "model.width": 8,
     "cluster.nodes": 1,
-    "cluster.service": "constant",
+    "cluster.service.name": "constant",
 }
 
 
 def batched(configs, folder, lanes=4, watch=QUIET):
-    runs = [prepare(as_experiment(config)) for config in configs]
+    runs = [prepare(config) for config in configs]
     folders = [folder / str(i) for i in range(len(runs))]
     return batched_runs.train(runs, folders, lanes, [watch] * len(runs)), folders
 
@@ -59,7 +58,7 @@ def test_lanes_are_the_runs_alone(config, mnist, tmp_path, values, rows):
     configs = varied(config, values, 3)
     summaries, folders = batched(configs, tmp_path)
     for i, (one, summary, folder) in enumerate(zip(configs, summaries, folders, strict=True)):
-        alone = train(as_experiment(one), tmp_path / f"alone{i}")
+        alone = train(one, tmp_path / f"alone{i}")
         times = ("wall_seconds", "parameters_crc32", "starts")
         assert summary.keys() == alone.keys()
         assert_close({k: v for k, v in summary.items() if k not in times}, alone)
@@ -78,10 +77,10 @@ def test_lanes_whose_shares_differ_are_the_runs_alone(config, tmp_path):
     values = {"method.name": "dynamic_batch", "method.groups": 1, "batch_size": 16}
     speeds = [(1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 12.0)]
     configs = [config({**values, "cluster.speeds": each}) for each in speeds]
-    assert prepare(as_experiment(configs[0])).columns < prepare(as_experiment(configs[1])).columns
+    assert prepare(configs[0]).columns < prepare(configs[1]).columns
     summaries, _ = batched(configs, tmp_path)
     for i, summary in enumerate(summaries):
-        alone = train(as_experiment(configs[i]), tmp_path / f"alone{i}")
+        alone = train(configs[i], tmp_path / f"alone{i}")
         del summary["wall_seconds"], summary["parameters_crc32"], summary["starts"]
         assert_close(summary, alone)
 
@@ -105,7 +104,7 @@ def test_a_lane_that_diverges_leaves_the_others_alone(config, tmp_path, rows):
     for i in (0, 1, 3):
         assert summaries[i]["parameters_crc32"] == whole[i]["parameters_crc32"]
         assert rows(folders[i]) == rows(tmp_path / "good" / str(i))
-    alone = train(as_experiment(bad[2]), tmp_path / "alone")
+    alone = train(bad[2], tmp_path / "alone")
     assert summaries[2]["step"] == alone["step"] < 60
 
 
@@ -143,7 +142,7 @@ def test_interrupted_lanes_resume_together_and_alone(config, tmp_path, rows):
     assert {summary["status"] for summary in summaries} == {"interrupted"}
     assert all(0 < summary["step"] < 60 for summary in summaries)
     # One goes on as `launch.train` would; the others are then at other updates than it.
-    alone = train(as_experiment(configs[0]), folders[0])
+    alone = train(configs[0], folders[0])
     assert alone["status"] == "completed"
     assert alone["train_loss"] == pytest.approx(whole[0]["train_loss"], rel=1e-4)  # as above
     again, _ = batched(configs, tmp_path / "cut")
@@ -168,7 +167,7 @@ TRACED = [
     {"optimizer.learning_rate": 0.01},
     {"optimizer.schedule": "cosine", "optimizer.warmup_steps": 5},
     {"steps": 70, "log_every": 5, "checkpoint_every": 0},
-    {"cluster.service": "constant"},
+    {"cluster.service.name": "constant"},
     {"cluster.nodes": 8, "cluster.latency": 0.1},
     {"model.noise": 0.1},
     {"data.replacement": True},
@@ -177,7 +176,7 @@ COMPILED = [
     {"method.groups": 2},
     {"method.groups": 1},
     {"method.name": "sync", "method.groups": 1},
-    {"cluster.service": "geometric"},
+    {"cluster.service.name": "geometric"},
     {"batch_size": 8},
     {"model.dimension": 7},
     {"model.condition": 3.0},
@@ -191,11 +190,9 @@ COMPILED = [
 
 
 def test_what_one_compilation_serves_is_called_the_same(config):
-    base = batched_runs.compilation(as_experiment(config()))
-    assert [
-        batched_runs.compilation(as_experiment(config(values))) == base for values in TRACED
-    ] == [True] * 9
-    every = [batched_runs.compilation(as_experiment(config(values))) for values in ({}, *COMPILED)]
+    base = batched_runs.compilation(config())
+    assert [batched_runs.compilation(config(values)) == base for values in TRACED] == [True] * 9
+    every = [batched_runs.compilation(config(values)) for values in ({}, *COMPILED)]
     assert len(set(every)) == len(every)
 
 
@@ -203,10 +200,10 @@ def test_what_is_called_the_same_is_one_program(config):
     known = {}
     for values in ({}, *TRACED, *COMPILED):
         chosen = config(values)
-        run = prepare(as_experiment(chosen))
+        run = prepare(chosen)
         shapes = jax.tree.map(np.shape, driver.first(run, 0)[1:4])
         found = run.program, str(shapes)
-        assert known.setdefault(batched_runs.compilation(as_experiment(chosen)), found) == found
+        assert known.setdefault(batched_runs.compilation(chosen), found) == found
     assert len(known) == 1 + len(COMPILED)
 
 
@@ -220,11 +217,11 @@ def test_what_is_called_the_same_is_one_program(config):
     ],
 )
 def test_which_runs_can_be_lanes(config, values, expected):
-    assert batched_runs.is_batched(as_experiment(config(values))) == expected
+    assert batched_runs.is_batched(config(values)) == expected
 
 
 def test_as_many_lanes_as_memory_holds(config):
-    runs = [prepare(as_experiment(one)) for one in varied(config, {"model.dimension": 1000}, 5)]
+    runs = [prepare(one) for one in varied(config, {"model.dimension": 1000}, 5)]
     need, size = batched_runs.memory(runs[0]), program.parameter_bytes(runs[0].params)
     # Parameters, their 4 snapshots and the velocity, at least; and what a batch of 4 and the log's
     # 100 examples of as many numbers as parameters are computed with.
@@ -262,8 +259,8 @@ def test_memory_is_never_overdrawn_but_by_one():
 def test_measuring_changes_nothing(config, tmp_path, monkeypatch):
     monkeypatch.setattr(batched_runs, "SECONDS", 0.001)
     configs = varied(config, {"method.name": "sync", "method.groups": 1}, 3)
-    whole = [train(as_experiment(one), tmp_path / str(i)) for i, one in enumerate(configs)]
-    runs = [prepare(as_experiment(one)) for one in configs]
+    whole = [train(one, tmp_path / str(i)) for i, one in enumerate(configs)]
+    runs = [prepare(one) for one in configs]
     rates = batched_runs.measure(runs, lanes=4, threads=2)
     assert rates.threads > 0 and rates.vmap > 0 and rates.updates == 16
     assert 0 <= rates.difference < 1e-5  # 16 updates, each rounded by some 1e-7
@@ -273,12 +270,12 @@ def test_measuring_changes_nothing(config, tmp_path, monkeypatch):
 
 
 def test_examples_are_loaded_and_put_on_devices_once(config, mnist):
-    one, other = (prepare(as_experiment(config({**mnist, "seed": seed}))) for seed in (0, 1))
+    one, other = (prepare(config({**mnist, "seed": seed})) for seed in (0, 1))
     assert one.data is other.data
     sets = [
         shared_data.put(run.data, run.program.layout.put_examples, run.config)
         for run in (one, other)
     ]
     assert sets[0] is sets[1]
-    fewer = prepare(as_experiment(config({**mnist, "data.train_examples": 100})))
+    fewer = prepare(config({**mnist, "data.train_examples": 100}))
     assert fewer.examples == 100 and one.examples == 200

@@ -12,7 +12,6 @@ from absl import flags
 from ml_collections import config_flags
 
 from optdyn.cli import app, main
-from optdyn.experiment import parse
 from optdyn.train.checks import check
 from optdyn.train.grid import named, resolve
 from tests.blocks import MARK, PAGES, ROOT, Command, blocks

@@ -25,7 +25,7 @@ from configs.grids import (
 from optdyn import methods
 from optdyn.base import type_checks
 from optdyn.base.errors import ConfigError
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
 from optdyn.problem.data import own
 from optdyn.report import report, tables
@@ -34,7 +34,6 @@ from optdyn.train.checks import check, check_parts
 from optdyn.train.grid import grid, named, resolve
 from optdyn.train.warnings import probable_mistakes
 from tests.test_config import changed, refusal
-from tests.values import as_experiment
 
 OTHER_KINDS = [
     *((key, value) for key in ("steps", "model.width") for value in (64.0, True, "64", None, [64])),
@@ -80,10 +79,10 @@ def test_kinds_are_of_any_reference():
 
 def test_a_batch_has_each_example_once_at_most(config):
     one = {"data.train_examples": 50, "batch_size": 50}
-    check(as_experiment(config(one)))
-    check(as_experiment(config(one | {"batch_size": 51, "data.replacement": True})))
+    check(config(one))
+    check(config(one | {"batch_size": 51, "data.replacement": True}))
     alike = config(one | {"batch_size": 51, "model.noise": 0.0})
-    check(as_experiment(alike))  # one objective, without examples
+    check(alike)  # one objective, without examples
     said = refusal(config(one | {"batch_size": 51}))
     assert said.startswith("config.batch_size = 51: the training set has 50 examples")
 
@@ -104,7 +103,7 @@ def test_a_batch_divides_over_all_devices_and_their_parts(config, monkeypatch, v
     assert said.startswith(
         f"config.batch_size = {values['batch_size']}: must be a multiple of {parts} "
     )
-    check(as_experiment(config(whole | {"batch_size": 3 * parts})))
+    check(config(whole | {"batch_size": 3 * parts}))
 
 
 class Normed(nn.Module):
@@ -121,7 +120,7 @@ def normed(classes):
 
 
 PIPELINE = {"method.name": "stale_pipeline", "parallel.api": "shard_map"}
-PIPELINE |= {"cluster.devices_per_node": 1, "cluster.service": "constant"}
+PIPELINE |= {"cluster.devices_per_node": 1, "cluster.service.name": "constant"}
 PARTS = [
     ({}, ""),
     ({"parallel.accumulation": 2}, "parallel.accumulation = 2: must be 1"),
@@ -143,9 +142,9 @@ def test_a_norm_over_the_batch_has_the_parts_of_the_simulation(config, mnist, mo
     values = mnist | {"model.name": "tests.test_checks:normed", "batch_size": 16}
     values |= {"method.name": "sync", "method.groups": 2}
     values |= {"cluster.nodes": 2, "cluster.devices_per_node": 2}
-    run = trainer.prepare(as_experiment(config(values)))
+    run = trainer.prepare(config(values))
     for more, said in PARTS:
-        chosen = as_experiment(config(values | more))
+        chosen = config(values | more)
         check(chosen)
         if said:
             line = refusal(chosen, lambda chosen: check_parts(chosen, run.data, run.params))
@@ -153,30 +152,34 @@ def test_a_norm_over_the_batch_has_the_parts_of_the_simulation(config, mnist, mo
         else:
             check_parts(chosen, run.data, run.params)
     divided = config(values | {"parallel.accumulation": 2})
-    assert "depends on the others" in refusal(as_experiment(divided), trainer.prepare)
+    assert "depends on the others" in refusal(divided, trainer.prepare)
     by_itself = mnist | {"parallel.accumulation": 2, "batch_size": 16}
-    trainer.prepare(as_experiment(config(by_itself)))
+    trainer.prepare(config(by_itself))
 
 
 def test_a_batch_larger_than_what_is_loaded(config, mnist):
     large = config(mnist | {"data.train_examples": 0, "batch_size": 4004, "cluster.nodes": 1})
-    large.method.groups = 1
-    said = refusal(as_experiment(large), trainer.prepare)
+    large = large.with_(
+        {
+            "method.groups": 1,
+        }
+    )
+    said = refusal(large, trainer.prepare)
     assert said.startswith("config.batch_size = 4,004: the training set has 4,000 examples")
 
 
 def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
     """The least memory that suffices is what the arrays are worth, and a byte less does not."""
     chosen = config(mnist | {"optimizer.momentum": 0.5})
-    run = trainer.prepare(as_experiment(chosen))
+    run = trainer.prepare(chosen)
     size = program.parameter_bytes(run.params)
     state = run.program.rule.init(run.params)
     assert program.parameter_bytes(state) > 5 * size  # four versions and the velocity
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2 * size
     monkeypatch.setattr(memory_checks, "available", lambda: need)
-    trainer.prepare(as_experiment(chosen))
+    trainer.prepare(chosen)
     monkeypatch.setattr(memory_checks, "available", lambda: need - 1)
-    said = refusal(as_experiment(chosen), trainer.prepare)
+    said = refusal(chosen, trainer.prepare)
     assert f" 4 versions, and their optimizer's state need {need:,} bytes" in said
 
 
@@ -201,7 +204,7 @@ def test_arrays_that_nothing_holds_are_refused_before_they_are_made(
 def test_the_timeline_takes_no_less_than_is_said(config):
     """A bound from below: a run is not refused that could have been."""
     long = config({"steps": 20_000})
-    run = trainer.prepare(as_experiment(long))
+    run = trainer.prepare(long)
     kept = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(run.timeline))
     assert (
         kept < memory_checks.UPDATE * long.steps < 6 * kept
@@ -209,10 +212,10 @@ def test_the_timeline_takes_no_less_than_is_said(config):
 
 
 def test_a_rate_that_does_not_suit_deserves_a_word(config):
-    assert not probable_mistakes(as_experiment(config({"optimizer.learning_rate": 0.2})))
+    assert not probable_mistakes(config({"optimizer.learning_rate": 0.2}))
     adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
-    assert not probable_mistakes(as_experiment(config(adam | {"optimizer.learning_rate": 0.003})))
-    (said,) = probable_mistakes(as_experiment(config(adam | {"optimizer.learning_rate": 0.2})))
+    assert not probable_mistakes(config(adam | {"optimizer.learning_rate": 0.003}))
+    (said,) = probable_mistakes(config(adam | {"optimizer.learning_rate": 0.2}))
     assert said.startswith("config.optimizer.learning_rate = 0.2: adam") and "\n" not in said
 
 
@@ -245,17 +248,17 @@ def test_a_rate_that_does_not_suit_deserves_a_word(config):
 def test_what_a_run_is_too_short_for_and_momenta_that_compound_deserve_a_word(
     config, values, good, said
 ):
-    (found,) = probable_mistakes(as_experiment(config(values)))
+    (found,) = probable_mistakes(config(values))
     assert found.startswith("config.") and said in found
     made = config(values)
-    made.update_from_flattened_dict({k: v for k, v in good.items() if k.count(".") == 1})
+    made = made.with_({k: v for k, v in good.items() if k.count(".") == 1})
     rest = {k: v for k, v in good.items() if k.count(".") > 1}
-    assert not probable_mistakes(as_experiment(made).with_(rest))
+    assert not probable_mistakes(made.with_(rest))
 
 
 def test_a_label_that_only_the_test_split_has_deserves_a_word(config, monkeypatch):
     x, label = np.ones((6, 3), np.float32), np.arange(6)
-    chosen = as_experiment(config({"model.name": "mlp"}))
+    chosen = config({"model.name": "mlp"})
     for train, words in ((label, []), (label % 4, ["has the labels (4, 5) of the test split"])):
         splits = {"train": {"x": x, "label": train}, "test": {"x": x, "label": label}}
         made = own.checked(splits, 0, "here")
@@ -267,13 +270,13 @@ def test_a_label_that_only_the_test_split_has_deserves_a_word(config, monkeypatc
 def test_a_norm_of_blocks_and_another_points_loss_are_warned_of(config, mnist):
     clipped = mnist | {"optimizer.chain": ("clip_by_global_norm",)}
     clipped |= {"model.hidden": (4, 4), "optimizer.chain_options.max_norm": 1.0}
-    assert not probable_mistakes(as_experiment(config(clipped)))
+    assert not probable_mistakes(config(clipped))
     local = {"method.name": "local", "method.variant": "backprop"}
-    local |= {"cluster.service": "constant"}
-    (said,) = probable_mistakes(as_experiment(config(clipped | local)))
+    local |= {"cluster.service.name": "constant"}
+    (said,) = probable_mistakes(config(clipped | local))
     assert "is of the norm of a block" in said
     free = {"optimizer.name": "contrib.schedule_free_sgd"}
-    (said,) = probable_mistakes(as_experiment(config(free)))
+    (said,) = probable_mistakes(config(free))
     assert "where gradients are taken" in said
 
 
@@ -281,27 +284,25 @@ def test_a_key_that_nothing_reads_deserves_a_word(config):
     """If the user has set it for this run; a config file may set those of several methods."""
     values = {"method.name": "daso+asynchronous", "method.period": 777, "model.blocks": 3}
     chosen = config(values)
-    assert not probable_mistakes(as_experiment(chosen))
+    assert not probable_mistakes(chosen)
     read = ["method.groups", "method.max_batches", "method.name", "model.noise", "steps"]
-    assert not probable_mistakes(
-        as_experiment(chosen), [*read, "model.remat", "optimizer.options.b1"]
-    )
+    assert not probable_mistakes(chosen, [*read, "model.remat", "optimizer.options.b1"])
     period, blocks = probable_mistakes(
-        as_experiment(chosen), [*read, "method.period", "model.blocks", "method.period"]
+        chosen, [*read, "method.period", "model.blocks", "method.period"]
     )
     assert period.startswith(
         "config.method.period = 777: ignored, 'daso+asynchronous' has no such key; async_local_"
     )
     assert blocks.startswith("config.model.blocks = 3: ignored, 'quadratic' has no such key; resm")
     alone = config({"method.name": "gossip", "method.arrivals": 3, "cluster.nodes": 4})
-    (said,) = probable_mistakes(as_experiment(alone), ["method.arrivals", "method.graph"])
+    (said,) = probable_mistakes(alone, ["method.arrivals", "method.graph"])
     assert said.endswith("'gossip' has no such key; buffered, mindflayer have")
 
 
 def test_a_network_beside_pieces_is_warned_of_and_costs_nothing(config):
     values = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc_network": 0.1}
     network = {"cluster.bandwidth": 1e6, "cluster.latency": 5.0, "cluster.seconds_per_example": 1.0}
-    plain, other = (as_experiment(config(values | more)) for more in ({}, network))
+    plain, other = (config(values | more) for more in ({}, network))
     said = probable_mistakes(other, network)
     assert len(said) == 3 and all("ignored, the seconds are those of" in line for line in said)
     assert not probable_mistakes(other)  # `optdyn profile` measures pieces of such a network
@@ -315,14 +316,14 @@ def test_a_network_beside_pieces_is_warned_of_and_costs_nothing(config):
 )
 def test_a_number_that_another_switches_on_is_warned_of_and_changes_nothing(config, key, needed):
     values = {"cluster.nodes": 4, "cluster.bandwidth": 1e6, "cluster.latency": 0.1}
-    plain, other = (as_experiment(config(values | more)) for more in ({}, {f"cluster.{key}": 0.5}))
+    plain, other = (config(values | more) for more in ({}, {f"cluster.{key}": 0.5}))
     (said,) = probable_mistakes(other, [f"cluster.{key}"])
     assert said == f"config.cluster.{key} = 0.5: ignored, as config.cluster.{needed} is 0"
     ends = (each.timeline(steps_per_epoch=9, update_bytes=10**6).seconds for each in (plain, other))
     assert np.array_equal(*ends)
     on = {needed: 1 if needed == "regions" else 0.5}
     needs = config(values | {f"cluster.{key}": 0.5} | {f"cluster.{k}": v for k, v in on.items()})
-    assert not probable_mistakes(as_experiment(needs), [f"cluster.{key}"])
+    assert not probable_mistakes(needs, [f"cluster.{key}"])
 
 
 @pytest.mark.parametrize("name", methods.built_in())
@@ -331,13 +332,13 @@ def test_what_a_method_does_not_have_it_does_not_read(config, name):
     clusters = {"stale_pipeline": "constant", "local": "constant"}
     values = {"model.name": "resmlp", "model.blocks": 4, "model.width": 8, "data.image_size": 7}
     values |= {"method.name": name, "method.groups": 4, "cluster.nodes": 4, "steps": 20}
-    values |= {"batch_size": 8, "cluster.service": clusters.get(name, "lognormal")}
+    values |= {"batch_size": 8, "cluster.service.name": clusters.get(name, "lognormal")}
     plain, other = config(values), config(values)
     own = methods.keys_of(methods.load(name))
-    for key, value in default().method.items():
+    for key, value in Experiment().method.items():
         if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
             other.method[key] = {"compression_bits": 8}.get(key, value + 1)  # 33 are too many
-    one, two = trainer.prepare(as_experiment(plain)), trainer.prepare(as_experiment(other))
+    one, two = trainer.prepare(plain), trainer.prepare(other)
     assert one.program is two.program
     for a, b in zip(jax.tree.leaves(one.timeline), jax.tree.leaves(two.timeline), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -355,20 +356,18 @@ def test_a_loss_far_above_the_first_is_marked(config, tmp_path, rate, status, wo
     """
     values = {"method.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0}
     values |= {"optimizer.learning_rate": rate}
-    summary = trainer.train(as_experiment(config(values)), tmp_path / "a")
+    summary = trainer.train(config(values), tmp_path / "a")
     assert summary["status"] == status and summary.get("worse", False) == worse
     first, *_, last = map(json.loads, (tmp_path / "a" / "metrics.jsonl").open())
     assert (last["train_loss"] > 100 * first["train_loss"]) == worse
     assert (last["train_loss"] > 1e6 * max(first["train_loss"], 1)) == (status == "diverged")
-    assert trainer.train(as_experiment(config(values)), tmp_path / "a") == summary
+    assert trainer.train(config(values), tmp_path / "a") == summary
     runs, _ = tables.load(tmp_path)
     assert ("worse" in runs and bool(runs["worse"][0])) == worse
     text = report.write(tmp_path).read_text()
     assert (f"{status}, worse" in text) == worse and ("over 100 times the first" in text) == worse
     longer = config(values | {"steps": 70})
-    grown, whole = (
-        trainer.train(as_experiment(longer), tmp_path / name) for name in ("a", "whole")
-    )
+    grown, whole = (trainer.train(longer, tmp_path / name) for name in ("a", "whole"))
     assert grown["parameters_crc32"] == whole["parameters_crc32"] != summary["parameters_crc32"]
 
 
@@ -380,8 +379,13 @@ def test_a_loss_that_comes_down_again_has_not_diverged(config, tmp_path, rows):
     }
     chosen = config({"method.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.0})
     chosen.optimizer.update(schedule)
-    chosen.optimizer.learning_rate, chosen.model.condition = 5.0, 1.0
-    summary = trainer.train(as_experiment(chosen), tmp_path)
+    chosen = chosen.with_(
+        {
+            "optimizer.learning_rate": 5.0,
+            "model.condition": 1.0,
+        }
+    )
+    summary = trainer.train(chosen, tmp_path)
     losses = [row["train_loss"] for row in rows(tmp_path)]
     assert max(losses) > 1e6 * max(losses[0], 1) and losses[-1] <= losses[0]
     assert summary["status"] == "completed" and "worse" not in summary
@@ -425,7 +429,7 @@ def test_bad_points_are_named():
         ({"name": ".."}, "grid: a point is called '..'"),
         ({"name": ""}, "grid: a point is called ''"),
     ):
-        config = grid(default(), [values])
+        config = grid(Experiment(), [values])
         with pytest.raises(ConfigError) as caught:
             for name, point in named(config):
                 resolve(config, name, point)

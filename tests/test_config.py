@@ -5,14 +5,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from optdyn import setup
 from optdyn.clock.network import COLLECTIVES
-from optdyn.experiment import ConfigError, default, differences, to_json
+from optdyn.experiment import ConfigError, Experiment, differences, to_json
 from optdyn.problem.models.resnet import NORMS, STEMS
 from optdyn.train.checks import check
-from tests.values import as_experiment
 
 HUGE = float("inf")
 NAN = float("nan")
@@ -20,7 +18,7 @@ NAN = float("nan")
 
 def changed(values):
     """The default with values at dotted names, of any type, as from a careless file."""
-    whole = default().to_dict()
+    whole = Experiment().to_dict()
     for name, value in values.items():
         *path, last = name.split(".")
         part = whole
@@ -30,7 +28,7 @@ def changed(values):
     return ConfigDict(whole)
 
 
-def refusal(config, act=lambda config: check(as_experiment(config))):
+def refusal(config, act=lambda config: check(config)):
     with pytest.raises(ConfigError) as caught:
         act(config)
     assert "\n" not in str(caught.value)
@@ -38,15 +36,23 @@ def refusal(config, act=lambda config: check(as_experiment(config))):
 
 
 def test_the_default_can_run_and_is_locked():
-    config = default()
-    check(as_experiment(config))
+    config = Experiment()
+    check(config)
     with pytest.raises(AttributeError, match="learning_rat"):
-        config.optimizer.learning_rat = 0.1
+        config = config.with_(
+            {
+                "optimizer.learning_rat": 0.1,
+            }
+        )
     with pytest.raises(AttributeError):
         config.nosuch = 1
-    config.optimizer.name = "adam"
-    config.optimizer.options.b1 = 0.5  # open: its keys are those of the optimizer
-    check(as_experiment(config))
+    config = config.with_(
+        {
+            "optimizer.name": "adam",
+            "optimizer.options.b1": 0.5,
+        }
+    )
+    check(config)
 
 
 AT_LEAST_ONE = (
@@ -72,7 +78,7 @@ AT_LEAST_ZERO = (
     "replicas.count",
     "model.noise",
     "cluster.latency",
-    "cluster.variation",
+    "cluster.service.variation",
     "cluster.bandwidth",
     "cluster.local_latency",
     "cluster.local_bandwidth",
@@ -87,7 +93,7 @@ BAD = [
     *((name, value) for name in AT_LEAST_ONE for value in (0, -3, "many")),
     *((name, value) for name in AT_LEAST_ZERO for value in (-1, HUGE, NAN, None)),
     *((name, "nosuch") for name in ("model.name", "model.dtype", "model.lowering")),
-    *((name, "nosuch") for name in ("method.name", "optimizer.schedule", "cluster.service")),
+    *((name, "nosuch") for name in ("method.name", "optimizer.schedule", "cluster.service.name")),
     *(("seed", value) for value in (-1, 2**32, "one")),
     *(("cluster.seconds_per_example", value) for value in (0.0, -1.0, HUGE, NAN)),
     *(("optimizer.decay_rate", value) for value in (0.0, -1.0, HUGE, NAN)),
@@ -138,7 +144,7 @@ def test_a_bad_value_is_refused_by_name(name, value):
     assert refusal(changed({name: value})).startswith(f"config.{name}")
 
 
-LOCAL = {"method.name": "local", "model.name": "resmlp", "cluster.service": "constant"}
+LOCAL = {"method.name": "local", "model.name": "resmlp", "cluster.service.name": "constant"}
 PIECES = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc": 0.1}
 BOUND = {"method.name": "asynchronous", "method.staleness_bound": 0}
 DROPPING = {"method.name": "ringmaster", "method.delay_bound": 2}
@@ -152,7 +158,7 @@ COMBINATIONS = [
     ({**LOCAL, "cluster.overlap": 0.5}, "cluster.overlap"),
     ({**PIECES, "cluster.overlap": 0.5}, "cluster.overlap"),
     ({"method.name": "daso", "cluster.nodes": 3}, "batch_size"),
-    ({"method.name": "daso", "cluster.service": "geometric"}, "cluster.service"),
+    ({"method.name": "daso", "cluster.service.name": "geometric"}, "cluster.service.name"),
     ({"parallel.devices": 3, "parallel.api": "jit"}, "batch_size"),
     ({"parallel.accumulation": 3}, "batch_size"),
     ({"method.name": "dynamic_batch", "parallel.api": "jit"}, "parallel.api"),
@@ -182,7 +188,7 @@ COMBINATIONS = [
         {"model.name": "resnet", "model.lowering": "winograd"},
         "model: lowering 'winograd' of a convolution 3 x 3 with strides 2 x 2",
     ),
-    (LOCAL | {"cluster.service": "exponential"}, "cluster.service"),
+    (LOCAL | {"cluster.service.name": "exponential"}, "cluster.service.name"),
     (LOCAL | {"cluster.speeds": (1.0,)}, "cluster.speeds"),
     (LOCAL | {"method.variant": "overlapping", "method.window": 9}, "method: window 9"),
     (LOCAL | {"model.name": "quadratic"}, "method: local parallelism"),
@@ -198,32 +204,35 @@ COMBINATIONS = [
     (PIECES | {"cluster.nodes": 2, "cluster.speeds": (1.0, 2.0)}, "cluster.speeds"),
     (PIECES | {"method.name": "daso"}, "cluster.pieces"),
     (PIECES | {"method.name": "dynamic_batch"}, "cluster.pieces"),
-    (PIECES | {"cluster.service": "trace", "cluster.trace": "a.csv"}, "cluster.service"),
     (
-        PIECES | {"method.name": "asynchronous", "cluster.service": "geometric"},
-        "cluster.service",
+        PIECES | {"cluster.service.name": "trace", "cluster.service.path": "a.csv"},
+        "cluster.service.name",
+    ),
+    (
+        PIECES | {"method.name": "asynchronous", "cluster.service.name": "geometric"},
+        "cluster.service.name",
     ),
     ({"cluster.split": "proportional", "method.name": "daso"}, "cluster.split"),
     (LOCAL | {"cluster.split": "proportional"}, "cluster.split"),
-    ({"cluster.service": "trace"}, "cluster.trace"),
-    ({"cluster.service": "measured"}, "cluster.service"),
-    ({"method.name": "dynamic_batch", "cluster.service": "measured"}, "cluster.service"),
+    ({"cluster.service.name": "trace"}, "cluster.service.path"),
+    ({"cluster.service.name": "measured"}, "cluster.service.name"),
+    ({"method.name": "dynamic_batch", "cluster.service.name": "measured"}, "cluster.service.name"),
     (
         {
             "method.name": "dynamic_batch",
-            "cluster.service": "measured",
+            "cluster.service.name": "measured",
             "parallel.api": "shard_map",
             "cluster.speeds": (1.0,),
         },
         "cluster.speeds",
     ),
-    ({"cluster.service": "geometric"}, "cluster.service"),
+    ({"cluster.service.name": "geometric"}, "cluster.service.name"),
     ({"method.staleness_bound": 0}, "method.staleness_bound"),
-    (BOUND | {"cluster.service": "geometric"}, "method.staleness_bound"),
+    (BOUND | {"cluster.service.name": "geometric"}, "method.staleness_bound"),
     (BOUND | PIECES, "method.staleness_bound"),
     (BOUND | {"replicas.count": 3}, "method.staleness_bound"),
     (DROPPING | {"replicas.count": 3}, "method.delay_bound"),
-    (DROPPING | {"cluster.service": "geometric"}, "cluster.service"),
+    (DROPPING | {"cluster.service.name": "geometric"}, "cluster.service.name"),
     (DROPPING | PIECES, "cluster.pieces"),
     (DROPPING | {"method.fresh": ("classifier",)}, "method.fresh"),
     (DROPPING | {"method.staleness_bound": 1}, "method.staleness_bound"),
@@ -232,7 +241,7 @@ COMBINATIONS = [
         "method.snapshots",
     ),
     ({"optimizer.name": "adam", "optimizer.momentum": 0.5}, "optimizer.momentum"),
-    ({"optimizer.options": ConfigDict({"b1": 0.5})}, "optimizer.options.b1"),
+    ({"optimizer.options": {"b1": 0.5}}, "optimizer.options.b1"),
     ({"optimizer.name": "closed_loop", "method.name": "dynamic_batch"}, "method.name"),
     *(
         (
@@ -245,15 +254,15 @@ COMBINATIONS = [
         )
     ),
     (
-        {"optimizer.name": "closed_loop", "optimizer.options": ConfigDict({"gamma": -1.0})},
+        {"optimizer.name": "closed_loop", "optimizer.options": {"gamma": -1.0}},
         "optimizer: closed_loop cannot be used (gamma -1.0: must be finite",
     ),
     (
-        {"optimizer.name": "closed_loop", "optimizer.options": ConfigDict({"staleness": 0.5})},
+        {"optimizer.name": "closed_loop", "optimizer.options": {"staleness": 0.5}},
         "optimizer: closed_loop cannot be used (staleness 0.5: must be 0 or more",
     ),
-    ({"optimizer.options": ConfigDict({"momentum": 0.5})}, "optimizer.options.momentum"),
-    ({"optimizer.options": ConfigDict({"learning_rate": 1.0})}, "optimizer.options.learning_rate"),
+    ({"optimizer.options": {"momentum": 0.5}}, "optimizer.options.momentum"),
+    ({"optimizer.options": {"learning_rate": 1.0}}, "optimizer.options.learning_rate"),
 ]
 
 
@@ -264,18 +273,23 @@ def test_values_that_do_not_go_together(values, name):
 
 GOOD = [
     {"method.name": "asynchronous", "method.groups": 4, "cluster.nodes": 2}
-    | {"cluster.devices_per_node": 4, "cluster.service": "geometric"},
+    | {"cluster.devices_per_node": 4, "cluster.service.name": "geometric"},
     {"method.groups": 3},  # not asynchronous: there is one group, whatever this says
     {"cluster.nodes": 3, "cluster.speeds": (1, 0.5, 2)},
-    {"cluster.service": "trace", "cluster.trace": "arrivals.csv"},
+    {"cluster.service.name": "trace", "cluster.service.path": "arrivals.csv"},
     BOUND | {"cluster.nodes": 4, "method.groups": 4},
-    PIECES | {"cluster.service": "constant", "method.fresh": ("classifier",)},
+    PIECES | {"cluster.service.name": "constant", "method.fresh": ("classifier",)},
     {"cluster.nodes": 2, "cluster.speeds": (1, 3), "cluster.split": "proportional"},
     {"optimizer.name": "rmsprop", "optimizer.momentum": -0.9, "optimizer.learning_rate": 0},
-    {"optimizer.options": ConfigDict({"nesterov": True})},
+    {"optimizer.options": {"nesterov": True}},
     {"optimizer.name": "closed_loop", "optimizer.momentum": 0.9}
-    | {"optimizer.options": ConfigDict({"gamma": 0.1, "staleness": 3})},
-    {"checkpoint_every": 0, "seed": 2**32 - 1, "cluster.variation": 0.0, "model.hidden": ()},
+    | {"optimizer.options": {"gamma": 0.1, "staleness": 3}},
+    {
+        "checkpoint_every": 0,
+        "seed": 2**32 - 1,
+        "cluster.service.variation": 0.0,
+        "model.hidden": (),
+    },
     {"model.lowering": "gemm", "replicas.matching": (-0.5, 0.0)},
     LOCAL | {"cluster.nodes": 8, "cluster.devices_per_node": 4},
     LOCAL | {"cluster.nodes": 4, "method.variant": "chunked", "method.chunks": 8},
@@ -291,15 +305,15 @@ GOOD = [
 
 @pytest.mark.parametrize("values", GOOD)
 def test_values_that_can_run(values):
-    check(as_experiment(changed(values)))
+    check(changed(values))
 
 
 def test_groups():
     """Only asynchronous groups arrive by themselves."""
     given = {"method.groups": 3}
-    assert as_experiment(changed(given)).methods.groups == 1
+    assert changed(given).methods.groups == 1
     given["method.name"] = "asynchronous"
-    assert as_experiment(changed(given)).methods.groups == 3
+    assert changed(given).methods.groups == 3
 
 
 def test_unknown_and_missing_keys():
@@ -327,15 +341,15 @@ def test_learning_rate_and_momentum_are_any_number_in_range(rate, momentum):
     values = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
     sane = all(number == 0 or 1e-30 <= abs(number) <= 1e30 for number in (rate, momentum))
     if sane and rate >= 0 and abs(momentum) < 1:
-        check(as_experiment(changed(values)))
+        check(changed(values))
     else:
         refusal(changed(values))
 
 
 @settings(deadline=None)
-@given(st.sets(st.sampled_from(leaves(default().to_dict()))), st.booleans())
+@given(st.sets(st.sampled_from(leaves(Experiment().to_dict()))), st.booleans())
 def test_differences_are_the_names_that_differ(names, swap):
-    one, other = default().to_dict(), changed(dict.fromkeys(names, "changed")).to_dict()
+    one, other = Experiment().to_dict(), changed(dict.fromkeys(names, "changed")).to_dict()
     if swap:
         one, other = other, one
     found = differences(one, other)
@@ -355,10 +369,10 @@ def test_json_gives_the_config_back(values):
     config = changed(values)
     text = to_json(config)
     back = ConfigDict(json.loads(text))
-    check(as_experiment(back))
+    check(back)
     assert to_json(back) == text and text.endswith("}\n")
     assert not differences(json.loads(text), json.loads(to_json(back)))
-    assert set(leaves(json.loads(text))) == set(leaves(as_experiment(config).to_dict()))
+    assert set(leaves(json.loads(text))) == set(leaves(config.to_dict()))
 
 
 def test_choices_that_fields_declare_are_those_that_the_code_has():

@@ -9,7 +9,6 @@ from optdyn.train import single
 from optdyn.train.driver import METERED_CHUNK, drive, initial
 from optdyn.train.meter import Windows
 from optdyn.train.trainer import prepare
-from tests.values import as_experiment
 
 STEPS = 60
 
@@ -30,7 +29,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_floats_do_not_depend_on_chunks(config, streaming):
     run, rng = (
-        prepare(as_experiment(config({"data.streaming": streaming}))),
+        prepare(config({"data.streaming": streaming})),
         np.random.default_rng(0),
     )
     _, losses, state = made(run, [STEPS], iter(lambda: 256, None))
@@ -46,7 +45,7 @@ def test_floats_do_not_depend_on_chunks(config, streaming):
 
 
 def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):
-    run = prepare(as_experiment(config()))
+    run = prepare(config())
     _, losses, state = made(run, [STEPS], iter(lambda: 256, None))
     for chunk in drive(run, initial(run), 0, [7, 23, STEPS]):
         chunk.make()
@@ -65,14 +64,14 @@ def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):
 
 def test_windows_are_metered_and_nothing_else_is(config):
     chosen = config({"steps": 200, "probes.momentum": True})
-    run, windows = prepare(as_experiment(chosen)), Windows(every=90, window=70, steps=200)
+    run, windows = prepare(chosen), Windows(every=90, window=70, steps=200)
     chunks, losses, _ = made(run, [200], iter(lambda: 256, None), windows=windows)
     spans = [(c.start, c.step, c.metered) for c in chunks if c.n]
     cuts = [0, METERED_CHUNK, 70, 90, 90 + METERED_CHUNK, 160, 180, 200]
     metered = [True, True, False, True, True, False, True]
     assert spans == list(zip(cuts[:-1], cuts[1:], metered, strict=True))
     # Two compilations of the same sums: some ulp (1e-7) of numbers up to 1 an update, 200 updates.
-    whole, close = single.record(as_experiment(chosen)), {"rtol": 1e-3, "atol": 1e-5}
+    whole, close = single.record(chosen), {"rtol": 1e-3, "atol": 1e-5}
     np.testing.assert_allclose(losses, whole.losses, **close)
     for chunk in chunks:
         assert METERED[0] in chunk.infos or not chunk.metered
@@ -87,7 +86,7 @@ def test_windows_are_metered_and_nothing_else_is(config):
 def test_what_is_not_compiled_makes_the_same_updates(config):
     """JAX_DISABLE_JIT=1, to look into a model; to rounding, as XLA joins operations."""
 
-    run = prepare(as_experiment(config({"steps": 2})))
+    run = prepare(config({"steps": 2}))
     *_, compiled = made(run, [2], iter(lambda: 2, None))
     with jax.disable_jit():
         *_, found = made(run, [2], iter(lambda: 2, None))

@@ -34,7 +34,6 @@ from optdyn.train.checkpoints import latest
 from optdyn.train.grid import grid
 from optdyn.train.trainer import train
 from optdyn.train.workdir import Metrics
-from tests.values import as_experiment
 
 VALUES = (
     *(None, True, -1, 0, 1, 0.5, 1e308, 10**30, "", "x", "completed", "diverged", "unfinished"),
@@ -130,7 +129,7 @@ def workdir(config, tmp_path_factory):
     """Two points, one of them interrupted."""
     folder = tmp_path_factory.mktemp("grid")
     for seed in range(2):
-        summary = train(as_experiment(config({"seed": seed})), folder / "points" / f"seed={seed}")
+        summary = train(config({"seed": seed}), folder / "points" / f"seed={seed}")
     path = folder / "points" / "seed=1" / "summary.json"
     write_json(path, {**summary, "status": "interrupted", "signal": 15})
     return folder
@@ -146,12 +145,8 @@ def workdir(config, tmp_path_factory):
 def test_workdirs(config, workdir, tmp_path, seed, count, reports, least):
     seeds = grid(config(), [{"seed": seed} for seed in range(2)])
     uses = {
-        "train": lambda folder: train(
-            as_experiment(config({"seed": 0})), folder / "points" / "seed=0"
-        ),
-        "resume": lambda folder: train(
-            as_experiment(config({"seed": 1})), folder / "points" / "seed=1"
-        ),
+        "train": lambda folder: train(config({"seed": 0}), folder / "points" / "seed=0"),
+        "resume": lambda folder: train(config({"seed": 1}), folder / "points" / "seed=1"),
         "sweep": lambda folder: list(described(plan(seeds, folder), 1)),
         "results": tables.write_results,
     }
@@ -170,11 +165,15 @@ def test_traces(config, tmp_path):
     header = "worker,seconds,control.shares.0,control.shares.1"
     (original / "trace.csv").write_text("\n".join([header, *lines, ""]))
     values = {"method.name": "dynamic_batch", "cluster.nodes": 2, "batch_size": 8, "steps": 50}
-    chosen = config(values | {"cluster.service": "trace"})
+    chosen = config(values | {"cluster.service.name": "trace"})
 
     def replay(folder):
-        chosen.cluster.trace = str(folder / "trace.csv")
-        return as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
+        chosen = chosen.with_(
+            {
+                "cluster.service.path": str(folder / "trace.csv"),
+            }
+        )
+        return chosen.timeline(steps_per_epoch=10, update_bytes=0)
 
     uses = {"arrivals": lambda folder: read(str(folder / "trace.csv"), 50), "replay": replay}
     replay(original)
@@ -214,11 +213,11 @@ KINDS = {
         "method.name": "dynamic_batch",
         "method.groups": 1,
         "cluster.nodes": 1,
-        "cluster.service": "measured",
+        "cluster.service.name": "measured",
         "parallel.api": "shard_map",
     },
     "two in one program": {},
-    "race": {"cluster.service": "race"},
+    "race": {"cluster.service.name": "race"},
     "streamed, large": {"data.streaming": True},
 }
 
@@ -252,7 +251,7 @@ def two(configs, workdir):
 
 def runner(config, kind):
     """What runs that kind in a workdir, or goes on with it."""
-    chosen = as_experiment(config(KINDS[kind]))
+    chosen = config(KINDS[kind])
     if kind == "two in one program":
         return partial(two, [chosen, chosen.with_(seed=1)])
     if kind == "race":

@@ -12,7 +12,7 @@ LOCAL = {
     "method.name": "local",
     "method.groups": 1,
     "cluster.nodes": 1,
-    "cluster.service": "constant",
+    "cluster.service.name": "constant",
     "model.name": "resmlp",
     "model.blocks": 4,
     "model.width": 8,
@@ -31,8 +31,8 @@ def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
     whole, sync = local({"method.variant": "backprop"}), local({"method.name": "sync"})
     states = []
     for name, chosen in (("whole", whole), ("sync", sync)):
-        train(as_experiment(chosen), tmp_path / name)
-        states.append(final(trainer.prepare(as_experiment(chosen)), tmp_path / name)[1].params)
+        train(chosen, tmp_path / name)
+        states.append(final(trainer.prepare(chosen), tmp_path / name)[1].params)
     assert states[0].keys() == states[1].keys()
     for name, params in states[0].items():
         for leaf, values in params.items():
@@ -43,21 +43,22 @@ def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
 
 def test_an_interrupted_run_reaches_the_same_floats(local, tmp_path, monkeypatch):
     chosen = local({"method.variant": "overlapping", "optimizer.name": "adam"})
-    chosen.optimizer.momentum = 0.0
-    straight = train(as_experiment(chosen), tmp_path / "straight")
+    chosen = chosen.with_(
+        {
+            "optimizer.momentum": 0.0,
+        }
+    )
+    straight = train(chosen, tmp_path / "straight")
     monkeypatch.setattr(trainer, "_summary", lambda *_: 1 / 0)  # after the last checkpoint
     with pytest.raises(ZeroDivisionError):
-        train(as_experiment(chosen), tmp_path / "cut")
+        train(chosen, tmp_path / "cut")
     monkeypatch.undo()
-    assert (
-        train(as_experiment(chosen), tmp_path / "cut")["parameters_crc32"]
-        == straight["parameters_crc32"]
-    )
+    assert train(chosen, tmp_path / "cut")["parameters_crc32"] == straight["parameters_crc32"]
 
 
 @pytest.mark.parametrize("variant", ["greedy", "backprop"])
 def test_probes_are_logged(local, tmp_path, rows, variant):
-    train(as_experiment(local({"method.variant": variant, "method.probes": True})), tmp_path)
+    train(local({"method.variant": variant, "method.probes": True}), tmp_path)
     for row in rows(tmp_path):
         cosines = [row[f"cosine_block{k}"] for k in range(4)]
         accuracies = [row[f"probe_accuracy_block{k}"] for k in range(4)]
@@ -71,15 +72,13 @@ def test_probes_are_logged(local, tmp_path, rows, variant):
 
 
 def test_no_probes_unless_asked_for(local, tmp_path, rows):
-    train(as_experiment(local()), tmp_path)
+    train(local(), tmp_path)
     assert not any("cosine" in name or "probe" in name for name in rows(tmp_path)[-1])
 
 
 def test_costs_are_in_the_summary_and_make_the_seconds(local, tmp_path):
     summaries = {
-        name: train(
-            as_experiment(local({**values, "steps": 10, "checkpoint_every": 0})), tmp_path / name
-        )
+        name: train(local({**values, "steps": 10, "checkpoint_every": 0}), tmp_path / name)
         for name, values in {
             "backprop": {"method.variant": "backprop"},
             "greedy": {},
@@ -107,7 +106,7 @@ def test_costs_are_in_the_summary_and_make_the_seconds(local, tmp_path):
 def test_a_head_that_cannot_be_shared(local, tmp_path):
     values = {"model.name": "mlp", "model.hidden": (8, 9), "method.shared_heads": True}
     with pytest.raises(ConfigError, match="different shapes"):
-        train(as_experiment(local(values)), tmp_path / "none")
+        train(local(values), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -115,16 +114,13 @@ def test_a_head_is_shared_by_groups_that_end_alike(local):
     """However the blocks inside them end."""
     values = {"model.name": "mlp", "model.hidden": (9, 8, 7, 8), "method.shared_heads": True}
     for variant in ("chunked", "backprop"):
-        config = as_experiment(local(values | {"method.variant": variant}))
+        config = local(values | {"method.variant": variant})
         names = set(trainer.prepare(config).params)
         assert names == {"classifier", *(f"hidden{k}" for k in range(4))}
 
 
 def test_variants_start_from_the_same_trunk(local):
-    params = [
-        trainer.prepare(as_experiment(local({"method.variant": v}))).params
-        for v in ("greedy", "backprop")
-    ]
+    params = [trainer.prepare(local({"method.variant": v})).params for v in ("greedy", "backprop")]
     assert set(params[0]) == set(params[1]) | {f"block{k}_head" for k in range(3)}
     for name, own in params[1].items():
         for leaf, values in own.items():
@@ -134,8 +130,7 @@ def test_variants_start_from_the_same_trunk(local):
 
 def test_equal_variants_share_a_program(local):
     one, other = (
-        trainer.prepare(as_experiment(local({"optimizer.learning_rate": rate}))).program
-        for rate in (0.1, 0.2)
+        trainer.prepare(local({"optimizer.learning_rate": rate})).program for rate in (0.1, 0.2)
     )
     assert one is other
     chunked = local({"method.variant": "chunked", "method.chunks": 4})

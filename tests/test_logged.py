@@ -11,7 +11,6 @@ from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import trainer
 from optdyn.train.trainer import train
 from optdyn.train.workdir import tag
-from tests.values import as_experiment
 
 FIELDS = {
     "step",
@@ -42,7 +41,7 @@ def test_the_schedule_and_momentum_are_those_logged(config, tmp_path, rows, fina
         "optimizer.warmup_steps": warmup,
     }
     chosen = config(values)
-    train(as_experiment(chosen), tmp_path)
+    train(chosen, tmp_path)
     h = curvatures(6, chosen.model.condition).astype(np.float64)
     x, v, losses = np.ones(6), np.zeros(6), []
     for rate in rates:
@@ -58,7 +57,7 @@ def test_the_schedule_and_momentum_are_those_logged(config, tmp_path, rows, fina
     logged_losses = [row["train_loss"] for row in logged[:-1]]
     np.testing.assert_allclose(logged_losses, losses[::10], rtol=1e-4)
     np.testing.assert_allclose(
-        final(trainer.prepare(as_experiment(chosen)), tmp_path)[1].params["x"]["x"], x, 1e-4
+        final(trainer.prepare(chosen), tmp_path)[1].params["x"]["x"], x, 1e-4
     )
 
 
@@ -78,7 +77,7 @@ def test_divergence_is_found_at_its_step(
         "checkpoint_every": every,
     }
     chosen = config(values)
-    timeline = trainer.prepare(as_experiment(chosen)).timeline
+    timeline = trainer.prepare(chosen).timeline
     h = curvatures(6, 4.0)
     x = np.ones(6, np.float32)
     slots = [x] * groups
@@ -91,7 +90,7 @@ def test_divergence_is_found_at_its_step(
             x = slots[timeline.choice.write[step]] = x - np.float32(30) * h * read
     assert 10 < step < 60 - 1
 
-    assert launcher.main(as_experiment(chosen), tmp_path) == 0
+    assert launcher.main(chosen, tmp_path) == 0
     first, figures, last = capsys.readouterr().out.splitlines()
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert first.startswith(f"diverged: {step} of 60 updates, ") and summary["status"] == "diverged"
@@ -106,17 +105,17 @@ def test_divergence_is_found_at_its_step(
     assert summary["logged_step"] == finite[-1]["step"]
     assert summary["train_loss"] == finite[-1]["train_loss"]
     assert sum(summary["staleness_histogram"]) == step
-    kept, state = final(trainer.prepare(as_experiment(chosen)), tmp_path)
+    kept, state = final(trainer.prepare(chosen), tmp_path)
     assert kept == summary["kept_checkpoint"] == finite[-1]["step"]
     assert np.isfinite(state.params["x"]["x"]).all()
 
     before = files(tmp_path)
-    assert train(as_experiment(chosen), tmp_path) == summary
+    assert train(chosen, tmp_path) == summary
     assert files(tmp_path) == before
 
 
 def test_a_run_that_is_not_finite_from_the_start_has_diverged(config, tmp_path, rows):
-    summary = train(as_experiment(config({"model.noise": 1e30})), tmp_path)
+    summary = train(config({"model.noise": 1e30}), tmp_path)
     assert (summary["status"], summary["step"]) == ("diverged", 0)
     assert summary["kept_checkpoint"] is None
     assert [row["train_loss"] for row in rows(tmp_path)] == [None]
@@ -124,7 +123,7 @@ def test_a_run_that_is_not_finite_from_the_start_has_diverged(config, tmp_path, 
 
 def test_log_points_say_what_happened(trained, scalars):
     chosen, workdir, summary = trained
-    timeline = trainer.prepare(as_experiment(chosen)).timeline
+    timeline = trainer.prepare(chosen).timeline
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     logged = [json.loads(line) for line in lines]
     assert [row["step"] for row in logged] == list(range(0, 61, 10))
@@ -150,8 +149,8 @@ def test_log_points_say_what_happened(trained, scalars):
 
 def test_a_last_stretch_that_is_not_whole_is_logged_too(config, tmp_path, rows):
     chosen = config({"log_every": 25, "checkpoint_every": 0})
-    train(as_experiment(chosen), tmp_path)
-    staleness = trainer.prepare(as_experiment(chosen)).timeline.staleness
+    train(chosen, tmp_path)
+    staleness = trainer.prepare(chosen).timeline.staleness
     logged = rows(tmp_path)
     assert [row["step"] for row in logged] == [0, 25, 50, 60]
     assert logged[-1]["staleness_mean"] == pytest.approx(staleness[50:].mean())
@@ -160,7 +159,7 @@ def test_a_last_stretch_that_is_not_whole_is_logged_too(config, tmp_path, rows):
 def test_accuracy_and_loss_are_those_of_the_whole_test_set(trained, rows, final):
     """1,000 images by NumPy, with the parameters of that step."""
     chosen, workdir, _ = trained
-    run = trainer.prepare(as_experiment(chosen))
+    run = trainer.prepare(chosen)
     params = final(run, workdir)[1].params
     dense = [params[name]["Dense_0"] for name in ("hidden0", "classifier")]
     x = run.data.test["image"].reshape(1000, -1) / 255

@@ -10,7 +10,6 @@ from optdyn.experiment import ConfigError
 from optdyn.methods.metered import METERED
 from optdyn.train import single, trainer
 from optdyn.train.meter import FILE, Windows, in_place, is_plain, lags, shortened, steered
-from tests.values import as_experiment
 
 PROBED = {
     "steps": 560,
@@ -48,11 +47,11 @@ def test_windows_tile_the_updates(every, window, steps):
 @pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole")
-    return workdir, trainer.train(as_experiment(config(PROBED)), workdir)
+    return workdir, trainer.train(config(PROBED), workdir)
 
 
 def test_a_probed_run_trains_as_any_other(config, whole, tmp_path, rows):
-    without = trainer.train(as_experiment(config({**PROBED, "probes.momentum": False})), tmp_path)
+    without = trainer.train(config({**PROBED, "probes.momentum": False}), tmp_path)
     workdir, summary = whole
     assert summary["parameters_crc32"] == without["parameters_crc32"]
     plain = rows(tmp_path)
@@ -61,7 +60,7 @@ def test_a_probed_run_trains_as_any_other(config, whole, tmp_path, rows):
 
 def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole, rows):
     workdir, summary = whole
-    recorded = single.record(as_experiment(config(PROBED)))
+    recorded = single.record(config(PROBED))
     every = np.stack([recorded.displacements, recorded.raw_steps, recorded.gradients], axis=1)
     at = np.r_[0:230, 260:490, 520:560]
     kept = np.load(workdir / FILE)
@@ -89,11 +88,9 @@ def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path,
     seen = [0]
     watch = Watch(lambda: 2 if seen[0] >= stop else 0, lambda step, _: seen.__setitem__(0, step))
     chosen = config(PROBED)
-    halted = trainer.run_to_end(
-        trainer.training(trainer.prepare(as_experiment(chosen)), tmp_path, watch)
-    )
+    halted = trainer.run_to_end(trainer.training(trainer.prepare(chosen), tmp_path, watch))
     assert halted["status"] == "interrupted" and halted["step"] < 560
-    resumed = trainer.train(as_experiment(chosen), tmp_path)
+    resumed = trainer.train(chosen, tmp_path)
     workdir, summary = whole
     unlike = {"wall_seconds", "starts"}
     assert {k: v for k, v in resumed.items() if k not in unlike} == {
@@ -112,22 +109,22 @@ def test_a_run_whose_windows_are_refused_together_has_no_reading_of_its_last_one
 
 
 def test_explicit_momentum_is_a_lag_of_its_own(config):
-    assert lags(as_experiment(config({"optimizer.momentum": 0.5}))) == 2
-    assert lags(as_experiment(config({"optimizer.momentum": 0.0}))) == 1
-    assert lags(as_experiment(config({"method.name": "sync", "optimizer.momentum": 0.5}))) == 1
+    assert lags(config({"optimizer.momentum": 0.5})) == 2
+    assert lags(config({"optimizer.momentum": 0.0})) == 1
+    assert lags(config({"method.name": "sync", "optimizer.momentum": 0.5})) == 1
     # A total of 0 is reached by a momentum below 0, which displacements have and raw steps do not.
-    steered_to_0 = as_experiment(config({"optimizer.momentum": 0.0, "probes.steer": True}))
+    steered_to_0 = config({"optimizer.momentum": 0.0, "probes.steer": True})
     assert lags(steered_to_0) == 2 and not is_plain(steered_to_0)
-    assert is_plain(as_experiment(config({"optimizer.momentum": 0.0})))
+    assert is_plain(config({"optimizer.momentum": 0.0}))
     adam = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
     for other in (adam, adam | {"optimizer.name": "soap"}):
-        assert lags(as_experiment(config(other))) == 0  # no polynomial: only raw steps are read
+        assert lags(config(other)) == 0  # no polynomial: only raw steps are read
 
 
 def test_steps_at_a_rate_of_0_are_read_from_gradients_alone(config, tmp_path):
     """A warm-up begins with one: its step over its rate is no number, and was called divergence."""
     warm = {"method.name": "sync", "optimizer.momentum": 0.5, "optimizer.warmup_steps": 9}
-    summary = trainer.train(as_experiment(config(PROBED | warm | {"steps": 230})), tmp_path)
+    summary = trainer.train(config(PROBED | warm | {"steps": 230}), tmp_path)
     assert summary["fitted_momentum_refused"].startswith("an update's learning rate is 0")
 
 
@@ -149,16 +146,16 @@ def test_steering_follows_the_readings(config, tmp_path, rows):
     assert after == pytest.approx(0.8 - 0.9)
     assert then == pytest.approx(0.8 - (0.9 / 0.1**2 + 0.96 / 0.05**2) / (1 / 0.1**2 + 1 / 0.05**2))
     values = {**PROBED, "optimizer.momentum": 0.6, "probes.steer": True}
-    summary = trainer.train(as_experiment(config(values)), tmp_path / "whole")
+    summary = trainer.train(config(values), tmp_path / "whole")
     explicit = {row["step"]: row["explicit_momentum"] for row in rows(tmp_path / "whole")}
     assert explicit[0] == explicit[240] == 0.0
     reading = next(row for row in rows(tmp_path / "whole") if row["step"] == 240)
     assert explicit[260] == pytest.approx(0.6 - reading["implicit_momentum"])
     seen = [0]
     watch = Watch(lambda: 2 if seen[0] >= 300 else 0, lambda step, _: seen.__setitem__(0, step))
-    run = trainer.prepare(as_experiment(config(values)))
+    run = trainer.prepare(config(values))
     trainer.run_to_end(trainer.training(run, tmp_path / "halved", watch))
-    resumed = trainer.train(as_experiment(config(values)), tmp_path / "halved")
+    resumed = trainer.train(config(values), tmp_path / "halved")
     assert resumed["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "halved") == rows(tmp_path / "whole")
 
@@ -184,4 +181,4 @@ def test_folding_a_sketch_is_a_shorter_sketch():
 )
 def test_bad_values_are_refused(config, values, message):
     with pytest.raises(ConfigError, match=message):
-        trainer.prepare(as_experiment(config({**PROBED, **values})))
+        trainer.prepare(config({**PROBED, **values}))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optdyn.cli import main, sources
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("research", "launch", "analysis", "configs", "docs")
@@ -87,7 +87,9 @@ def every_key():
             if isinstance(value, dict):
                 yield from inside(value, f"{before}{key}.")
 
-    return set(inside(default().to_dict())) | {f"{m}.{k}" for m, ks in OTHERS.items() for k in ks}
+    return set(inside(Experiment().to_dict())) | {
+        f"{m}.{k}" for m, ks in OTHERS.items() for k in ks
+    }
 
 
 # Of configs of the commands `tune` and `plan`, which have a section of their own.

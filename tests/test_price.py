@@ -13,10 +13,12 @@ import optdyn
 from optdyn import methods
 from optdyn.base.errors import ConfigError, InputError
 from optdyn.cli import price as command
-from optdyn.experiment import parse, usual
+from optdyn.clock.cluster import Cluster
+from optdyn.experiment import usual
 from optdyn.price import price
 from optdyn.price.shapes import of_model, of_parameters
-from optdyn.setup import Cluster, Data, Model
+from optdyn.problem.data.kinds import Data
+from optdyn.problem.models import Model
 from optdyn.train import trainer
 from tests.own_flags import called
 
@@ -117,7 +119,7 @@ def test_an_experiments_price_is_that_of_its_training():
     chosen = optdyn.Experiment(
         model=Model("quadratic", dimension=6),
         data=Data(train_examples=100),
-        method=optdyn.diloco(period=4),
+        method=optdyn.DiLoCo(period=4),
         cluster=Cluster(nodes=2, bandwidth=1e4),
         batch_size=4,
         steps=20,
@@ -129,7 +131,7 @@ def test_an_experiments_price_is_that_of_its_training():
     matrix = chosen.with_(cluster=Cluster(nodes=2, bandwidths=link))
     assert matrix.price(bandwidth=1e2).seconds == chosen.price(bandwidth=1e2).seconds
     settled = chosen.price(settled=True)
-    assert settled == price.price(parse(chosen.config()), of_model(parse(chosen.config())))
+    assert settled == price.price(chosen.config(), of_model(chosen.config()))
     assert settled.seconds == pytest.approx(seconds, rel=0.3) and settled.seconds != seconds
 
 
@@ -396,8 +398,8 @@ def test_stages_are_priced_of_a_model(name):
     [
         ("local", {}, "blocks of a model"),
         ("asynchronous", {"cluster.presence": 9.0}, "always there"),
-        ("asynchronous", {"cluster.service": "lognorml"}, "did you mean"),
-        ("asynchronous", {"cluster.service": "race"}, "must be one of 'constant'"),
+        ("asynchronous", {"cluster.service.name": "lognorml"}, "did you mean"),
+        ("asynchronous", {"cluster.service.name": "race"}, "must be one of 'constant'"),
         ("diloco", {"method.fragments": 3, "method.period": 2}, "fragments"),
         ("diloco+local", {}, "blocks of a model"),
     ],

@@ -20,19 +20,18 @@ from optdyn import methods, setup
 from optdyn.base.errors import ConfigError, InputError
 from optdyn.cli import in_memory
 from optdyn.evidence.intervals import ratio
-from optdyn.experiment import default, parse
+from optdyn.experiment import Experiment
 from optdyn.momentum.moments import FEWEST
 from optdyn.report import efficiency
 from optdyn.train import trainer
-from tests.values import as_experiment
 
 
 def base(**more):
     values = {
-        "model": optdyn.Model("quadratic", dimension=6, noise=0.5),
+        "model": optdyn.Quadratic(dimension=6, noise=0.5),
         "data": optdyn.Data(train_examples=100),
-        "optimizer": optdyn.sgd(learning_rate=0.05, momentum=0.3),
-        "cluster": optdyn.Cluster(workers=4, service=optdyn.exponential()),
+        "optimizer": optdyn.SGD(learning_rate=0.05, momentum=0.3),
+        "cluster": optdyn.Cluster(workers=4, service=optdyn.Exponential()),
         **{"batch_size": 4, "steps": 60, "log_every": 20},
     }
     return optdyn.Experiment(**values | more)
@@ -40,12 +39,12 @@ def base(**more):
 
 def test_every_key_is_a_field_and_every_default_is_that_of_the_config():
     made = optdyn.Experiment().config()
-    assert made.to_dict() == default().to_dict()
+    assert made.to_dict() == Experiment().to_dict()
 
 
 def test_it_is_the_run_that_the_command_makes(tmp_path):
     """To the same floats, and in the same files: the command finds it finished."""
-    chosen = base(method=optdyn.asynchronous(groups=4))
+    chosen = base(method=optdyn.Asynchronous(groups=4))
     found = chosen.train(tmp_path / "python")
     keys = {
         **{"model.name": "quadratic", "model.dimension": 6, "model.noise": 0.5, "batch_size": 4},
@@ -73,7 +72,7 @@ def test_it_is_the_run_that_the_command_makes(tmp_path):
 
 def test_a_comparison_is_of_the_runs_alone():
     """Whoever runs beside them, and its table is of the first experiment."""
-    arms = {"sync": base(), "async": base(method=optdyn.asynchronous(groups=4))}
+    arms = {"sync": base(), "async": base(method=optdyn.Asynchronous(groups=4))}
     found = optdyn.compare(arms, steps=40, seeds=(0, 3))
     for name, one in arms.items():
         for run, seed in zip(found[name].runs, (0, 3), strict=True):
@@ -105,7 +104,7 @@ def test_a_comparison_is_of_the_runs_alone():
 
 
 def test_a_run_says_in_a_line_what_it_is_and_a_plot_which_columns_there_are():
-    run = base(steps=20, method=optdyn.asynchronous(groups=4)).train()
+    run = base(steps=20, method=optdyn.Asynchronous(groups=4)).train()
     assert repr(run).startswith("Trained(asynchronous, seed 0: completed after 20 updates, ")
     found = optdyn.compare({"a": base()}, steps=20, seeds=[0])
     with pytest.raises(ConfigError, match="x = 'seconds': must be one of 'seed', 'step'"):
@@ -114,7 +113,7 @@ def test_a_run_says_in_a_line_what_it_is_and_a_plot_which_columns_there_are():
 
 def test_the_rate_of_an_optax_optimizer_is_nobodys_and_not_0():
     run = base(optimizer=optax.sgd(0.1, momentum=0.9), steps=20).train()
-    same = base(optimizer=optdyn.sgd(learning_rate=0.1, momentum=0.9), steps=20).train()
+    same = base(optimizer=optdyn.SGD(learning_rate=0.1, momentum=0.9), steps=20).train()
     assert run.log[["learning_rate", "momentum"]].isna().all(axis=None)
     assert run.log["train_loss"].tolist() == same.log["train_loss"].tolist()
     assert same.log["learning_rate"].tolist()[-1] == 0.1
@@ -123,9 +122,9 @@ def test_the_rate_of_an_optax_optimizer_is_nobodys_and_not_0():
 def test_the_meter_is_read_though_it_was_not_asked_for():
     """Of a run that did not have one: the same run with it."""
     chosen = base(
-        model=optdyn.Model("quadratic", noise=0.02),
-        optimizer=optdyn.sgd(learning_rate=0.02),
-        method=optdyn.asynchronous(groups=4),
+        model=optdyn.Quadratic(noise=0.02),
+        optimizer=optdyn.SGD(learning_rate=0.02),
+        method=optdyn.Asynchronous(groups=4),
         data=optdyn.Data(train_examples=100, replacement=True),
         steps=400,
     )
@@ -138,10 +137,10 @@ def test_the_meter_is_read_though_it_was_not_asked_for():
 def test_the_meter_needs_a_learning_rate_that_is_known():
     """A chain of optax has one of its own: steps were divided by 0 and readings printed."""
     chain = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.05))
-    chosen = base(optimizer=chain, steps=400, method=optdyn.asynchronous(groups=4))
+    chosen = base(optimizer=chain, steps=400, method=optdyn.Asynchronous(groups=4))
     with pytest.raises(ConfigError, match="needs the learning rate"):
         chosen.with_(probes=optdyn.Probes(momentum=True)).train()
-    clipped = optdyn.sgd(0.05, chain=(optax.clip_by_global_norm(1.0),))
+    clipped = optdyn.SGD(0.05, chain=(optax.clip_by_global_norm(1.0),))
     base(optimizer=clipped, probes=optdyn.Probes(momentum=True)).train()
 
 
@@ -153,7 +152,7 @@ class Line(nn.Module):
 
 def test_an_optax_optimizer_may_be_of_this_models_parameters_alone():
     """Labels in the form of the parameters, as of a layer that is kept as it is."""
-    model = optdyn.Model("mlp", hidden=(4,))
+    model = optdyn.MLP(hidden=(4,))
     start = trainer.prepare(base(model=model).parsed()).params
     labels = {name: jax.tree.map(lambda _, n=name: n, own) for name, own in start.items()}
     each = {"hidden0": optax.sgd(0.1), "classifier": optax.set_to_zero()}
@@ -168,7 +167,7 @@ def test_an_optax_optimizer_may_be_of_this_models_parameters_alone():
     with pytest.raises(ConfigError, match=r"cannot be used .*1 child keys hidden1"):
         base(model=model, optimizer=other).train()
     # Where blocks have optimizers of their own, each is asked.
-    by_block = chosen.with_(method=optdyn.local(), cluster=optdyn.Cluster(service="constant"))
+    by_block = chosen.with_(method=optdyn.Local(), cluster=optdyn.Cluster(service="constant"))
     with pytest.raises(ConfigError, match=r"cannot be used .*2 child keys"):
         by_block.train()
 
@@ -176,7 +175,7 @@ def test_an_optax_optimizer_may_be_of_this_models_parameters_alone():
 def test_a_chain_may_be_one_transformation():
     """Which is a tuple, too, but of functions."""
     clip = optax.clip_by_global_norm(0.1)
-    assert optdyn.sgd(chain=clip).chain == optdyn.sgd(chain=[clip]).chain
+    assert optdyn.SGD(chain=clip).chain == optdyn.SGD(chain=[clip]).chain
 
 
 def test_modules_functions_arrays_losses_and_optimizers_of_ones_own():
@@ -191,7 +190,7 @@ def test_modules_functions_arrays_losses_and_optimizers_of_ones_own():
 
     ends = []
     for model in (Line(), pair):
-        for optimizer in (optax.sgd(0.05), optdyn.sgd(0.05)):
+        for optimizer in (optax.sgd(0.05), optdyn.SGD(0.05)):
             found = optdyn.Experiment(
                 model=model, data={"x": x, "y": y}, optimizer=optimizer, loss=squares,
                 batch_size=8, steps=80, log_every=40,
@@ -301,7 +300,7 @@ def test_metrics_and_transforms_of_a_chain_may_be_things_themselves():
     def far(outputs, batch):
         return jnp.abs(outputs - batch["y"])[:, 0]
 
-    clipped = optdyn.sgd(0.1, chain=(optax.clip_by_global_norm(0.5),))
+    clipped = optdyn.SGD(0.1, chain=(optax.clip_by_global_norm(0.5),))
     once = {"optimizer": clipped, "metrics": (far,), "steps": 1, "log_every": 1}
     found = line(np.ones((32, 1), np.float32), **once).train()
     assert found.log["test_far"].tolist() == pytest.approx([1.0, 0.95])  # a step of 0.1 * 0.5
@@ -309,12 +308,12 @@ def test_metrics_and_transforms_of_a_chain_may_be_things_themselves():
 
 def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
     """Of the same batches: twenty lines, which the pages show."""
-    chosen = base(method=optdyn.asynchronous(groups=4), steps=30, batch_size=2)
+    chosen = base(method=optdyn.Asynchronous(groups=4), steps=30, batch_size=2)
     from optdyn.train.run import batches_of
 
-    run = trainer.prepare(as_experiment(chosen.config()))
+    run = trainer.prepare(chosen.config())
     batches = {k: v[batches_of(run)(0, 30)] for k, v in run.data.train.items()}
-    method = optdyn.asynchronous(groups=4)
+    method = optdyn.Asynchronous(groups=4)
     clock = method.clock(chosen.cluster, steps=30, batch_size=2, update_bytes=24)
     np.testing.assert_array_equal(clock.seconds, run.timeline.seconds)
     rule = method.around(run.program.problem.loss, optax.sgd(0.05, 0.3), clock.slots)
@@ -341,10 +340,10 @@ BAD = {
     "workers = 8: must be nodes * devices": lambda: optdyn.Cluster(workers=8, nodes=3),
     "config.cluster.nodes = 0: must be from 1 to": lambda: optdyn.Cluster(nodes=0),
     "config.batch_size = 0: must be at least 1": lambda: optdyn.Experiment(batch_size=0),
-    "config.model.width = 'a': must be a whole number": lambda: optdyn.Model("mlp", width="a"),
-    "diloco has no field 'perod'; did you mean": lambda: optdyn.diloco(perod=3),
+    "config.model.width = 'a': must be a whole number": lambda: optdyn.MLP(width="a"),
+    "diloco has no field 'perod'; did you mean": lambda: optdyn.DiLoCo(perod=3),
     "such as optdyn.Model('mlp'), not 'mlp'": lambda: optdyn.Experiment(model="mlp"),
-    "such as optdyn.diloco(), not 'diloco'": lambda: optdyn.Experiment(method="diloco"),
+    "such as optdyn.DiLoCo(), not 'diloco'": lambda: optdyn.Experiment(method="diloco"),
     "Linear is of flax.nnx, so it must be given as a pair of functions (init, apply): lambda": (
         lambda: base(model=nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
     ),
@@ -360,18 +359,18 @@ BAD = {
     "compare: 'two' must be of type Experiment, not int": lambda: optdyn.compare(
         {"one": base(), "two": 3}, seeds=[0]
     ),
-    "only a method of reading is a rule by itself": lambda: optdyn.diloco().around(
+    "only a method of reading is a rule by itself": lambda: optdyn.DiLoCo().around(
         jnp.sum, optax.sgd(0.1)
     ),
     "must be a dict of blocks, such as {'all': params}, not of type": lambda: (
-        optdyn.asynchronous(groups=2).around(jnp.sum, optax.sgd(0.1)).init(jnp.zeros(3))
+        optdyn.Asynchronous(groups=2).around(jnp.sum, optax.sgd(0.1)).init(jnp.zeros(3))
     ),
-    "config.method.period = 'a': must be a whole number": lambda: optdyn.diloco(period="a"),
-    "must divide": lambda: optdyn.asynchronous(groups=3).clock(optdyn.Cluster(workers=4), 10),
-    "update_bytes = -8: must be at least 0": lambda: optdyn.sync().clock(
+    "config.method.period = 'a': must be a whole number": lambda: optdyn.DiLoCo(period="a"),
+    "must divide": lambda: optdyn.Asynchronous(groups=3).clock(optdyn.Cluster(workers=4), 10),
+    "update_bytes = -8: must be at least 0": lambda: optdyn.Sync().clock(
         optdyn.Cluster(), 10, update_bytes=-8
     ),
-    "config.method.groups = 3": lambda: base(method=optdyn.asynchronous(groups=3)).train(),
+    "config.method.groups = 3": lambda: base(method=optdyn.Asynchronous(groups=3)).train(),
     # Arguments of other names, too many, too few, or of another kind.
     "Experiment has no field 'nosuch'": lambda: base().with_(nosuch=3),
     "Cluster has no field 'node'; did you mean nodes?": lambda: optdyn.Cluster(node=4),
@@ -380,7 +379,7 @@ BAD = {
     ),
     "compare has no argument 'seed'; did you mean seeds?": lambda: optdyn.compare({}, seed=[0]),
     "compare: missing a required argument: 'experiments'": lambda: optdyn.compare(steps=3),
-    "diloco: too many positional arguments; its arguments are ": lambda: optdyn.diloco(8),
+    "diloco: too many positional arguments; its arguments are ": lambda: optdyn.DiLoCo(8),
     "seeds = 5: must be a sequence of seeds, as range(5)": lambda: optdyn.compare(
         {"a": base()}, seeds=5
     ),
@@ -388,7 +387,7 @@ BAD = {
     "penalty = 3: must be a text or a path": lambda: base().which("runs", 3),
     "name = a dict: must be a text": lambda: optdyn.method({}),
     "keys = 3: must be a dict": lambda: optdyn.Method("diloco", 3),
-    "other = 'local': must be of type Method": lambda: optdyn.diloco() + "local",
+    "other = 'local': must be of type Method": lambda: optdyn.DiLoCo() + "local",
     "i = 'x': must be a whole number": lambda: optdyn.Comparison({"a": ()})["a"]["x"],
     "experiment = 'snc': must be one of 'sync'; did you mean sync?": lambda: optdyn.Comparison(
         {"sync": ()}
@@ -396,7 +395,7 @@ BAD = {
     "config.cluster.pieces = 3: must be of type Pieces": lambda: optdyn.Cluster(pieces=3),
     "config.model.options = 3: must be a dict": lambda: optdyn.Model(options=3),
     "devices_per_node = '2': must be": lambda: optdyn.Cluster(workers=4, devices_per_node="2"),
-    "Experiment.optimizer must be optdyn.sgd(...), not": lambda: base(optimizer=optdyn.sgd),
+    "Experiment.optimizer must be optdyn.SGD(...), not": lambda: base(optimizer=optdyn.sgd),
     # Whole experiments, and what was given itself, are told in few words.
     "config.steps = Experiment(...): must be a whole number": lambda: base(steps=base()),
     "compare: Experiment(...) must be of type Experiment, not str": lambda: optdyn.compare(
@@ -421,27 +420,27 @@ def test_lines_call_arrays_that_were_given_arrays():
 
 
 def test_values_are_frozen_and_changed_by_copies():
-    cluster = optdyn.Cluster(workers=8, devices_per_node=2, service=optdyn.gamma(0.5))
+    cluster = optdyn.Cluster(workers=8, devices_per_node=2, service=optdyn.Gamma(0.5))
     assert (cluster.nodes, cluster.service, cluster.variation) == (4, "gamma", 0.5)
     assert cluster.with_(nodes=2).nodes == 2 and cluster.with_(latency=1).latency == 1.0
     assert cluster.with_(workers=4).nodes == 2
     with pytest.raises(AttributeError):
         cluster.nodes = 3
-    one, same, other = (base(method=optdyn.asynchronous(groups=g)) for g in (2, 2, 4))
+    one, same, other = (base(method=optdyn.Asynchronous(groups=g)) for g in (2, 2, 4))
     assert len({one, same, other}) == 2
-    joined = optdyn.daso(wait=0) + optdyn.local()
+    joined = optdyn.DASO(wait=0) + optdyn.Local()
     assert (joined.name, joined.keys) == ("daso+local", {"wait": 0})
 
 
 def test_joined_methods_have_each_their_own_numbers(tmp_path):
     """What both have is of each its own, also where one of them leaves it at its default."""
-    method = optdyn.diloco(period=2) + optdyn.async_local_sgd(groups=2)
+    method = optdyn.DiLoCo(period=2) + optdyn.AsyncLocalSGD(groups=2)
     cluster = optdyn.Cluster(nodes=2, devices_per_node=2)
-    nodes, workers = parse(base(method=method, cluster=cluster).config()).methods.every
+    nodes, workers = base(method=method, cluster=cluster).config().methods.every
     assert (nodes.period, workers.period, workers.groups) == (2, 8, 2)
-    alike = optdyn.diloco(period=8) + optdyn.async_local_sgd(period=8)
+    alike = optdyn.DiLoCo(period=8) + optdyn.AsyncLocalSGD(period=8)
     assert alike.keys == {}
-    other = optdyn.diloco(period=2) + optdyn.async_local_sgd(period=2)
+    other = optdyn.DiLoCo(period=2) + optdyn.AsyncLocalSGD(period=2)
     assert other.keys == {"period": 2}
 
 
@@ -512,7 +511,7 @@ def test_what_is_said_twice_is_the_same():
 
 
 def test_a_comparison_takes_any_seeds_and_arguments_of_an_optimizer():
-    adam = base(optimizer=optdyn.adam(0.05, b1=0.5), steps=20)
+    adam = base(optimizer=optdyn.Adam(0.05, b1=0.5), steps=20)
     found = optdyn.compare({"a": adam, "b": adam.with_(batch_size=2)}, seeds=iter((1, 2)))
     assert [len(runs) for runs in found.runs.values()] == [2, 2]
     alone = adam.with_(seed=1).train().summary["parameters_crc32"]
@@ -520,19 +519,19 @@ def test_a_comparison_takes_any_seeds_and_arguments_of_an_optimizer():
 
 
 def test_every_run_gives_its_parameters_also_the_mean_of_workers_without_a_server():
-    chosen = base(method=optdyn.ad_psgd(groups=4), steps=20)
+    chosen = base(method=optdyn.ADPSGD(groups=4), steps=20)
     run = chosen.train()
     loss = float(run.log["train_loss"].iloc[-1])  # of the mean, on the noiseless quadratic's data
     start = float(run.log["train_loss"].iloc[0])
     (params,) = jax.tree.leaves(run.params)
     assert params.shape == (6,) and loss < start
-    again = base(method=optdyn.ad_psgd(groups=4), steps=20, log_every=10).train()
+    again = base(method=optdyn.ADPSGD(groups=4), steps=20, log_every=10).train()
     np.testing.assert_array_equal(params, jax.tree.leaves(again.params)[0])
 
 
 def test_a_run_that_diverges_is_infinite_and_named():
     """The loss at which others are compared is theirs, not the start of what blew up."""
-    arms = {"good": base(), "bad": base(optimizer=optdyn.sgd(learning_rate=1e30))}
+    arms = {"good": base(), "bad": base(optimizer=optdyn.SGD(learning_rate=1e30))}
     found = optdyn.compare(arms, seeds=[0, 1])
     table, said = found.table(), str(found)
     good = [run.log["train_loss"].min() for run in found["good"].runs]
@@ -554,7 +553,7 @@ def test_a_run_without_one_finite_loss_is_shown():
 def test_the_clock_of_every_method_needs_no_model_or_says_so(name):
     """Of one array it is that of the same bytes of a model; layers are not made up."""
     method = getattr(optdyn, name)(**({"groups": 2} if name in GROUPED else {}))
-    cluster = optdyn.Cluster(nodes=2, bandwidth=1e6, latency=1e-3, service=optdyn.constant())
+    cluster = optdyn.Cluster(nodes=2, bandwidth=1e6, latency=1e-3, service=optdyn.Constant())
     try:
         clock = method.clock(cluster, steps=20, update_bytes=4000)
     except ConfigError as error:
@@ -566,24 +565,24 @@ def test_the_clock_of_every_method_needs_no_model_or_says_so(name):
 
 def test_a_clock_of_nodes_has_their_messages():
     """By hand: a ring of 4 sends 6 messages of a quarter of 4,000 bytes, after every 5 updates."""
-    cluster = optdyn.Cluster(nodes=4, bandwidth=1e6, service=optdyn.constant())
-    free = optdyn.model_averaging(period=5).clock(cluster, steps=20)
-    line = optdyn.model_averaging(period=5).clock(cluster, steps=20, update_bytes=4000)
+    cluster = optdyn.Cluster(nodes=4, bandwidth=1e6, service=optdyn.Constant())
+    free = optdyn.ModelAveraging(period=5).clock(cluster, steps=20)
+    line = optdyn.ModelAveraging(period=5).clock(cluster, steps=20, update_bytes=4000)
     ring = 6 * 1000 / 1e6
     gap = line.timeline.seconds - free.timeline.seconds
     # float64 sums of seconds; the message that has no byte is made of one number.
     np.testing.assert_allclose(gap[4::5], ring * np.arange(1, 5), rtol=0, atol=1e-4)
-    parts = optdyn.diloco(period=5, fragments=2).clock(cluster, steps=20, update_bytes=4000)
+    parts = optdyn.DiLoCo(period=5, fragments=2).clock(cluster, steps=20, update_bytes=4000)
     assert parts.timeline.seconds[-1] > free.timeline.seconds[-1]
 
 
 def test_a_rate_that_only_optax_knows_is_refused_where_a_method_scales_by_it():
-    for method in (optdyn.slowmo(), optdyn.demo()):
+    for method in (optdyn.SlowMo(), optdyn.DeMo()):
         with pytest.raises(ConfigError, match=r"learning_rate = 0\.0: must be other than 0"):
             base(method=method, optimizer=optax.sgd(0.1)).train()
     kept = [
-        base(method=optdyn.demo(signed=False), optimizer=of, steps=5).train().params
-        for of in (optax.sgd(0.1), optdyn.sgd(learning_rate=0.1, momentum=0.0))
+        base(method=optdyn.DeMo(signed=False), optimizer=of, steps=5).train().params
+        for of in (optax.sgd(0.1), optdyn.SGD(learning_rate=0.1, momentum=0.0))
     ]
     for one, other in zip(*map(jax.tree.leaves, kept), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)  # float32, five updates
@@ -603,18 +602,18 @@ def test_a_label_that_no_output_is_for_is_refused():
 
 
 def test_numbers_of_numpy_and_jax_are_numbers():
-    same = base(method=optdyn.asynchronous(groups=4), batch_size=8)
-    given = base(method=optdyn.asynchronous(groups=np.int64(4)), batch_size=jnp.int32(8))
+    same = base(method=optdyn.Asynchronous(groups=4), batch_size=8)
+    given = base(method=optdyn.Asynchronous(groups=np.int64(4)), batch_size=jnp.int32(8))
     assert given == same and type(given.batch_size) is int
     speeds = optdyn.Cluster(nodes=2, speeds=np.array([1.0, 0.5]), latency=np.float32(0.5))
     assert speeds == optdyn.Cluster(nodes=2, speeds=(1.0, 0.5), latency=0.5)
     with pytest.raises(ConfigError, match="must be a whole number"):
-        optdyn.diloco(period=np.float32(3.5))
+        optdyn.DiLoCo(period=np.float32(3.5))
 
 
 def test_keys_need_not_suit_methods_that_were_not_chosen():
     """DiLoCo's delay ends before its period's fragments; decoupled learners may be late."""
-    chosen = as_experiment(default())
+    chosen = Experiment()
     late = {"method.period": 8, "method.delay": 8}
     own = chosen.with_({"method.name": "decoupled", **late}).methods.every[0]
     assert (own.period, own.delay) == (8, 8)
@@ -626,7 +625,7 @@ def test_keys_need_not_suit_methods_that_were_not_chosen():
 
 def test_links_between_nodes_are_none_of_the_groups_inside():
     """A matrix of equal latencies is that latency, also where groups of a node are asynchronous."""
-    method = optdyn.diloco(period=4) + optdyn.asynchronous(groups=2)
+    method = optdyn.DiLoCo(period=4) + optdyn.Asynchronous(groups=2)
     cluster = optdyn.Cluster(nodes=2, devices_per_node=2)
     rows = cluster.with_(latencies=((0.0, 0.01), (0.01, 0.0)))
     lines = [
@@ -643,9 +642,9 @@ def test_public_names_have_a_docstring_and_are_found():
         optdyn.nosuch  # noqa: B018
     assert {n for n, _ in setup.every_key()} < set(
         f"{a}.{b}" if isinstance(v, dict) else a
-        for a, v in default().to_dict().items()
+        for a, v in Experiment().to_dict().items()
         for b in (v if isinstance(v, dict) else [""])
-    ) | {f"cluster.pieces.{k}" for k in default().cluster.pieces}
+    ) | {f"cluster.pieces.{k}" for k in Experiment().cluster.pieces}
 
 
 def test_what_is_hardly_meant_is_warned_of_at_the_users_line():
@@ -654,6 +653,6 @@ def test_what_is_hardly_meant_is_warned_of_at_the_users_line():
         with pytest.warns(UserWarning, match="cluster.absence = 5: ignored") as said:
             act()
         assert [each.filename for each in said] == [__file__]
-    slow = base(method=optdyn.diloco(period=30))  # of 60 updates, but for the comparison's own
+    slow = base(method=optdyn.DiLoCo(period=30))  # of 60 updates, but for the comparison's own
     with pytest.warns(UserWarning, match="period = 30: more than config.steps = 20"):
         optdyn.compare({"one": slow}, steps=20, seeds=[0])

@@ -9,7 +9,7 @@ from optdyn.experiment import ConfigError
 from optdyn.problem import data, models
 from optdyn.train.checks import check
 from tests.models.parameters import count, shapes
-from tests.values import as_experiment, as_model
+from tests.values import as_model
 
 IMAGES = {"fashion_mnist": (28, 1, 10), "cifar10": (32, 3, 10), "imagenet2012": (224, 3, 1000)}
 
@@ -17,7 +17,7 @@ IMAGES = {"fashion_mnist": (28, 1, 10), "cifar10": (32, 3, 10), "imagenet2012": 
 @pytest.mark.parametrize("name", gpt.SIZES)
 def test_transformers_have_the_size_that_they_are_called(name):
     config, size = gpt.get_config(name), gpt.SIZES[name]
-    check(as_experiment(config))
+    check(config)
     blocks = models.make(as_model(config.model), size.vocabulary)
     made = count(shapes(blocks, jnp.zeros((2, 8), jnp.int32)))
     assert f"{made:,}" in gpt.__doc__
@@ -30,7 +30,7 @@ def test_transformers_have_the_size_that_they_are_called(name):
 )
 def test_residual_networks_are_for_the_images_that_they_are_of(variant, millions):
     config = resnet.get_config(variant)
-    check(as_experiment(config))
+    check(config)
     side, channels, classes = IMAGES[variant.partition(",")[2] or "fashion_mnist"]
     assert config.data.image_size in (0, side)
     blocks = models.make(as_model(config.model), classes)
@@ -56,7 +56,11 @@ def test_transformers_that_there_are_not(variant):
 
 def test_what_is_drawn_is_what_the_config_says():
     config = gpt.get_config("10m,synthetic")
-    config.data.options.examples = 10
+    config = config.with_(
+        {
+            "data.options.examples": 10,
+        }
+    )
     made = data.load(config.data.name, options=dict(config.data.options))
     assert made.train["text"].shape == (8, config.data.sequence_length + 1)
     assert made.classes == gpt.SIZES["10m"].vocabulary

@@ -9,7 +9,6 @@ from configs import text
 from optdyn.base.errors import ConfigError
 from optdyn.problem.data import load
 from optdyn.train import trainer
-from tests.values import as_experiment
 
 
 def unigram_entropy(tokens: np.ndarray) -> float:
@@ -20,11 +19,19 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 
 def test_learns_more_than_frequencies_in_few_updates(tmp_path):
     config = text.get_config("small")
-    config.steps, config.log_every, config.checkpoint_every = 80, 80, 0
-    config.model.blocks, config.model.width, config.data.sequence_length = 1, 32, 32
-    config.batch_size = 16
+    config = config.with_(
+        {
+            "steps": 80,
+            "log_every": 80,
+            "checkpoint_every": 0,
+            "model.blocks": 1,
+            "model.width": 32,
+            "data.sequence_length": 32,
+            "batch_size": 16,
+        }
+    )
     config.data.train_evaluated = config.data.test_evaluated = 64
-    assert trainer.train(as_experiment(config), tmp_path)["status"] == "completed"
+    assert trainer.train(config, tmp_path)["status"] == "completed"
     first, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     data = load("kjv", sequence_length=32)
     # A sample of 64 sequences is some 0.03 nats off the whole text.

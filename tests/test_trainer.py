@@ -15,7 +15,6 @@ from optdyn.problem import data as datasets
 from optdyn.train import driver, program, trainer
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
-from tests.values import as_experiment
 
 SYNC = {"method.name": "sync", "method.groups": 1}
 
@@ -27,8 +26,8 @@ def batch_indices(run):
 
 
 def test_one_group_is_synchronous_to_the_bit(config, mnist, trained, tmp_path, rows):
-    one = train(as_experiment(config({**mnist, "method.groups": 1})), tmp_path / "one")
-    sync = train(as_experiment(config({**mnist, **SYNC})), tmp_path / "sync")
+    one = train(config({**mnist, "method.groups": 1}), tmp_path / "one")
+    sync = train(config({**mnist, **SYNC}), tmp_path / "sync")
     assert one["parameters_crc32"] == sync["parameters_crc32"]
     assert rows(tmp_path / "one") == rows(tmp_path / "sync")
     # Beyond one group it is something else, or the equality says nothing.
@@ -40,7 +39,7 @@ def test_one_group_is_synchronous_to_the_bit(config, mnist, trained, tmp_path, r
     [
         ("mlp", {}),
         ("mlp", {**SYNC, "data.replacement": True}),
-        ("quadratic", {"cluster.service": "geometric", "optimizer.options.nesterov": True}),
+        ("quadratic", {"cluster.service.name": "geometric", "optimizer.options.nesterov": True}),
         ("quadratic", {"method.groups": 2, "cluster.speeds": (1, 1, 1, 9)}),
         # An epoch of two and a half batches.
         ("quadratic", {"data.train_examples": 20, "batch_size": 8}),
@@ -51,8 +50,8 @@ def test_a_run_is_the_update_rule_looped_over_events_and_batches(
 ):
     network = mnist if model == "mlp" else {}
     chosen = config({**network, "optimizer.schedule": "cosine", **values})
-    train(as_experiment(chosen), tmp_path)
-    run = trainer.prepare(as_experiment(chosen))
+    train(chosen, tmp_path)
+    run = trainer.prepare(chosen)
     step = jax.jit(run.program.rule.step)
     state = run.program.rule.init(run.params)
     for t, indices in enumerate(batch_indices(run)):
@@ -82,9 +81,7 @@ class Clock:
 
 def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypatch, rows):
     """Chunks of updates follow the wall clock: slow ones are of one update, fast ones grow."""
-    whole = train(
-        as_experiment(config({"log_every": 60, "checkpoint_every": 0})), tmp_path / "whole"
-    )
+    whole = train(config({"log_every": 60, "checkpoint_every": 0}), tmp_path / "whole")
     expected = rows(tmp_path / "whole")[-1]
     rng = np.random.default_rng(0)
     clocks = {
@@ -103,7 +100,7 @@ def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypat
         monkeypatch.setattr(driver, "CHUNK", size)
         folder = tmp_path / f"{name}{size}"
         values = {"log_every": log_every, "checkpoint_every": checkpoint_every}
-        summary = train(as_experiment(config(values)), folder)
+        summary = train(config(values), folder)
         assert summary["parameters_crc32"] == whole["parameters_crc32"]
         logged = rows(folder)
         assert [row["step"] for row in logged] == sorted({*range(0, 60, log_every), 60})
@@ -113,8 +110,8 @@ def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypat
 
 def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path):
     base = {"model.dimension": 7}
-    first = train(as_experiment(config(base)), tmp_path / "first")
-    compiled = program.make(as_experiment(config(base)), 0, slots=4)
+    first = train(config(base), tmp_path / "first")
+    compiled = program.make(config(base), 0, slots=4)
     compilations = compiled.advance._cache_size(), compiled.evaluate._cache_size()
     fingerprints = {first["parameters_crc32"]}
     for number, values in enumerate(
@@ -122,8 +119,8 @@ def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path
             {"optimizer.learning_rate": 0.05},
             {"optimizer.momentum": -0.3},
             {"seed": 1},
-            {"cluster.service": "constant"},
-            {"cluster.service": "lognormal", "cluster.speeds": (1, 2, 3, 4)},
+            {"cluster.service.name": "constant"},
+            {"cluster.service.name": "lognormal", "cluster.speeds": (1, 2, 3, 4)},
             {"steps": 77},
             {"optimizer.schedule": "cosine", "optimizer.warmup_steps": 5},
             {"model.noise": 0.7},
@@ -132,8 +129,8 @@ def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path
         ]
     ):
         chosen = config({**base, **values})
-        assert program.make(as_experiment(chosen), 0, slots=4) is compiled
-        fingerprints.add(train(as_experiment(chosen), tmp_path / str(number))["parameters_crc32"])
+        assert program.make(chosen, 0, slots=4) is compiled
+        fingerprints.add(train(chosen, tmp_path / str(number))["parameters_crc32"])
         assert compilations == (compiled.advance._cache_size(), compiled.evaluate._cache_size())
     assert len(fingerprints) == 11  # every one of them matters
     # And what is compiled in makes another program.
@@ -141,8 +138,8 @@ def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path
         {"model.condition": 20.0},
         {"optimizer.name": "adam", "optimizer.momentum": 0.0},
     ]:
-        assert program.make(as_experiment(config({**base, **values})), 0, slots=4) is not compiled
-    assert program.make(as_experiment(config(base)), 0, slots=5) is not compiled
+        assert program.make(config({**base, **values}), 0, slots=4) is not compiled
+    assert program.make(config(base), 0, slots=5) is not compiled
 
 
 def test_the_same_config_gives_the_same_floats_also_in_a_thread_of_a_notebook(
@@ -152,9 +149,9 @@ def test_the_same_config_gives_the_same_floats_also_in_a_thread_of_a_notebook(
     chosen, workdir, summary = trained
     before = signal.getsignal(signal.SIGINT)
     with ThreadPoolExecutor(1) as pool:
-        again = pool.submit(train, as_experiment(chosen), str(tmp_path / "run")).result()
+        again = pool.submit(train, chosen, str(tmp_path / "run")).result()
         replicas = config({"replicas.count": 2, "steps": 5, "log_every": 5, "checkpoint_every": 0})
-        asked = record, as_experiment(replicas), str(tmp_path / "replicas")
+        asked = record, replicas, str(tmp_path / "replicas")
         recorded = pool.submit(*asked).result()
     assert again["parameters_crc32"] == summary["parameters_crc32"]
     assert rows(tmp_path / "run") == rows(workdir)
@@ -176,21 +173,21 @@ def test_the_same_config_gives_the_same_floats_also_in_a_thread_of_a_notebook(
 )
 def test_optimizers_of_optax(config, tmp_path, values, rows):
     chosen = config({"optimizer.learning_rate": 0.02, "optimizer.momentum": 0.0, **values})
-    summary = train(as_experiment(chosen), tmp_path)
+    summary = train(chosen, tmp_path)
     assert summary["status"] == "completed"
     assert summary["train_loss"] < rows(tmp_path)[0]["train_loss"]
     # The checkpoint holds all of the optimizer's state: killed before the summary, or earlier.
     (tmp_path / "summary.json").unlink()
-    assert train(as_experiment(chosen), tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
+    assert train(chosen, tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
     (tmp_path / "summary.json").unlink()
     (tmp_path / "checkpoints" / "60").rename(tmp_path / "away")
-    assert train(as_experiment(chosen), tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
+    assert train(chosen, tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32(config, mnist, trained, tmp_path, final):
     chosen = config({**mnist, "model.dtype": "bfloat16"})
-    half, single = train(as_experiment(chosen), tmp_path), trained[2]
-    for leaf in jax.tree.leaves(final(trainer.prepare(as_experiment(chosen)), tmp_path)[1].params):
+    half, single = train(chosen, tmp_path), trained[2]
+    for leaf in jax.tree.leaves(final(trainer.prepare(chosen), tmp_path)[1].params):
         assert leaf.dtype == jnp.float32
     # Eight bits of mantissa: 0.4 % an operation, and no more than some percent of the loss.
     assert half["train_loss"] == pytest.approx(single["train_loss"], rel=0.05)
@@ -200,6 +197,6 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32(config, mnist, trained,
 def test_a_convolutional_network_learns(config, mnist, tmp_path, rows):
     values = {"model.name": "cnn", "model.channels": (2,), "steps": 20, "batch_size": 16}
     values |= {"optimizer.learning_rate": 0.05}
-    summary = train(as_experiment(config({**mnist, **values})), tmp_path)
+    summary = train(config({**mnist, **values}), tmp_path)
     assert summary["status"] == "completed"
     assert summary["train_loss"] < rows(tmp_path)[0]["train_loss"]

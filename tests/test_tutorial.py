@@ -14,7 +14,6 @@ import pytest
 
 from optdyn.cli import points
 from optdyn.train import trainer
-from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
@@ -65,7 +64,7 @@ def test_the_run_learns_and_the_grid_is_its_axes(folder):
     import my_run
 
     my_data.prepare()
-    summary = trainer.train(as_experiment(my_run.get_config()), folder / "first")
+    summary = trainer.train(my_run.get_config(), folder / "first")
     assert summary["status"] == "completed"
     assert summary["test_loss"] < math.log(10) / 2  # a model that knows nothing has log 10
     # 8 workers in 4 groups: the mean of g - 1 = 3 is reached but for the first g arrivals.

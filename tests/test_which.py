@@ -11,12 +11,14 @@ import pytest
 import optdyn
 from optdyn.base.errors import InputError
 from optdyn.cli import price as command
+from optdyn.clock.cluster import Cluster
 from optdyn.experiment import usual
 from optdyn.price import price
 from optdyn.price.shapes import of_parameters
+from optdyn.problem.data.kinds import Data
+from optdyn.problem.models import Model
 from optdyn.report import penalties, sliders, which
 from optdyn.report.tables import TableError
-from optdyn.setup import Cluster, Data, Model
 from tests.report.test_statistical_efficiency import TARGET, write
 
 NODES, STEP, GIGABITS = 4, 0.5, 1.0
@@ -149,12 +151,12 @@ def test_the_product_is_what_a_sweep_measures_in_seconds(tmp_path):
     base = optdyn.Experiment(
         model=Model("quadratic", dimension=6, noise=0.2),
         data=Data(train_examples=100),
-        optimizer=optdyn.sgd(learning_rate=0.05),
+        optimizer=optdyn.SGD(learning_rate=0.05),
         cluster=Cluster(nodes=2, bandwidth=2e3, service="constant", seconds_per_example=0.01),
         batch_size=8,
         log_every=2,
     )
-    arms = {"sync": base, "diloco": base.with_(method=optdyn.diloco(period=4))}
+    arms = {"sync": base, "diloco": base.with_(method=optdyn.DiLoCo(period=4))}
     runs = optdyn.compare(arms, steps=120, seeds=range(3), workdir=tmp_path)
     target = 1.5 * runs.target
     found = base.which(tmp_path, target=target)

@@ -1,21 +1,12 @@
-"""The values of a config, for tests that write it key by key."""
+"""Values of unions, for tests that go through all of them with one set of numbers."""
 
-from ml_collections import ConfigDict
+from typing import Any
 
-from optdyn.experiment import Experiment, parse
-from optdyn.setup import Cluster, Model, Pieces
-
-
-def as_experiment(given: ConfigDict | Experiment) -> Experiment:
-    return given if isinstance(given, Experiment) else parse(given)
+from optdyn.problem.models import Model
 
 
-def as_cluster(given: ConfigDict | Cluster) -> Cluster:
-    if isinstance(given, Cluster):
-        return given
-    values = given.to_dict()
-    return Cluster(**{**values, "pieces": Pieces(**values.get("pieces", {}))})
-
-
-def as_model(given: ConfigDict | Model) -> Model:
-    return given if isinstance(given, Model) else Model(**given.to_dict())
+def as_model(values: dict[str, Any]) -> Model:
+    """The model called `name`, with those of the other values that it has."""
+    model = Model.named(values["name"])
+    keys = {key: value for key, value in values.items() if key in model.field_table()}
+    return model.changed(keys)

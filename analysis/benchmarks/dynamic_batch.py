@@ -35,7 +35,7 @@ CONFIG = {
     "method.name": "dynamic_batch",
     "method.micro_batch": 10,
     "cluster.nodes": WORKERS,
-    "cluster.service": "measured",
+    "cluster.service.name": "measured",
     "parallel.api": "shard_map",
 }
 

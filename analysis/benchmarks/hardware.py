@@ -27,7 +27,6 @@ import jax
 import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import repeated, spread
@@ -35,11 +34,11 @@ from configs import quickstart
 from optdyn.base import processes
 from optdyn.clock import service
 from optdyn.clock.server import t_conv
+from optdyn.experiment import Experiment
 from optdyn.plan.phases import Loop, MeasurementPlan, all_reduces, measure, prepare
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
 from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate, slowest
-from tests.values import as_experiment
 
 MODELS = {"mlp": (256, 256), "cnn": (120, 84)}  # and the widths of their dense layers
 PROCESSES = (1, 2, 4)
@@ -70,13 +69,18 @@ def _cluster(seed: int) -> dict[str, Any]:
     return row | {"at the server": row["exponential"] / row["slowest of k"]}
 
 
-def config_of(model: str, batch: int) -> ConfigDict:
+def config_of(model: str, batch: int) -> Experiment:
     """Synchronous training over all devices there are."""
     config = quickstart.get_config()
     config.update(steps=CHUNK, log_every=CHUNK, checkpoint_every=0, batch_size=batch)
     config.model.update(name=model, hidden=MODELS[model])
     config.optimizer.update(learning_rate=0.01, momentum=0.9)
-    config.method.name, config.parallel.api = "sync", "shard_map"
+    config = config.with_(
+        {
+            "method.name": "sync",
+            "parallel.api": "shard_map",
+        }
+    )
     return config
 
 
@@ -85,16 +89,10 @@ def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
     found = {}
     for model in MODELS:
         config = config_of(model, batch // jax.process_count())
-        own = {
-            name: loop
-            for name, loop in prepare(as_experiment(config)).loops.items()
-            if "network" not in name
-        }
+        own = {name: loop for name, loop in prepare(config).loops.items() if "network" not in name}
         loops = own | {"measured": Loop(repeated(config_of(model, batch)))}
         if jax.process_count() > 1:
-            loops["network"] = all_reduces(trainer.prepare(as_experiment(config)).params)._replace(
-                exchanges=1
-            )
+            loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
         seconds = measure(MeasurementPlan({}, loops, {}), rounds)
         compute = np.asarray(sum(seconds.pop(name) for name in own))
         every = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))

@@ -24,8 +24,8 @@ from optdyn.train.grid import Point
 TARGET, ALLOTTED = 0.25, "method.allotted"
 CLUSTER: Point = {
     "cluster.nodes": 16,
-    "cluster.service": "lognormal",
-    "cluster.variation": 3.0,
+    "cluster.service.name": "lognormal",
+    "cluster.service.variation": 3.0,
     "cluster.seconds_per_example": 1e-3,
     "method.groups": 16,
     "method.arrivals": 8,

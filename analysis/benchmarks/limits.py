@@ -25,14 +25,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import Timer, by_hand, config_of, in_turn, ours, spread
+from optdyn.experiment import Experiment
 from optdyn.problem import costs
 from optdyn.train import trainer
 from optdyn.train.program import problem_of
-from tests.values import as_experiment
 
 SIZE, BYTES = 1536, 4_000_000  # of a matrix that is multiplied, of a carry
 ITERATIONS = 200
@@ -68,9 +67,9 @@ def product() -> float:
     return 2 * SIZE**3 / best
 
 
-def operations_of(config: ConfigDict) -> float:
+def operations_of(config: Experiment) -> float:
     """Floating-point operations of one update, by the model."""
-    experiment = as_experiment(config)
+    experiment = config
     run = trainer.prepare(experiment)
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)

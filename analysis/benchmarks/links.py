@@ -54,11 +54,10 @@ from optdyn.base.files import write_json
 from optdyn.cli import cache
 from optdyn.clock.base import Timeline
 from optdyn.devices import overlap
-from optdyn.experiment import Experiment, default
+from optdyn.experiment import Experiment
 from optdyn.price.shapes import of_model
 from optdyn.train import driver, program, trainer
 from optdyn.train.run import Run
-from tests.values import as_experiment
 
 MARK = "found: "
 ROW_SECONDS, START_SECONDS = 150, 90  # that a row and a job's start may take, or it is ended
@@ -165,18 +164,22 @@ def row_of(found: Mapping[str, Any]) -> LinkRow:
 
 def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Experiment:
     """The row's method on so many nodes, or plain SGD."""
-    size, config = SIZES[row.megabits], default()
+    size, config = SIZES[row.megabits], Experiment()
     config.steps = config.log_every = row.updates
-    config.checkpoint_every = 0
-    config.model.hidden = size.hidden
-    config.batch_size = size.of(row.nodes) * nodes
-    config.optimizer.learning_rate = 0.01
-    config.cluster.nodes = nodes
-    config.cluster.service = "constant"
-    config.parallel.api = api
+    config = config.with_(
+        {
+            "checkpoint_every": 0,
+            "model.hidden": size.hidden,
+            "batch_size": size.of(row.nodes) * nodes,
+            "optimizer.learning_rate": 0.01,
+            "cluster.nodes": nodes,
+            "cluster.service.name": "constant",
+            "parallel.api": api,
+        }
+    )
     keys, by_period = METHODS["sync" if plain else row.method]
     config.method.update(keys | by_period(row.period))
-    return as_experiment(config)
+    return config
 
 
 def line_of(config: Experiment) -> Timeline:

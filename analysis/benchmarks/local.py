@@ -26,19 +26,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import Timer, in_turn, ours, spread
 from optdyn import optimizers
 from optdyn.clock import pipeline
 from optdyn.core import by_block
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.price import shapes
 from optdyn.problem.models import base
 from optdyn.train import program, trainer
 from tests.clock.schedules import memory, sequential, utilization
-from tests.values import as_experiment
 
 STAGES, UPDATES = 4, 100
 BASE: dict[str, Any] = {
@@ -50,7 +48,7 @@ BASE: dict[str, Any] = {
     "optimizer.learning_rate": 0.01,
     "optimizer.momentum": 0.9,
     "method.name": "local",
-    "cluster.service": "constant",
+    "cluster.service.name": "constant",
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "backprop": {"method.variant": "backprop"},
@@ -70,15 +68,15 @@ LAUNCHERS = {
 }
 
 
-def config_of(values: dict[str, Any]) -> ConfigDict:
-    config = default()
-    config.update_from_flattened_dict(BASE | values)
+def config_of(values: dict[str, Any]) -> Experiment:
+    config = Experiment()
+    config = config.with_(BASE | values)
     return config
 
 
-def compilation(config: ConfigDict) -> Timer:
+def compilation(config: Experiment) -> Timer:
     """Seconds to trace and compile the step of a config's method."""
-    run = trainer.prepare(as_experiment(config))
+    run = trainer.prepare(config)
     step, state = run.program.rule.step, run.program.rule.init(run.params)
     event, batch = _first(run)
 
@@ -91,9 +89,9 @@ def compilation(config: ConfigDict) -> Timer:
     return once
 
 
-def heads_alone(config: ConfigDict) -> Timer:
+def heads_alone(config: Experiment) -> Timer:
     """Seconds of what greedy blocks do beyond backpropagation: gradient and step of their heads."""
-    run = trainer.prepare(as_experiment(config))
+    run = trainer.prepare(config)
     whole, params = run.program.problem, run.params
     (last, module), (event, batch) = whole.blocks[-1], _first(run)
     heads = {name: own for name, own in params.items() if name.endswith("_head")}
@@ -133,8 +131,7 @@ def _first(run: trainer.Run) -> tuple[program.Event, dict[str, np.ndarray]]:
 def one_device(rounds: int) -> pd.DataFrame:
     configs = {name: config_of(values) for name, values in VARIANTS.items()}
     flops = {
-        name: trainer.prepare(as_experiment(config)).report["total_flops"]
-        for name, config in configs.items()
+        name: trainer.prepare(config).report["total_flops"] for name, config in configs.items()
     }
     updates = {name: ours(config, UPDATES) for name, config in configs.items()}
     updates["greedy, its heads alone"] = heads_alone(configs["greedy"])
@@ -157,7 +154,7 @@ def schedules() -> pd.DataFrame:
     """Utilization and bubble of four stages, an update of backpropagation lasting one second."""
     work = {}
     for name in ("backprop", "greedy"):
-        config = as_experiment(config_of(VARIANTS[name] | {"cluster.nodes": STAGES}))
+        config = config_of(VARIANTS[name] | {"cluster.nodes": STAGES})
         work[name] = shapes.stages(config, shapes.of_model(config))
     greedy, back = work["greedy"], work["backprop"]
     made = {"greedy": pipeline.local(greedy.forward, greedy.backward, 0.0, UPDATES)}

@@ -15,9 +15,9 @@ from optdyn.report.efficiency import to_target
 
 TARGET, RATES = 0.1, [2.0**n for n in range(-4, 2)]
 ARMS: dict[str, tuple[Method, int, int]] = {  # method, examples of an update, updates
-    "local SGD": (od.model_averaging(period=8), 64, 1200),
+    "local SGD": (od.ModelAveraging(period=8), 64, 1200),
     "asynchronous": (
-        od.async_local_sgd(groups=8, period=8, outer_learning_rate=1.0, outer_momentum=0.0),
+        od.AsyncLocalSGD(groups=8, period=8, outer_learning_rate=1.0, outer_momentum=0.0),
         8,
         9600,
     ),
@@ -34,10 +34,10 @@ def costs(
 ) -> dict[float, np.ndarray]:
     """By rate (seeds, 2): examples and simulated seconds to the target."""
     base = od.Experiment(
-        model=od.Model("mlp", hidden=(32,)),
-        data=od.Data("mnist5k", train_evaluated=1000, test_evaluated=100),
+        model=od.MLP(hidden=(32,)),
+        data=od.MNIST5k(train_evaluated=1000, test_evaluated=100),
         cluster=od.Cluster(
-            workers=8, speeds=speeds, service=od.lognormal(0.3), seconds_per_example=1 / 8
+            workers=8, speeds=speeds, service=od.LogNormal(0.3), seconds_per_example=1 / 8
         ),
         method=method,
         batch_size=batch,
@@ -45,7 +45,7 @@ def costs(
         log_every=steps // 120,
         checkpoint_every=0,
     )
-    arms = {rate: base.with_(optimizer=od.sgd(learning_rate=rate)) for rate in rates}
+    arms = {rate: base.with_(optimizer=od.SGD(learning_rate=rate)) for rate in rates}
     return {
         rate: np.array([to_target(run.log, TARGET) * np.array([batch, 1]) for run in of])
         for rate, of in od.compare(arms, seeds=seeds).runs.items()

@@ -24,7 +24,7 @@ import pandas as pd
 from analysis.benchmarks.record import publish
 from optdyn import optimizers
 from optdyn.core import Event, by_block
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.methods.gradient.local import local
 from optdyn.methods.gradient.local_losses import groups, heads
 from optdyn.methods.sync import sync
@@ -39,7 +39,7 @@ WITHOUT_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 def update(depth: int, variant: str) -> tuple[jax.stages.Lowered, int]:
     """The program of one update, and the bytes of its largest group by `research.costs`."""
-    model = default().model
+    model = Experiment().model
     model.update(name="resmlp", blocks=depth, width=WIDTH)
     parts = groups(variant, depth, 0, CHUNKS)
     whole = problem.make(

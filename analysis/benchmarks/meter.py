@@ -17,28 +17,31 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import Timer, config_of, in_turn, spread
+from optdyn.experiment import Experiment
 from optdyn.momentum.moments import NotIdentified, fit
 from optdyn.train import driver, single, trainer
 from optdyn.train.program import CHUNK
-from tests.values import as_experiment
 
 WINDOW, SHARE = 100, 0.1
 
 
-def metered_config(model: str) -> ConfigDict:
+def metered_config(model: str) -> Experiment:
     config = config_of(model, 16)
-    config.optimizer.momentum = 0.0
-    config.probes.momentum = True
+    config = config.with_(
+        {
+            "optimizer.momentum": 0.0,
+            "probes.momentum": True,
+        }
+    )
     return config
 
 
 def programs(model: str) -> tuple[dict[str, Timer], float]:
     """Seconds of an update by each program, and the ratio of their memories."""
-    run = trainer.prepare(as_experiment(metered_config(model)))
+    run = trainer.prepare(metered_config(model))
     assert run.program.metered
     state, examples, events, indices, _ = driver.first(run, CHUNK)
     n = driver.METERED_CHUNK
@@ -76,7 +79,7 @@ def _bytes(compiled: Any) -> int:
 
 def fitting(model: str) -> Timer:
     """Seconds of the fit of one window."""
-    recorded = single.record(as_experiment(metered_config(model)))
+    recorded = single.record(metered_config(model))
     window = recorded.raw_steps[:WINDOW], recorded.gradients[:WINDOW]
 
     def once() -> float:

@@ -27,11 +27,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from configs import images
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import NORMAL, REJECTED, NotIdentified, fit
 from optdyn.problem import data as datasets
@@ -41,7 +40,6 @@ from optdyn.report import raced
 from optdyn.train import meter, single
 from optdyn.train.single import Recording
 from optdyn.train.workdir import rows
-from tests.values import as_experiment
 
 PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
 SHORT = {
@@ -123,31 +121,67 @@ CELLS = {
 }
 
 
-def config_of(cell: dict[str, Any], seed: int) -> ConfigDict:
+def config_of(cell: dict[str, Any], seed: int) -> Experiment:
     """Of what `small` and `real` say of a run."""
     model = cell.get("model", "mlp")
-    config = images.get_config("fashion_mnist") if model in ("lenet", "resnet") else default()
-    config.batch_size, config.steps = 64, {"mlp": 1000, "lenet": 900}.get(model, 600)
+    config = images.get_config("fashion_mnist") if model in ("lenet", "resnet") else Experiment()
+    config = config.with_(
+        {
+            "batch_size": 64,
+            "steps": {"mlp": 1000, "lenet": 900}.get(model, 600),
+        }
+    )
     if model == "mlp":
-        config.data.train_examples, config.model.hidden = 4000, cell.get("hidden", (64, 64))
+        config = config.with_(
+            {
+                "data.train_examples": 4000,
+                "model.hidden": cell.get("hidden", (64, 64)),
+            }
+        )
     elif model == "resnet":
         config.model.update(name="resnet", blocks=3, channels=(8, 16, 32))
     elif model == "transformer":
         config.data.update(name="kjv", sequence_length=64)
         config.model.update(name="transformer", blocks=2, width=64)
-        config.batch_size = 32
-    config.batch_size = cell.get("batch", config.batch_size)
-    config.steps = cell.get("steps", config.steps)
-    config.data.replacement = cell.get("replacement", False)
-    config.seed, config.checkpoint_every, config.log_every = seed, 0, config.steps
-    config.optimizer.name = cell.get("optimizer", "sgd")
-    config.optimizer.learning_rate = cell.get("rate", 0.05)
-    config.optimizer.momentum = cell.get("momentum", 0.0)
-    config.method.name = "asynchronous" if cell["groups"] > 1 else "sync"
+        config = config.with_(
+            {
+                "batch_size": 32,
+            }
+        )
+    config = config.with_(
+        {
+            "batch_size": cell.get("batch", config.batch_size),
+        }
+    )
+    config = config.with_(
+        {
+            "steps": cell.get("steps", config.steps),
+            "data.replacement": cell.get("replacement", False),
+        }
+    )
+    config = config.with_(
+        {
+            "seed": seed,
+            "checkpoint_every": 0,
+            "log_every": config.steps,
+            "optimizer.name": cell.get("optimizer", "sgd"),
+            "optimizer.learning_rate": cell.get("rate", 0.05),
+            "optimizer.momentum": cell.get("momentum", 0.0),
+            "method.name": "asynchronous" if cell["groups"] > 1 else "sync",
+        }
+    )
     config.method.groups = config.cluster.nodes = cell["groups"]
-    config.cluster.service = cell.get("service", "exponential")
-    config.cluster.variation = cell.get("variation", config.cluster.variation)
-    config.method.staleness_bound = cell.get("bound", -1)
+    config = config.with_(
+        {
+            "cluster.service.name": cell.get("service", "exponential"),
+        }
+    )
+    config = config.with_(
+        {
+            "cluster.service.variation": cell.get("variation", config.cluster.service.variation),
+            "method.staleness_bound": cell.get("bound", -1),
+        }
+    )
     return config
 
 
@@ -159,15 +193,15 @@ class RecordedRun(NamedTuple):
     momentum: float | None = None
 
 
-def recorded(cell: dict[str, Any], config: ConfigDict) -> RecordedRun:
-    one, steps = as_experiment(config), config.steps
+def recorded(cell: dict[str, Any], config: Experiment) -> RecordedRun:
+    one, steps = config, config.steps
     if not cell.get("race"):
         line = one.timeline(steps_per_epoch=1, update_bytes=0)
         return RecordedRun(single.record(one), line.worker)
     from optdyn.race.on_ray import ray_workers  # an extra, which the other cells do without
 
     windows = {"probes.momentum": True, "probes.window": steps, "probes.every": steps}
-    one = one.with_({**windows, "cluster.service": "race"})
+    one = one.with_({**windows, "cluster.service.name": "race"})
     with TemporaryDirectory(prefix="optdyn-race-") as folder:
         workdir = Path(folder, "race")
         race(one, workdir, partial(ray_workers, gpus=0.0, servers=1, address=""))
@@ -186,7 +220,7 @@ def truth(cell: dict[str, Any]) -> list[float]:
     """
     implicit, explicit = 1 - 1 / cell["groups"], cell.get("momentum", 0.0)
     if "bound" in cell:
-        line = as_experiment(config_of(cell, 0)).timeline(steps_per_epoch=1, update_bytes=0)
+        line = config_of(cell, 0).timeline(steps_per_epoch=1, update_bytes=0)
         late = float(line.staleness.mean())
         return [late / (1 + late)]
     if "gradient_lags" in cell:
@@ -196,13 +230,13 @@ def truth(cell: dict[str, Any]) -> list[float]:
     return [explicit if cell["groups"] == 1 else implicit]
 
 
-def fitted(cell: dict[str, Any], config: ConfigDict, run: RecordedRun) -> dict[str, Any]:
+def fitted(cell: dict[str, Any], config: Experiment, run: RecordedRun) -> dict[str, Any]:
     """A line: coefficients, standard errors and p-values, or why there are none."""
     recorded = run.recording
     lags, updates = cell.get("lags", 1), len(recorded.losses)
     late = cell.get("gradient_lags", 0)
     start, stop = (round(x * updates) for x in (PARTS | SHORT)[cell.get("part", "all")])
-    examples = len(next(iter(shared_data.load(as_experiment(config)).train.values())))
+    examples = len(next(iter(shared_data.load(config).train.values())))
     moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
     replacement = bool(config.data.replacement)
     past = max(lags, 1 + late)

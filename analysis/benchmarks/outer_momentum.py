@@ -20,11 +20,13 @@ import pandas as pd
 
 from analysis.benchmarks.record import publish
 from optdyn.base.trees import Params
+from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment, usual
 from optdyn.momentum.moments import Fit, NotIdentified, fit
 from optdyn.momentum.two_phase import effective_curvature
+from optdyn.problem.data.kinds import Data
+from optdyn.problem.models import Model
 from optdyn.problem.models.quadratic import curvatures
-from optdyn.setup import Cluster, Data, Model
 from optdyn.train import driver, trainer
 
 DIMENSION, CONDITION, NODES, RATE = 16, 20.0, 4, 0.1

@@ -35,11 +35,10 @@ from analysis.benchmarks.step_time import Timer, in_turn, spread
 from optdyn.base import processes
 from optdyn.clock.base import Meeting
 from optdyn.devices import ring
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.train import driver, trainer
 from optdyn.train.program import parameter_bytes
 from optdyn.train.run import Run
-from tests.values import as_experiment
 
 PERIOD, EXCHANGES = 8, 4
 UPDATES = PERIOD * EXCHANGES + 1  # the first is sent after the first, the last received at the last
@@ -51,16 +50,25 @@ WANTED = 0.65
 
 
 def run_of(api: str, hidden: int, batch: int) -> Run:
-    config = default()
+    config = Experiment()
     config.steps = config.log_every = UPDATES
-    config.checkpoint_every = 0
-    config.batch_size = batch
-    config.model.hidden = (hidden, hidden)
-    config.method.name = "daso"
+    config = config.with_(
+        {
+            "checkpoint_every": 0,
+            "batch_size": batch,
+            "model.hidden": (hidden, hidden),
+            "method.name": "daso",
+        }
+    )
     config.method.warmup_epochs = config.method.cooldown_epochs = 0
-    config.cluster.nodes, config.cluster.devices_per_node = 2, 1
-    config.parallel.api = api
-    return trainer.prepare(as_experiment(config))
+    config = config.with_(
+        {
+            "cluster.nodes": 2,
+            "cluster.devices_per_node": 1,
+            "parallel.api": api,
+        }
+    )
+    return trainer.prepare(config)
 
 
 def meetings(exchanged: bool, wait: int) -> Meeting:

@@ -30,17 +30,16 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from configs import quickstart
 from optdyn.base.files import rows
+from optdyn.experiment import Experiment
 from optdyn.race.race import race, replaying
 from optdyn.report.raced import Race, load
 from optdyn.report.reality import summarize
 from optdyn.train.checkpoints import parameters
 from tests.race.test_ray import servers, step, workers
-from tests.values import as_experiment
 
 STEPS, EARLY, GROUPS = 2000, 200, 4
 MODELS: dict[str, dict[str, Any]] = {
@@ -57,10 +56,10 @@ PREDICTED = {"mlp": 4000, "cnn": 1500}  # updates of such races
 PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
 
 
-def config_of(groups: int, steps: int, values: dict[str, Any]) -> ConfigDict:
+def config_of(groups: int, steps: int, values: dict[str, Any]) -> Experiment:
     config = quickstart.get_config()
     shared = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
-    config.update_from_flattened_dict({**shared, "steps": steps, **values})
+    config = config.with_({**shared, "steps": steps, **values})
     return config
 
 
@@ -96,11 +95,11 @@ def replay(folder: Path) -> list[dict[str, Any]]:
         raced = folder / model
         ended(started("launch.race", raced, GROUPS, STEPS, values))
         order = pd.read_csv(raced / "trace.csv")["worker"].tolist()
-        source = {"cluster.service": "trace", "cluster.trace": str(raced / "trace.csv")}
+        source = {"cluster.service.name": "trace", "cluster.service.path": str(raced / "trace.csv")}
         for steps in (EARLY, STEPS):
             halves, whole = raced / f"halves{steps}", raced / f"whole{steps}"
-            again = config_of(GROUPS, steps, {**values, "cluster.service": "race"})
-            race(as_experiment(again), halves, replaying(order))
+            again = config_of(GROUPS, steps, {**values, "cluster.service.name": "race"})
+            race(again, halves, replaying(order))
             ended(started("launch.train", whole, GROUPS, steps, {**values, **source}))
             about: dict[str, Any] = {"model": model, "updates": steps}
             about["replay by the simulator"] = f"{difference(halves, whole):.1e}"
@@ -155,9 +154,9 @@ def kills(folder: Path, of_workers: int = 20, of_servers: int = 5) -> list[dict[
             time.sleep(1)
     ended(process)
     trace = pd.read_csv(workdir / "trace.csv")
-    again = config_of(GROUPS, steps, {"checkpoint_every": 100, "cluster.service": "race"})
+    again = config_of(GROUPS, steps, {"checkpoint_every": 100, "cluster.service.name": "race"})
     halves = folder / "again"
-    race(as_experiment(again), halves, replaying(trace["worker"]))
+    race(again, halves, replaying(trace["worker"]))
     batches = trace["control.batch"]
     return [
         {

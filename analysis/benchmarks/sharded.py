@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import BATCH, Timer, by_hand, config_of, in_turn, ours, spread
 from optdyn.base import processes
+from optdyn.experiment import Experiment
 from optdyn.train.program import CHUNK
 
 MODELS = ("mlp", "cnn")
@@ -40,11 +40,15 @@ UPDATES = CHUNK  # between two readings of the clock; what the trainer hands ove
 Job = Callable[[str], float]  # of a model's name: seconds an update
 
 
-def sharded(model: str, api: str, batch: int) -> ConfigDict:
+def sharded(model: str, api: str, batch: int) -> Experiment:
     """The model's config, over all devices there are."""
     config = config_of(model, 1)
-    config.parallel.api = api
-    config.batch_size = batch
+    config = config.with_(
+        {
+            "parallel.api": api,
+            "batch_size": batch,
+        }
+    )
     return config
 
 

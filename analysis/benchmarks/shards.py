@@ -28,7 +28,7 @@ TARGET = 0.25  # training loss
 RECORD = Path("analysis/benchmarks/records/shards_cpu.json")
 CLUSTER: Point = {
     "cluster.nodes": GROUPS,
-    "cluster.service": "exponential",
+    "cluster.service.name": "exponential",
     "cluster.seconds_per_example": 1e-3,
     "data.dirichlet": 0.1,
 }

@@ -27,56 +27,68 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from configs import gpt
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.train import driver, memory_checks, trainer
 from optdyn.train.program import CHUNK
-from tests.values import as_experiment
 
 KEPT = {"device": "", "bfloat16": "bfloat16", "host": "host"}
 SECONDS = 0.2  # of updates in a row that are timed together
 FITTED = 3  # points of an exponent
 
 
-def config_of(size: str, groups: int, kept: str = "") -> ConfigDict:
+def config_of(size: str, groups: int, kept: str = "") -> Experiment:
     """Of a number of parameters, or a size of `configs/gpt.py`."""
     config = transformer(size) if size in gpt.SIZES else mlp(int(float(size)))
     config.steps = config.log_every = CHUNK
-    config.checkpoint_every = 0
-    config.optimizer.momentum, config.optimizer.learning_rate = 0.9, 0.01
-    config.cluster.nodes = groups
+    config = config.with_(
+        {
+            "checkpoint_every": 0,
+            "optimizer.momentum": 0.9,
+            "optimizer.learning_rate": 0.01,
+            "cluster.nodes": groups,
+        }
+    )
     if groups > 1:
         config.method.update(name="asynchronous", groups=groups, snapshots=kept)
     return config
 
 
-def mlp(size: int) -> ConfigDict:
+def mlp(size: int) -> Experiment:
     """795 h + 10 parameters of one hidden layer, h^2 + 796 h + 10 of two: whichever is wider."""
-    config = default()
+    config = Experiment()
     width = (math.sqrt(796**2 + 4 * size) - 796) / 2
-    config.model.hidden = (size // 795,) if size < 2**18 else (int(width), int(width))
-    config.batch_size = 16
+    config = config.with_(
+        {
+            "model.hidden": (size // 795,) if size < 2**18 else (int(width), int(width)),
+            "batch_size": 16,
+        }
+    )
     return config
 
 
-def transformer(size: str) -> ConfigDict:
-    config = default()
+def transformer(size: str) -> Experiment:
+    config = Experiment()
     whole = gpt.get_config(f"{size},synthetic")
     config.model, config.data = whole.model, whole.data
-    config.model.dtype = "float32"
-    config.data.options.length, config.data.train_examples = 256, 256
-    config.batch_size = 8
+    config = config.with_(
+        {
+            "model.dtype": "float32",
+            "data.options.length": 256,
+            "data.train_examples": 256,
+            "batch_size": 8,
+        }
+    )
     return config
 
 
 class Updates:
     """A run's program and its state, to be timed."""
 
-    def __init__(self, config: ConfigDict):
-        self.run = trainer.prepare(as_experiment(config))
+    def __init__(self, config: Experiment):
+        self.run = trainer.prepare(config)
         self.state, *self.rest, _ = driver.first(self.run, CHUNK)
         self.seconds(1)  # compiles
 

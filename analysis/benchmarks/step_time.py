@@ -25,38 +25,40 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
-from ml_collections import ConfigDict
 
 from analysis.benchmarks.record import publish
 from optdyn.core import Event
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem.models.convolution import convolve, max_pool
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
-from tests.values import as_experiment
 
 BATCH = 64
 Timer = Callable[[], float]  # seconds an update
 
 
-def config_of(model: str, groups: int) -> ConfigDict:
-    config = default()
+def config_of(model: str, groups: int) -> Experiment:
+    config = Experiment()
     config.steps = config.log_every = CHUNK
-    config.checkpoint_every = 0
-    config.batch_size = BATCH
-    config.model.name = model
-    config.model.hidden = (256, 256) if model == "mlp" else (120, 84)
-    config.optimizer.momentum = 0.9
-    config.optimizer.learning_rate = 0.01
-    config.cluster.nodes = groups
-    config.method.name = "asynchronous" if groups > 1 else "sync"
-    config.method.groups = groups
+    config = config.with_(
+        {
+            "checkpoint_every": 0,
+            "batch_size": BATCH,
+            "model.name": model,
+            "model.hidden": (256, 256) if model == "mlp" else (120, 84),
+            "optimizer.momentum": 0.9,
+            "optimizer.learning_rate": 0.01,
+            "cluster.nodes": groups,
+            "method.name": "asynchronous" if groups > 1 else "sync",
+            "method.groups": groups,
+        }
+    )
     return config
 
 
-def repeated(config: ConfigDict) -> Callable[[int], Any]:
+def repeated(config: Experiment) -> Callable[[int], Any]:
     """The trainer's own compiled program for so many updates, called as the trainer calls it."""
-    run = trainer.prepare(as_experiment(config))
+    run = trainer.prepare(config)
     layout, rng = run.program.layout, np.random.default_rng(0)
     indices = rng.integers(run.examples, size=(CHUNK, config.batch_size)).astype(np.int32)
     events = Event(run.timeline.choice, run.hypers)
@@ -73,7 +75,7 @@ def repeated(config: ConfigDict) -> Callable[[int], Any]:
     return loop
 
 
-def ours(config: ConfigDict, updates: int) -> Timer:
+def ours(config: Experiment, updates: int) -> Timer:
     """Seconds of one of so many updates of the trainer's own program."""
     loop = repeated(config)
 
@@ -94,7 +96,7 @@ def by_hand(
     `groups` it is asynchronous: one of them, drawn, delivers a gradient at the version that it
     last read, and reads the new one.
     """
-    run = trainer.prepare(as_experiment(config_of(model, 1)))
+    run = trainer.prepare(config_of(model, 1))
     images, labels = (jnp.asarray(run.data.train[name]) for name in ("image", "label"))
     rng = np.random.default_rng(0)
     indices = jnp.asarray(rng.integers(len(labels), size=(updates, BATCH)).astype(np.int32))

@@ -36,7 +36,7 @@ from optdyn.cli.tune import result, tune
 from optdyn.evidence import arms
 from optdyn.evidence.study import Study, cores
 from optdyn.evidence.study import alone as alone_on_a_core
-from optdyn.experiment import Experiment, parse
+from optdyn.experiment import Experiment
 from optdyn.tune import bench
 from optdyn.tune.choice import Choice
 from optdyn.tune.journal import Line
@@ -55,7 +55,7 @@ def fixed(study: Study, case: str) -> dict[str, Any]:
     Of groups by themselves, as their updates take unlike seconds; those that make updates no tenth
     faster than fewer are left out, as staleness lowers no updates.
     """
-    config = parse(cases.get_config(case))
+    config = cases.get_config(case)
     found = {1: tuned(study, config, 1)}
     pace, g = cases.pace(config, 1), 2
     while config.cluster.nodes % g == 0:
@@ -81,7 +81,7 @@ def measure(
     case: str, seed: int, modes: Sequence[str], best: dict[str, Any], workdir: Path
 ) -> dict[str, Any]:
     """One row of the table."""
-    given = parse(cases.get_config(case))
+    given = cases.get_config(case)
     target = given.tune.target
     fixed = {name: _alone(given, seed, best[name]) for name in ("synchronous", "best")}
     opponent, least = (_first(curve, target) for curve in fixed.values())

@@ -7,26 +7,28 @@ minutes on 2 cores.
 import itertools
 from collections.abc import Iterator
 
-from ml_collections import ConfigDict
-
 import optdyn as od
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.train.grid import Point, grid
 
 MLP: Point = {"model.name": "mlp", "model.hidden": (32,)}
 GROUPS = 8  # whose losses `implicit_momentum` compares with those of momentum 1 - 1/g
 
 
-def get_config(table: str) -> ConfigDict:
+def get_config(table: str) -> Experiment:
     """Raises KeyError if there is no such table."""
     return TABLES[table]()
 
 
-def implicit_momentum() -> ConfigDict:
+def implicit_momentum() -> Experiment:
     """The grid of the notebook on implicit momentum."""
     base = od.config("grids/implicit_momentum").base
-    base.log_every = 5
-    base.checkpoint_every = 0
+    base = base.with_(
+        {
+            "log_every": 5,
+            "checkpoint_every": 0,
+        }
+    )
     return grid(base, [*fits(), *equivalents(), metered()])
 
 
@@ -44,7 +46,7 @@ def asynchronous(groups: int) -> Point:
         "method.name": "asynchronous",
         "method.groups": groups,
         "cluster.nodes": groups,
-        "cluster.service": "exponential",
+        "cluster.service.name": "exponential",
     }
 
 
@@ -97,19 +99,23 @@ def metered() -> Point:
     }
 
 
-def tradeoff() -> ConfigDict:
+def tradeoff() -> Experiment:
     """The quickstart grid's batches of 64: momentum 0.9 kept, and tuned, at 1 to 16 groups."""
     whole = od.config("grids/quickstart")
     trained = (point for point in whole.points if not point["name"].startswith(("fit", "meter")))
     return grid(whole.base, [point for point in trained if point["batch_size"] == 64])
 
 
-def daso() -> ConfigDict:
+def daso() -> Experiment:
     """20 epochs at 0.3 Gb/s: blocking, and an exchange every 2, 4, 8 batches throughout."""
     base = od.config("grids/daso").base
-    base.steps = 20 * 31
-    base.checkpoint_every = 0
-    base.method.cooldown_epochs = 2
+    base = base.with_(
+        {
+            "steps": 20 * 31,
+            "checkpoint_every": 0,
+            "method.cooldown_epochs": 2,
+        }
+    )
     return grid(base, exchanges())
 
 
@@ -129,7 +135,7 @@ def exchanges() -> Iterator[Point]:
             }
 
 
-def dynamic_batch() -> ConfigDict:
+def dynamic_batch() -> Experiment:
     """Dynamic batches under disturbances, three seeds, and on unlike workers."""
     disturbed, unlike = (
         od.config(f"grids/dynamic_batch:{of}") for of in ("disturbed", "heterogeneity")
@@ -138,24 +144,32 @@ def dynamic_batch() -> ConfigDict:
     return grid(disturbed.base, [*some, *unlike.points])
 
 
-def local_parallelism() -> ConfigDict:
+def local_parallelism() -> Experiment:
     """The variants of local parallelism on a small network."""
     whole = od.config("grids/local")
     base = whole.base
-    base.steps = 400
-    base.log_every = 40
-    base.data.train_evaluated = 1000
+    base = base.with_(
+        {
+            "steps": 400,
+            "log_every": 40,
+            "data.train_evaluated": 1000,
+        }
+    )
     return grid(base, [{**point, "model.width": 64} for point in whole.points])
 
 
-def when_asynchrony_pays() -> ConfigDict:
+def when_asynchrony_pays() -> Experiment:
     """An MLP with 1, 4, 16 memoryless groups at batches 4 and 64, three steps around the best."""
-    base = default()
-    base.model.hidden = (32,)
-    base.data.train_evaluated = 1000
-    base.data.test_evaluated = 100
-    base.checkpoint_every = 0
-    base.method.name = "asynchronous"
+    base = Experiment()
+    base = base.with_(
+        {
+            "model.hidden": (32,),
+            "data.train_evaluated": 1000,
+            "data.test_evaluated": 100,
+            "checkpoint_every": 0,
+            "method.name": "asynchronous",
+        }
+    )
     return grid(base, penalties())
 
 

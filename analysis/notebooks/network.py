@@ -44,7 +44,7 @@ def recorded(point: Point, folder: Path) -> Recorded:
         raise TableError(
             f"{folder}: config.cluster.bandwidths must be (), for the bandwidth of all links varies"
         )
-    if config.cluster.service not in DRAWN:
+    if config.cluster.service.name not in DRAWN:
         raise TableError(
             f"{folder}: config.cluster.service = {config.cluster.service!r} is of recorded times, "
             f"must be one of {', '.join(DRAWN)}"

@@ -75,7 +75,7 @@ def config(task: str, variant: str, scale: str) -> Experiment:
             "model.blocks": STAGES,
             "data.train_evaluated": 300,
             "optimizer.name": "adam",
-            "cluster.service": "constant",
+            "cluster.service.name": "constant",
             "method.name": "local",
             **TASKS[task],
             **{f"method.{key}": value for key, value in VARIANTS[variant].items()},

@@ -4,8 +4,10 @@ All are asynchronous SGD by memoryless groups of 16 workers; one group is synchr
 are real, the cluster is simulated.
 """
 
+from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment, usual
-from optdyn.setup import Cluster, Data, Model
+from optdyn.problem.data.kinds import Data
+from optdyn.problem.models import Model
 from optdyn.train.grid import Point
 
 WORKERS = 16

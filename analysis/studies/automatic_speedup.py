@@ -20,7 +20,7 @@ from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, above
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment, parse
+from optdyn.experiment import Experiment
 from optdyn.tune import bench
 from optdyn.tune.choice import Choice
 
@@ -76,7 +76,7 @@ def automatic(study: Study, case: str, mode: str, seed: int) -> float:
 
 def of_mode(case: str, mode: str) -> Experiment:
     """The authors' epochs are equally long, and so longer than the first of those that double."""
-    config = parse(cases.get_config(case))
+    config = cases.get_config(case)
     seconds = config.tune.epoch_seconds * (5 if mode == "omnivore" else 1)
     return config.with_({"tune.mode": mode, "tune.epoch_seconds": seconds})
 
@@ -84,7 +84,7 @@ def of_mode(case: str, mode: str) -> Experiment:
 def measure(study: Study) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, case in CASES.items():
-        config = parse(cases.get_config(case))
+        config = cases.get_config(case)
         found = synchronous(study, config)
         key = f"automatic optimizer {case} {setting(found)}"
         opponent = [

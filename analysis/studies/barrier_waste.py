@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.dynamic_batch import clocked, waste
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, shown
@@ -19,7 +20,8 @@ from optdyn.evidence.study import Study
 from optdyn.experiment import Experiment, usual
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from optdyn.problem import shared_data
-from optdyn.setup import Cluster, Data, Model
+from optdyn.problem.data.kinds import Data
+from optdyn.problem.models import Model
 
 EPOCHS = {"small": 40, "full": 120}
 BATCH, NODES = 128, 4

@@ -30,6 +30,7 @@ from typing import Any
 
 from optdyn.base.arguments import Parser
 from optdyn.base.files import write_json
+from optdyn.clock.cluster import Cluster
 from optdyn.evidence.arms import (
     MOMENTUM,
     OUTER,
@@ -45,7 +46,6 @@ from optdyn.evidence.arms import (
 from optdyn.evidence.contest import Contest, Entry, measure, table
 from optdyn.evidence.study import Study
 from optdyn.experiment import Experiment, usual
-from optdyn.setup import Cluster
 from optdyn.train.grid import Point
 
 CLAIM = None  # it is judged by no rule

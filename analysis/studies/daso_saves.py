@@ -12,6 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.nodes import synchronous
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, below
@@ -21,7 +22,8 @@ from optdyn.evidence.trial import Curve, to_loss
 from optdyn.experiment import Experiment, usual
 from optdyn.methods.mix.daso import DASO, clock
 from optdyn.problem import shared_data
-from optdyn.setup import Cluster, Data, Model
+from optdyn.problem.data.kinds import Data
+from optdyn.problem.models import Model
 
 WIDTHS = (784, 512, 512, 10)
 BYTES = 4 * sum((a + 1) * b for a, b in pairwise(WIDTHS))

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from optdyn.clock.cluster import Cluster
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.study import Study, cores
 from optdyn.experiment import Experiment, usual
 from optdyn.momentum import moments
-from optdyn.setup import Cluster, Data
+from optdyn.problem.data.kinds import Data
 from optdyn.train import single
 
 GROUPS = (1, 4, 16)

@@ -29,9 +29,9 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study, cores
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
+from optdyn.methods.setup import Plan
 from optdyn.plan import convergence, layers, plans
 from optdyn.problem.models.convolution import default_lowering
-from optdyn.setup import Plan
 from optdyn.train.program import CHUNK
 
 DEFAULT = 64

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from optdyn.clock.cluster import Cluster
 from optdyn.evidence.arms import at, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment, usual
-from optdyn.setup import Cluster
 from optdyn.train.grid import Point
 from optdyn.tune import prediction
 from optdyn.tune.prediction import Measured, penalty, stability

@@ -27,11 +27,11 @@ WORKERS, EXAMPLES, TARGET, BOUND = 8, 8, 0.25, 1.1
 FASTEST, GRADIENTS, OLD = (2, 4, 6, 8), (4, 16), (4, 8)  # m, S and R
 LAWS: Mapping[str, Point] = {
     "unlike speeds": {
-        "cluster.service": "constant",
+        "cluster.service.name": "constant",
         "cluster.speeds": tuple(round(1 / (i + 1) ** 0.5, 4) for i in range(WORKERS)),
     },
-    "exponential": {"cluster.service": "exponential"},
-    "heavy tail": {"cluster.service": "lognormal", "cluster.variation": 3.0},
+    "exponential": {"cluster.service.name": "exponential"},
+    "heavy tail": {"cluster.service.name": "lognormal", "cluster.service.variation": 3.0},
 }
 
 CLAIM = Claim(

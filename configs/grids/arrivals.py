@@ -11,12 +11,10 @@ the best setting of each arm.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
 from optdyn.clock.several import WAITING
-from optdyn.train.grid import Point, grid, log_range
+from optdyn.train.grid import Grid, Point, log_range
 
 RATES = log_range(0.0125, 3.2, 9)
 LATE = ("inverse", "bounded", "power")
@@ -56,14 +54,18 @@ CHOSEN = {
 }
 
 
-def get_config(table: str = "ladder") -> ConfigDict:
+def get_config(table: str = "ladder") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart")
-    base.steps = 400
-    base.log_every = 400
-    base.checkpoint_every = 0
-    base.method.groups = 16
-    return grid(base, entry(TABLES, table)())
+    base = base.with_(
+        {
+            "steps": 400,
+            "log_every": 400,
+            "checkpoint_every": 0,
+            "method.groups": 16,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

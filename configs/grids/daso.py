@@ -14,41 +14,43 @@ blocks.
 
 from collections.abc import Iterator
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid, product
+from optdyn.train.grid import Grid, Point, product
 
 EPOCHS = 40
 GIGABIT = 1e9 / 8  # bytes
 
 
-def get_config(table: str = "daso") -> ConfigDict:
+def get_config(table: str = "daso") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart")
-    base.batch_size = 128
-    base.steps = EPOCHS * 31
-    base.log_every = 31
-    base.checkpoint_every = 310
-    base.optimizer.learning_rate = 0.03
-    base.optimizer.momentum = 0.9
-    base.method.groups = 1
-    base.method.max_batches = 4
-    base.method.wait = 1
-    base.method.warmup_epochs = 4
-    base.method.cooldown_epochs = 4
-    base.method.patience = 1
-    base.method.threshold = 0.3
-    base.cluster.nodes = 4
-    base.cluster.devices_per_node = 4
-    base.cluster.service = "lognormal"
-    base.cluster.variation = 0.1
-    base.cluster.latency = 5e-6
-    base.cluster.bandwidth = 25 * GIGABIT
-    base.cluster.local_latency = 2e-6
-    base.cluster.local_bandwidth = 100e9
-    return grid(base, entry(TABLES, table)())
+    base = base.with_(
+        {
+            "batch_size": 128,
+            "steps": EPOCHS * 31,
+            "log_every": 31,
+            "checkpoint_every": 310,
+            "optimizer.learning_rate": 0.03,
+            "optimizer.momentum": 0.9,
+            "method.groups": 1,
+            "method.max_batches": 4,
+            "method.wait": 1,
+            "method.warmup_epochs": 4,
+            "method.cooldown_epochs": 4,
+            "method.patience": 1,
+            "method.threshold": 0.3,
+            "cluster.nodes": 4,
+            "cluster.devices_per_node": 4,
+            "cluster.service.name": "lognormal",
+            "cluster.service.variation": 0.1,
+            "cluster.latency": 5e-6,
+            "cluster.bandwidth": 25 * GIGABIT,
+            "cluster.local_latency": 2e-6,
+            "cluster.local_bandwidth": 100e9,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def daso() -> Iterator[Point]:

@@ -14,26 +14,29 @@ B / sum s: 4 min s / sum s of it.
 from collections.abc import Iterator
 
 import numpy as np
-from ml_collections import ConfigDict
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid, product
+from optdyn.train.grid import Grid, Point, product
 
 
-def get_config(table: str = "disturbed") -> ConfigDict:
+def get_config(table: str = "disturbed") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart")
-    base.steps = 18 * 62  # epochs of 62 updates
-    base.log_every = 62
-    base.checkpoint_every = 0
-    base.method.name = "dynamic_batch"
-    base.method.groups = 1
-    base.cluster.nodes = 4
-    base.cluster.speeds = (1.0, 1.0, 2.0, 4.0)
-    base.cluster.service = "lognormal"
-    base.cluster.variation = 0.1
-    return grid(base, entry(TABLES, table)())
+    base = base.with_(
+        {
+            "steps": 18 * 62,
+            "log_every": 62,
+            "checkpoint_every": 0,
+            "method.name": "dynamic_batch",
+            "method.groups": 1,
+            "cluster.nodes": 4,
+            "cluster.speeds": (1.0, 1.0, 2.0, 4.0),
+            "cluster.service.name": "lognormal",
+            "cluster.service.variation": 0.1,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def disturbed() -> Iterator[Point]:

@@ -10,11 +10,9 @@ the best setting of each arm.
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid, log_range
+from optdyn.train.grid import Grid, Point, log_range
 
 RATES = log_range(0.05, 1.6, 6)
 SHARDS = {"iid": 0.0, "shards": 0.1}
@@ -40,17 +38,21 @@ CHOSEN: Mapping[str, float] = {arm: 0.4 for arm in ARMS} | {
 }
 
 
-def get_config(table: str = "ladder") -> ConfigDict:
+def get_config(table: str = "ladder") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart")
-    base.steps = 400
-    base.log_every = 400
-    base.checkpoint_every = 0
-    base.method.groups = 1
-    base.cluster.nodes = 8
-    base.cluster.bandwidth = 1e7
-    base.probes.mean = True
-    return grid(base, entry(TABLES, table)())
+    base = base.with_(
+        {
+            "steps": 400,
+            "log_every": 400,
+            "checkpoint_every": 0,
+            "method.groups": 1,
+            "cluster.nodes": 8,
+            "cluster.bandwidth": 1e7,
+            "probes.mean": True,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def _points(rates: Mapping[str, list[float]], seeds: list[int]) -> Iterator[Point]:

@@ -15,24 +15,26 @@ independently, as the theory assumes.
 
 from collections.abc import Iterator
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid
+from optdyn.train.grid import Grid, Point
 
 QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}
 MLP = {"model.name": "mlp", "model.hidden": (32,)}
 CNN = {"model.name": "cnn", "model.channels": (4, 8), "model.hidden": (32,)}
 
 
-def get_config(table: str = "mlp") -> ConfigDict:
+def get_config(table: str = "mlp") -> Grid:
     base = od.config("quickstart")
-    base.batch_size = 128
-    base.data.train_examples = 250
-    base.data.replacement = True
-    base.replicas.subspace = 512
-    return grid(base, entry(TABLES, table)())
+    base = base.with_(
+        {
+            "batch_size": 128,
+            "data.train_examples": 250,
+            "data.replacement": True,
+            "replicas.subspace": 512,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def quadratic() -> Iterator[Point]:
@@ -126,8 +128,8 @@ def laws() -> Iterator[Point]:
             "name": f"{law}{variation}" if law == "lognormal" else law,
             **QUADRATIC,
             **asynchronous(4),
-            "cluster.service": law,
-            "cluster.variation": float(variation),
+            "cluster.service.name": law,
+            "cluster.service.variation": float(variation),
             "model.dimension": 32,
             "model.condition": 1000.0,
             "optimizer.learning_rate": 0.3,
@@ -142,7 +144,7 @@ def asynchronous(groups: int) -> Point:
         "method.name": "asynchronous",
         "method.groups": groups,
         "cluster.nodes": groups,
-        "cluster.service": "exponential",
+        "cluster.service.name": "exponential",
     }
 
 

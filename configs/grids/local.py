@@ -11,11 +11,9 @@ model's own output, whatever heads a variant trains besides.
 
 from collections.abc import Iterator
 
-from ml_collections import ConfigDict
-
 from optdyn.base.errors import entry
-from optdyn.experiment import default
-from optdyn.train.grid import Point, grid
+from optdyn.experiment import Experiment
+from optdyn.train.grid import Grid, Point
 
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, Point] = {
@@ -48,18 +46,22 @@ TEXT: Point = {
 }
 
 
-def get_config(table: str = "mlp") -> ConfigDict:
+def get_config(table: str = "mlp") -> Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = default()
-    base.method.name = "local"
-    base.cluster.service = "constant"
-    base.optimizer.name = "adam"
-    base.optimizer.learning_rate = 1e-3
-    base.batch_size = 64
-    base.steps = 1600
-    base.log_every = 200
-    base.checkpoint_every = 0
-    return grid(base, entry(TABLES, table)())
+    base = Experiment()
+    base = base.with_(
+        {
+            "method.name": "local",
+            "cluster.service.name": "constant",
+            "optimizer.name": "adam",
+            "optimizer.learning_rate": 1e-3,
+            "batch_size": 64,
+            "steps": 1600,
+            "log_every": 200,
+            "checkpoint_every": 0,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def mlp() -> Iterator[Point]:

@@ -6,21 +6,30 @@ four seeds. `python -m launch.momentum --workdir=DIR --lags=1 --gradient_lags=1`
 lag polynomial to each run and to all, beside one term.
 """
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import grid, product, seeds
+from optdyn.train.grid import Grid, product, seeds
 
 GROUPS = {"exponential": 4, "lognormal": 4, "constant": 2}
 
 
-def get_config(law: str = "lognormal") -> ConfigDict:
+def get_config(law: str = "lognormal") -> Grid:
     """Raises `ConfigError` if there is no such law."""
     base = od.config("quickstart")
-    base.steps = 2000
+    base = base.with_(
+        {
+            "steps": 2000,
+        }
+    )
     base.method.groups = base.cluster.nodes = entry(GROUPS, law)
-    base.cluster.service, base.cluster.variation = law, 0.5
-    base.optimizer.momentum, base.optimizer.learning_rate = 0.0, 0.1
-    base.probes.momentum, base.probes.window = True, 400
-    return grid(base, product({"seed": seeds(4)}))
+    base = base.with_(
+        {
+            "cluster.service.name": law,
+            "cluster.service.variation": 0.5,
+            "optimizer.momentum": 0.0,
+            "optimizer.learning_rate": 0.1,
+            "probes.momentum": True,
+            "probes.window": 400,
+        }
+    )
+    return Grid(base, product({"seed": seeds(4)}))

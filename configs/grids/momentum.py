@@ -11,11 +11,9 @@ given as long-run steps alpha / (1 - mu), since the best of those depends little
 
 from collections.abc import Iterator, Sequence
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid, product
+from optdyn.train.grid import Grid, Point, product
 
 TOTAL = 0.9  # momentum that is kept where none is tuned
 MOMENTA = (-0.3, 0.0, 0.3, 0.6, TOTAL)
@@ -35,15 +33,19 @@ LONG_RUN_STEPS = {  # alpha / (1 - mu), around the best of the model and number 
 }
 
 
-def get_config(table: str = "mlp") -> ConfigDict:
+def get_config(table: str = "mlp") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart")
-    base.batch_size = 32
-    base.log_every = 25
-    base.checkpoint_every = 0
-    base.data.train_evaluated = 500
-    base.data.test_evaluated = 50
-    return grid(base, entry(TABLES, table)())
+    base = base.with_(
+        {
+            "batch_size": 32,
+            "log_every": 25,
+            "checkpoint_every": 0,
+            "data.train_evaluated": 500,
+            "data.test_evaluated": 50,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def mlp() -> Iterator[Point]:

@@ -12,11 +12,9 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid, log_range
+from optdyn.train.grid import Grid, Point, log_range
 
 RATES = log_range(0.00625, 0.8, 8)
 
@@ -58,18 +56,22 @@ CHOSEN = {
 }
 
 
-def get_config(table: str = "ladder") -> ConfigDict:
+def get_config(table: str = "ladder") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart")
-    base.steps = 400
-    base.log_every = 400
-    base.checkpoint_every = 0
-    base.optimizer.momentum = 0.9
-    base.method.groups = 1
-    base.cluster.nodes = 4
-    base.cluster.devices_per_node = 2
-    base.cluster.bandwidth = 1e7
-    return grid(base, entry(TABLES, table)())
+    base = base.with_(
+        {
+            "steps": 400,
+            "log_every": 400,
+            "checkpoint_every": 0,
+            "optimizer.momentum": 0.9,
+            "method.groups": 1,
+            "cluster.nodes": 4,
+            "cluster.devices_per_node": 2,
+            "cluster.bandwidth": 1e7,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

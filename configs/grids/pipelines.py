@@ -12,11 +12,9 @@ the best setting of each arm.
 from collections.abc import Iterator, Mapping
 from itertools import product
 
-from ml_collections import ConfigDict
-
 from optdyn.base.errors import entry
-from optdyn.experiment import default
-from optdyn.train.grid import Point, grid, log_range
+from optdyn.experiment import Experiment
+from optdyn.train.grid import Grid, Point, log_range
 
 RATE = "optimizer.learning_rate"
 STAGES = (2, 4, 8)  # or nodes
@@ -66,24 +64,28 @@ CHOSEN = {
 }
 
 
-def get_config(table: str = "ladder") -> ConfigDict:
+def get_config(table: str = "ladder") -> Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = default()
-    base.steps = 300
-    base.log_every = 300
-    base.checkpoint_every = 0
-    base.batch_size = 64
-    base.model.name = "resmlp"
-    base.model.blocks = 8
-    base.model.width = 64
-    base.data.image_size = 14
-    base.data.train_evaluated = 1000
-    base.data.test_evaluated = 1000
-    base.optimizer.momentum = 0.9
-    base.method.micro_batches = 8
-    base.cluster.service = "constant"
-    base.cluster.bandwidth = 1e7
-    return grid(base, entry(TABLES, table)())
+    base = Experiment()
+    base = base.with_(
+        {
+            "steps": 300,
+            "log_every": 300,
+            "checkpoint_every": 0,
+            "batch_size": 64,
+            "model.name": "resmlp",
+            "model.blocks": 8,
+            "model.width": 64,
+            "data.image_size": 14,
+            "data.train_evaluated": 1000,
+            "data.test_evaluated": 1000,
+            "optimizer.momentum": 0.9,
+            "method.micro_batches": 8,
+            "cluster.service.name": "constant",
+            "cluster.bandwidth": 1e7,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

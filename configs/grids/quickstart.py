@@ -18,11 +18,9 @@ whose updates it sees.
 import itertools
 from collections.abc import Iterator
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.experiment import ConfigError
-from optdyn.train.grid import Point, grid
+from optdyn.train.grid import Grid, Point
 
 NOTE = """\
 A perceptron with 32 hidden units learns 4,000 MNIST images with 16 simulated workers in g groups,
@@ -50,17 +48,21 @@ SETTINGS = {
 DEMO = {1: (0.3, KEPT), 4: (-0.3, 0.3, KEPT), 16: (-0.3, 0.3, KEPT)}  # momenta of these groups
 
 
-def get_config(part: str = "") -> ConfigDict:
+def get_config(part: str = "") -> Grid:
     if part not in ("", "demo"):
         raise ConfigError(f"config argument {part!r}: must be demo, or left out for all")
     base = od.config("quickstart")
-    base.checkpoint_every = 0
-    base.model.hidden = (32,)
-    base.data.train_evaluated = 1000
-    base.data.test_evaluated = 200
+    base = base.with_(
+        {
+            "checkpoint_every": 0,
+            "model.hidden": (32,),
+            "data.train_evaluated": 1000,
+            "data.test_evaluated": 200,
+        }
+    )
     if part:
-        return grid(base, (p for p in training() if _in_demo(p)), NOTE)
-    return grid(base, [*training(), *fits(), *metered()], NOTE)
+        return Grid(base, (p for p in training() if _in_demo(p)), NOTE)
+    return Grid(base, [*training(), *fits(), *metered()], NOTE)
 
 
 def _in_demo(point: Point) -> bool:

@@ -16,33 +16,37 @@ else (arXiv 1605.09774).
 
 from collections.abc import Iterable, Iterator
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid, product
+from optdyn.train.grid import Grid, Point, product
 
 GROUPS = 16
 MOMENTA = (0.0, 0.9)
 LONG_RUN_STEPS = (0.05, 0.1, 0.2, 0.4)  # alpha / (1 - mu), around the best of `grids/momentum`
 
 
-def get_config(table: str = "laws") -> ConfigDict:
+def get_config(table: str = "laws") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("grids/momentum").base
-    base.model.name = "mlp"
-    base.model.hidden = (64,)
-    base.steps = 1300
-    base.method.groups = GROUPS
-    return grid(base, settings(entry(TABLES, table)()))
+    base = base.with_(
+        {
+            "model.name": "mlp",
+            "model.hidden": (64,),
+            "steps": 1300,
+            "method.groups": GROUPS,
+        }
+    )
+    return Grid(base, settings(entry(TABLES, table)()))
 
 
 def laws() -> Iterable[Point]:
-    return product({"cluster.service": ("constant", "lognormal", "exponential", "geometric")})
+    return product({"cluster.service.name": ("constant", "lognormal", "exponential", "geometric")})
 
 
 def variation() -> Iterable[Point]:
-    return product({"cluster.service": ("lognormal",), "cluster.variation": (0.1, 0.3, 1.0, 3.0)})
+    return product(
+        {"cluster.service.name": ("lognormal",), "cluster.service.variation": (0.1, 0.3, 1.0, 3.0)}
+    )
 
 
 def settings(laws: Iterable[Point]) -> Iterator[Point]:

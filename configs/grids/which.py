@@ -16,11 +16,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid
+from optdyn.train.grid import Grid, Point
 
 NOTE = """\
 How many updates do nodes that meet seldom, and workers that do not wait, take to a training loss,
@@ -105,17 +103,22 @@ ARMS = {
 }
 
 
-def get_config(table: str = "both") -> ConfigDict:
+def get_config(table: str = "both") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart")
-    base.checkpoint_every = 0
-    base.model.hidden = (32,)
-    base.data.train_evaluated = 1000
-    base.data.test_evaluated = 10
-    base.cluster.nodes = 8
-    base.cluster.service, base.cluster.variation = "lognormal", 0.3
-    base.method.groups = 1
-    return grid(base, entry(TABLES, table)(), NOTE)
+    base = base.with_(
+        {
+            "checkpoint_every": 0,
+            "model.hidden": (32,),
+            "data.train_evaluated": 1000,
+            "data.test_evaluated": 10,
+            "cluster.nodes": 8,
+            "cluster.service.name": "lognormal",
+            "cluster.service.variation": 0.3,
+            "method.groups": 1,
+        }
+    )
+    return Grid(base, entry(TABLES, table)(), NOTE)
 
 
 def sgd() -> Iterator[Point]:

@@ -10,11 +10,9 @@ the best setting of each arm.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Point, grid, log_range
+from optdyn.train.grid import Grid, Point, log_range
 
 RATES = log_range(0.00625, 6.4, 11)
 LOWER = {"nesterov": log_range(0.0000488281, 0.00625, 8)}  # of arms whose best is not among them
@@ -53,14 +51,18 @@ CHOSEN: Mapping[str, float] = {
 }
 
 
-def get_config(table: str = "ladder") -> ConfigDict:
+def get_config(table: str = "ladder") -> Grid:
     """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart")
-    base.log_every = 2000
-    base.checkpoint_every = 0
-    base.cluster.nodes = 8
-    base.cluster.bandwidth = 1e7
-    return grid(base, entry(TABLES, table)())
+    base = base.with_(
+        {
+            "log_every": 2000,
+            "checkpoint_every": 0,
+            "cluster.nodes": 8,
+            "cluster.bandwidth": 1e7,
+        }
+    )
+    return Grid(base, entry(TABLES, table)())
 
 
 def _point(arm: str, rate: float, seed: int) -> Point:

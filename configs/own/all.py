@@ -8,36 +8,38 @@ In a folder outside of this checkout the names are those of your own files, `my_
 
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 
 HERE = Path(__file__).parent
 
 
-def get_config() -> ConfigDict:
-    config = default()
-    config.steps = 200
-    config.batch_size = 16
-    config.log_every = 20
-    config.checkpoint_every = 100
-    config.model.name = f"{HERE}/model.py:make"
-    config.model.options.widths = (16, 16)
-    config.loss = f"{HERE}/loss.py:log_cosh"
-    config.metrics = (f"{HERE}/loss.py:worst", "absolute_error")
-    config.data.name = f"{HERE}/data.py:load"
-    config.data.options.noise = 0.05
-    config.optimizer.name = f"{HERE}/optimizer.py:make"
-    config.optimizer.learning_rate = 0.1
-    config.optimizer.momentum = 0.5
-    config.optimizer.options.softness = 0.5
-    config.optimizer.schedule = f"{HERE}/schedule.py:make"
-    config.optimizer.schedule_options.timescale = 50.0
-    config.optimizer.warmup_steps = 10
-    config.method.name = f"{HERE}/method.py:CLIPPED+asynchronous"
-    config.method.options.largest = 0.2
-    config.method.groups = 4
-    config.cluster.nodes = 4
-    config.cluster.service = f"{HERE}/law.py:make"
-    config.cluster.service_options.shape = 4.0
+def get_config() -> Experiment:
+    config = Experiment()
+    config = config.with_(
+        {
+            "steps": 200,
+            "batch_size": 16,
+            "log_every": 20,
+            "checkpoint_every": 100,
+            "model.name": f"{HERE}/model.py:make",
+            "model.options.widths": (16, 16),
+            "loss": f"{HERE}/loss.py:log_cosh",
+            "metrics": (f"{HERE}/loss.py:worst", "absolute_error"),
+            "data.name": f"{HERE}/data.py:load",
+            "data.options.noise": 0.05,
+            "optimizer.name": f"{HERE}/optimizer.py:make",
+            "optimizer.learning_rate": 0.1,
+            "optimizer.momentum": 0.5,
+            "optimizer.options.softness": 0.5,
+            "optimizer.schedule": f"{HERE}/schedule.py:make",
+            "optimizer.schedule_options.timescale": 50.0,
+            "optimizer.warmup_steps": 10,
+            "method.name": f"{HERE}/method.py:CLIPPED+asynchronous",
+            "method.options.largest": 0.2,
+            "method.groups": 4,
+            "cluster.nodes": 4,
+            "cluster.service.name": f"{HERE}/law.py:make",
+            "cluster.service.options.shape": 4.0,
+        }
+    )
     return config

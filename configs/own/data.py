@@ -2,7 +2,7 @@
 
     python -m launch.train --config=FILE --workdir=DIR --config.data.name=my_data:load
 
-`load(**config.data.options)` returns `optdyn.problem.data.Data` or a dict with `train` and maybe
+`load(**config.data.options)` returns `optdyn.problem.data.Dataset` or a dict with `train` and maybe
 `test` and `classes`. A split is a dict of arrays whose first axis counts examples: one of `image`
 (uint8 or floats), `x` (floats of any shape), `text` (tokens), and as targets `label` (integers from
 0) or `y` (floats). It is called once a process, as long as its code is the same, and must return

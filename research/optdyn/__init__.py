@@ -1,8 +1,8 @@
 """optdyn: the optimization dynamics of parallel training, in JAX.
 
-The public names are those of `optdyn.cli.python`, where ten lines show them: `Experiment`, `Model`,
-`Data`, `Cluster`, the built-in methods (`asynchronous`, `diloco`, ...), laws of service times and
-optimizers; `compare` is of `optdyn.cli.comparison`, and `config` returns a shipped config. They are
+`Experiment` says what is trained, by which method and on which cluster; each model, data set,
+optimizer, method and law of service times is a dataclass whose fields `help` shows with their
+units. `compare` trains several with the same seeds, and `config` returns a shipped one. Names are
 imported when they are first used, so that `import optdyn` takes no time.
 """
 
@@ -10,78 +10,116 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
-    from collections.abc import Callable
-
     from optdyn.cli.comparison import Comparison, compare
-    from optdyn.cli.python import (
-        Cluster,
-        Data,
-        Experiment,
+    from optdyn.cli.configs import config
+    from optdyn.cli.python import Clock, Experiment, MomentumEstimate, Trained, clock, rule
+    from optdyn.clock.cluster import Cluster, Pieces
+    from optdyn.clock.service import (
+        Constant,
+        Exponential,
+        Gamma,
+        Geometric,
         Law,
-        Method,
-        Model,
-        Optimizer,
-        Parallel,
-        Probes,
-        Trained,
-        adam,
-        adamw,
-        constant,
-        exponential,
-        gamma,
-        lognormal,
-        method,
-        optimizer,
-        sgd,
-        trace,
+        LogNormal,
+        Measured,
+        OwnLaw,
+        Race,
+        Trace,
     )
-    from optdyn.cli.shipped import config
+    from optdyn.methods.gradient.dynamic_batch import DynamicBatch
+    from optdyn.methods.gradient.local import Local
+    from optdyn.methods.method import Method, Methods
+    from optdyn.methods.mix.daso import DASO
+    from optdyn.methods.mix.demo import DeMo
+    from optdyn.methods.mix.des_loc import DesLoc
+    from optdyn.methods.mix.diloco import DiLoCo
+    from optdyn.methods.mix.eager import Eager
+    from optdyn.methods.mix.gasloc import GASLoC
+    from optdyn.methods.mix.gossip import Gossip
+    from optdyn.methods.mix.model_averaging import ModelAveraging
+    from optdyn.methods.mix.slowmo import SlowMo
+    from optdyn.methods.mix.sparseloco import SparseLoCo
+    from optdyn.methods.mix.sparta import Sparta
+    from optdyn.methods.read.ad_psgd import ADPSGD
+    from optdyn.methods.read.asynchronous import Asynchronous
+    from optdyn.methods.read.buffered import Buffered
+    from optdyn.methods.read.decoupled import Decoupled
+    from optdyn.methods.read.elastic import Elastic
+    from optdyn.methods.read.mindflayer import MindFlayer
+    from optdyn.methods.read.ringleader import Ringleader
+    from optdyn.methods.read.ringmaster import Ringmaster
+    from optdyn.methods.read.stale_pipeline import StalePipeline
+    from optdyn.methods.setup import Parallel, Plan, Probes, Replicas, Tune
+    from optdyn.methods.sync import Sync
+    from optdyn.optimizers.kinds import SGD, Adam, AdamW, ClosedLoop, Optax, Optimizer
+    from optdyn.problem.data.kinds import (
+        KJV,
+        TFDS,
+        Data,
+        Folder,
+        MNIST5k,
+        OwnData,
+        Packages,
+        StandardLibrary,
+        TextFiles,
+    )
+    from optdyn.problem.models import (
+        CNN,
+        MLP,
+        Model,
+        ModernTransformer,
+        OwnModel,
+        Quadratic,
+        ResMLP,
+        ResNet,
+        Transformer,
+    )
+    from optdyn.train.grid import Grid, log_range, product
 
-    ad_psgd: Callable[..., Method]
-    async_local_sgd: Callable[..., Method]
-    asynchronous: Callable[..., Method]
-    buffered: Callable[..., Method]
-    daso: Callable[..., Method]
-    decoupled: Callable[..., Method]
-    demo: Callable[..., Method]
-    des_loc: Callable[..., Method]
-    diloco: Callable[..., Method]
-    dynamic_batch: Callable[..., Method]
-    eager: Callable[..., Method]
-    elastic: Callable[..., Method]
-    gasloc: Callable[..., Method]
-    gossip: Callable[..., Method]
-    local: Callable[..., Method]
-    mindflayer: Callable[..., Method]
-    model_averaging: Callable[..., Method]
-    ringleader: Callable[..., Method]
-    ringmaster: Callable[..., Method]
-    slowmo: Callable[..., Method]
-    sparseloco: Callable[..., Method]
-    sparta: Callable[..., Method]
-    stale_pipeline: Callable[..., Method]
-    sync: Callable[..., Method]
-
-_METHODS = (
-    *("ad_psgd", "async_local_sgd", "asynchronous", "buffered", "daso", "decoupled", "demo"),
-    *("des_loc", "diloco", "dynamic_batch", "eager", "elastic", "gasloc", "gossip", "local"),
-    *("mindflayer", "model_averaging", "ringleader", "ringmaster", "slowmo", "sparseloco"),
-    *("sparta", "stale_pipeline", "sync"),
-)
-_PYTHON = (
-    *("Cluster", "Data", "Experiment", "Law", "Method", "Model", "Optimizer", "Parallel"),
-    *("Probes", "Trained", "adam", "adamw", "constant", "exponential", "gamma", "lognormal"),
-    *("method", "optimizer", "sgd", "trace"),
-)
-_WHERE = {"Comparison": "comparison", "compare": "comparison", "config": "shipped"}
-__all__ = [*_PYTHON, *_WHERE, *_METHODS]
+_WHERE = {
+    "cli.comparison": "Comparison compare",
+    "cli.configs": "config",
+    "cli.python": "Clock Experiment MomentumEstimate Trained clock rule",
+    "clock.cluster": "Cluster Pieces",
+    "clock.service": "Constant Exponential Gamma Geometric Law LogNormal Measured Race Trace",
+    "methods.gradient.dynamic_batch": "DynamicBatch",
+    "methods.gradient.local": "Local",
+    "methods.method": "Method Methods",
+    "methods.mix.daso": "DASO",
+    "methods.mix.demo": "DeMo",
+    "methods.mix.des_loc": "DesLoc",
+    "methods.mix.diloco": "DiLoCo",
+    "methods.mix.eager": "Eager",
+    "methods.mix.gasloc": "GASLoC",
+    "methods.mix.gossip": "Gossip",
+    "methods.mix.model_averaging": "ModelAveraging",
+    "methods.mix.slowmo": "SlowMo",
+    "methods.mix.sparseloco": "SparseLoCo",
+    "methods.mix.sparta": "Sparta",
+    "methods.read.ad_psgd": "ADPSGD",
+    "methods.read.asynchronous": "Asynchronous",
+    "methods.read.buffered": "Buffered",
+    "methods.read.decoupled": "Decoupled",
+    "methods.read.elastic": "Elastic",
+    "methods.read.mindflayer": "MindFlayer",
+    "methods.read.ringleader": "Ringleader",
+    "methods.read.ringmaster": "Ringmaster",
+    "methods.read.stale_pipeline": "StalePipeline",
+    "methods.setup": "Parallel Plan Probes Replicas Tune",
+    "methods.sync": "Sync",
+    "optimizers.kinds": "Adam AdamW ClosedLoop Optax Optimizer SGD",
+    "problem.data.kinds": "Data Folder KJV MNIST5k Packages StandardLibrary TFDS TextFiles",
+    "problem.models": "CNN MLP Model ModernTransformer Quadratic ResMLP ResNet Transformer",
+    "train.grid": "Grid log_range product",
+}
+_MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module 'optdyn' has no attribute {name!r}")
-    module = import_module(f"optdyn.cli.{_WHERE.get(name, 'python')}")
-    found = module.method(name) if name in _METHODS else getattr(module, name)
+    found = getattr(import_module(f"optdyn.{_MODULES[name]}"), name)
     globals()[name] = found
     return found
 

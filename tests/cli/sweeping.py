@@ -9,7 +9,6 @@ from optdyn.cli import app, sweep
 from optdyn.train import trainer
 from optdyn.train.grid import named, resolve
 from tests.own_flags import called
-from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent.parent
 # Noisy quadratics, as many as there are seeds times groups, and for each seed one that diverges.
@@ -67,7 +66,7 @@ def config_of(path, *text):
 def alone(config, folder):
     """Every point of the grid by `trainer.train`; {name: summary}."""
     return {
-        name: trainer.train(as_experiment(resolve(config, name, point)), folder / name)
+        name: trainer.train(resolve(config, name, point), folder / name)
         for name, point in named(config)
     }
 

@@ -9,7 +9,6 @@ from jax.experimental.compilation_cache import compilation_cache
 from optdyn.base import seeds
 from optdyn.cli import cache
 from optdyn.train import program, trainer
-from tests.values import as_experiment
 
 OPTIONS = (
     *(cache.DIR, "jax_compilation_cache_max_size", "jax_persistent_cache_min_compile_time_secs"),
@@ -56,7 +55,7 @@ def test_a_run_is_the_same_with_a_cold_a_warm_a_broken_and_no_cache(config, star
 
     def run(name, home):
         starting(home)
-        summary = trainer.train(as_experiment(chosen), tmp_path / name)
+        summary = trainer.train(chosen, tmp_path / name)
         found[name] = summary["parameters_crc32"], summary["train_loss"]
 
     run("cold", home)

@@ -18,11 +18,10 @@ from absl import flags
 from optdyn.base.progress import number
 from optdyn.cli import app, completion, dry, listing, main, shipped, sources, sweep, train
 from optdyn.cli import registries as registered
-from optdyn.experiment import ConfigError, default, differences, to_json
+from optdyn.experiment import ConfigError, Experiment, differences, to_json
 from optdyn.methods import built_in
 from optdyn.train import trainer
 from tests.own_flags import called
-from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
 # In this process modules were imported before; a shell starts a new one.
@@ -63,7 +62,7 @@ def plain(config, prefix=""):
 
 
 def test_the_keys_read_off_the_files_are_those_of_the_config():
-    assert set(sources.keys()) == set(plain(default()))
+    assert set(sources.keys()) == set(plain(Experiment()))
     assert sources.keys()["method.groups"] == "Compute groups, each synchronous inside."
     assert sources.keys()["log_every"] == "Updates between log points."
 
@@ -210,10 +209,10 @@ def test_a_run_is_that_of_the_module(optdyn, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     code, out, errors = optdyn("train", *SMALL, f"--workdir={tmp_path / 'a'}")
     assert code == 0, errors
-    config = default()
+    config = Experiment()
     values = json.loads((tmp_path / "a" / "config.json").read_text())
-    config.update_from_flattened_dict({k: v for k, v in plain(values).items() if v != {}})
-    again = train.run(as_experiment(config), tmp_path / "b")
+    config = config.with_({k: v for k, v in plain(values).items() if v != {}})
+    again = train.run(config, tmp_path / "b")
     made = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert made["parameters_crc32"] == again["parameters_crc32"]
     assert out.splitlines() == [
@@ -269,7 +268,11 @@ def test_a_config_has_a_path_or_a_name(tmp_path, monkeypatch):
 def test_a_config_from_python_is_that_of_the_command(tmp_path):
     """By name, with a text, and as a run wrote it; each call's is one's own to change."""
     first = shipped.config("quickstart")
-    first.steps = 7
+    first = first.with_(
+        {
+            "steps": 7,
+        }
+    )
     assert shipped.config("quickstart").steps == 2000
     assert shipped.config("text:small").steps == 300
     (tmp_path / "config.json").write_text(to_json(first))
@@ -305,7 +308,7 @@ def test_the_config_that_is_printed_is_that_of_the_run(optdyn, tmp_path):
     changes = ["--config.steps=7", "--config.model.hidden=(3,)"]
     code, out, _ = optdyn("config", "--config=quickstart", *changes)
     assert code == 0
-    expected = json.loads(to_json(default()))
+    expected = json.loads(to_json(Experiment()))
     found = json.loads(out)
     names = differences(found, expected)
     code, changed, _ = optdyn("config", "--config=quickstart", *changes, "--changed")
@@ -402,7 +405,7 @@ def test_lists_have_a_line_each(optdyn, kind):
     expected = {
         **{kind: set(registered.listed(kind)) for kind in registered.KINDS},
         "configs": {"quickstart", "grids/quickstart"},
-        "keys": set(plain(default())),
+        "keys": set(plain(Experiment())),
     }
     assert expected[kind] <= set(names) and len(names) == len(set(names))
 

@@ -19,7 +19,6 @@ from optdyn.train.checkpoints import Checkpoints, latest
 from optdyn.train.trainer import train
 from optdyn.train.workdir import Metrics
 from tests.cli.sweeping import alone, assert_same, config_of, grid_file
-from tests.values import as_experiment
 
 LARGE = "8m"
 
@@ -89,13 +88,13 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_says_one_line_and_goes_on(config, tmp_path, disk, rows, monkeypatch, place):
     chosen = config({"log_every": 1})
-    whole = train(as_experiment(chosen), tmp_path / "whole")
+    whole = train(chosen, tmp_path / "whole")
     here = disk.path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(workdir, "SHOWN", 0.0)
         full_before(patch, disk, *PLACES[place])
         with pytest.raises(DiskFull) as caught:
-            train(as_experiment(chosen), here)
+            train(chosen, here)
     saved = latest(here) or 0
     message = str(caught.value)
     assert message.startswith(f"disk full at {here}") and "\n" not in message
@@ -105,9 +104,9 @@ def test_a_run_says_one_line_and_goes_on(config, tmp_path, disk, rows, monkeypat
     )
     assert not list(here.rglob("*.part")) and not list(here.rglob("*tmp*"))
     with pytest.raises(DiskFull):  # as long as it is full
-        train(as_experiment(config({"log_every": 1, "steps": 61})), here)
+        train(config({"log_every": 1, "steps": 61}), here)
     disk.empty()
-    assert train(as_experiment(chosen), here)["parameters_crc32"] == whole["parameters_crc32"]
+    assert train(chosen, here)["parameters_crc32"] == whole["parameters_crc32"]
     assert rows(here) == rows(tmp_path / "whole")
 
 
@@ -117,11 +116,9 @@ def test_whatever_size_it_has(config, tmp_path, disk, rows, kibibytes):
     chosen = config({"log_every": 2})
     disk.size(f"{kibibytes}k")
     with pytest.raises(DiskFull, match=r"^disk full at .*goes on when there is space$"):
-        train(as_experiment(chosen), disk.path / "run")
+        train(chosen, disk.path / "run")
     disk.size(LARGE)
-    summary, whole = (
-        train(as_experiment(chosen), folder) for folder in (disk.path / "run", tmp_path / "whole")
-    )
+    summary, whole = (train(chosen, folder) for folder in (disk.path / "run", tmp_path / "whole"))
     assert summary["parameters_crc32"] == whole["parameters_crc32"]
     assert rows(disk.path / "run") == rows(tmp_path / "whole")
 
@@ -132,7 +129,7 @@ def test_the_meters_space_is_taken_before_it_measures(config, disk):
     disk.size("24k")
     with pytest.raises(DiskFull, match=r"sketches\.npy: what was saved up to step 0 is whole"):
         train(
-            as_experiment(config({**values, "model.dimension": 400, "steps": 300})),
+            config({**values, "model.dimension": 400, "steps": 300}),
             disk.path / "run",
         )
 

@@ -20,7 +20,6 @@ from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 from tests.cli.sweeping import ROOT, grid_file
 from tests.proc import ended
-from tests.values import as_experiment
 
 HOLD = """
 import sys, time
@@ -106,9 +105,9 @@ def test_every_command_holds_its_workdir(config, tmp_path, holder, files, sweepi
     before = files(tmp_path)
     small = {"tune.probe_seconds": 1.0, "optimizer.schedule": "constant"}
     for command in (
-        lambda: train(as_experiment(config()), tmp_path / "held"),
-        lambda: record(as_experiment(config({"replicas.count": 2, "steps": 4})), tmp_path / "held"),
-        lambda: tune.tune(as_experiment(config({**mnist, **small})), tmp_path / "held"),
+        lambda: train(config(), tmp_path / "held"),
+        lambda: record(config({"replicas.count": 2, "steps": 4}), tmp_path / "held"),
+        lambda: tune.tune(config({**mnist, **small}), tmp_path / "held"),
     ):
         with pytest.raises(WorkdirError, match=IN_USE):
             command()

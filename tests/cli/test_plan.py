@@ -13,7 +13,6 @@ from optdyn.experiment import to_json
 from optdyn.plan import layers, phases, planner, plans
 from optdyn.plan.planner import Interval
 from optdyn.report.plan import text
-from tests.values import as_experiment
 
 # Of the quadratic of conftest.py, whose program is compiled soon. Mostly, an example more takes
 # 1,024 bytes for its place in the order of 256 updates.
@@ -42,7 +41,7 @@ def small(config):
 def planned(small, tmp_path_factory):
     """The plan and its workdir."""
     workdir = tmp_path_factory.mktemp("planned")
-    return plan.run(as_experiment(small(NOISE)), workdir), workdir
+    return plan.run(small(NOISE), workdir), workdir
 
 
 def test_the_largest_fits_and_a_larger_one_does_not(planned):
@@ -96,10 +95,10 @@ def test_the_same_command_reads_the_plan(planned, small, files, monkeypatch, cap
     before = files(workdir)
     assert json.loads(before["config.json"]) == json.loads(to_json(small(NOISE)))
     monkeypatch.setattr(layers, "updates", None)  # nothing can be measured
-    assert plan.main(as_experiment(small(NOISE)), workdir) == 0
+    assert plan.main(small(NOISE), workdir) == 0
     assert capsys.readouterr().out == text(made) + "\n"
     monkeypatch.setattr(app, "in_json", lambda: True)
-    assert plan.main(as_experiment(small(NOISE)), workdir) == 0
+    assert plan.main(small(NOISE), workdir) == 0
     assert json.loads(capsys.readouterr().out) == made
     assert files(workdir) == before
 
@@ -108,12 +107,12 @@ def test_another_config_is_refused(planned, small, files):
     _, workdir = planned
     before = files(workdir)
     with pytest.raises(app.InputError, match=r"config differs in plan\.memory; give another"):
-        plan.run(as_experiment(small({**NOISE, "plan.memory": 60_000})), workdir)
+        plan.run(small({**NOISE, "plan.memory": 60_000}), workdir)
     assert files(workdir) == before
 
 
 def test_updates_of_an_unknown_noise_scale(small):
-    updates, source = plan.updates_to_train(as_experiment(small({"batch_size": 4})))
+    updates, source = plan.updates_to_train(small({"batch_size": 4}))
     assert updates(4) == Interval(60, 60, 60)
     assert updates(8) == Interval(60, 30, 60) and updates(2) == Interval(120, 60, 120)
     assert source == "config.steps, the worst of all noise scales"
@@ -168,7 +167,7 @@ def test_the_lemmas_of_a_cluster(small, workers):
     allowed = (1 - 0.6) / (0.6 * workers - 1) if workers > 2 else 1e9  # lemma 1
     # A rounding less computation would be a device less.
     seconds = overhead / allowed * (1 + 1e-12)
-    made = plan.cluster(as_experiment(config), size, seconds)
+    made = plan.cluster(config, size, seconds)
     assert made["devices"]["count"] == workers
     assert made["devices"]["overhead_ratio"] == pytest.approx(allowed)
     part = seconds / workers  # the devices divide the mini-batch
@@ -180,25 +179,23 @@ def test_the_lemmas_seconds_are_those_of_the_synchronous_clock(small, workers):
     """An exchange with a server, and a mini-batch that equal workers divide."""
     network = {"cluster.collective": "server", "cluster.latency": 0.25, "cluster.overlap": 0.0}
     nodes = {"cluster.nodes": workers, "cluster.seconds_per_example": 0.5, "batch_size": 24}
-    values = {**network, **nodes, "cluster.service": "constant", "plan.devices": workers}
-    config = as_experiment(small({**values, "plan.efficiency": 0.01, "steps": 5}))
+    values = {**network, **nodes, "cluster.service.name": "constant", "plan.devices": workers}
+    config = small({**values, "plan.efficiency": 0.01, "steps": 5})
     size, seconds = 10**6, 24 * 0.5
     made = plan.cluster(config, size, seconds)["devices"]
     assert made["count"] == workers
     line = config.timeline(steps_per_epoch=1, update_bytes=size)
     assert line.seconds[-1] == pytest.approx(5 * made["seconds_per_update"])
-    alone = plan.cluster(as_experiment(small({"plan.devices": 1})), size, seconds)["devices"]
+    alone = plan.cluster(small({"plan.devices": 1}), size, seconds)["devices"]
     assert alone["seconds_per_update"] == seconds  # it exchanges with nobody
 
 
 def test_the_limits_of_a_cluster(small):
     """Nothing to wait for: as many devices as there may be; efficiency 1: no second one."""
-    free = plan.cluster(
-        as_experiment(small({"cluster.bandwidth": 0.0, "cluster.latency": 0.0})), 100, 1.0
-    )
+    free = plan.cluster(small({"cluster.bandwidth": 0.0, "cluster.latency": 0.0}), 100, 1.0)
     assert free["devices"]["count"] == 64 and free["devices"]["speedup"] == 64
     assert free["servers"]["count"] == 0
-    alone = plan.cluster(as_experiment(small({"plan.efficiency": 1.0})), 100, 1.0)
+    alone = plan.cluster(small({"plan.efficiency": 1.0}), 100, 1.0)
     assert alone["devices"]["count"] == 1 and alone["devices"]["speedup"] == 1
 
 
@@ -223,10 +220,10 @@ def test_the_limits_of_a_cluster(small):
 def test_bad_input_is_one_line_and_touches_nothing(small, values, message, tmp_path):
     workdir = tmp_path / "new"
     with pytest.raises(app.InputError, match=message) as error:
-        plan.run(as_experiment(small(values)), workdir)
+        plan.run(small(values), workdir)
     assert "\n" not in str(error.value) and not workdir.exists()
 
 
 def test_no_candidate_fits(small, tmp_path):
     with pytest.raises(app.InputError, match=r"no mini-batch fits, of \[90\]"):
-        plan.run(as_experiment(small({"plan.batches": (90,)})), tmp_path)
+        plan.run(small({"plan.batches": (90,)}), tmp_path)

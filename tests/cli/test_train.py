@@ -19,7 +19,6 @@ from optdyn.cli import app, train
 from optdyn.train import history
 from tests.own_flags import called
 from tests.proc import ended
-from tests.values import as_experiment
 
 CONFIG = Path(__file__).parent.parent.parent / "configs" / "quickstart.py"
 # The quickstart, made small; a log point and a checkpoint every few updates, so that kills and
@@ -66,8 +65,8 @@ def start(workdir, values=()):
 def complete(workdir, values=()):
     """The same run in this process, until it ends by itself; its summary."""
     config = quickstart.get_config()
-    config.update_from_flattened_dict({**SMALL, **dict(values)})
-    return train.run(as_experiment(config), workdir)
+    config = config.with_({**SMALL, **dict(values)})
+    return train.run(config, workdir)
 
 
 def start_until(workdir, values, count):
@@ -145,7 +144,7 @@ BAD_FILES = {
         (["--config.model.name=MLP"], "of your own; did you mean mlp?"),
         (["--config.optimizer.name=Adam"], "no such optimizer; did you mean adam?"),
         (["--config.optimizer.schedule=cosin"], "of your own; did you mean cosine?"),
-        (["--config.cluster.service=exponental"], "; did you mean exponential?"),
+        (["--config.cluster.service.name=exponental"], "; did you mean exponential?"),
         (["--config.parallel.api=shardmap"], "'pmap', 'overlap'; did you mean shard_map?"),
         (["config.steps=3"], "unexpected argument 'config.steps=3'"),
         (["--config.steps=many"], "--config.steps=many: must be a whole number\n"),
@@ -165,13 +164,19 @@ BAD_FILES = {
         (["--config.optimizer.name=adam", "--config.replicas.matching=(0.3,)"], "momentum SGD"),
         (["--config.model.name=nosuch"], "config.model.name = 'nosuch': must be one of"),
         (["--config.model.name=mlp", "--config.data.name=nosuch"], "unknown data set 'nosuch'"),
-        (["--config.cluster.service=trace"], "config.cluster.trace is empty"),
+        (["--config.cluster.service.name=trace"], "config.cluster.service.path is empty"),
         (
-            ["--config.cluster.service=trace", "--config.cluster.trace={tmp}/trace.csv"],
+            [
+                "--config.cluster.service.name=trace",
+                "--config.cluster.service.path={tmp}/trace.csv",
+            ],
             "trace.csv: no arrival of worker 7 of 8",
         ),
         (
-            ["--config.cluster.service=trace", "--config.cluster.trace={tmp}/nosuch.csv"],
+            [
+                "--config.cluster.service.name=trace",
+                "--config.cluster.service.path={tmp}/nosuch.csv",
+            ],
             "nosuch.csv: No such file",
         ),
         (["--config={tmp}/nosuch.py"], "config file {tmp}/nosuch.py: not found"),
@@ -236,9 +241,12 @@ def test_a_key_that_nothing_reads_is_told(run, tmp_path):
     code, errors = run(arguments(tmp_path / "b", {**values, "method.period": 777}))
     assert code == 0
     assert "warning: config.method.period = 777: ignored, 'sync' has no such key; " in errors
-    code, errors = run(arguments(tmp_path / "d", {**values, "cluster.variation": 0.5}))
-    assert "warning: config.cluster.variation = 0.5: ignored, config.cluster.service = " in errors
-    lognormal = {"cluster.service": "lognormal", "cluster.variation": 0.5}
+    code, errors = run(arguments(tmp_path / "d", {**values, "cluster.service.variation": 0.5}))
+    assert (
+        "warning: config.cluster.service.variation = 0.5: ignored, config.cluster.service = "
+        in errors
+    )
+    lognormal = {"cluster.service.name": "lognormal", "cluster.service.variation": 0.5}
     assert "warning" not in run(arguments(tmp_path / "e", {**values, **lognormal}))[1]
 
 

@@ -15,7 +15,6 @@ from optdyn.experiment import ConfigError
 from optdyn.train.checkpoints import Checkpoints
 from optdyn.train.workdir import WorkdirError
 from optdyn.tune import bench
-from tests.values import as_experiment
 
 ROOT = Path(__file__).parent.parent.parent
 # Several epochs.
@@ -39,7 +38,7 @@ SMALL = {
 def whole(config, tmp_path_factory):
     """Config, workdir and summary of a tuner that nothing disturbed."""
     chosen, workdir = config(SMALL), tmp_path_factory.mktemp("whole")
-    return chosen, workdir, tune(as_experiment(chosen), workdir)
+    return chosen, workdir, tune(chosen, workdir)
 
 
 def lines(workdir):
@@ -142,7 +141,7 @@ def tuned_though_killed(chosen, workdir, patched, owner, name, after, later=None
         with patched.context() as patch:
             patch.setattr(owner, name, killed(after, getattr(owner, name)))
             try:
-                tune(as_experiment(chosen), workdir)
+                tune(chosen, workdir)
                 return kills
             except Killed:
                 kills += 1
@@ -171,13 +170,13 @@ def test_killed_again_and_again_it_decides_the_same(whole, tmp_path, monkeypatch
     where = (bench, what, 3) if what == "attempt" else (Checkpoints, what, 0, 1)
     assert tuned_though_killed(chosen, tmp_path, monkeypatch, *where) >= 2
     assert_same(tmp_path, finished)
-    assert tune(as_experiment(chosen), tmp_path)["tuned"]  # finished: read, not run
+    assert tune(chosen, tmp_path)["tuned"]  # finished: read, not run
 
 
 def test_the_authors_mode_decides_the_same_after_a_kill(config, tmp_path, monkeypatch):
     """Its three phases are in the journal: probes, ones 5 times as long, equal epochs."""
     chosen = config({**SMALL, "tune.mode": "omnivore"})
-    tune(as_experiment(chosen), tmp_path / "whole")
+    tune(chosen, tmp_path / "whole")
     made = lines(tmp_path / "whole")
     first = [line for line in made if line["what"] == "probe" and line["epoch"] == 0]
     assert {round(line["seconds"] / 0.1, 6) for line in first} == {1.0, 5.0}
@@ -187,8 +186,8 @@ def test_the_authors_mode_decides_the_same_after_a_kill(config, tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(bench, "attempt", killed(len(made) // 2, bench.attempt))
         with pytest.raises(Killed):
-            tune(as_experiment(chosen), tmp_path / "killed")
-    tune(as_experiment(chosen), tmp_path / "killed")
+            tune(chosen, tmp_path / "killed")
+    tune(chosen, tmp_path / "killed")
     assert_same(tmp_path / "killed", tmp_path / "whole")
 
 
@@ -196,7 +195,7 @@ def test_an_epoch_that_does_not_lower_the_loss_leaves_no_checkpoint(config, tmp_
     """The noise has a floor, and the target is below. Killed every few attempts, it goes on so."""
     changed = {"model.noise": 5.0, "tune.epoch_seconds": 0.2, "tune.probe_share": 0.1}
     chosen = config({**SMALL, **changed})
-    tune(as_experiment(chosen), tmp_path / "whole")
+    tune(chosen, tmp_path / "whole")
     epochs = [line for line in lines(tmp_path / "whole") if line["what"] == "train"]
     least, failed = float("inf"), 0
     for line, after in pairwise(epochs):
@@ -218,23 +217,23 @@ def _size(line):
 def test_resuming_runs_nothing_twice(whole, unended, monkeypatch):
     chosen, workdir = unended
     monkeypatch.setattr(bench, "attempt", killed(0, bench.attempt))
-    tune(as_experiment(chosen), workdir)
+    tune(chosen, workdir)
     assert_same(workdir, whole[1])
 
 
 def test_one_worker(config, tmp_path):
-    summary = tune(as_experiment(config({**SMALL, "cluster.nodes": 1})), tmp_path)
+    summary = tune(config({**SMALL, "cluster.nodes": 1}), tmp_path)
     assert all(line.get("groups", 1) == 1 for line in lines(tmp_path))
     assert summary["tuned"]["seconds_to_target"] is not None
 
 
 def test_bad_input_is_said_before_anything_is_touched(whole, config, tmp_path):
     with pytest.raises(ConfigError, match=r"config\.tune\.probe_seconds = 0\.0001: must"):
-        tune(as_experiment(config({**SMALL, "tune.probe_seconds": 1e-4})), tmp_path / "new")
+        tune(config({**SMALL, "tune.probe_seconds": 1e-4}), tmp_path / "new")
     assert not (tmp_path / "new").exists()
     _, workdir, _ = whole
     with pytest.raises(WorkdirError, match=r"differs in tune\.target"):
-        tune(as_experiment(config({**SMALL, "tune.target": 1.0})), workdir)
+        tune(config({**SMALL, "tune.target": 1.0}), workdir)
 
 
 @pytest.mark.parametrize("what", ["line 4 is not what is decided", "lines of epochs that were"])
@@ -248,7 +247,7 @@ def test_lines_that_are_not_those_that_were_decided_are_refused(unended, what):
         del made[first + 1 :]
     (workdir / "decisions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
     with pytest.raises(WorkdirError, match=rf"decisions\.jsonl: {what}"):
-        tune(as_experiment(chosen), workdir)
+        tune(chosen, workdir)
 
 
 def test_the_command(tmp_path):

@@ -18,7 +18,9 @@ def config_of(name, **values):
     """The battery's config of a method or several, with times that are drawn where they can be."""
     config = battery.config_of(name, {"steps": STEPS, **values})
     if "exponential" in config.methods.outermost.laws:
-        return config.with_({"cluster.service": values.get("cluster.service", "exponential")})
+        return config.with_(
+            {"cluster.service.name": values.get("cluster.service.name", "exponential")}
+        )
     return config
 
 
@@ -53,4 +55,4 @@ def record(line, path, raced=False):
 
 def replayed(config, path):
     """The same config, of the arrivals that a trace holds."""
-    return config.with_({"cluster.service": "trace", "cluster.trace": str(path)})
+    return config.with_({"cluster.service.name": "trace", "cluster.service.path": str(path)})

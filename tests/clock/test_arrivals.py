@@ -16,11 +16,11 @@ from scipy import stats
 
 from optdyn.clock import make, service
 from optdyn.clock.arrivals import BLOCK, Work, arrivals
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.compute_groups import work_of
 from optdyn.clock.habits import Habits
 from optdyn.clock.several import several
 from optdyn.clock.volunteers import volunteers
-from optdyn.setup import Cluster
 from tests.clock.lines import p_of_geometric
 
 GROUPS = [2, 3, 8, 32]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import make
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES, among, between_nodes, of_groups
-from optdyn.setup import Cluster
 from tests.clock.recorded import config_of, line_of
 
 SLOW = {"latency": 0.01, "bandwidth": 1e5}

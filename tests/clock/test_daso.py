@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.base.errors import ConfigError
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import all_reduce
 from optdyn.clock.nodes import synchronous
 from optdyn.methods.mix.daso import DASO, Phase, after_epoch, clock
-from optdyn.setup import Cluster
 from tests.clock.lines import begins_with
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from optdyn.base import seeds
 from optdyn.clock import TimelineError, make, service
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.dynamic_batch import (
     CHANGE,
     StepCost,
@@ -18,7 +19,6 @@ from optdyn.clock.dynamic_batch import (
     waste,
 )
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
-from optdyn.setup import Cluster
 from tests.clock.conftest import BATCH, SPEEDS
 
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from optdyn.clock import make
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.geometric import TAIL, ring_size
-from optdyn.setup import Cluster
 from tests.clock.lines import p_of_geometric
 
 STEPS = 200_000

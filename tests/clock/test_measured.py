@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from optdyn.clock import TimelineError
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.dynamic_batch import measured
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
-from optdyn.setup import Cluster
 from tests.clock.conftest import BATCH
 
 

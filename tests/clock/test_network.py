@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from optdyn.clock.base import TimelineError
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import between_nodes, busiest, messages
-from optdyn.setup import Cluster
 
 
 def cluster(**values):

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.compute_groups import make
 from optdyn.clock.dynamic_batch import dynamic_batch
 from optdyn.clock.nodes import synchronous
 from optdyn.clock.service import with_exchange
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from optdyn.methods.mix.daso import DASO, clock
-from optdyn.setup import Cluster
 
 LAWS = ("constant", "exponential", "lognormal", "gamma")
 STEPS, PER_EPOCH, BATCH, BYTES = 60, 15, 8, 1000

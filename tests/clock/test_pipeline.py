@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.pipeline import (
     BACKWARD,
     FORWARD,
@@ -19,7 +20,6 @@ from optdyn.clock.pipeline import (
     one_f_one_b,
     seconds,
 )
-from optdyn.setup import Cluster
 from tests.clock.schedules import memory, steady_utilization, utilization
 
 

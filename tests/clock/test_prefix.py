@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import methods
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.train import program
-from tests.values import as_experiment
 
 EPOCH, BATCH, WORKERS = 7, 24, 4
 GROUPS = {"method.name": "asynchronous", "method.groups": 4}
@@ -20,7 +19,7 @@ NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 LAWS = ("constant", "exponential", "lognormal", "gamma")
 DRAWN = {
     **{
-        f"{name}, {law}": {**values, "cluster.service": law}
+        f"{name}, {law}": {**values, "cluster.service.name": law}
         for name, values in {
             "sync": {},
             "groups": GROUPS,
@@ -29,7 +28,7 @@ DRAWN = {
         }.items()
         for law in LAWS
     },
-    "geometric": {**GROUPS, "cluster.service": "geometric"},
+    "geometric": {**GROUPS, "cluster.service.name": "geometric"},
     "unlike speeds": {**GROUPS, "cluster.speeds": (1.0, 2.0, 3.0, 9.0)},
     "server": {
         **GROUPS,
@@ -73,11 +72,17 @@ ENDING = {
 
 
 def config_of(values, steps, seed=0):
-    config = default()
-    config.batch_size, config.steps, config.seed = BATCH, steps, seed
+    config = Experiment()
+    config = config.with_(
+        {
+            "batch_size": BATCH,
+            "steps": steps,
+            "seed": seed,
+        }
+    )
     base = {"cluster.devices_per_node": WORKERS, "model.hidden": (5, 5, 5)}
-    config.update_from_flattened_dict({**base, **values})
-    return as_experiment(config)
+    config = config.with_({**base, **values})
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +140,11 @@ def test_a_recorded_trace_is_read_from_its_beginning(network, tmp_path):
     workers = np.concatenate([np.arange(4), rng.integers(0, 4, 96)])
     table = pd.DataFrame({"worker": workers, "seconds": np.sort(rng.uniform(0, 9, 100))})
     table.to_csv(tmp_path / "trace.csv", index=False)
-    values = {**GROUPS, "cluster.service": "trace", "cluster.trace": str(tmp_path / "trace.csv")}
+    values = {
+        **GROUPS,
+        "cluster.service.name": "trace",
+        "cluster.service.path": str(tmp_path / "trace.csv"),
+    }
     lines = [line_of(config_of(values, n), network) for n in (30, 100)]
     assert_begins(*reversed(lines), 30)
 

@@ -11,15 +11,14 @@ import optdyn
 from optdyn import methods
 from optdyn.base import seeds
 from optdyn.clock import TimelineError, habits, network, regions
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.habits import Presence
 from optdyn.clock.regions import LIGHT, RADIUS, great_circle
-from optdyn.experiment import ConfigError, default
-from optdyn.setup import Cluster
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
 from tests.clock.test_streaming import streaming
 from tests.methods import test_battery as battery
-from tests.values import as_experiment
 
 EARTH = {"regions": 7, "latency": 0.01, "bandwidth": 1e6, "bandwidth_variation": 1.0}
 FOREVER = 1e12  # seconds
@@ -124,7 +123,11 @@ def test_who_comes_and_goes_all_the_time_is_refused():
 
 
 def meeting(values, steps=40):
-    own = {"cluster.nodes": 4, "cluster.service": "exponential", "cluster.seconds_per_example": 0.5}
+    own = {
+        "cluster.nodes": 4,
+        "cluster.service.name": "exponential",
+        "cluster.seconds_per_example": 0.5,
+    }
     return streaming(1, steps, own | {f"cluster.{key}": v for key, v in values.items()})
 
 
@@ -164,7 +167,7 @@ def test_nobody_waits_for_who_is_away():
 def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
     """A lone one begins again and again: (e^(T / P) - 1) (P + A) seconds for T, memoryless."""
     parts, seconds, presence, absence = 8000, 1.5 * period, 4.0, 1.0
-    method = optdyn.model_averaging(period=period)
+    method = optdyn.ModelAveraging(period=period)
     one = Cluster(service="constant", seconds_per_example=1.5, presence=presence, absence=absence)
     line = method.clock(one, parts * period, batch_size=1)
     expected = (np.exp(seconds / presence) - 1) * (presence + absence)
@@ -195,24 +198,39 @@ def test_a_later_hour_is_felt_at_the_barrier():
 
 
 def test_a_refusal_names_methods_that_are_not_refused():
-    config = default()
-    config.method.name, config.cluster.nodes = "sync", 2
+    config = Experiment()
+    config = config.with_(
+        {
+            "method.name": "sync",
+            "cluster.nodes": 2,
+        }
+    )
     config.cluster.presence = config.cluster.absence = 9.0
     with pytest.raises(ConfigError) as refused:
-        check(as_experiment(config))
+        check(config)
     named = re.findall(r"'(\w+)'", str(refused.value).partition("config.method.name")[2])
     assert {"gossip", "diloco"} <= {*named}
     for name in named:
-        config.method.name = name
-        check(as_experiment(config))
+        config = config.with_(
+            {
+                "method.name": name,
+            }
+        )
+        check(config)
 
 
 def test_ten_thousand_workers_are_not_refused_for_memory():
-    config = default()
-    config.model.name, config.steps = "quadratic", 1_000_000
-    config.method.name, config.method.groups = "asynchronous", 10_000
-    config.cluster.nodes = 10_000
-    memory_checks.of_config(as_experiment(config))
+    config = Experiment()
+    config = config.with_(
+        {
+            "model.name": "quadratic",
+            "steps": 1_000_000,
+            "method.name": "asynchronous",
+            "method.groups": 10_000,
+            "cluster.nodes": 10_000,
+        }
+    )
+    memory_checks.of_config(config)
 
 
 def test_methods_know_of_regions():

@@ -14,7 +14,7 @@ BOUNDED = {"method.staleness_bound": 1}
 DROPPING = {"method.groups": 2, "method.delay_bound": 1}
 MORE = {
     "bounded": ("asynchronous", BOUNDED),
-    "geometric": ("asynchronous", {"cluster.service": "geometric"}),
+    "geometric": ("asynchronous", {"cluster.service.name": "geometric"}),
     "bounded+local": ("asynchronous+local", BOUNDED),
     "bounded in nodes": ("daso+asynchronous", BOUNDED),
     "k_sync": ("buffered", {"method.waiting": "k_sync", "method.arrivals": 2}),

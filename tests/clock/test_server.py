@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from optdyn import experiment
 from optdyn.clock import make, service
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.server import IterationSeconds, server
-from optdyn.experiment import default
-from optdyn.setup import Cluster
+from optdyn.experiment import Experiment
 from optdyn.train import trainer
 from tests.clock.lines import numbers, replica
 from tests.clock.test_slots import check
 from tests.tune.hardware import seconds_per_iteration
-from tests.values import as_experiment
 
 SEVEN_TO_ONE = IterationSeconds(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)
 PIECES = {"conv_compute": 12.0, "conv_network": 0.5, "fc": 1.0, "fc_network": 2.0}
@@ -33,9 +32,9 @@ def seeded(seed):
 
 def of(values, replicas=0):
     """The timeline of a run with these differences from the default."""
-    config = default()
-    config.update_from_flattened_dict(NETWORK | CHOSEN | values)
-    return as_experiment(config).timeline(steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
+    config = Experiment()
+    config = config.with_(NETWORK | CHOSEN | values)
+    return config.timeline(steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
 
 
 @pytest.mark.parametrize("groups", [3, 8, 20])
@@ -99,7 +98,7 @@ def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, rep
 def test_synchronous_runs_take_the_sum_of_the_pieces(fresh, an_update, values):
     """The seconds are those of a whole batch, however large, and of one group whatever is said."""
     base = {"cluster.nodes": 4, "cluster.devices_per_node": 2, "method.fresh": fresh}
-    timeline = of(base | {"steps": 20, "cluster.service": "constant"} | values)
+    timeline = of(base | {"steps": 20, "cluster.service.name": "constant"} | values)
     # Sums of halves: exact in float64.
     np.testing.assert_array_equal(timeline.seconds, an_update * np.arange(1, 21))
     assert not timeline.staleness.any()
@@ -110,7 +109,7 @@ def test_synchronous_runs_take_the_sum_of_the_pieces(fresh, an_update, values):
 def test_asynchronous_runs_follow_the_closed_form(groups, fresh):
     """After the first round, HE(g) seconds an update of constant service; merged if fresh."""
     values = {"method.name": "asynchronous", "method.groups": groups, "method.fresh": fresh}
-    timeline = of(values | {"cluster.nodes": 16, "cluster.service": "constant", "steps": 320})
+    timeline = of(values | {"cluster.nodes": 16, "cluster.service.name": "constant", "steps": 320})
     expected = seconds_per_iteration(
         IterationSeconds(12.0, 0.5, 1.0, bool(fresh), 2.0), groups, 16 // groups
     )
@@ -124,7 +123,9 @@ def test_asynchronous_runs_follow_the_closed_form(groups, fresh):
 def test_draws_are_of_the_law_of_the_cluster(law):
     """One worker and a server that takes no time: its services are all there is."""
     one = {"cluster.pieces.fc": 0.0, "cluster.pieces.fc_network": 0.0, "steps": 20_000}
-    timeline = of(one | {"cluster.service": law, "cluster.variation": LAWS["lognormal"]})
+    timeline = of(
+        one | {"cluster.service.name": law, "cluster.service.variation": LAWS["lognormal"]}
+    )
     services = np.diff(timeline.seconds, prepend=0.0) / 12.0
     # 20,000 draws give the mean to 0.7 % and, the kurtosis being 9 at most, the deviation to 1 %:
     # four deviations. Differences of sums near 2.4e5 are right to 3e-11.
@@ -135,15 +136,15 @@ def test_draws_are_of_the_law_of_the_cluster(law):
 def test_without_pieces_there_is_no_server():
     """The dense pieces alone are refused elsewhere; here nothing but `conv_compute` decides."""
     nothing = dict.fromkeys(CHOSEN, 0.0)
-    timeline = of(nothing | {"cluster.service": "constant", "batch_size": 10, "steps": 3})
+    timeline = of(nothing | {"cluster.service.name": "constant", "batch_size": 10, "steps": 3})
     # 10 examples of a millisecond each; rounding of three additions.
     np.testing.assert_allclose(timeline.seconds, [0.01, 0.02, 0.03], rtol=1e-14)
 
 
 def test_a_run_has_the_seconds_of_its_pieces(config, mnist, tmp_path):
     """End to end: merged groups of a real run, as its log has them."""
-    chosen = CHOSEN | {"method.fresh": ("classifier",), "cluster.service": "constant"}
-    summary = trainer.train(as_experiment(config(mnist | chosen)), tmp_path)
+    chosen = CHOSEN | {"method.fresh": ("classifier",), "cluster.service.name": "constant"}
+    summary = trainer.train(config(mnist | chosen), tmp_path)
     # Four groups of one worker, max(12, 0.5) + 1 until the first delivers at 13, the others a
     # second apart behind it: the last of 60 updates is the fourth of round 15, 13 x 15 + 3.
     assert summary["simulated_seconds"] == 13 * 15 + 3

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock.shares import columns, cut
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem.problem import batches
-from tests.values import as_experiment
 
 N, BATCH, DEVICES = 5, 20, 4
 
@@ -68,12 +67,16 @@ def test_a_share_that_has_no_room_is_an_error():
 
 
 def test_every_example_once_an_epoch_however_shares_change():
-    config, examples = default(), 200
-    config.batch_size = BATCH
+    config, examples = Experiment(), 200
+    config = config.with_(
+        {
+            "batch_size": BATCH,
+        }
+    )
     steps = examples // BATCH
     rng = np.random.default_rng(0)
     shares = rng.multinomial(BATCH, (0.1, 0.2, 0.3, 0.4), 3 * steps).astype(np.int32)
-    parts = cut(batches(as_experiment(config), examples, 0, 3 * steps), shares, columns(shares))
+    parts = cut(batches(config, examples, 0, 3 * steps), shares, columns(shares))
     parts = parts.reshape(3, steps, DEVICES, -1)
     own = np.arange(parts.shape[-1]) < shares.reshape(3, steps, DEVICES)[..., None]
     for epoch in range(3):

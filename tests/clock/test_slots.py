@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from optdyn.clock import make
 from optdyn.clock.base import from_arrivals
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN
-from optdyn.setup import Cluster
 from tests.clock.lines import begins_with, numbers, replica
 
 

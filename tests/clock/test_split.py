@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError, make
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.nodes import compute_means
-from optdyn.setup import Cluster
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 

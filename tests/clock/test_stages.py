@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import pipeline
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.pipeline import StageWork, of_cluster
-from optdyn.setup import Cluster
 
 WORK = StageWork(
     np.array([0.1, 0.05, 0.15, 0.1]),

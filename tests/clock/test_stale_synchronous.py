@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from optdyn.clock import service
 from optdyn.clock.arrivals import Work, arrivals
 from optdyn.clock.several import several
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
-from tests.values import as_experiment
 
 LAWS = {
     "constant": service.constant(),
@@ -99,13 +98,21 @@ def test_a_straggler_holds_up_all_in_the_long_run(bound):
 
 def test_the_config_asks_for_it():
     """With bound 0 a gradient misses at most one update of each other group."""
-    config = default()
-    config.method.name, config.method.groups = "asynchronous", 4
-    config.cluster.nodes, config.cluster.speeds = 4, (1.0, 1.0, 1.0, 0.1)
+    config = Experiment()
+    config = config.with_(
+        {
+            "method.name": "asynchronous",
+            "method.groups": 4,
+            "cluster.nodes": 4,
+            "cluster.speeds": (1.0, 1.0, 1.0, 0.1),
+        }
+    )
     stalest = {}
     for bound in (-1, 0):
-        config.method.staleness_bound = bound
-        stalest[bound] = (
-            as_experiment(config).timeline(steps_per_epoch=10, update_bytes=0).staleness.max()
+        config = config.with_(
+            {
+                "method.staleness_bound": bound,
+            }
         )
+        stalest[bound] = config.timeline(steps_per_epoch=10, update_bytes=0).staleness.max()
     assert stalest[0] <= 3 < stalest[-1]

@@ -84,7 +84,7 @@ def simulate(services, choice, transfers):
 @pytest.mark.parametrize("latency", [0.1, 0.8, 5.0])
 def test_the_clock_equals_a_simulation(fragments, delay, latency):
     values = {
-        "cluster.service": "exponential",
+        "cluster.service.name": "exponential",
         "cluster.nodes": 3,
         "cluster.seconds_per_example": 1 / 8,  # a second an update
         "cluster.latency": latency,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from optdyn.clock import TimelineError
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.compute_groups import make as make_of
 from optdyn.clock.trace import read
-from optdyn.setup import Cluster
 
 HEADER = "worker,seconds\n"
 
@@ -25,7 +25,7 @@ def write(tmp_path):
 def make(cluster, *, steps, replicas=0, **values):
     """The timeline of groups whose arrivals are those of the file that the cluster names."""
     held = None
-    if cluster.service == "trace":
+    if cluster.service.name == "trace":
         held = read(cluster.trace, steps * max(replicas, 1))
     return make_of(cluster, steps=steps, replicas=replicas, held=held, **values)
 

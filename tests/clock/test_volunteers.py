@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError, make, service
 from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.habits import Habits, Load
 from optdyn.clock.volunteers import volunteers
-from optdyn.setup import Cluster
 from tests.clock.lines import begins_with
 from tests.clock.test_slots import check
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from optdyn.experiment import ConfigError, default
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.problem import data, problem
 from optdyn.problem.data.augment import augment
 from optdyn.train import trainer
 from tests.devices.started import parameters
-from tests.values import as_experiment, as_model
+from tests.values import as_model
 
 RNG = np.random.default_rng(0)
 MANY = 4000
@@ -105,15 +105,19 @@ def test_draws_differ_between_updates_places_and_seeds():
 
 
 def config(**values):
-    made = default()
-    made.update_from_flattened_dict({f"data.{key}": value for key, value in values.items()})
-    made.model.hidden = (4,)
+    made = Experiment()
+    made = made.with_({f"data.{key}": value for key, value in values.items()})
+    made = made.with_(
+        {
+            "model.hidden": (4,),
+        }
+    )
     return made
 
 
 def test_batches_are_the_same_examples_with_seeds_besides():
-    plain = problem.batches(as_experiment(config()), 100, 3, 7)
-    seeded = problem.batches(as_experiment(config(augment="flip")), 100, 3, 7)
+    plain = problem.batches(config(), 100, 3, 7)
+    seeded = problem.batches(config(augment="flip"), 100, 3, 7)
     assert plain.shape == (4, 64) and seeded.shape == (4, 64, 2) and seeded.dtype == np.int32
     np.testing.assert_array_equal(seeded[..., 0], plain)
 
@@ -159,8 +163,12 @@ def test_channels_are_normalized():
 )
 def test_what_the_examples_cannot_have_is_one_clear_line(mnist, values, message):
     chosen = config(**{"dir": mnist["data.dir"]} | values)
-    chosen.model.name = "transformer" if "name" in values else "mlp"
-    of = as_experiment(chosen)
+    chosen = chosen.with_(
+        {
+            "model.name": "transformer" if "name" in values else "mlp",
+        }
+    )
+    of = chosen
     with pytest.raises(data.DataError, match=message) as error:
         problem.load_data(of.model, of.data, of.seed)
     assert "\n" not in str(error.value)
@@ -168,13 +176,17 @@ def test_what_the_examples_cannot_have_is_one_clear_line(mnist, values, message)
 
 def test_a_mean_that_is_no_number_is_no_config():
     with pytest.raises(ConfigError, match=r"^config\.data\.mean = \(nan,\): must be [^\n]+$"):
-        as_experiment(config(mean=(float("nan"),), std=(1.0,)))
+        config(mean=(float("nan"),), std=(1.0,))
 
 
 def test_a_quadratic_has_no_images():
     chosen = config(augment="flip")
-    chosen.model.name = "quadratic"
-    of = as_experiment(chosen)
+    chosen = chosen.with_(
+        {
+            "model.name": "quadratic",
+        }
+    )
+    of = chosen
     with pytest.raises(data.DataError, match=r"not of config\.model\.name"):
         problem.load_data(of.model, of.data, of.seed)
 
@@ -201,9 +213,9 @@ def run(mnist):
 
 
 def trained(values, folder):
-    chosen = default()
-    chosen.update_from_flattened_dict(values)
-    return trainer.train(as_experiment(chosen), folder)["parameters_crc32"]
+    chosen = Experiment()
+    chosen = chosen.with_(values)
+    return trainer.train(chosen, folder)["parameters_crc32"]
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +240,7 @@ STAGES = {
     "model.width": 8,
     "model.blocks": 2,
     "method.name": "local",
-    "cluster.service": "constant",
+    "cluster.service.name": "constant",
 }
 ON_STAGES = STAGES | {"cluster.nodes": 2, "parallel.api": "shard_map"}
 LAYOUTS = {

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem.data import feed
 from optdyn.train import run as runs
 from optdyn.train import trainer
-from tests.values import as_experiment
 
 RNG = np.random.default_rng(0)
 TRAIN = {"image": RNG.integers(0, 256, (50, 4), dtype=np.uint8), "label": np.arange(50)}
@@ -136,13 +135,17 @@ def train(mnist, tmp_path_factory):
     """`train(values)`: the summary and the losses logged."""
 
     def train(**values):
-        config = default()
-        config.update_from_flattened_dict(
+        config = Experiment()
+        config = config.with_(
             {**mnist, "steps": 60, "log_every": 20, "checkpoint_every": 20, "batch_size": 16}
         )
-        config.data.train_evaluated = 100
+        config = config.with_(
+            {
+                "data.train_evaluated": 100,
+            }
+        )
         config.data.update(values)
-        return trainer.train(as_experiment(config), tmp_path_factory.mktemp("run"))
+        return trainer.train(config, tmp_path_factory.mktemp("run"))
 
     return train
 

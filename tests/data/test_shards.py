@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import ConfigError, default
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.problem import problem
 from optdyn.problem.data.shards import contiguous, dirichlet, divided, sizes
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from optdyn.train.run import batches_of, feed_of
-from tests.values import as_experiment
 
 LABELS = np.random.default_rng(0).integers(10, size=4000)
 
@@ -73,7 +72,7 @@ VALUES = {
 GROUPS = VALUES | {
     "method.name": "asynchronous",
     "method.groups": 4,
-    "cluster.service": "exponential",
+    "cluster.service.name": "exponential",
 }
 
 
@@ -82,7 +81,7 @@ def test_a_group_draws_its_whole_batch_from_its_own_however_often_it_comes(
     config, mnist, independent
 ):
     """In epochs of its own, wherever the run is cut, and a replay draws the same."""
-    run = trainer.prepare(as_experiment(config(mnist | GROUPS)))
+    run = trainer.prepare(config(mnist | GROUPS))
     batches, worker = batches_of(run, independent)(0, 60), run.timeline.worker
     for group, own in enumerate(run.shards):
         seen = batches[worker[:60] == group].reshape(-1)
@@ -96,7 +95,7 @@ def test_a_group_draws_its_whole_batch_from_its_own_however_often_it_comes(
 
 @pytest.mark.parametrize("independent", [False, True])
 def test_nodes_draw_from_their_own_in_epochs_of_their_own(config, mnist, independent):
-    run = trainer.prepare(as_experiment(config(mnist | VALUES)))
+    run = trainer.prepare(config(mnist | VALUES))
     batches = batches_of(run, independent)(0, 34).reshape(34, 4, 3)  # two epochs of 50, and a bit
     for node, own in enumerate(run.shards):
         seen = batches[:, node].reshape(-1)
@@ -106,7 +105,7 @@ def test_nodes_draw_from_their_own_in_epochs_of_their_own(config, mnist, indepen
             np.testing.assert_array_equal(np.sort(seen[50:100]), own)
     np.testing.assert_array_equal(batches_of(run, independent)(7, 9).reshape(2, 4, 3), batches[7:9])
     held = feed_of(run)(5, batches_of(run, independent))
-    other = trainer.prepare(as_experiment(config(mnist | VALUES | {"data.streaming": True})))
+    other = trainer.prepare(config(mnist | VALUES | {"data.streaming": True}))
     streamed = feed_of(other)(5, batches_of(other, independent))
     labels = [
         np.asarray(block.examples["label"])[block.batches(5, 20)] for block in (held, streamed)
@@ -120,7 +119,7 @@ def test_without_a_concentration_batches_are_what_they_were(config, mnist):
 
     The sums are those of the commit before there were shards.
     """
-    run = trainer.prepare(as_experiment(config(mnist | VALUES | {"data.dirichlet": 0.0})))
+    run = trainer.prepare(config(mnist | VALUES | {"data.dirichlet": 0.0}))
     assert run.shards == ()
     augmented = run.config.with_({"data.augment": "crop"})
     place = np.arange(1, 7)[:, None, None] * np.arange(1, 13)[:, None]
@@ -135,7 +134,7 @@ SUMS = [[154266, 1521446553288], [127345, 1766012613694]]
 
 
 def test_data_without_labels_is_cut_into_stretches(config):
-    run = trainer.prepare(as_experiment(config(VALUES | {"data.train_examples": 101})))
+    run = trainer.prepare(config(VALUES | {"data.train_examples": 101}))
     np.testing.assert_array_equal(np.concatenate(run.shards), np.arange(101))
     assert [len(own) for own in run.shards] == [26, 25, 25, 25]
 
@@ -148,7 +147,10 @@ def test_data_without_labels_is_cut_into_stretches(config):
             GROUPS | {"method.name": "buffered", "method.arrivals": 2},
             "config.data.dirichlet: a group has a shard where",
         ),
-        (GROUPS | {"cluster.service": "race"}, "config.data.dirichlet: of groups whose times are"),
+        (
+            GROUPS | {"cluster.service.name": "race"},
+            "config.data.dirichlet: of groups whose times are",
+        ),
         (GROUPS | {"probes.momentum": True}, "config.data.dirichlet: config.probes.momentum must"),
         ({"method.name": "dynamic_batch"}, "config.data.dirichlet: nodes have shards of their"),
         ({"method.name": "sync", "batch_size": 10}, "config.batch_size = 10: must be a multi"),
@@ -159,11 +161,11 @@ def test_data_without_labels_is_cut_into_stretches(config):
 )
 def test_what_has_no_shards_is_refused_in_one_line(config, values, line):
     with pytest.raises(ConfigError) as error:
-        trainer.prepare(as_experiment(config(VALUES | values)))
+        trainer.prepare(config(VALUES | values))
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
 def test_synchronous_nodes_have_shards_too():
-    chosen = default()
-    chosen.update_from_flattened_dict(VALUES | {"method.name": "sync"})
-    check(as_experiment(chosen))
+    chosen = Experiment()
+    chosen = chosen.with_(VALUES | {"method.name": "sync"})
+    check(chosen)

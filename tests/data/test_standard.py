@@ -9,7 +9,6 @@ from configs.images import STANDARD, get_config
 from optdyn.problem import data, problem
 from optdyn.train.checks import check
 from tests.data.builders import examples, of_tfds, prepare
-from tests.values import as_experiment
 
 DEFINED = {  # images and classes
     "mnist": ((28, 28, 1), 10),
@@ -34,8 +33,12 @@ def labelled(count, shape, classes, seed=0):
 def assert_its_config_runs(name, root, count):
     """On the images that TFDS has under that name."""
     config = get_config(name)
-    config.data.dir = str(root)
-    of = as_experiment(config)
+    config = config.with_(
+        {
+            "data.dir": str(root),
+        }
+    )
+    of = config
     check(of)
     assert len(problem.load_data(of.model, of.data, of.seed).train["image"]) == count
 

@@ -11,17 +11,16 @@ from pathlib import Path
 import jax
 
 from optdyn.base import processes
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem.data import feed
 from optdyn.train import trainer
-from tests.values import as_experiment
 
 
 def main(values: str, folder: str) -> None:
     processes.initialize()
-    config = default()
-    config.update_from_flattened_dict(json.loads(Path(values).read_text()))
-    run, rows, read = trainer.prepare(as_experiment(config)), feed._rows, []
+    config = Experiment()
+    config = config.with_(json.loads(Path(values).read_text()))
+    run, rows, read = trainer.prepare(config), feed._rows, []
     train = run.data.train
     feed.BYTES = sum(leaf.nbytes // len(leaf) for leaf in train.values()) * run.examples
 
@@ -30,7 +29,7 @@ def main(values: str, folder: str) -> None:
         return rows(train, numbers, room)
 
     feed._rows = recorded
-    trainer.train(as_experiment(config), Path(folder) / "run")
+    trainer.train(config, Path(folder) / "run")
     Path(folder, f"{jax.process_index()}.json").write_text(json.dumps(read))
 
 

@@ -19,7 +19,7 @@ RUN = {
     "data.test_evaluated": 100,
     "optimizer.learning_rate": 0.02,
     "optimizer.momentum": 0.9,
-    "cluster.service": "constant",
+    "cluster.service.name": "constant",
 }
 SYNC = {
     f"{api}{devices}": {"parallel.api": api, "parallel.devices": devices}
@@ -70,7 +70,7 @@ REAL_DASO = DASO | {"parallel.api": "shard_map"}
 MEASURED = {
     "method.name": "dynamic_batch",
     "cluster.nodes": 4,
-    "cluster.service": "measured",
+    "cluster.service.name": "measured",
     "cluster.disturbances": [[3, 2, 3, 6]],  # in epochs of 20 updates
     "parallel.api": "shard_map",
 }
@@ -138,7 +138,7 @@ METHODS = {
     "mindflayer": of(  # about half of the services, of the slowest of four, are longer
         GROUPS,
         "mindflayer",
-        {"cluster.service": "lognormal", "cluster.variation": 1.0},
+        {"cluster.service.name": "lognormal", "cluster.service.variation": 1.0},
         arrivals=2,
         allotted=1.5,
     ),
@@ -245,7 +245,11 @@ def data_dir(mnist):
 
 def replayed(values, trace, api=""):
     """The same, simulated or real, from what a real run recorded."""
-    return values | {"parallel.api": api, "cluster.service": "trace", "cluster.trace": str(trace)}
+    return values | {
+        "parallel.api": api,
+        "cluster.service.name": "trace",
+        "cluster.service.path": str(trace),
+    }
 
 
 @pytest.fixture(scope="module")

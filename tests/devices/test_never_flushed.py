@@ -4,12 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.methods.read.never_flushed import _pairs, apart, together
 from optdyn.methods.read.stale_pipeline import KINDS
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
-from tests.values import as_experiment
 
 
 @pytest.mark.parametrize("stages", range(1, 7))
@@ -38,12 +37,12 @@ def test_a_forward_meets_its_neighbours_backward(stages):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
     """All versions, in the middle of a run."""
-    config = default()
+    config = Experiment()
     own = {"method.name": "stale_pipeline", "method.pipeline": kind, "steps": 13}
-    config.update_from_flattened_dict({**mnist, **own, "model.hidden": (9, 6, 7)})
-    config.update_from_flattened_dict({"cluster.service": "constant", "cluster.nodes": 2})
-    trainer.train(as_experiment(config), tmp_path)
-    run = trainer.prepare(as_experiment(config))
+    config = config.with_({**mnist, **own, "model.hidden": (9, 6, 7)})
+    config = config.with_({"cluster.service.name": "constant", "cluster.nodes": 2})
+    trainer.train(config, tmp_path)
+    run = trainer.prepare(config)
     with Checkpoints(tmp_path) as checkpoints:
         _, state = checkpoints.restore(run.program.rule.init(run.params))
     state = jax.device_get(state)

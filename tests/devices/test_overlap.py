@@ -19,7 +19,6 @@ from optdyn.train import driver, trainer
 from optdyn.train.checkpoints import Checkpoints
 from optdyn.train.checks import check
 from tests.devices.test_layouts import CLOSE
-from tests.values import as_experiment
 
 # Sent after 8, 16, ... updates, received after 14, 22, ...: at 20, a checkpoint, one is under way.
 # One node, whose own parameters of before are mixed with those it has, so that one device has it.
@@ -84,7 +83,7 @@ def test_a_send_does_not_wait(config, monkeypatch):
 
 
 def program_of(chosen, n):
-    run = trainer.prepare(as_experiment(chosen))
+    run = trainer.prepare(chosen)
     return run.program.layout, driver.first(run, n)
 
 
@@ -93,19 +92,19 @@ def leaves(tree):
 
 
 def saved(workdir, chosen):
-    run = trainer.prepare(as_experiment(chosen))
+    run = trainer.prepare(chosen)
     with Checkpoints(workdir) as checkpoints:
         return checkpoints.restore(run.program.rule.init(run.params))
 
 
 def test_a_run_resumed_while_a_message_is_under_way_is_the_whole_one(config, tmp_path, monkeypatch):
-    whole = trainer.train(as_experiment(config(REAL)), tmp_path / "whole")
+    whole = trainer.train(config(REAL), tmp_path / "whole")
     clock = trainer._clock
     monkeypatch.setattr(trainer, "_clock", lambda run, step: 1 / (step < 30) and clock(run, step))
     states = []
     for name, values in (("cut", REAL), ("simulated", LATE)):
         with pytest.raises(ZeroDivisionError):
-            trainer.train(as_experiment(config(values)), tmp_path / name)
+            trainer.train(config(values), tmp_path / name)
         step, state = saved(tmp_path / name, config(values))
         assert step == 20
         states.append(state)
@@ -115,7 +114,7 @@ def test_a_run_resumed_while_a_message_is_under_way_is_the_whole_one(config, tmp
         np.testing.assert_allclose(real, simulated, **CLOSE)
     state = states[0].state
     assert np.abs(leaves(state.in_flight)[0] - leaves(state.params)[0]).max() > 1e-3
-    cut = trainer.train(as_experiment(config(REAL)), tmp_path / "cut")
+    cut = trainer.train(config(REAL), tmp_path / "cut")
     assert cut["parameters_crc32"] == whole["parameters_crc32"]
 
 
@@ -145,9 +144,9 @@ def test_the_devices_of_a_node_take_turns():
 )
 def test_what_cannot_leave_the_loop_is_refused_in_one_line(config, values, message):
     with pytest.raises(ConfigError, match=message) as refused:
-        check(as_experiment(config({"method.groups": 1, **values, "parallel.api": "overlap"})))
+        check(config({"method.groups": 1, **values, "parallel.api": "overlap"}))
     assert "\n" not in str(refused.value)
-    check(as_experiment(config({"method.groups": 1, **values, "parallel.api": "jit"})))
+    check(config({"method.groups": 1, **values, "parallel.api": "jit"}))
 
 
 @pytest.mark.parametrize("of", [[[0, 0], [0, 1]], [[1, 1], [1, 1]], [[0, 0], [1, 1], [1, 1]]])

@@ -27,7 +27,7 @@ from optdyn.methods.gradient.local_losses import heads
 from optdyn.methods.gradient.stacked import form_of, ravel, unravel
 from optdyn.methods.gradient.stages import stages
 from optdyn.problem import problem
-from optdyn.setup import Model
+from optdyn.problem.models import Model
 from optdyn.train.program import _loop
 from tests.devices.started import start as run_all
 from tests.methods.composed import by_groups

@@ -13,20 +13,19 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from optdyn.base import processes
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
-from tests.values import as_experiment
 
 
 def main(configs: str, folder: str) -> None:
     processes.initialize()
     for name, values in json.loads(Path(configs).read_text()).items():
-        config = default()
-        config.update_from_flattened_dict(values)
-        trainer.train(as_experiment(config), Path(folder) / name)
+        config = Experiment()
+        config = config.with_(values)
+        trainer.train(config, Path(folder) / name)
         if processes.is_writer():
-            run = trainer.prepare(as_experiment(config))
+            run = trainer.prepare(config)
             with Checkpoints(Path(folder) / name) as checkpoints:
                 _, state = checkpoints.restore(run.program.rule.init(run.params))
             flat, _ = ravel_pytree(jax.tree.map(np.asarray, state.params))

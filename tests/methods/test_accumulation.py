@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from optdyn.train import driver, single, trainer
-from tests.values import as_experiment
 
 
 @pytest.mark.parametrize("name", ["asynchronous", "buffered", "model_averaging"])
@@ -16,7 +15,7 @@ def test_parts_make_the_updates_of_the_whole(config, mnist, name):
 
     def trained(parts):
         chosen = config(values | {"parallel.accumulation": parts, "optimizer.momentum": 0.5})
-        run = trainer.prepare(as_experiment(chosen))
+        run = trainer.prepare(chosen)
         state, examples, events, indices, n = driver.first(run, 20)
         state, _ = run.program.advance(state, examples, events, indices, n)
         return jax.device_get(state.params)
@@ -29,9 +28,7 @@ def test_parts_make_the_updates_of_the_whole(config, mnist, name):
 
 def test_the_meter_reads_what_accumulates(config, mnist):
     values = mnist | {"steps": 20, "batch_size": 16, "checkpoint_every": 0, "optimizer.momentum": 0}
-    found = [
-        single.record(as_experiment(config(values | {"parallel.accumulation": k}))) for k in (1, 4)
-    ]
+    found = [single.record(config(values | {"parallel.accumulation": k})) for k in (1, 4)]
     # Sketches of parameters' worth of numbers: rounding as above, relative to the largest.
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(other, one, rtol=0, atol=1e-4 * np.abs(one).max())

@@ -183,7 +183,7 @@ def test_every_update_equals_the_reference(delay, part):
 
 def test_slower_workers_take_fewer_steps():
     """As many as they have time for while the fastest takes H; at least one."""
-    asked = {"cluster.service": "constant", "cluster.speeds": (4.0, 2.0, 0.2)}
+    asked = {"cluster.service.name": "constant", "cluster.speeds": (4.0, 2.0, 0.2)}
     asked |= {"method.period": 8}
     for by_speed, expected in ((True, (8, 4, 1)), (False, (8, 8, 8))):
         asked["method.steps_by_speed"] = by_speed

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from optdyn import clock, optimizers
+from optdyn.clock.cluster import Cluster
 from optdyn.methods import Event
 from optdyn.problem import problem
+from optdyn.problem.models import Model
 from optdyn.problem.models.quadratic import curvatures
-from optdyn.setup import Cluster, Model
 from tests.methods.composed import asynchronous
 
 STEPS, DIMENSION, CONDITION, BATCH = 120, 6, 10.0, 4

@@ -21,7 +21,7 @@ import pytest
 from optdyn import optimizers
 from optdyn.clock.base import Shares, choice_of
 from optdyn.clock.shares import columns, cut
-from optdyn.experiment import ConfigError, default, parse
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods import Event, ModelInfo, Rule, built_in, chosen, compose
 from optdyn.methods.mix import compression
 from optdyn.train import devices as parallel
@@ -195,9 +195,14 @@ class Run(NamedTuple):
 
 def config_of(name, values=()):
     """Constant service, so that arrivals are the same however they are drawn."""
-    config = default()
-    config.batch_size, config.steps = BATCH, STEPS
-    config.cluster.service = "constant"
+    config = Experiment()
+    config = config.with_(
+        {
+            "batch_size": BATCH,
+            "steps": STEPS,
+            "cluster.service.name": "constant",
+        }
+    )
     name, variant = VARIANTS.get(name, (name, {}))
     parts = name.split("+")
     own = {} if set(parts) <= {"sync", "local"} else dict(NODES)
@@ -208,8 +213,8 @@ def config_of(name, values=()):
         **{f"model.{k}": v for k, v in MODEL.items()},
         **dict(values),
     }
-    config.update_from_flattened_dict(own)
-    return parse(config)
+    config = config.with_(own)
+    return config
 
 
 @cache  # one rule a set of arguments: `step` and `scan` below compile once for all tests

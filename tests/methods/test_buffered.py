@@ -12,7 +12,6 @@ from optdyn.train import trainer
 from optdyn.train.checks import check
 from tests.methods import composed
 from tests.methods.test_asynchronous import CONDITION, DIMENSION, QUADRATIC, H
-from tests.values import as_experiment
 
 STEPS, K, BATCH, RATE, MU = 60, 3, 6, 0.05, 0.4
 OPTIMA = np.random.default_rng(0).normal(0, 0.5, (STEPS, BATCH, DIMENSION)).astype(np.float32)
@@ -23,8 +22,8 @@ RUN = {"method.name": "buffered", "cluster.nodes": 4, "method.groups": 4}
 def line_of(config, **values):
     values = {f"method.{key}": value for key, value in values.items()}
     chosen = config(RUN | {"steps": STEPS, "batch_size": BATCH} | values)
-    check(as_experiment(chosen))
-    return as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
+    check(chosen)
+    return chosen.timeline(steps_per_epoch=10, update_bytes=0)
 
 
 def trained(method, line):
@@ -82,10 +81,8 @@ def test_who_waits_for_all_is_synchronous(config, waiting, arrivals, groups):
 
 
 def test_one_arrival_is_asynchronous_to_the_bit(config, tmp_path):
-    one = trainer.train(as_experiment(config(RUN)), tmp_path / "one")
-    other = trainer.train(
-        as_experiment(config(RUN | {"method.name": "asynchronous"})), tmp_path / "other"
-    )
+    one = trainer.train(config(RUN), tmp_path / "one")
+    other = trainer.train(config(RUN | {"method.name": "asynchronous"}), tmp_path / "other")
     for key in ("parameters_crc32", "simulated_seconds", "staleness_histogram"):
         assert one[key] == other[key]
 
@@ -95,8 +92,8 @@ def test_a_run_resumes_and_the_meter_reads_it(config, tmp_path):
     values = RUN | {"method.arrivals": 2, "method.waiting": "k_async", "steps": 120}
     values |= {"optimizer.chain": ("delay_compensation", "staleness_rate")}
     values |= {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
-    whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")
-    trainer.train(as_experiment(config(values | {"steps": 60})), tmp_path / "parts")
-    parts = trainer.train(as_experiment(config(values)), tmp_path / "parts")
+    whole = trainer.train(config(values), tmp_path / "whole")
+    trainer.train(config(values | {"steps": 60}), tmp_path / "parts")
+    parts = trainer.train(config(values), tmp_path / "parts")
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     assert "implicit_momentum" in (tmp_path / "parts" / "metrics.jsonl").read_text()

@@ -52,7 +52,7 @@ def test_what_is_clipped_off_is_not_fed_back():
 
 def test_the_clock_sends_less_to_the_server_and_all_back():
     """A quarter of each array's numbers, 8 bytes each, at a byte a second, and 56 bytes back."""
-    asked = {"method.compression_share": 0.25, "cluster.service": "constant"}
+    asked = {"method.compression_share": 0.25, "cluster.service.name": "constant"}
     asked |= {"cluster.bandwidth": 1.0}
     network = ModelInfo(None, tree(START), None)
     took = []

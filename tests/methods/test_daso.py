@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from optdyn import optimizers
 from optdyn.clock.base import Meeting, at
+from optdyn.clock.cluster import Cluster
 from optdyn.devices.simulated import NodeStates, over_nodes
 from optdyn.methods import Event
 from optdyn.methods.mix.daso import DASO
 from optdyn.methods.mix.daso import clock as phases
 from optdyn.methods.mix.messages import in_parts
-from optdyn.setup import Cluster
 from tests.methods.composed import daso
 from tests.methods.traced import collectives
 

@@ -206,7 +206,7 @@ def test_of_equal_learners_it_is_streaming_diloco(delay):
     """K = all, no window, prompt messages; rounds of a step of each, of its part of the batch."""
     asked = {"method.fragments": 2, "method.delay": delay, "method.period": 6}
     steps = NODES * STEPS
-    config = {"cluster.service": "constant"} | asked
+    config = {"cluster.service.name": "constant"} | asked
     line = line_of("decoupled", steps=steps, network=NETWORK, **config)
     np.testing.assert_array_equal(line.worker, np.tile(np.arange(NODES), STEPS))
     each = {k: v.reshape(steps, EACH, *v.shape[2:]) for k, v in BATCHES.items()}

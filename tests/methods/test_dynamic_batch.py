@@ -16,7 +16,7 @@ from optdyn.core import Event
 from optdyn.devices.simulated import over_workers
 from optdyn.methods.gradient.dynamic_batch import WEIGHTS
 from optdyn.problem import problem
-from optdyn.setup import Model
+from optdyn.problem.models import Model
 from tests.methods.composed import by_shares
 
 WORKERS, BATCH, CLASSES = 4, 22, 5

@@ -64,7 +64,7 @@ def test_if_all_exchange_at_once_with_elasticity_one_the_center_is_the_mean():
 @pytest.mark.parametrize("service", ["exponential", "lognormal", "gamma"])
 def test_with_period_one_arrivals_are_those_of_groups(service):
     """To the bit: the workers are groups that send as often."""
-    asked = {"cluster.service": service, "cluster.latency": 0.1, "cluster.bandwidth": 100.0}
+    asked = {"cluster.service.name": service, "cluster.latency": 0.1, "cluster.bandwidth": 100.0}
     own = line_of("elastic", update_bytes=8, **asked, **{"method.period": 1})
     groups = line_of("asynchronous", update_bytes=8, **asked)
     np.testing.assert_array_equal(own.seconds, groups.seconds)
@@ -74,7 +74,7 @@ def test_with_period_one_arrivals_are_those_of_groups(service):
 
 def test_only_a_step_that_exchanges_takes_the_seconds_of_messages():
     """A worker's step computes for 1 s; two messages of 8 bytes at 100 B/s and 0.1 s take 0.36."""
-    asked = {"cluster.service": "constant", "cluster.latency": 0.1, "cluster.bandwidth": 100.0}
+    asked = {"cluster.service.name": "constant", "cluster.latency": 0.1, "cluster.bandwidth": 100.0}
     for overlap, third in ((0.0, 3.36), (0.25, 3.11)):
         line = line_of(
             "elastic", 2, 12, 8, **asked, **{"method.period": 3, "cluster.overlap": overlap}

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError, attendance, graphs
 from optdyn.clock.graphs import DRAWN, GRAPHS, arrivals, graph, spectral_gap, weights
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.methods.mix.gossip import Neighbours, gossip
 from optdyn.train import driver, trainer
 from tests.methods import nodes
 from tests.methods.nodes import EACH, RATE, START, STEPS, P, flattened, gradient, matrices
-from tests.values import as_experiment
 
 NODES = nodes.NODES
 # Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 32 updates.
@@ -329,12 +328,12 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
 
 
 def config_of(**values):
-    config = default()
-    config.update_from_flattened_dict(
+    config = Experiment()
+    config = config.with_(
         {"method.name": "gossip", "cluster.nodes": 8, "batch_size": 64, "steps": 20}
         | {key.replace("__", "."): value for key, value in values.items()}
     )
-    return as_experiment(config)
+    return config
 
 
 @pytest.mark.parametrize("order", ["combine", "adapt"])
@@ -374,9 +373,9 @@ BOWL = {
 
 def mean_of(name, **values):
     """(6,) parameters after 60 updates, the mean over the nodes."""
-    config = default()
-    config.update_from_flattened_dict(BOWL | {"method.name": name, **values})
-    run = trainer.prepare(as_experiment(config))
+    config = Experiment()
+    config = config.with_(BOWL | {"method.name": name, **values})
+    run = trainer.prepare(config)
     state, _ = run.program.advance(*driver.first(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
     return x.mean(axis=0) if x.ndim == 2 else x

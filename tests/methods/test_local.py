@@ -11,8 +11,7 @@ from optdyn import optimizers
 from optdyn.methods import Event
 from optdyn.methods.gradient.local_losses import gradients, groups, heads
 from optdyn.problem import models, problem
-from optdyn.problem.models import base
-from optdyn.setup import Model
+from optdyn.problem.models import Model, base
 from tests.methods.composed import by_groups
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from optdyn.methods.gradient.local_losses import VARIANTS, groups, heads
 from optdyn.problem import models, problem
-from optdyn.setup import Model
+from optdyn.problem.models import Model
 
 WIDTH, CLASSES, K = 5, 4, 3
 MODEL = Model("mlp", hidden=(WIDTH,) * K)

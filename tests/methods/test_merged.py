@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import clock, optimizers
+from optdyn.clock.cluster import Cluster
 from optdyn.methods import Event
-from optdyn.setup import Cluster
 from tests.methods.composed import asynchronous, sync
 from tests.methods.test_battery import assert_same
 

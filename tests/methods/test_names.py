@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from optdyn import methods
-from optdyn.experiment import ConfigError, default, parse
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods import names
 from optdyn.train.checks import check
 
@@ -15,14 +15,14 @@ GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 
 @pytest.mark.parametrize("name", names.NAMES)
 def test_a_name_can_be_run_as_it_is_told(name):
-    config = default()
+    config = Experiment()
     for key, value in names.NAMES[name].items():
         section, *_, last = key.split(".")
         if "options" in key:
             config.optimizer.chain_options[last] = value
         else:
             config[section][last] = value
-    check(parse(config))
+    check(config)
     chosen = methods.chosen(names.NAMES[name]["method.name"])
     own = [k.removeprefix("method.") for k in names.NAMES[name] if k.startswith("method.")]
     assert all(methods.owns(chosen.name, key) for key in own if key != "name")

@@ -4,10 +4,9 @@ import pytest
 
 from optdyn.experiment import ConfigError
 from optdyn.train.checks import check
-from tests.values import as_experiment
 
 SECTIONS = {"batch_size", "cluster", "model", "optimizer", "parallel", "replicas"}  # else: method
-FOUR = {"cluster.nodes": 4, "cluster.service": "constant"}
+FOUR = {"cluster.nodes": 4, "cluster.service.name": "constant"}
 AWAY = {"cluster.presence": 1.0, "cluster.absence": 1.0}
 SUMS = "exchanges otherwise than by sums"
 BOTH = "both say what nodes exchange"
@@ -23,7 +22,7 @@ WITH = {  # what is asked for besides the name, so that it can run
     "gossip": {"cluster.nodes": 8, "batch_size": 64},
     "model_averaging": {"cluster.nodes": 2, "batch_size": 64},
     "ringleader": {"cluster.nodes": 4},
-    "stale_pipeline": {"cluster.nodes": 3, "cluster.service": "constant", "batch_size": 6}
+    "stale_pipeline": {"cluster.nodes": 3, "cluster.service.name": "constant", "batch_size": 6}
     | {"model.name": "mlp", "model.hidden": (6, 4, 5), "micro_batches": 3},
 }
 NAMES = {"compressed gossip": "gossip", "compressed groups": "asynchronous"}
@@ -47,7 +46,7 @@ REFUSED = {
         ),
         ({"cluster.diurnal": 1.0}, "cluster.diurnal"),
         ({"cluster.presence": 1.0, "staleness_bound": 1}, "cluster.presence"),
-        ({"cluster.diurnal": 0.5, "cluster.service": "geometric"}, "cluster.diurnal"),
+        ({"cluster.diurnal": 0.5, "cluster.service.name": "geometric"}, "cluster.diurnal"),
     ],
     "buffered": [
         ({"arrivals": 5, "waiting": "k_async"}, "arrivals = 5: must be at most"),
@@ -57,7 +56,7 @@ REFUSED = {
         ({"groups": 3}, "groups = 3: must divide"),
         ({"staleness_bound": 1}, "staleness_bound: only of"),
         ({"fresh": ("x",), "model.name": "quadratic"}, "fresh: no block is merged"),
-        ({"cluster.service": "geometric"}, "service = 'geometric': must be one of"),
+        ({"cluster.service.name": "geometric"}, "service = 'geometric': must be one of"),
         ({"replicas.count": 2}, "replicas.count: "),
     ],
     "compressed gossip": [
@@ -71,7 +70,7 @@ REFUSED = {
         ({"compression": "powersgd"}, "of asynchronous = 'powersgd': must be one of ''"),
         ({"groups": 1}, "of 2 groups at least"),
         ({"name": "asynchronous+local"}, "of groups that send whole gradients"),
-        ({"cluster.service": "race"}, "of groups whose times are drawn"),
+        ({"cluster.service.name": "race"}, "of groups whose times are drawn"),
     ],
     "daso": [
         ({"cluster.presence": 1.0}, "cluster.presence"),
@@ -120,7 +119,10 @@ REFUSED = {
         ({"momentum_delay": -1}, "^config.method.momentum_delay = -1: must be at least 1"),
         ({"staleness_bound": 2}, "^config.method.staleness_bound: only of"),
         ({"cluster.pieces.conv_compute": 1.0}, "^config.cluster.pieces"),
-        ({"cluster.service": "geometric"}, "^config.cluster.service = 'geometric': must be one of"),
+        (
+            {"cluster.service.name": "geometric"},
+            "^config.cluster.service = 'geometric': must be one of",
+        ),
         ({"replicas.count": 2}, "^config.replicas.count: replicas are recorded"),
         (
             {"optimizer.name": "closed_loop"},
@@ -172,7 +174,7 @@ REFUSED = {
     "ringleader": [
         ({"snapshots": "host"}, "method.snapshots = 'host'"),
         ({"replicas.count": 2}, "replicas.count: replicas are recorded"),
-        ({"cluster.service": "race"}, "cluster.service = 'race': must be one of"),
+        ({"cluster.service.name": "race"}, "cluster.service = 'race': must be one of"),
         ({"groups": 3}, "method.groups = 3: must divide"),
     ],
     "slowmo": [
@@ -202,7 +204,10 @@ REFUSED = {
             {"pipeline": "predict", "optimizer.name": "adam", "optimizer.momentum": 0.0},
             "name = 'adam': 'predict' is of heavy ball",
         ),
-        ({"cluster.service": "exponential"}, "service = 'exponential': must be one of 'constant'"),
+        (
+            {"cluster.service.name": "exponential"},
+            "service = 'exponential': must be one of 'constant'",
+        ),
         ({"name": "daso+stale_pipeline"}, "stale_pipeline cuts one model over the nodes"),
         ({"name": "local+stale_pipeline"}, "both say how a gradient is taken"),
         ({"parallel.accumulation": 2}, "takes gradients in a way of its own"),
@@ -219,5 +224,5 @@ def test_what_cannot_be_is_refused_in_a_line(config, name, values, said):
         for key, value in asked.items()
     }
     with pytest.raises(ConfigError, match=said) as refused:
-        check(as_experiment(config(whole)))
+        check(config(whole))
     assert "\n" not in str(refused.value)

@@ -12,7 +12,6 @@ from optdyn.train import trainer
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
 from tests.clock.test_stale_synchronous import LAWS
-from tests.values import as_experiment
 
 BOUND = st.integers(1, 6)
 SIZES = st.integers(1, 60), st.integers(0, 2**32 - 1)  # steps and seed
@@ -87,16 +86,20 @@ def test_what_nobody_reaches_drops_nothing(law, means, steps, seed):
     same_arrivals(line, free)
 
 
-RUN = {"method.name": "ringmaster", "cluster.service": "exponential"}
+RUN = {"method.name": "ringmaster", "cluster.service.name": "exponential"}
 
 
 @pytest.mark.parametrize("outer", ["", "daso+"])
 def test_without_a_bound_its_timeline_is_that_of_asynchronous_sgd(config, outer):
     """To the bit, with a network, also inside nodes."""
-    values = {"cluster.service": "exponential", "cluster.devices_per_node": 4, "batch_size": 16}
+    values = {
+        "cluster.service.name": "exponential",
+        "cluster.devices_per_node": 4,
+        "batch_size": 16,
+    }
     values |= {"cluster.latency": 1e-3, "cluster.local_latency": 1e-3}
     one, other = (
-        trainer.prepare(as_experiment(config({**values, "method.name": outer + name}))).timeline
+        trainer.prepare(config({**values, "method.name": outer + name})).timeline
         for name in ("ringmaster", "asynchronous")
     )
     assert jax.tree.structure(one) == jax.tree.structure(other)
@@ -106,11 +109,11 @@ def test_without_a_bound_its_timeline_is_that_of_asynchronous_sgd(config, outer)
 def test_the_summary_says_how_many_were_dropped(config, tmp_path):
     """Only where there is a bound, and of those before the last update."""
     chosen = config(RUN | {"method.delay_bound": 2})
-    summary = trainer.train(as_experiment(chosen), tmp_path / "a")
-    line = trainer.prepare(as_experiment(chosen)).timeline
+    summary = trainer.train(chosen, tmp_path / "a")
+    line = trainer.prepare(chosen).timeline
     assert summary["dropped_arrivals"] == line.choice.dropped.sum() > 0
     assert len(summary["staleness_histogram"]) <= 2 and sum(summary["staleness_histogram"]) == 60
-    assert "dropped_arrivals" not in trainer.train(as_experiment(config(RUN)), tmp_path / "b")
+    assert "dropped_arrivals" not in trainer.train(config(RUN), tmp_path / "b")
 
 
 def test_a_dropped_arrival_takes_its_time_and_its_exchange(config):
@@ -118,12 +121,12 @@ def test_a_dropped_arrival_takes_its_time_and_its_exchange(config):
 
     Whatever it had computed, it begins again when it arrives, after as long as any other.
     """
-    values = {**RUN, "cluster.service": "constant", "cluster.latency": 0.25}
+    values = {**RUN, "cluster.service.name": "constant", "cluster.latency": 0.25}
     values |= {"method.groups": 2, "cluster.nodes": 2, "cluster.speeds": (1.0, 0.1)}
     values |= {"method.delay_bound": 2, "batch_size": 1, "cluster.seconds_per_example": 1.0}
-    line = as_experiment(config(values)).timeline(steps_per_epoch=10, update_bytes=0)
+    line = config(values).timeline(steps_per_epoch=10, update_bytes=0)
     free = config({**values, "method.delay_bound": 0})
-    every = as_experiment(free).timeline(steps_per_epoch=10, update_bytes=0)
+    every = free.timeline(steps_per_epoch=10, update_bytes=0)
     slow = every.seconds[every.worker == 1]
     assert np.all(line.worker == 0)
     before = np.flatnonzero(line.choice.dropped[:, 1])

@@ -9,7 +9,6 @@ from optdyn import methods
 from optdyn.experiment import ConfigError
 from optdyn.methods.method import Method
 from optdyn.train.trainer import train
-from tests.values import as_experiment
 
 ROOT = Path(methods.__file__).parents[2]
 REGISTRY = "research/optdyn/methods/method.py"  # the list of names
@@ -76,15 +75,17 @@ class Signed(Gradients):
 def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypatch):
     (tmp_path / "my_methods.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    values = {"method.name": "my_methods:Signed", "cluster.service": "constant"}
+    values = {"method.name": "my_methods:Signed", "cluster.service.name": "constant"}
     one, other = (config({**values, "cluster.nodes": 1}) for _ in range(2))
-    other.method.options.scale = 0.1
-    losses = [
-        train(as_experiment(c), tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))
-    ]
+    other = other.with_(
+        {
+            "method.options.scale": 0.1,
+        }
+    )
+    losses = [train(c, tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))]
     assert losses[0] != losses[1]
     pair = config({**values, "method.name": "asynchronous+my_methods:Signed"})
-    assert train(as_experiment(pair), tmp_path / "pair")["staleness_mean"] > 1
+    assert train(pair, tmp_path / "pair")["staleness_mean"] > 1
     assert issubclass(methods.load("my_methods:Signed"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):
         methods.chosen("my_methods:Signed+local")

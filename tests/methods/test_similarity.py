@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from optdyn.methods.gradient.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
 from optdyn.problem import problem
+from optdyn.problem.models import Model
 from optdyn.problem.problem import Problem
-from optdyn.setup import Model
 from tests.methods.test_stale_pipeline import gradients
 
 BATCH, WIDTH, CLASSES = 8, 5, 3

@@ -16,7 +16,6 @@ from optdyn.methods import Event
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.train import checkpoints, driver, trainer, versions
 from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
-from tests.values import as_experiment
 
 ALPHA, MOMENTUM = 0.05, 0.5
 METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
@@ -25,7 +24,7 @@ READERS = {
     "groups": {},
     "fresh": {"method.fresh": ("classifier",)},
     "servers": {"method.name": "asynchronous+local"},
-    "ring": {"cluster.service": "geometric"},
+    "ring": {"cluster.service.name": "geometric"},
     "compensated": {"optimizer.chain": ("delay_compensation",)},
     "metered": METERED,
 }
@@ -39,11 +38,19 @@ def test_versions_on_the_host_are_exact(config, mnist, rows, final, tmp_path, na
         chosen = config(mnist | READERS[name] | {"method.snapshots": place})
         folder = tmp_path / (place or "device")
         if place and name in ("groups", "servers"):
-            chosen.steps = 37  # no log point
-            trainer.train(as_experiment(chosen), folder)
-            chosen.steps = 60
-        trainer.train(as_experiment(chosen), folder)
-        states.append(final(trainer.prepare(as_experiment(chosen), begun=True), folder)[1])
+            chosen = chosen.with_(
+                {
+                    "steps": 37,
+                }
+            )
+            trainer.train(chosen, folder)
+            chosen = chosen.with_(
+                {
+                    "steps": 60,
+                }
+            )
+        trainer.train(chosen, folder)
+        states.append(final(trainer.prepare(chosen, begun=True), folder)[1])
     steps = [row["step"] for row in rows(tmp_path / "device")]
     logged = [row for row in rows(tmp_path / "host") if row["step"] in steps]
     assert logged == rows(tmp_path / "device")
@@ -113,7 +120,7 @@ def test_where_the_model_computes_in_bfloat16_nothing_is_lost(config, mnist, row
     """Dense layers round their parameters themselves, as they use them."""
     for kept in ("", "bfloat16"):
         values = mnist | {"model.dtype": "bfloat16", "method.snapshots": kept}
-        trainer.train(as_experiment(config(values)), tmp_path / (kept or "exact"))
+        trainer.train(config(values), tmp_path / (kept or "exact"))
     assert rows(tmp_path / "bfloat16") == rows(tmp_path / "exact")
 
 
@@ -122,15 +129,23 @@ def test_a_large_table_is_checkpointed_beside_the_rest(
     config, mnist, rows, tmp_path, monkeypatch, kept
 ):
     chosen = config(mnist | {"method.snapshots": kept})
-    trainer.train(as_experiment(chosen), tmp_path / "small")
+    trainer.train(chosen, tmp_path / "small")
     monkeypatch.setattr(versions, "LARGE", 0)
-    chosen.steps = 30
-    trainer.train(as_experiment(chosen), tmp_path / "large")
+    chosen = chosen.with_(
+        {
+            "steps": 30,
+        }
+    )
+    trainer.train(chosen, tmp_path / "large")
     step, found = checkpoints.parameters(tmp_path / "large")
     leaves = list((tmp_path / "large/checkpoints/30/versions").rglob("*.npy"))
     assert step == 30 and len(leaves) == len(jax.tree.leaves(found))
-    chosen.steps = 60
-    summary = trainer.train(as_experiment(chosen), tmp_path / "large")
+    chosen = chosen.with_(
+        {
+            "steps": 60,
+        }
+    )
+    summary = trainer.train(chosen, tmp_path / "large")
     assert (
         summary["parameters_crc32"]
         == json.loads((tmp_path / "small/summary.json").read_text())["parameters_crc32"]
@@ -146,17 +161,17 @@ MEASURED = """
 import json, sys
 from pathlib import Path
 from optdyn.train import driver, memory_checks, trainer
-from optdyn.experiment import default, parse
+from optdyn.experiment import Experiment
 
 def resident(kind):
     return int(Path("/proc/self/status").read_text().split(kind)[1].split()[0]) * 1024
 
 def updated(steps, snapshots, groups):
-    config = default()
+    config = Experiment()
     values = json.loads(sys.argv[1])
     values |= {"steps": steps, "method.snapshots": snapshots, "method.groups": groups}
     config.update_from_flattened_dict(values | {"cluster.nodes": groups})
-    config = parse(config)
+    config = config
     run = trainer.prepare(config)
     before = resident("VmRSS:")
     state, *rest, n = driver.first(run, steps)
@@ -211,9 +226,7 @@ def test_an_update_copies_no_table(config, name, model):
     asked = {"method.name": name, "method.groups": groups, "cluster.nodes": groups}
     asked |= {"method.arrivals": 2} if name == "buffered" else {}
     asked |= {"method.delay_bound": 3} if name == "ringmaster" else {}
-    run = trainer.prepare(
-        as_experiment(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
-    )
+    run = trainer.prepare(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
     state, *rest, _ = driver.first(run, 40)
     program = run.program.advance.lower(state, *rest, 40).compile().as_text()
     slots = run.timeline.slots if name in TABLES[:4] else groups

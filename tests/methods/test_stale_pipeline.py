@@ -13,7 +13,6 @@ from optdyn.methods import Event, ModelInfo, compose
 from optdyn.methods.read.stale_pipeline import KINDS, StalePipeline, delays, reading
 from optdyn.train import program, trainer
 from optdyn.train.checks import check
-from tests.values import as_experiment
 
 STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
 BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")
@@ -21,7 +20,7 @@ SIZES = (5, 6, 4, 5, 3)
 RUN = {
     "method.name": "stale_pipeline",
     "cluster.nodes": STAGES,
-    "cluster.service": "constant",
+    "cluster.service.name": "constant",
     "model.name": "mlp",
     "model.hidden": SIZES[1:-1],
     "batch_size": BATCH,
@@ -54,7 +53,7 @@ def events_of(line, momentum=MU):
 
 def trained(config, kind, momentum=MU, chain=(), **values):
     """Parameters after each update, leaves (STEPS, ...)."""
-    chosen = as_experiment(config(RUN | {"method.pipeline": kind} | values))
+    chosen = config(RUN | {"method.pipeline": kind} | values)
     check(chosen)
     problem, methods = program.problem_of(chosen, SIZES[-1]), chosen.methods
     line = line_of(chosen, problem)
@@ -151,7 +150,7 @@ def test_no_momentum_is_no_prediction(config):
 
 def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
     """Gradients are given, and 0 from update 5 on; what is seen takes the place of the loss."""
-    chosen = as_experiment(config(RUN | {"method.pipeline": "predict"}))
+    chosen = config(RUN | {"method.pipeline": "predict"})
     problem = program.problem_of(chosen, SIZES[-1])
     line, servers = line_of(chosen, problem), StalePipeline().servers(problem)
 
@@ -180,10 +179,14 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
 
 def test_2bw_is_asynchronous_with_two_groups_that_take_turns(config, mnist, tmp_path):
     """To the bit, the first update included."""
-    values = mnist | {"model.hidden": (8, 8), "cluster.service": "constant", "cluster.nodes": 2}
+    values = mnist | {
+        "model.hidden": (8, 8),
+        "cluster.service.name": "constant",
+        "cluster.nodes": 2,
+    }
     runs = {"stale_pipeline": {"method.pipeline": "2bw"}, "asynchronous": {"method.groups": 2}}
     asked = {name: config(values | {"method.name": name} | own) for name, own in runs.items()}
-    every = [trainer.train(as_experiment(asked[name]), tmp_path / name) for name in asked]
+    every = [trainer.train(asked[name], tmp_path / name) for name in asked]
     for key in ("parameters_crc32", "test_loss"):
         assert every[0][key] == every[1][key]
 
@@ -228,12 +231,12 @@ def test_the_clock_of_a_run_begins_that_of_a_longer_one(config):
     """Also where it ends; faster than GPipe on as many micro-batches, which is flushed."""
     seconds = {}
     for kind, steps in (("stash", STEPS), ("stash", 30), ("2bw", STEPS), ("2bw", 30)):
-        chosen = as_experiment(config(RUN | {"method.pipeline": kind, "steps": steps}))
+        chosen = config(RUN | {"method.pipeline": kind, "steps": steps})
         seconds[kind, steps] = line_of(chosen, program.problem_of(chosen, SIZES[-1])).seconds
     for kind in ("stash", "2bw"):
         np.testing.assert_array_equal(seconds[kind, STEPS], seconds[kind, 30][:STEPS])
     values = RUN | {"method.name": "local", "method.variant": "backprop", "steps": 30}
-    flushed = as_experiment(config(values))
+    flushed = config(values)
     flushed = line_of(flushed, program.problem_of(flushed, SIZES[-1])).seconds
     assert seconds["2bw", 30][0] == pytest.approx(flushed[0], rel=0.5)
     assert seconds["2bw", 30][-1] < flushed[-1]
@@ -241,14 +244,14 @@ def test_the_clock_of_a_run_begins_that_of_a_longer_one(config):
 
 def test_a_run_resumes_and_the_meter_reads_it(config, mnist, tmp_path):
     """With NAdamW of a large beta1, a cure for asynchronous pipelines, and with a chain."""
-    values = mnist | {key: RUN[key] for key in ("method.name", "cluster.service")}
+    values = mnist | {key: RUN[key] for key in ("method.name", "cluster.service.name")}
     values |= {"model.hidden": (8, 8), "cluster.nodes": 2, "batch_size": 4, "steps": 120}
     values |= {"optimizer.name": "nadamw", "optimizer.momentum": 0.0, "optimizer.options.b1": 0.99}
     values |= {"optimizer.learning_rate": 0.003, "optimizer.chain": ("delay_compensation",)}
     values |= {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
-    whole = trainer.train(as_experiment(config(values)), tmp_path / "whole")
-    trainer.train(as_experiment(config(values | {"steps": 60})), tmp_path / "parts")
-    parts = trainer.train(as_experiment(config(values)), tmp_path / "parts")
+    whole = trainer.train(config(values), tmp_path / "whole")
+    trainer.train(config(values | {"steps": 60}), tmp_path / "parts")
+    parts = trainer.train(config(values), tmp_path / "parts")
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     assert whole["train_loss"] < 1.5 and whole["communicated_bytes"] == 2 * 4 * 8 * 4
     assert "implicit_momentum" in (tmp_path / "parts" / "metrics.jsonl").read_text()

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import core
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.methods import Event
 from optdyn.methods.metered import metered
 from tests.methods.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
-from tests.values import as_experiment
 
 WORKERS, MOMENTUM = 3, 0.6
 ALL = slice(0, len(BATCHES["targets"][0]))  # an update has the whole batch
@@ -22,14 +21,20 @@ CLOSE = {"rtol": 0, "atol": 2e-5}
 
 def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **values):
     """The timeline of a method; memoryless arrivals unless the cluster's `values` say else."""
-    config = default()
-    config.batch_size, config.steps, config.cluster.nodes = 12, steps, groups
-    config.method.name, config.method.groups = name, groups
-    config.cluster.service, config.cluster.seconds_per_example = "exponential", 1 / 12
-    config.update_from_flattened_dict(values)
-    return as_experiment(config).timeline(
-        steps_per_epoch=1, update_bytes=update_bytes, network=network
+    config = Experiment()
+    config = config.with_(
+        {
+            "batch_size": 12,
+            "steps": steps,
+            "cluster.nodes": groups,
+            "method.name": name,
+            "method.groups": groups,
+            "cluster.service.name": "exponential",
+            "cluster.seconds_per_example": 1 / 12,
+        }
     )
+    config = config.with_(values)
+    return config.timeline(steps_per_epoch=1, update_bytes=update_bytes, network=network)
 
 
 def events_of(line, rate=RATE, momentum=MOMENTUM):

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem import models
 from optdyn.problem.models import base
 from optdyn.problem.models.convolution import Conv, each
@@ -17,8 +17,8 @@ RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 2}
 
 
 def blocks(values, lowering):
-    config = default()
-    config.update_from_flattened_dict({**values, "model.lowering": lowering})
+    config = Experiment()
+    config = config.with_({**values, "model.lowering": lowering})
     return models.make(as_model(config.model), classes=3)
 
 

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from optdyn.problem import models
 from optdyn.problem.models import base
@@ -21,9 +20,7 @@ CLASSES = 10
 
 def blocks(name, dtype="float32", **values):
     keys = {"hidden": (120, 84), "channels": (6, 16), "lowering": "", "dimension": 5}
-    return models.make(
-        as_model(ConfigDict({"name": name, "dtype": dtype, **keys, **values})), CLASSES
-    )
+    return models.make(as_model({"name": name, "dtype": dtype, **keys, **values}), CLASSES)
 
 
 @pytest.mark.parametrize(("side", "flat", "total"), [(28, 4 * 4 * 16, 44_426), (32, 400, 61_706)])

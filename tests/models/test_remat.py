@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem import costs, models, problem
 from optdyn.problem.models import base
 from tests.models.parameters import shapes, some
@@ -22,7 +22,7 @@ CASES = {
 
 
 def of(name, remat):
-    config = default()
+    config = Experiment()
     config.model.update(name=name, remat=remat, **CASES[name])
     return config.model
 
@@ -94,7 +94,7 @@ def base_inputs(task, x):
 
 
 def test_of_a_model_of_ones_own_all_blocks_but_the_last():
-    config = default()
+    config = Experiment()
     config.model.update(name="configs.own.model:make", remat=True)
     blocks = models.make(as_model(config.model), 10)
     x = examples("resmlp")

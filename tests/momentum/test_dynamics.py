@@ -13,7 +13,6 @@ from optdyn.momentum.stability import STEPS, limit
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, trainer
 from optdyn.train.probes import moments, sharpness
-from tests.values import as_experiment
 
 GRID = STEPS[1] / STEPS[0]
 EXAMPLES, DIMENSION = 60, 4
@@ -23,7 +22,7 @@ EXAMPLES, DIMENSION = 60, 4
 def quadratic(config):
     """Its problem, x_0, examples, and the gradients of these, (n, D), by hand."""
     values = {"model.dimension": DIMENSION, "model.noise": 2.0, "data.train_examples": EXAMPLES}
-    run = trainer.prepare(as_experiment(config(values)))
+    run = trainer.prepare(config(values))
     optima = run.data.train["optimum"]
     by_hand = curvatures(DIMENSION, run.config.model.condition) * (1 - optima)
     return run.program.problem, run.params, {"optimum": jnp.asarray(optima)}, by_hand
@@ -69,7 +68,7 @@ def test_sharpness_of_a_quadratic_is_its_largest_curvature(quadratic):
 
 def test_sharpness_is_the_largest_eigenvalue_of_the_hessian(config, mnist):
     values = {**mnist, "model.hidden": (2,), "data.train_examples": 40}
-    run = trainer.prepare(as_experiment(config(values)))
+    run = trainer.prepare(config(values))
     small = {"image": run.data.train["image"][:, 8:20:2, 8:20:2], "label": run.data.train["label"]}
     examples = {name: jnp.asarray(leaf) for name, leaf in small.items()}
     one = {name: leaf[:1] for name, leaf in examples.items()}
@@ -88,10 +87,10 @@ def arrivals(config, groups, service, replicas=200):
         "steps": 40 * groups,
         "method.groups": groups,
         "cluster.nodes": groups,
-        "cluster.service": service,
+        "cluster.service.name": service,
     }
     known = {"steps_per_epoch": 1, "update_bytes": 0, "replicas": replicas}
-    return as_experiment(config(values)).timeline(**known)
+    return config(values).timeline(**known)
 
 
 @pytest.mark.parametrize("groups", [2, 4, 8])

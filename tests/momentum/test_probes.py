@@ -10,7 +10,6 @@ import pytest
 from optdyn.problem.problem import curvatures
 from optdyn.train import program, trainer
 from optdyn.train.probes import alignment
-from tests.values import as_experiment
 
 QUADRATIC = {
     "steps": 20,
@@ -31,8 +30,8 @@ def rows(workdir):
 def test_noise_and_sharpness_of_a_quadratic(config, tmp_path):
     """H is diagonal, so a gradient is H (x - o) of an optimum o: noise is H's of the optima's."""
     chosen = config(QUADRATIC)
-    trainer.train(as_experiment(chosen), tmp_path)
-    run = trainer.prepare(as_experiment(chosen))
+    trainer.train(chosen, tmp_path)
+    run = trainer.prepare(chosen)
     h = np.asarray(curvatures(8, 5.0))
     optima = np.asarray(run.data.train["optimum"])
     first = rows(tmp_path)[0]
@@ -52,7 +51,7 @@ def test_noise_and_sharpness_of_a_quadratic(config, tmp_path):
 
 
 def test_alignment_is_the_mean_cosine_of_pairs(config):
-    run = trainer.prepare(as_experiment(config({"model.dimension": 8, "model.noise": 0.0})))
+    run = trainer.prepare(config({"model.dimension": 8, "model.noise": 0.0}))
     rng = np.random.default_rng(0)
     replicas = jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(size=(5, *leaf.shape)), jnp.float32), run.params
@@ -82,7 +81,7 @@ def test_nodes_that_drift_apart_say_so(config, mnist, tmp_path):
         "probes.similarity": True,
         "probes.mean": True,
     }
-    trainer.train(as_experiment(config(values)), tmp_path)
+    trainer.train(config(values), tmp_path)
     found = {row["step"]: row["gradient_similarity"] for row in rows(tmp_path)}
     met = [found[step] for step in (0, 10, 20, 30, 40)]
     np.testing.assert_allclose(met, 1, atol=1e-4)  # one set of parameters; float32 sums
@@ -93,6 +92,6 @@ def test_nodes_that_drift_apart_say_so(config, mnist, tmp_path):
 
 
 def test_runs_without_probes_compile_none(config):
-    assert trainer.prepare(as_experiment(config())).program.probe is None
-    made = trainer.prepare(as_experiment(config({"probes.sharpness": True})))
+    assert trainer.prepare(config()).program.probe is None
+    made = trainer.prepare(config({"probes.sharpness": True}))
     assert isinstance(made.program, program.Program) and made.program.probe is not None

@@ -8,22 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_collections import ConfigDict
 
 from optdyn import clock, optimizers
 from optdyn.clock.base import at
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.methods import Event
 from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from optdyn.problem import problem
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import trainer
 from tests.methods.composed import asynchronous
-from tests.values import as_cluster, as_experiment, as_model
+from tests.values import as_model
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios
 QUADRATIC = problem.make(
-    as_model(ConfigDict({"name": "quadratic", "dimension": DIMENSION, "condition": CONDITION})), 0
+    as_model({"name": "quadratic", "dimension": DIMENSION, "condition": CONDITION}), 0
 )
 H = curvatures(DIMENSION, CONDITION).astype(np.float64)
 GROUPS, SEEDS, STEPS = 16, 5, 1500
@@ -37,11 +36,9 @@ def loop(gamma, staleness):
 
 @cache
 def arrivals(groups, service, steps, replicas):
-    cluster = default().cluster
+    cluster = Experiment().cluster
     cluster.update(nodes=groups, service=service)
-    return clock.make(
-        as_cluster(cluster), groups=groups, steps=steps, batch_size=1, replicas=replicas
-    )
+    return clock.make(cluster, groups=groups, steps=steps, batch_size=1, replicas=replicas)
 
 
 def path(slots, staleness, gamma, choice, hypers):
@@ -255,7 +252,7 @@ def test_values_that_are_refused(values, wrong):
 def test_a_run_has_the_staleness_of_its_groups(config):
     def of(**more):
         whole = {"optimizer.name": "closed_loop", "optimizer.options.gamma": 0.1, **more}
-        made = as_experiment(config(whole))
+        made = config(whole)
         return optimizers.options(made, made.methods.groups)
 
     assert of() == {"staleness": 3, "gamma": 0.1}
@@ -273,7 +270,7 @@ def test_a_run_logs_what_the_loop_measures(config, rows, tmp_path):
     }
     logs = {}
     for name, own in runs.items():
-        trainer.train(as_experiment(config(values | own)), tmp_path / name)
+        trainer.train(config(values | own), tmp_path / name)
         logs[name] = rows(tmp_path / name)
     for log, sgd in zip(logs["open"], logs["sgd"], strict=True):
         explicit, total = log.pop("explicit_momentum"), log.pop("total_momentum")

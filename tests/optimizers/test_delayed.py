@@ -7,11 +7,10 @@ import pytest
 from optax import contrib
 
 from optdyn.evidence.trial import trial
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
 from optdyn.train import driver, program, trainer
 from optdyn.train.checks import check
-from tests.values import as_experiment
 
 OPTIMIZERS = {
     "contrib.muon": (contrib.muon, {"consistent_rms": 0.2}),
@@ -22,17 +21,32 @@ UPDATES = 5
 
 
 def config(name):
-    made = default()
-    made.model.name = "modern_transformer"
-    made.model.blocks, made.model.width, made.model.attention_heads = 1, 16, 2
-    made.data.name, made.data.sequence_length = "kjv", 16
+    made = Experiment()
+    made = made.with_(
+        {
+            "model.name": "modern_transformer",
+            "model.blocks": 1,
+            "model.width": 16,
+            "model.attention_heads": 2,
+            "data.name": "kjv",
+            "data.sequence_length": 16,
+        }
+    )
     made.data.train_evaluated = made.data.test_evaluated = 128
-    made.batch_size, made.steps = 16, 150
-    made.optimizer.name, made.optimizer.options = name, OPTIMIZERS[name][1]
-    made.optimizer.learning_rate = RATES[name]
-    made.method.name, made.method.groups = "asynchronous", 2
-    made.cluster.nodes, made.cluster.service = 2, "constant"
-    check(as_experiment(made))
+    made = made.with_(
+        {
+            "batch_size": 16,
+            "steps": 150,
+            "optimizer.name": name,
+            "optimizer.options": OPTIMIZERS[name][1],
+            "optimizer.learning_rate": RATES[name],
+            "method.name": "asynchronous",
+            "method.groups": 2,
+            "cluster.nodes": 2,
+            "cluster.service.name": "constant",
+        }
+    )
+    check(made)
     return made
 
 
@@ -48,7 +62,7 @@ def trained(run, updates):
 )
 def test_is_optax_on_gradients_one_update_old(name):
     """x_{t+1} = x_t + optax(gradient at x_{t-1}), and at x_0 for the first two."""
-    run = trainer.prepare(as_experiment(config(name)))
+    run = trainer.prepare(config(name))
     problem = program.problem_of(run.config, run.data.classes)
     batches = trainer.batches_of(run)(0, UPDATES)
     gradient = jax.jit(jax.grad(problem.loss))
@@ -71,8 +85,8 @@ def test_is_optax_on_gradients_one_update_old(name):
 def test_a_tiny_modern_transformer_learns_under_delay(name):
     """More than how often each character occurs, as the text's own frequencies tell."""
     made = config(name)
-    curve = trial(as_experiment(made))
-    tokens = shared_data.load(as_experiment(made)).train["text"]
+    curve = trial(made)
+    tokens = shared_data.load(made).train["text"]
     share = np.bincount(tokens.ravel()) / tokens.size
     entropy = -np.sum(share[share > 0] * np.log(share[share > 0]))
     assert curve.status == "ended" and curve.losses[-1] < entropy - 0.1
@@ -81,9 +95,16 @@ def test_a_tiny_modern_transformer_learns_under_delay(name):
 @pytest.mark.slow  # 12 s, nearly all of them of compiling
 def test_its_blocks_learn_locally_in_groups_that_take_turns():
     made = config("contrib.schedule_free_sgd")
-    made.method.name, made.method.variant = "asynchronous+local", "greedy"
-    made.model.blocks, made.model.width, made.steps = 2, 8, 100
-    made.optimizer.learning_rate = 0.3
-    check(as_experiment(made))
-    curve = trial(as_experiment(made))
+    made = made.with_(
+        {
+            "method.name": "asynchronous+local",
+            "method.variant": "greedy",
+            "model.blocks": 2,
+            "model.width": 8,
+            "steps": 100,
+            "optimizer.learning_rate": 0.3,
+        }
+    )
+    check(made)
+    curve = trial(made)
     assert curve.status == "ended" and curve.losses[-1] < curve.losses[0] - 0.5

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.experiment import ConfigError, default
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.optimizers import (
     SCHEDULES,
     arguments,
@@ -17,7 +17,6 @@ from optdyn.optimizers import (
     schedules,
     takes_momentum,
 )
-from tests.values import as_experiment
 
 SHAPE = (3, 4)
 STEPS = 20
@@ -190,13 +189,19 @@ def test_steps_that_are_none_are_one_line(boundaries, scales):
 )
 @pytest.mark.parametrize("warmup", [0, 5])
 def test_which_rates_depend_on_the_number_of_steps(schedule, decay_steps, depends, warmup):
-    config = default()
-    config.steps, config.optimizer.schedule = 40, schedule
-    config.optimizer.decay_steps, config.optimizer.warmup_steps = decay_steps, warmup
+    config = Experiment()
+    config = config.with_(
+        {
+            "steps": 40,
+            "optimizer.schedule": schedule,
+            "optimizer.decay_steps": decay_steps,
+            "optimizer.warmup_steps": warmup,
+        }
+    )
     config.optimizer.schedule_options.update(SCALED.get(schedule, {}))
-    rates = schedules.of_config(as_experiment(config))
+    rates = schedules.of_config(config)
     config.steps *= 2
-    assert np.array_equal(rates, schedules.of_config(as_experiment(config))[:40]) != depends
+    assert np.array_equal(rates, schedules.of_config(config)[:40]) != depends
 
 
 def by_length(learning_rate, steps):
@@ -222,15 +227,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", [name for name in known() if "." in name or name in REFUSED])
 def test_every_optimizer_of_contrib_can_be_used_or_is_refused_in_a_line(name):
-    config = default()
-    config.optimizer.name = name
+    config = Experiment()
+    config = config.with_(
+        {
+            "optimizer.name": name,
+        }
+    )
     params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
     if name in REFUSED:
         with pytest.raises(ConfigError, match=REFUSED[name]) as caught:
-            optimizers.check(as_experiment(config), 1, params)
+            optimizers.check(config, 1, params)
         assert "\n" not in str(caught.value)
         return
-    optimizers.check(as_experiment(config), 1, params)
+    optimizers.check(config, 1, params)
     made = optimizer(name, ("learning_rate",))
     # Every array is its own, so that all can be given up to a program.
     leaves = jax.tree.leaves((params, made.init(params)))

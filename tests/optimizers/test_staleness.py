@@ -7,14 +7,13 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.experiment import ConfigError, default
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods import Event
 from optdyn.optimizers import staleness
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from tests.methods import composed
 from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, H, arrivals
-from tests.values import as_experiment
 
 NAMES = ("learning_rate", "momentum")
 RATE, MU = 0.05, 0.3
@@ -186,8 +185,12 @@ def test_rates_by_staleness_in_a_run():
 
 
 def chained(names, **options):
-    config = default()
-    config.optimizer.chain = names
+    config = Experiment()
+    config = config.with_(
+        {
+            "optimizer.chain": names,
+        }
+    )
     config.optimizer.chain_options.update(options)
     return config
 
@@ -200,8 +203,8 @@ def test_what_can_be_chained():
     """Ours, optax's and one's own, each with its own options."""
     both = ("delay_compensation", "staleness_rate", "clip_by_global_norm", f"{__name__}:halved")
     config = chained(both, lam=2.0, adaptive=True, law="power", max_norm=1.0, by=0.25)
-    check(as_experiment(config))
-    made = optimizers.chain(as_experiment(config))
+    check(config)
+    made = optimizers.chain(config)
     assert [options for _, options in made] == [
         {"lam": 2.0, "adaptive": True},
         {"law": "power"},
@@ -234,7 +237,7 @@ def test_what_can_be_chained():
 )
 def test_what_cannot_is_one_line(config, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        check(as_experiment(config))
+        check(config)
     assert "\n" not in str(caught.value)
 
 
@@ -243,10 +246,8 @@ def test_a_chain_resumes_to_the_same_floats(config, tmp_path):
     chain |= {"optimizer.chain_options.adaptive": True, "optimizer.chain_options.law": "power"}
     sums = {}
     for name, values in (("none", {}), ("chain", chain)):
-        sums[name] = trainer.train(as_experiment(config(values)), tmp_path / name)[
-            "parameters_crc32"
-        ]
+        sums[name] = trainer.train(config(values), tmp_path / name)["parameters_crc32"]
         short = tmp_path / f"{name} short"
-        trainer.train(as_experiment(config(values | {"steps": 20})), short)
-        assert trainer.train(as_experiment(config(values)), short)["parameters_crc32"] == sums[name]
+        trainer.train(config(values | {"steps": 20}), short)
+        assert trainer.train(config(values), short)["parameters_crc32"] == sums[name]
     assert sums["none"] != sums["chain"]

@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from optdyn.problem import losses, problem
 from optdyn.problem.data import DataError, load, own
@@ -186,7 +185,12 @@ def test_a_linear_model_learns_a_regression_as_least_squares_does(config, tmp_pa
     np.savez(tmp_path / "train.npz", x=x, y=y)
     np.savez(tmp_path / "test.npz", x=x, y=y)
     values = {
-        **{"data.name": f"folder:{tmp_path}", "data.train_examples": 0, "batch_size": 64},
+        **{
+            "data.name": "folder",
+            "data.path": str(tmp_path),
+            "data.train_examples": 0,
+            "batch_size": 64,
+        },
         **{"model.name": "mlp", "model.hidden": (), "steps": 300, "log_every": 100},
         **{"checkpoint_every": 0, "method.name": "sync", "method.groups": 1},
         **{"optimizer.learning_rate": 0.2, "optimizer.momentum": 0.5},
@@ -204,7 +208,7 @@ def test_a_linear_model_learns_a_regression_as_least_squares_does(config, tmp_pa
 def test_what_the_first_block_takes():
     pixels = problem.Pixels((0.5,), (2.0,))
     image = np.arange(24, dtype=np.uint8).reshape(2, 3, 4, 1)
-    model = ConfigDict({"name": "mlp", "hidden": (), "dtype": "float32"})
+    model = {"name": "mlp", "hidden": (), "dtype": "float32"}
     made = problem.make(as_model(model), 3, (), pixels)
     np.testing.assert_allclose(made.input({"image": image}), (image / 255 - 0.5) / 2, atol=1e-6)
     floats = image.astype(np.float32)
@@ -216,7 +220,7 @@ def test_what_the_first_block_takes():
 
 def test_a_model_does_not_fit_its_data_in_one_line(config, tmp_path):
     np.savez(tmp_path / "train.npz", x=X, y=Y)
-    values = {"data.name": f"folder:{tmp_path}", "data.train_examples": 0}
+    values = {"data.name": "folder", "data.path": str(tmp_path), "data.train_examples": 0}
     for name, said in (("cnn", "config.model: cannot be used"), ("transformer", "needs text")):
         assert said in refusal(prepare, config({"model.name": name, **values}), error=ValueError)
     with pytest.raises(ValueError, match=r"config.loss: .*needs 'label', and the data have x, y"):
@@ -246,7 +250,12 @@ def test_real_devices_and_streams_carry_every_kind(tmp_path):
     np.savez(tmp_path / "test.npz", x=X, y=Y)
     common = {
         **{"steps": 60, "log_every": 30, "checkpoint_every": 0, "batch_size": 16},
-        **{"data.name": f"folder:{tmp_path}", "model.hidden": [8], "cluster.service": "constant"},
+        **{
+            "data.name": "folder",
+            "data.path": str(tmp_path),
+            "model.hidden": [8],
+            "cluster.service.name": "constant",
+        },
         **{"optimizer.learning_rate": 0.05, "optimizer.momentum": 0.5, "loss": "huber"},
     }
     configs = {"one": {}}

@@ -10,7 +10,7 @@ from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
 from optdyn.base.fields import plain
 from optdyn.cli.registries import KINDS, listed
-from optdyn.experiment import default, parse, read, to_json
+from optdyn.experiment import Experiment, read, to_json
 from tests.train.runs import refusal as refused
 
 KEY = "config.some.key"
@@ -84,11 +84,15 @@ def test_what_a_call_raises_says_where(folder):
 
 
 def test_options_are_the_same_from_a_config_and_from_its_json():
-    config = default()
-    config.model.options.widths = (1, 2)
-    config.model.options.deep = {"a": (3,), "b": "text"}
+    config = Experiment()
+    config = config.with_(
+        {
+            "model.options.widths": (1, 2),
+            "model.options.deep": {"a": (3,), "b": "text"},
+        }
+    )
     expected = {"widths": (1, 2), "deep": {"a": (3,), "b": "text"}}
-    for made in (parse(config), read(json.loads(to_json(config)))):
+    for made in (config, read(json.loads(to_json(config)))):
         options = plain(made.model.options)
         assert options == expected and type(options) is type(options["deep"]) is dict
         options["deep"].clear()  # it is whoever was given it that may

@@ -17,7 +17,6 @@ from optdyn.experiment import ConfigError
 from optdyn.train import checks
 from optdyn.train.warnings import probable_mistakes
 from tests.train.runs import prepare, refusal, train
-from tests.values import as_experiment
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "configs" / "own"
@@ -70,14 +69,21 @@ def test_ones_own_gives_the_floats_of_what_is_registered(config, mnist, folder):
     values = {**mnist, "optimizer.schedule": "cosine", "optimizer.warmup_steps": 5}
     usual = config(values)
     own = config(values)
-    own.model.name, own.loss, own.metrics = "again:model", "again:loss", ("again:right",)
-    own.model.options.hidden = (8,)
-    own.data.name = "again:images"
-    own.data.options.folder = mnist["data.dir"]
-    own.optimizer.name, own.optimizer.schedule = "again:optimizer", "again:schedule"
-    own.method.name = "again:SYNC"
-    own.method.options.groups = 4
-    own.cluster.service = "again:law"
+    own = own.with_(
+        {
+            "model.name": "again:model",
+            "loss": "again:loss",
+            "metrics": ("again:right",),
+            "model.options.hidden": (8,),
+            "data.name": "again:images",
+            "data.options.folder": mnist["data.dir"],
+            "optimizer.name": "again:optimizer",
+            "optimizer.schedule": "again:schedule",
+            "method.name": "again:SYNC",
+            "method.options.groups": 4,
+            "cluster.service.name": "again:law",
+        }
+    )
     one, other = train(usual, folder / "usual"), train(own, folder / "own")
     for key in ("parameters_crc32", "simulated_seconds", "staleness_histogram", "learning_rate"):
         assert one[key] == other[key]
@@ -156,7 +162,7 @@ LINES = {
         "def f(learning_rate, steps): return lambda t: jnp.log(t - 5.)": "the rate of update 0 is",
         "def f(learning_rate, steps): return lambda t: 0 if t else 1": "TracerBool",
     },
-    "cluster.service": {
+    "cluster.service.name": {
         "def f(): return lambda rng, shape: rng.normal(size=shape)": "finite numbers above 0",
         "def f(): return lambda rng, shape: 1.0": "must draw as many numbers",
         "def f(): return lambda rng, shape: rng.nosuch(shape)": "AttributeError",
@@ -164,7 +170,7 @@ LINES = {
     },
     "method.name": {"def f(): pass": "must be a Method of optdyn.methods"},
     "data.name": {
-        "def f(): return 3": "is a int: must be optdyn.problem.data.Data, or a dict",
+        "def f(): return 3": "is a int: must be optdyn.problem.data.Dataset, or a dict",
         "def f(): return {'train': {'x': np.ones((4, 2))}, 'tests': 3}": "has 'tests': only",
         "def f(): return 1 / 0": "my_file.py, line 4: ZeroDivisionError",
     },
@@ -180,9 +186,13 @@ def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
     (folder / "my_file.py").write_text(imports + text)
     name = "my_file:f"
     made = regression(config)
-    made.update_from_flattened_dict({key: (name,) if key == "metrics" else name})
+    made = made.with_({key: (name,) if key == "metrics" else name})
     if key == "optimizer.name":
-        made.optimizer.momentum = 0.0
+        made = made.with_(
+            {
+                "optimizer.momentum": 0.0,
+            }
+        )
     message = refusal(prepare, made)
     assert said in message
     assert "config." in message and "7919" not in message
@@ -191,21 +201,33 @@ def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
 def regression(config, **values):
     """A small MLP on the example of one's own data."""
     made = config({"model.name": "mlp", "model.hidden": (4,), "data.train_examples": 0})
-    made.update_from_flattened_dict({"data.name": "configs.own.data:load", **values})
+    made = made.with_({"data.name": "configs.own.data:load", **values})
     return made
 
 
 def test_options_of_what_is_registered_are_refused(config):
     for key in ("model", "data"):
         made = config()
-        made.model.name = "mlp"
+        made = made.with_(
+            {
+                "model.name": "mlp",
+            }
+        )
         made[key].options.nosuch = 1
         assert f"config.{key}.options: of " in refusal(prepare, made)
     made = config()
-    made.cluster.service_options.nosuch = 1
-    assert "config.cluster.service_options: of laws of your own" in refusal(prepare, made)
+    made = made.with_(
+        {
+            "cluster.service_options.nosuch": 1,
+        }
+    )
+    assert "config.cluster.service.options: of laws of your own" in refusal(prepare, made)
     made = config()
-    made.optimizer.schedule_options.nosuch = 1
+    made = made.with_(
+        {
+            "optimizer.schedule_options.nosuch": 1,
+        }
+    )
     assert "'constant' takes nothing, and is given nosuch" in refusal(prepare, made)
 
 
@@ -213,9 +235,13 @@ def test_two_metrics_of_one_name_are_refused(config, folder):
     (folder / "my_file.py").write_text("def loss(outputs, batch): pass\ndef huber(o, b): pass\n")
     made = regression(config)
     for names in (("my_file:loss",), ("huber", "my_file:huber")):
-        made.metrics = names
+        made = made.with_(
+            {
+                "metrics": names,
+            }
+        )
         with pytest.raises(ConfigError, match="each needs a name of its own"):
-            checks.check(as_experiment(made))
+            checks.check(made)
 
 
 def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog):
@@ -226,8 +252,12 @@ def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog):
     made = config()
     for name, warned in (("right", 0), ("one", 0), ("double", 1)):
         caplog.clear()
-        made.cluster.service = f"my_file:{name}"
-        checks.check(as_experiment(made))
+        made = made.with_(
+            {
+                "cluster.service.name": f"my_file:{name}",
+            }
+        )
+        checks.check(made)
         assert sum("should be 1" in record.message for record in caplog.records) == warned
 
 
@@ -238,15 +268,28 @@ def test_a_run_of_ones_own_is_one_compilation_with_others_that_differ_in_numbers
     text += "def rate(learning_rate, steps, by): return lambda t: learning_rate / by\n"
     (folder / "my_file.py").write_text(text)
     made = config()
-    same = {batched_runs.compilation(as_experiment(made))}
-    made.cluster.service, made.optimizer.schedule = "my_file:law", "my_file:rate"
-    made.optimizer.schedule_options.by = 3
-    same.add(batched_runs.compilation(as_experiment(made)))
-    made.cluster.service_options.shape = 5.0
-    same.add(batched_runs.compilation(as_experiment(made)))
+    same = {batched_runs.compilation(made)}
+    made = made.with_(
+        {
+            "cluster.service.name": "my_file:law",
+            "optimizer.schedule": "my_file:rate",
+            "optimizer.schedule_options.by": 3,
+        }
+    )
+    same.add(batched_runs.compilation(made))
+    made = made.with_(
+        {
+            "cluster.service_options.shape": 5.0,
+        }
+    )
+    same.add(batched_runs.compilation(made))
     assert len(same) == 1
-    made.loss = "my_file:law"
-    assert len(same | {batched_runs.compilation(as_experiment(made))}) == 2
+    made = made.with_(
+        {
+            "loss": "my_file:law",
+        }
+    )
+    assert len(same | {batched_runs.compilation(made)}) == 2
 
 
 def test_a_method_from_a_path_is_imported_once(folder):
@@ -307,7 +350,7 @@ def test_a_mix_that_never_mixes_is_warned_of_and_every_law_of_times_is_known_to_
         ("Never", "its clock has no update after which they receive anything"),
     ):
         values = {"method.name": f"my_mix:{name}", "cluster.devices_per_node": 2, "batch_size": 8}
-        made = as_experiment(config(values | {"method.groups": 2}))
+        made = config(values | {"method.groups": 2})
         checks.check(made)  # with config.cluster.service = 'exponential', though it names no laws
         found = probable_mistakes(made)
         assert len(found) == bool(said) and all(said in line for line in found)

@@ -12,7 +12,7 @@ from optdyn import methods
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
 from optdyn.cli import app, price, show, train
-from optdyn.experiment import default, read, to_json
+from optdyn.experiment import Experiment, read, to_json
 from optdyn.momentum.lags import groups_of
 from optdyn.problem import own_code
 from optdyn.report import implicit_momentum, penalties, report, windows
@@ -53,7 +53,7 @@ NAMED = {
     "method.name": "sync+theirs:thing",
     "data.name": "theirs:thing",
     "optimizer.schedule": "theirs.py:thing",
-    "cluster.service": "theirs.py:thing",
+    "cluster.service.name": "theirs.py:thing",
 }
 
 
@@ -66,12 +66,12 @@ def there(folder):
 
 def write(folder, values):
     """A config of a run, as JSON."""
-    config = default()
+    config = Experiment()
     options = {key: value for key, value in values.items() if "options." in key}
     for key, value in options.items():
         section, _, name = key.partition(".options.")
         config[section].options[name] = value
-    config.update_from_flattened_dict({k: v for k, v in values.items() if k not in options})
+    config = config.with_({k: v for k, v in values.items() if k not in options})
     (folder / "config.json").write_text(to_json(config))
     return folder / "config.json"
 
@@ -183,7 +183,7 @@ def test_a_strangers_config_can_be_looked_at(folder, there, capsys, monkeypatch)
     "values",
     [
         {"method.name": NAMED["method.name"]},
-        {"cluster.service": NAMED["cluster.service"]},
+        {"cluster.service.name": NAMED["cluster.service.name"]},
         {key: name for key, name in NAMED.items() if key != "method.name"}
         | {"method.name": "daso"},
     ],

@@ -9,14 +9,13 @@ from types import ModuleType
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from optdyn.base import lookup, sources
 from optdyn.experiment import ConfigError
 from optdyn.problem import costs, problem, shared_data
 from optdyn.train import program
 from tests.train.runs import train
-from tests.values import as_experiment, as_model
+from tests.values import as_model
 
 CELLS = """
 import numpy as np, optax
@@ -139,7 +138,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             "def a(learning_rate, steps): return lambda t: 0.1",
             "def a(learning_rate, steps): return lambda t: 0.2",
         ),
-        "cluster.service": (
+        "cluster.service.name": (
             "def a(): return lambda rng, shape: np.ones(shape)",
             "def a(): return lambda rng, shape: rng.standard_exponential(shape)",
         ),
@@ -148,7 +147,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             "a = load('sync')",
         ),
     }
-    heeded = {"metrics": "test_a", "cluster.service": "simulated_seconds"}
+    heeded = {"metrics": "test_a", "cluster.service.name": "simulated_seconds"}
     for key, both in texts.items():
         found = []
         for number, text in enumerate(both):
@@ -178,7 +177,7 @@ def test_what_is_defined_no_more_is_not_kept_for_ever(cells, config):
     first = weakref.ref(cells.loss)
     with shared_data.COMPILE_LOCK:
         for _ in range(program._problem.cache_parameters()["maxsize"] + 1):
-            program.problem_of(as_experiment(chosen), 2)
+            program.problem_of(chosen, 2)
             cells.run("def loss(o, b): return (o - b['y']).sum(-1)")
     gc.collect()
     assert first() is None
@@ -312,7 +311,7 @@ def test_the_operations_of_a_block_are_those_of_its_code(cells):
     )
 
     def forward():
-        made = problem.make(as_model(ConfigDict({"name": "cells:model"})), 2)
+        made = problem.make(as_model({"name": "cells:model"}), 2)
         examples = {"x": np.ones((5, 3), np.float32), "y": np.ones((5, 2), np.float32)}
         params = made.init(jax.random.key(0), examples)
         return costs.block_costs(made, params, examples).trunk[0].forward

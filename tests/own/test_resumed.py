@@ -8,7 +8,6 @@ import sys
 from types import ModuleType
 
 import pytest
-from ml_collections import ConfigDict
 
 from optdyn.cli.points import plan
 from optdyn.evidence.study import Job, Study
@@ -21,7 +20,6 @@ from optdyn.train.replicas import record
 from tests.own.test_own import ROOT, started
 from tests.race.test_race import at_random
 from tests.train.runs import refusal as refused
-from tests.values import as_experiment
 
 LOSS = "from my_helper import PLUS\ndef f(outputs, batch): return (outputs**2).sum(-1) + PLUS\n"
 RUN = {"steps": 20, "log_every": 10, "checkpoint_every": 10}
@@ -33,7 +31,7 @@ def own(request, config, folder):
     write(folder, 0)
 
     def make(**values):
-        return as_experiment(config({**RUN, "loss": request.param, **values}))
+        return config({**RUN, "loss": request.param, **values})
 
     return make
 
@@ -41,7 +39,7 @@ def own(request, config, folder):
 @pytest.fixture
 def by_path(config, folder):
     write(folder, 0)
-    return lambda **values: as_experiment(config({**RUN, "loss": "my_loss.py:f", **values}))
+    return lambda **values: config({**RUN, "loss": "my_loss.py:f", **values})
 
 
 def write(folder, plus):
@@ -120,17 +118,21 @@ def test_an_interrupted_run_and_one_that_diverged(by_path, folder, files):
 def test_a_config_that_was_written_is_one_and_asks_for_its_code(by_path, folder):
     first = trainer.train(by_path(), folder / "run")
     back = ConfigDict(json.loads((folder / "run" / "config.json").read_text()))
-    checks.check(as_experiment(back))
-    again = trainer.train(as_experiment(back), folder / "again")
+    checks.check(back)
+    again = trainer.train(back, folder / "again")
     assert again["parameters_crc32"] == first["parameters_crc32"]
     files = [(folder / name / "config.json").read_text() for name in ("run", "again")]
     assert files[0] == files[1]
     (folder / "my_helper.py").write_text("PLUS = 2")
-    said = refusal(trainer.train, as_experiment(back), folder / "new")
+    said = refusal(trainer.train, back, folder / "new")
     assert "config.code = 'my_loss.py " in said and "the code of my_loss.py is another" in said
     assert not (folder / "new").exists()
-    back.code = "any"
-    assert trainer.train(as_experiment(back), folder / "new")["status"] == "completed"
+    back = back.with_(
+        {
+            "code": "any",
+        }
+    )
+    assert trainer.train(back, folder / "new")["status"] == "completed"
     plain = by_path(loss="", code="my_loss.py 0123456789ab")
     assert refusal(checks.check, plain).endswith("your own files is another; must be '' or 'any'")
 
@@ -139,7 +141,7 @@ def test_what_a_checksum_is_of(config, folder):
     """All files, wherever they lie; neither the time nor what is not imported."""
 
     def code(name="my_loss.py:f"):
-        return own_code.fingerprint(as_experiment(config({"loss": name})))
+        return own_code.fingerprint(config({"loss": name}))
 
     write(folder, 0)
     first = code()
@@ -159,7 +161,7 @@ def test_what_a_checksum_is_of(config, folder):
     (folder / "late_helper.py").write_text("def g(o): return o.sum(-1) + 1")
     assert code("late.py:f") != late
     named = config({"loss": "huber", "data.name": "text:my_loss.py"})
-    assert own_code.fingerprint(as_experiment(named)) == ""
+    assert own_code.fingerprint(named) == ""
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_what_has_no_file_is_known_by_its_code(config, monkeypatch, text, same):
     exec("import numpy as np\nNUMBER, ARRAY, LIST = 1, np.ones(3), [1, 2]", cells.__dict__)
     exec("def g(o): return o.sum(-1) + len(LIST)", cells.__dict__)
     exec("def f(o, b): return g(o) * NUMBER + ARRAY.sum()", cells.__dict__)
-    chosen = as_experiment(config({"loss": "cells:f"}))
+    chosen = config({"loss": "cells:f"})
     before = own_code.fingerprint(chosen)
     assert before.startswith("cells:f ")
     exec(text, cells.__dict__)
@@ -193,7 +195,6 @@ def test_what_has_no_file_is_known_by_its_code(config, monkeypatch, text, same):
 HELD = """
 import argparse, jax, types, numpy as np, pandas as pd
 from functools import cached_property
-from ml_collections import ConfigDict
 class Own:
     K = 1
     WIDTHS = [4, 4]
@@ -224,7 +225,7 @@ def test_what_things_hold_is_part_of_the_code_that_reads_them(config, monkeypatc
     """Where it has no file: made again alike it is the same, and with another number another."""
     cells = ModuleType("cells")
     monkeypatch.setitem(sys.modules, "cells", cells)
-    chosen = as_experiment(config({"loss": "cells:f"}))
+    chosen = config({"loss": "cells:f"})
     found = []
     for cell in (HELD, HELD, text):
         exec(cell, cells.__dict__)
@@ -237,8 +238,8 @@ def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
     text = (
         "from optdyn.problem import own_code\nfrom optdyn.experiment import default, parse\n"
         "def loss(o, b): return o.sum(-1) * (1 if 'x' in {'x', 'y', 'z'} else 2)\n"
-        "config = default()\nconfig.loss = '__main__:loss'\nconfig.steps = 100\n"
-        "print(own_code.fingerprint(parse(config)))\n"
+        "config = Experiment()\nconfig.loss = '__main__:loss'\nconfig.steps = 100\n"
+        "print(own_code.fingerprint(config))\n"
     )
     found = []
     for steps, changed in ((100, "1 if"), (200, "1 if"), (200, "3 if")):
@@ -251,7 +252,7 @@ def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
 
 def test_a_function_that_was_put_into_a_module_of_a_file(config, folder, monkeypatch):
     write(folder, 0)
-    chosen = as_experiment(config({"loss": "my_loss:f"}))
+    chosen = config({"loss": "my_loss:f"})
     before = own_code.fingerprint(chosen)
     cells = ModuleType("cells")
     monkeypatch.setitem(sys.modules, "cells", cells)
@@ -282,7 +283,7 @@ def test_recordings_and_grids_are_refused_likewise(by_path, config, folder, file
 
 
 def test_a_race_is_refused_likewise(by_path, folder):
-    values = {"cluster.service": "race"}
+    values = {"cluster.service.name": "race"}
     race(by_path(**values), folder / "race", at_random(0))
     (folder / "my_helper.py").write_text("PLUS = 1000")
     longer = {**values, "steps": 40}
@@ -305,7 +306,7 @@ def test_a_trial_of_other_code_is_run_again(by_path, folder):
 
 def test_tables_have_a_column_of_the_files_whose_code_differs(by_path, config, folder):
     trainer.train(by_path(), folder / "points" / "one")
-    trainer.train(as_experiment(config(RUN)), folder / "points" / "registered")
+    trainer.train(config(RUN), folder / "points" / "registered")
     assert not [name for name in tables.load(folder)[0] if name.startswith("code")]
     (folder / "my_helper.py").write_text("PLUS = 2")
     trainer.train(by_path(), folder / "points" / "other")
@@ -315,7 +316,7 @@ def test_tables_have_a_column_of_the_files_whose_code_differs(by_path, config, f
 
 def test_the_command(tmp_path):
     """An edited file is a line and exit code 2, and with `--config.code=any` the run goes on."""
-    text = "from optdyn.experiment import default\ndef get_config():\n    config = default()\n"
+    text = "from optdyn.experiment import default\ndef get_config():\n    config = Experiment()\n"
     text += "    config.model.name, config.loss = 'quadratic', 'my_loss.py:f'\n    return config\n"
     (tmp_path / "my_all.py").write_text(text)
     (tmp_path / "my_helper.py").write_text("PLUS = 0")

@@ -32,7 +32,6 @@ from optdyn.race.worker import worker
 from optdyn.train.checkpoints import parameters
 from optdyn.train.run import by_number
 from tests.train.runs import prepare, train
-from tests.values import as_experiment
 
 
 def several(waiting):
@@ -80,7 +79,7 @@ CASES = {
 
 
 def race(config, *given):
-    return races.race(as_experiment(config), *given)
+    return races.race(config, *given)
 
 
 def by(choose):
@@ -98,13 +97,16 @@ def vector(workdir):
 
 
 def raced(config, values, workdir, connect):
-    summary = race(config({**values, "cluster.service": "race"}), workdir, connect)
+    summary = race(config({**values, "cluster.service.name": "race"}), workdir, connect)
     return summary, pd.read_csv(workdir / "trace.csv")
 
 
 def replayed(config, values, workdir):
     """The summary of the simulator's run of the same order; its parameters are the race's."""
-    source = {"cluster.service": "trace", "cluster.trace": str(workdir / "race/trace.csv")}
+    source = {
+        "cluster.service.name": "trace",
+        "cluster.service.path": str(workdir / "race/trace.csv"),
+    }
     summary = train(config({**values, **source}), workdir / "replay")
     one, other = vector(workdir / "race"), vector(workdir / "replay")
     # One program of both halves rounds otherwise than two: 1e-7 of a number an update.
@@ -140,7 +142,10 @@ def test_a_merged_server_races_too(config, mnist, tmp_path, case):
     values = {**mnist, **FRESH, **MERGED[case]}
     summary, trace = raced(config, values, tmp_path / "race", at_random(21))
     assert summary["status"] == "completed" and trace["control.batch"].is_unique
-    source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "race/trace.csv")}
+    source = {
+        "cluster.service.name": "trace",
+        "cluster.service.path": str(tmp_path / "race/trace.csv"),
+    }
     again = replayed(config, values, tmp_path)
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     if case == "metered":  # and it is not what it would be if those blocks were stale
@@ -154,7 +159,7 @@ def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
     values = {**mnist, **FRESH}
     whole, trace = raced(config, values, tmp_path / "whole", at_random(23))
     race(
-        config({**values, "steps": 20, "cluster.service": "race"}),
+        config({**values, "steps": 20, "cluster.service.name": "race"}),
         tmp_path / "parts",
         at_random(23),
     )
@@ -248,7 +253,7 @@ def in_parts(servers, seed, dying=0.0):
 )
 def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, servers):
     values = {**mnist, "model.hidden": (8, 8), "cluster.nodes": 4, **own}
-    values |= {"cluster.service": "race", "optimizer.learning_rate": 0.02}
+    values |= {"cluster.service.name": "race", "optimizer.learning_rate": 0.02}
     whole = race(config(values), tmp_path / "whole", at_random(25))
     race(
         config({**values, "steps": 20}),
@@ -297,7 +302,7 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     """Whoever was at work does it again; what came after the checkpoint is gone."""
     values = CASES[case]
     whole, trace = raced(config, values, tmp_path / "whole", at_random(11))
-    begun = config({**values, "steps": 20, "cluster.service": "race"})
+    begun = config({**values, "steps": 20, "cluster.service.name": "race"})
     race(begun, tmp_path / "parts", replaying(messages(trace)))
     # A server that died without a checkpoint.
     trace[-1:].to_csv(tmp_path / "parts/trace.csv", mode="a", header=False, index=False)
@@ -386,11 +391,11 @@ def test_no_worker_starts_where_another_race_is(config, tmp_path):
         raise AssertionError("started")
 
     with held(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
-        race(config({"cluster.service": "race"}), tmp_path, connect)
+        race(config({"cluster.service.name": "race"}), tmp_path, connect)
 
 
 def test_it_does_not_go_on_without_its_trace(config, tmp_path):
-    race(config({"steps": 20, "cluster.service": "race"}), tmp_path, at_random(1))
+    race(config({"steps": 20, "cluster.service.name": "race"}), tmp_path, at_random(1))
     (tmp_path / "trace.csv").unlink()
     with pytest.raises(
         WorkdirError, match=r"not what was saved at update 20: .*trace\.csv \(0 of "
@@ -427,7 +432,7 @@ def assigned(place, worker):
 def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, change, message):
     _, trace = raced(config, CASES[case], tmp_path, at_random(13))
     change(trace).to_csv(tmp_path / "wrong.csv", index=False)
-    source = {"cluster.service": "trace", "cluster.trace": str(tmp_path / "wrong.csv")}
+    source = {"cluster.service.name": "trace", "cluster.service.path": str(tmp_path / "wrong.csv")}
     with pytest.raises(TimelineError, match=message):
         prepare(config({**CASES[case], **source}))
 
@@ -474,7 +479,7 @@ def test_what_cannot_race(config, tmp_path, values, message):
     ],
 )
 def test_what_no_server_in_parts_can_do(config, mnist, tmp_path, values, servers, message):
-    values = {**mnist, "model.hidden": (8, 8), **values, "cluster.service": "race"}
+    values = {**mnist, "model.hidden": (8, 8), **values, "cluster.service.name": "race"}
     with pytest.raises(ConfigError, match=f"--servers={servers}: .*{message}"):
         race(config(values), tmp_path / "none", in_parts(servers, 0), servers)
     assert not (tmp_path / "none").exists()
@@ -545,4 +550,4 @@ def test_the_server_gets_all_signals(tmp_path, monkeypatch, ends, number):
 
 def test_nothing_else_takes_a_race(config):
     with pytest.raises(ConfigError, match=r"launch\.race"):
-        prepare(config({"cluster.service": "race"}))
+        prepare(config({"cluster.service.name": "race"}))

@@ -98,7 +98,7 @@ def replayed(workdir, folder, **values):
     that moves an example over the kink of a rectifier, by 1e-3 two hundred updates later.
     """
     threads = str(max((os.cpu_count() or 1) // 3, 1))
-    trace = {"cluster.service": "trace", "cluster.trace": workdir / "trace.csv"}
+    trace = {"cluster.service.name": "trace", "cluster.service.path": workdir / "trace.csv"}
     line = command("launch.train", folder, **values, **trace)
     own = {**os.environ, "NPROC": threads, "OMP_NUM_THREADS": threads}
     subprocess.run(line, cwd=ROOT, check=True, capture_output=True, env=own)

@@ -11,7 +11,6 @@ from optdyn.experiment import usual
 from optdyn.report import tables
 from optdyn.report.tables import TableError
 from optdyn.train.trainer import train
-from tests.values import as_experiment
 
 LOSSES = [1.0] * 3
 
@@ -27,7 +26,7 @@ def run():
             "method.warmup_epochs": 1,
             "method.cooldown_epochs": 1,
             "cluster.nodes": 4,
-            "cluster.service": "constant",
+            "cluster.service.name": "constant",
             "cluster.seconds_per_example": 1.0,
         }
     )
@@ -83,7 +82,7 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
         "cluster.bandwidth": 0.5 * GIGABIT,
         "cluster.local_bandwidth": 1e8,
     }
-    summary = train(as_experiment(config(values)), tmp_path)
+    summary = train(config(values), tmp_path)
     run = recorded(tables.points(tmp_path)[0], tmp_path)
     assert run.steps_per_epoch == 8 and len(run.epoch_losses) == 4
     assert seconds(run, [0.5])["daso"][0] == summary["simulated_seconds"]
@@ -105,7 +104,7 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
 def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, values, said):
     daso = {"method.name": "daso", "method.warmup_epochs": 0, "method.cooldown_epochs": 0}
     daso |= {"cluster.nodes": 2, "steps": 24, "data.train_examples": 33}
-    train(as_experiment(config(daso)), tmp_path)
+    train(config(daso), tmp_path)
     text = (tmp_path / "config.json").read_text()
     made = json.loads(text)
     for key, value in values.items():

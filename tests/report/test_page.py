@@ -10,7 +10,6 @@ import pytest
 from optdyn.report import curves, figures, relevant_keys, report, run_tables, tables, workers
 from optdyn.train import trainer
 from tests.report.reports import page, recording, run
-from tests.values import as_experiment
 
 
 def lines(text):
@@ -127,10 +126,14 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     run(tmp_path / "b", [2.0, 1.1], method__name="sync", **ignored | {"seed": 1})
     text, parsed = page(tmp_path)
     assert len(parsed.tables[0]) == 2 and "with the worst of its seeds" in text
-    config = {"method.name": "sync", "cluster.service": "lognormal"}
-    assert relevant_keys.heeds(config, "cluster.variation")
-    assert relevant_keys.heeds(config | {"cluster.service": "gamma"}, "cluster.variation")
-    assert not relevant_keys.heeds(config | {"cluster.service": "constant"}, "cluster.variation")
+    config = {"method.name": "sync", "cluster.service.name": "lognormal"}
+    assert relevant_keys.heeds(config, "cluster.service.variation")
+    assert relevant_keys.heeds(
+        config | {"cluster.service.name": "gamma"}, "cluster.service.variation"
+    )
+    assert not relevant_keys.heeds(
+        config | {"cluster.service.name": "constant"}, "cluster.service.variation"
+    )
     assert not relevant_keys.heeds(config, "method.groups") and relevant_keys.heeds(
         config, "model.hidden"
     )
@@ -173,7 +176,7 @@ def test_pictures_have_the_numbers_of_the_log(tmp_path):
 
 def test_workers_of_a_run_are_those_of_its_timeline(config, tmp_path):
     keys = {"steps": 40, "log_every": 10, "method.groups": 4, "checkpoint_every": 0}
-    trainer.train(as_experiment(config(keys)), tmp_path)
+    trainer.train(config(keys), tmp_path)
     (point,) = tables.points(tmp_path)
     bars, lanes = workers.first(point)
     assert lanes == [f"group {i}" for i in range(4)]

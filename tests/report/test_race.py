@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from optdyn.experiment import default, to_json
+from optdyn.experiment import Experiment, to_json
 from optdyn.report import laws, race, raced, reality
 from optdyn.report.tables import TableError
 
@@ -45,10 +45,21 @@ def arrivals(services):
 
 def workdir(folder, worker, seconds, losses=(), log_every=10**6, **columns):
     """Of a race; `losses` are logged evenly over the updates."""
-    config = default()
-    config.method.name, config.method.groups = "asynchronous", int(max(worker)) + 1
-    config.cluster.nodes, config.steps = config.method.groups, len(worker)
-    config.log_every, config.checkpoint_every = log_every, 0
+    config = Experiment()
+    config = config.with_(
+        {
+            "method.name": "asynchronous",
+            "method.groups": int(max(worker)) + 1,
+        }
+    )
+    config = config.with_(
+        {
+            "cluster.nodes": config.method.groups,
+            "steps": len(worker),
+            "log_every": log_every,
+            "checkpoint_every": 0,
+        }
+    )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(to_json(config))
     table = pd.DataFrame({"worker": worker, "seconds": seconds, **columns})
@@ -265,9 +276,9 @@ def test_command(tmp_path, capsys):
     words = shlex.split(out.strip().split("\n")[-1])
     assert words[:4] == ["optdyn", "train", "--config=a.py", "--config.steps=9"]
     flags = dict(word.removeprefix("--config.").split("=") for word in words[4:-1])
-    kept = {"cluster.service": flags.pop("cluster.service")}
+    kept = {"cluster.service.name": flags.pop("cluster.service.name")}
     values = kept | {key: ast.literal_eval(value) for key, value in flags.items()}
-    assert values["cluster.service"] == "gamma" and values["method.groups"] == 4
+    assert values["cluster.service.name"] == "gamma" and values["method.groups"] == 4
     again = reality.simulated(raced.load(four), values)["updates_a_second"]
     assert np.median(again) == found["simulated"]["updates_a_second"][0]
 

@@ -293,11 +293,11 @@ def test_equal_configs_of_two_workdirs_are_not_seeds(tmp_path):
 
 
 def test_results_csv(sweep):
-    path = tables.write_results(sweep, keys=["cluster.service"])
+    path = tables.write_results(sweep, keys=["cluster.service.name"])
     results = pd.read_csv(path)
     names = ["fit-g2", "fit-g4", "g1", "g4-adapted", "g4-kept", "g16"]
     assert list(results["point"]) == names  # 16 after 4
-    swept = ["cluster.service", "method.groups", "optimizer.momentum", "replicas.count"]
+    swept = ["cluster.service.name", "method.groups", "optimizer.momentum", "replicas.count"]
     figures = ["train_loss", "test_accuracy", "status", "simulated_seconds_per_step"]
     assert set(swept + figures) <= set(results)
     columns = list(results)

@@ -29,8 +29,8 @@ def test_one_row_a_point(workdirs):
     assert list(runs["model.hidden"]) == ["[64]", "[32, 32]"]
     assert list(runs["status"]) == ["diverged", "unfinished"]
     assert list(runs["seed"]) == [3, 3]
-    assert "cluster.service" not in runs and "versions" not in runs
-    assert "cluster.service" in load(*workdirs, keys=["cluster.service"])[0]
+    assert "cluster.service.name" not in runs and "versions" not in runs
+    assert "cluster.service.name" in load(*workdirs, keys=["cluster.service.name"])[0]
 
 
 def test_one_row_a_log_point(workdirs):

@@ -12,7 +12,6 @@ from optdyn.train import meter, trainer
 from optdyn.train.meter import FILE
 from tests.report.simulation import deviation
 from tests.report.test_implicit_momentum import command
-from tests.values import as_experiment
 
 PROBED = {
     "steps": 700,
@@ -37,7 +36,7 @@ def sweep(config, tmp_path_factory):
     adam = {"optimizer.name": "adam", "optimizer.learning_rate": 0.03}
     points = {"s0": {"seed": 0}, "s1": {"seed": 1}, "adam": adam}
     for name, values in points.items():
-        trainer.train(as_experiment(config(PROBED | values)), workdir / "points" / name)
+        trainer.train(config(PROBED | values), workdir / "points" / name)
     return workdir
 
 
@@ -82,9 +81,9 @@ def test_command(sweep, capsys):
 
 def test_constant_service_is_a_delay(config, tmp_path):
     """Two groups in turn: eta_1 = alpha, nothing else; one term of momentum is rejected."""
-    keys = {"cluster.service": "constant", "method.groups": 2, "cluster.nodes": 2}
+    keys = {"cluster.service.name": "constant", "method.groups": 2, "cluster.nodes": 2}
     keys |= {"optimizer.learning_rate": 1.0}  # so large that gradients change from one to the next
-    trainer.train(as_experiment(config(PROBED | keys)), tmp_path)
+    trainer.train(config(PROBED | keys), tmp_path)
     it = windows.fit(windows.load(tmp_path), gradient_lags=1)
     assert it["implicit_momentum_p"] < 1e-6 and it["theory_momentum"] is None
     found = it["polynomial"]
@@ -96,10 +95,10 @@ def test_constant_service_is_a_delay(config, tmp_path):
 
 def test_arrivals_tell_of_regular_service_where_residuals_do_not(config, tmp_path):
     """Log-normal times: J finds nothing in 0.98 where the staleness has 0.75."""
-    law = {"cluster.service": "lognormal", "cluster.variation": 0.7}
+    law = {"cluster.service.name": "lognormal", "cluster.service.variation": 0.7}
     law |= {"optimizer.learning_rate": 1.0, "steps": 1400, "probes.window": 700}
     law |= {"probes.every": 700}
-    trainer.train(as_experiment(config(PROBED | law)), tmp_path)
+    trainer.train(config(PROBED | law), tmp_path)
     run = windows.load(tmp_path)
     assert meter.fitted(run.windows, 1, raw=True).p > 0.05
     summary = json.loads((tmp_path / "summary.json").read_text())

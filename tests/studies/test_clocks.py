@@ -17,7 +17,7 @@ def curve(config):
 
 
 def constant(method):
-    return daso_saves.config(method, "small").with_({"cluster.service": "constant"})
+    return daso_saves.config(method, "small").with_({"cluster.service.name": "constant"})
 
 
 @pytest.mark.parametrize(("network", "update"), [(0.25, 1.0), (1.0, 4 / 3), (4.0, 13 / 3)])

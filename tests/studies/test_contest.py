@@ -104,7 +104,7 @@ def test_the_all_reduce_takes_its_share_of_an_update(network):
     for computing in (1, 4):
         config = contest.config_of(contest.PLAIN)
         config = config.with_(batch_size=64 * computing, steps=10).with_(
-            {"cluster.service": "constant", "cluster.bandwidth": contest.bandwidth(network)}
+            {"cluster.service.name": "constant", "cluster.bandwidth": contest.bandwidth(network)}
         )
         update = max(computing, computing / 3 + RATIOS[network])
         end = trainer.prepare(config).timeline.seconds[-1]

@@ -7,7 +7,6 @@ from configs import tune as cases
 from optdyn.clock.server import pieces_of
 from optdyn.train.checks import check
 from tests.tune import hardware
-from tests.values import as_experiment
 
 
 def test_one_case_of_the_claim_can_be_won_and_the_other_cannot():
@@ -17,14 +16,14 @@ def test_one_case_of_the_claim_can_be_won_and_the_other_cannot():
 @pytest.mark.parametrize("case", cases.CASES)
 def test_every_case_can_run_and_four_of_eight_are_of_each_batch(case):
     config = cases.get_config(case)
-    check(as_experiment(config))
+    check(config)
     # With batches above a third of the noise scale, or all workers alike, nothing is to be won.
     assert cases.can_win(case) == (case.startswith("small") and not case.endswith("uniform"))
 
 
 def test_the_server_is_the_closed_forms():
     """4 ms of exchange and 1.5 of the server; 8 groups would take 1.2, but it is saturated."""
-    config = as_experiment(cases.get_config("small,server"))
+    config = cases.get_config("small,server")
     pieces = pieces_of(config.cluster, merged=False)
     assert hardware.seconds_per_iteration(pieces, 1, 8) == pytest.approx(5.5e-3)
     assert hardware.seconds_per_iteration(pieces, 8, 1) == pytest.approx(1.5e-3)

@@ -7,15 +7,14 @@ import pytest
 from optdyn.base.errors import InputError
 from optdyn.train import trainer
 from optdyn.train.workdir import Metrics
-from tests.values import as_experiment
 
 
 def train(config, workdir):
-    return trainer.train(as_experiment(config), workdir)
+    return trainer.train(config, workdir)
 
 
 def prepare(config):
-    return trainer.prepare(as_experiment(config))
+    return trainer.prepare(config)
 
 
 def refusal(call, *given, error=InputError, **named):

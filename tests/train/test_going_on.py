@@ -11,7 +11,6 @@ from optdyn import optimizers
 from optdyn.train.checkpoints import latest
 from optdyn.train.replicas import record
 from tests.train.runs import prepare, raise_at, refusal, train
-from tests.values import as_experiment
 
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "method.groups": 1}
 # Epochs of 25 updates.
@@ -25,9 +24,9 @@ METER = {"probes.momentum": True, "probes.window": 54, "probes.every": 80, "mode
 CASES = {
     "groups": {},
     "adam": {"optimizer.name": "adam", "optimizer.momentum": 0.0, "optimizer.learning_rate": 0.01},
-    "stale synchronous": {"method.staleness_bound": 1, "cluster.service": "lognormal"},
+    "stale synchronous": {"method.staleness_bound": 1, "cluster.service.name": "lognormal"},
     "ringmaster": {"method.name": "ringmaster", "method.delay_bound": 2},
-    "geometric": {"cluster.service": "geometric"},
+    "geometric": {"cluster.service.name": "geometric"},
     "closed loop": {"optimizer.name": "closed_loop", "optimizer.momentum": 0.8},
     "warm-up": {"optimizer.warmup_steps": 10},
     "decay of its own length": {"optimizer.schedule": "exponential", "optimizer.decay_steps": 20},
@@ -49,7 +48,7 @@ OF = 40  # steps, before there are 60
 
 
 def recorded(config, workdir):
-    return record(as_experiment(config), workdir)
+    return record(config, workdir)
 
 
 @pytest.fixture

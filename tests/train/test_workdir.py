@@ -20,7 +20,6 @@ from optdyn.train.checkpoints import SUMS, Checkpoints
 from optdyn.train.workdir import claim
 from tests.train.runs import raise_at, train
 from tests.train.runs import refusal as refused
-from tests.values import as_experiment
 
 
 @pytest.fixture(scope="module")
@@ -429,7 +428,7 @@ def test_when_all_checkpoints_are_damaged_the_start_is_left(config, workdir, who
 
 def test_claim_takes_an_empty_or_its_own_folder(config, tmp_path):
     for _ in range(2):
-        claim(tmp_path / "new" / "deep", as_experiment(config()))
+        claim(tmp_path / "new" / "deep", config())
     assert [path.name for path in (tmp_path / "new" / "deep").iterdir()] == ["config.json"]
 
 

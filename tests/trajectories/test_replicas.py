@@ -15,7 +15,6 @@ from optdyn.methods import Event
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, replicas, trainer
 from optdyn.train.replicas import record, whole_gradient
-from tests.values import as_experiment
 
 STEPS, COUNT, MOMENTA = 12, 5, (-0.4, 0.0, 0.6)
 
@@ -37,7 +36,7 @@ def values(mnist):
 def recorded(config, values, tmp_path_factory):
     """Prepared run, and arrays, of these replicas."""
     workdir = tmp_path_factory.mktemp("recorded")
-    assert record(as_experiment(config(values)), workdir)["status"] == "completed"
+    assert record(config(values), workdir)["status"] == "completed"
     content = [path.name for path in workdir.iterdir() if path.name != LOCK]
     assert sorted(name for name in content if not name.endswith(".diff")) == [
         "config.json",
@@ -46,7 +45,7 @@ def recorded(config, values, tmp_path_factory):
         "summary.json",
         "trajectories.npz",
     ]
-    return trainer.prepare(as_experiment(config(values)), COUNT), arrays(workdir)
+    return trainer.prepare(config(values), COUNT), arrays(workdir)
 
 
 def arrays(workdir):
@@ -105,7 +104,7 @@ def test_a_replica_is_a_plain_loop(recorded):
 def test_a_smaller_sketch_adds_up_the_coordinates(config, values, recorded, tmp_path):
     """Coordinate i is added to number i mod q, of displacements and gradients alike."""
     q = 100
-    record(as_experiment(config({**values, "replicas.subspace": q})), tmp_path)
+    record(config({**values, "replicas.subspace": q}), tmp_path)
     stored = arrays(tmp_path)
     for name in ("displacements", "gradients"):
         fine = recorded[1][name]
@@ -143,7 +142,7 @@ def test_inner_products_of_sketches_are_unbiased():
 def test_the_gradient_of_the_whole_objective_in_slices(config, values, monkeypatch, examples):
     """Slices of seven, the last of them not full, against one gradient of the mean loss."""
     monkeypatch.setattr(replicas, "SLICE", 7)
-    run = trainer.prepare(as_experiment(config({**values, "data.train_examples": examples})))
+    run = trainer.prepare(config({**values, "data.train_examples": examples}))
     train_set = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
     loss, gradient = whole_gradient(run.program.problem, run.params, train_set)
     expected = jax.value_and_grad(run.program.problem.loss)(run.params, train_set)
@@ -165,7 +164,7 @@ SMALL = {
 def small(config, tmp_path_factory):
     """Replicas of the quadratic, in one part."""
     workdir = tmp_path_factory.mktemp("small")
-    record(as_experiment(config(SMALL)), workdir)
+    record(config(SMALL), workdir)
     return arrays(workdir)
 
 
@@ -173,7 +172,7 @@ def small(config, tmp_path_factory):
 def test_blocks_and_parts_do_not_matter(config, small, tmp_path, monkeypatch, block, part):
     """Neither need divide the number of replicas."""
     monkeypatch.setattr(replicas, "PART", part)
-    record(as_experiment(config({**SMALL, "replicas.block": block})), tmp_path)
+    record(config({**SMALL, "replicas.block": block}), tmp_path)
     stored = arrays(tmp_path)
     assert set(stored) == set(small)
     for name, array in stored.items():
@@ -185,9 +184,7 @@ def test_blocks_and_parts_do_not_matter(config, small, tmp_path, monkeypatch, bl
 
 
 def test_more_replicas_begin_with_the_fewer(config, small, tmp_path):
-    record(
-        as_experiment(config({**SMALL, "replicas.count": 2, "replicas.matching": (0.6,)})), tmp_path
-    )
+    record(config({**SMALL, "replicas.count": 2, "replicas.matching": (0.6,)}), tmp_path)
     stored = arrays(tmp_path)
     for name in ("displacements", "gradients", "losses"):
         np.testing.assert_array_equal(stored[name], small[name][:2])
@@ -200,8 +197,12 @@ def test_matching_series_are_heavy_balls_that_start_alike(config, tmp_path):
     """v <- g + mu v, x <- x - alpha (1 - mu) v from v = G_0 / (1 - mu): x_1 = x_0 - alpha G_0."""
     alpha = 0.3
     chosen = config({**SMALL, "model.noise": 0.0, "optimizer.learning_rate": alpha})
-    chosen.optimizer.momentum = 0.0
-    record(as_experiment(chosen), tmp_path)
+    chosen = chosen.with_(
+        {
+            "optimizer.momentum": 0.0,
+        }
+    )
+    record(chosen, tmp_path)
     stored = arrays(tmp_path)
     np.testing.assert_array_equal(stored["matching_momenta"], MOMENTA)
     assert stored["matching_displacements"].shape == (3, COUNT, STEPS, 6)
@@ -247,11 +248,11 @@ def test_interrupted_and_resumed_is_whole(config, small, tmp_path, monkeypatch, 
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(replicas, "write_npz", signalled)
-    summary = record(as_experiment(config(SMALL)), tmp_path)
+    summary = record(config(SMALL), tmp_path)
     assert summary == {"status": "interrupted", "signal": signal.SIGINT}
     assert app.exit_code(summary) == 130
     assert len(written) == stop and not (tmp_path / "trajectories.npz").exists()
-    assert record(as_experiment(config(SMALL)), tmp_path)["status"] == "completed"
+    assert record(config(SMALL), tmp_path)["status"] == "completed"
     assert len(written) == len(set(written)) == 13
     stored = arrays(tmp_path)
     for name, array in small.items():
@@ -273,17 +274,17 @@ def test_a_damaged_part_is_recorded_again(config, small, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(replicas, "write_npz", spoilt)
-        assert record(as_experiment(config(SMALL)), tmp_path)["status"] == "interrupted"
-    assert record(as_experiment(config(SMALL)), tmp_path)["status"] == "completed"
+        assert record(config(SMALL), tmp_path)["status"] == "interrupted"
+    assert record(config(SMALL), tmp_path)["status"] == "completed"
     for name, array in arrays(tmp_path).items():
         np.testing.assert_array_equal(array, small[name])
 
 
 def test_a_finished_recording_is_left_as_it_is(config, tmp_path, files):
     chosen = config({**SMALL, "replicas.matching": ()})
-    summary = record(as_experiment(chosen), tmp_path)
+    summary = record(chosen, tmp_path)
     before = files(tmp_path)
-    assert record(as_experiment(chosen), tmp_path) == summary
+    assert record(chosen, tmp_path) == summary
     assert files(tmp_path) == before
     assert "matching_momenta" not in arrays(tmp_path)
 
@@ -293,15 +294,15 @@ def test_one_compilation_serves_all_replicas(config, small, tmp_path):
     chosen = config(
         {**SMALL, "seed": 3, "optimizer.learning_rate": 0.02, "cluster.speeds": (1, 2, 3)}
     )
-    events = trainer.prepare(as_experiment(chosen), COUNT)
+    events = trainer.prepare(chosen, COUNT)
     made = {series.program for series in replicas._series(events)}
     assert made == {
         events.program,
-        program.make(as_experiment(config({**SMALL, "method.name": "sync"})), 0, 1),
+        program.make(config({**SMALL, "method.name": "sync"}), 0, 1),
     }
     recorders = [replicas._recorder(one, 1, chosen.replicas.subspace) for one in made]
     compilations = [recorder._cache_size() for recorder in recorders]
-    record(as_experiment(chosen), tmp_path)
+    record(chosen, tmp_path)
     assert compilations == [recorder._cache_size() for recorder in recorders]
     assert not np.array_equal(arrays(tmp_path)["losses"], small["losses"])
 
@@ -312,11 +313,11 @@ def test_short_epochs_are_warned_of(config, tmp_path, capsys, replacement, examp
     """Of 4.7 updates: three groups read 0.70 where 0.667 is true."""
     batches = {"batch_size": 8, "data.train_examples": examples, "data.replacement": replacement}
     values = batches | {"steps": 2, "replicas.count": 1, "model.dimension": 4}
-    record(as_experiment(config(values)), tmp_path)
+    record(config(values), tmp_path)
     said = "warning: config.data.replacement = False: an epoch has 4.8 updates"
     assert (said in capsys.readouterr().err) == (examples == 38 and not replacement)
 
 
 def test_replicas_that_diverge_say_so(config, tmp_path):
     chosen = config({**SMALL, "replicas.matching": (), "optimizer.learning_rate": 1e8})
-    assert record(as_experiment(chosen), tmp_path)["status"] == "diverged"
+    assert record(chosen, tmp_path)["status"] == "diverged"

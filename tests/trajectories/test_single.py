@@ -9,7 +9,6 @@ from optdyn.momentum import moments
 from optdyn.problem import data as datasets
 from optdyn.problem.problem import batches
 from optdyn.train import program, single, trainer
-from tests.values import as_experiment
 
 STEPS = 12
 METHODS = {
@@ -20,7 +19,7 @@ METHODS = {
         "method.name": "local",
         "model.name": "resmlp",
         "cluster.nodes": 1,
-        "cluster.service": "constant",
+        "cluster.service.name": "constant",
     },
 }
 
@@ -56,9 +55,9 @@ def test_a_recording_is_of_the_run_itself(
         **METHODS[method],
     }
     chosen = config(values)
-    recorded = single.record(as_experiment(chosen))
-    run = trainer.prepare(as_experiment(chosen))
-    trainer.train(as_experiment(chosen), tmp_path)
+    recorded = single.record(chosen)
+    run = trainer.prepare(chosen)
+    trainer.train(chosen, tmp_path)
     _, state = final(run, tmp_path)
     moved = sketched(jax.tree.map(np.subtract, state.params, run.params), run.params)
     # Another compilation of the same float32 sums, of numbers below 1.
@@ -69,7 +68,7 @@ def test_a_recording_is_of_the_run_itself(
     if method != "local":
         gradient = jax.grad(run.program.problem.loss)
         for independent, found in ((False, -recorded.raw_steps), (True, recorded.gradients)):
-            numbers = batches(as_experiment(chosen), 60, 0, 1, independent)[0]
+            numbers = batches(chosen, 60, 0, 1, independent)[0]
             first = {k: v[numbers] for k, v in run.data.train.items()}
             own = sketched(gradient(run.params, first), run.params)
             np.testing.assert_allclose(found[0], own, atol=1e-5)
@@ -92,7 +91,7 @@ def test_nodes_are_metered_between_their_meetings(config, mnist, unmixed, inner)
             "cluster.devices_per_node": 2,
         }
     )
-    recorded = single.record(as_experiment(chosen))
+    recorded = single.record(chosen)
     # float32 sums of numbers below 0.1, in another order.
     np.testing.assert_allclose(recorded.displacements, 0.01 * recorded.raw_steps, atol=1e-6)
     assert np.linalg.norm(recorded.gradients, axis=1).min() > 0
@@ -101,7 +100,7 @@ def test_nodes_are_metered_between_their_meetings(config, mnist, unmixed, inner)
 def test_the_independent_gradient_is_one_of_the_whole_objective(config):
     """Noiseless quadratic: any batch has the gradient H x_t, and d_t = -alpha G_t when alone."""
     alone = {"model.noise": 0.0, "method.groups": 1, "cluster.nodes": 1, "steps": STEPS}
-    recorded = single.record(as_experiment(config({**alone, "optimizer.momentum": 0.0})))
+    recorded = single.record(config({**alone, "optimizer.momentum": 0.0}))
     alpha = config().optimizer.learning_rate
     np.testing.assert_allclose(recorded.displacements, -alpha * recorded.gradients, atol=1e-7)
 
@@ -137,7 +136,7 @@ def test_shuffled_epochs_do_not_bias_the_reading(config):
         "optimizer.momentum": 0.0,
         "optimizer.learning_rate": 0.3,
     }
-    runs = [single.record(as_experiment(config({**values, "seed": seed}))) for seed in range(3)]
+    runs = [single.record(config({**values, "seed": seed})) for seed in range(3)]
     heed = datasets.away(0, 2000, 8, 256, past=1)
     assert (heed == 0).sum() == 62  # of 63 epochs, all but the first
     fit = moments.fit([(r.raw_steps, r.gradients) for r in runs], heed=[heed] * len(runs))

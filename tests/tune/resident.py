@@ -13,7 +13,6 @@ import jax
 from configs import plan as configs
 from optdyn.plan import layers, planner
 from optdyn.plan.plans import prepare
-from tests.values import as_experiment
 
 
 def resident(line: str) -> int:
@@ -24,8 +23,12 @@ def resident(line: str) -> int:
 
 def main(lowering: str, bound: float, part: float) -> None:
     config = configs.get_config()
-    config.data.replacement = True  # mini-batches may be larger than the data
-    run = prepare(as_experiment(config))
+    config = config.with_(
+        {
+            "data.replacement": True,
+        }
+    )
+    run = prepare(config)
     every = layers.convolutions(run)
     update, choice = layers.updates(run, every), layers.own(lowering, every)
     fits = planner.largest(lambda b: update(b, choice).bytes, bound, 2**14)

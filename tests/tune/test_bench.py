@@ -11,7 +11,6 @@ from optdyn.train import program, trainer
 from optdyn.train.checkpoints import fingerprint
 from optdyn.tune import bench
 from optdyn.tune.choice import Choice
-from tests.values import as_experiment
 
 VALUES = {
     "cluster.nodes": 8,
@@ -25,7 +24,7 @@ SETTING = Choice(4, 0.3, 0.1)
 
 @pytest.fixture(scope="module")
 def cluster(config):
-    return bench.prepare(as_experiment(config({**VALUES, "tune.probe_seconds": 1.0})))
+    return bench.prepare(config({**VALUES, "tune.probe_seconds": 1.0}))
 
 
 def attempt(cluster, setting, seconds, *more, **named):
@@ -45,8 +44,8 @@ def near(one, other):
 @pytest.mark.parametrize("groups", [1, 4, 8])
 def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tmp_path, final):
     chosen = config({**VALUES, "method.groups": groups})
-    run = trainer.prepare(as_experiment(chosen))
-    trainer.train(as_experiment(chosen), tmp_path)
+    run = trainer.prepare(chosen)
+    trainer.train(chosen, tmp_path)
     _, state = final(run, tmp_path)
     seconds = float(run.timeline.seconds[-1])
     setting = SETTING._replace(groups=groups)
@@ -61,7 +60,7 @@ def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tm
 
 def test_the_loss_is_that_of_the_examples_of_a_runs_log(config):
     """Of 70 of 100 examples, which no stride has."""
-    chosen = as_experiment(config({**VALUES, "tune.probe_seconds": 1.0}))
+    chosen = config({**VALUES, "tune.probe_seconds": 1.0})
     chosen = chosen.with_({"data.train_evaluated": 70})
     run = trainer.prepare(chosen)
     _, logged, _ = shared_data.put(run.data, run.program.layout.put_examples, chosen)
@@ -126,7 +125,7 @@ def test_attempts_are_pure_and_compiled_once(cluster):
 
 
 def test_initializations_differ_and_the_first_is_the_trainers(config, mnist):
-    network = bench.prepare(as_experiment(config(mnist)))
+    network = bench.prepare(config(mnist))
     starts = [fingerprint(bench.start(network, seed).state.params) for seed in (0, 1, 1, 2)]
     assert starts[0] == fingerprint(network.run.params)
     assert starts[1] == starts[2] and len(set(starts)) == 3
@@ -176,7 +175,7 @@ def test_it_settles_where_the_mean_of_the_latest_parameters_is_at_the_target(clu
 
 
 def test_a_first_epoch_has_to_be_below_the_start_and_below_chance(config, mnist, cluster):
-    network = bench.prepare(as_experiment(config(mnist)))
+    network = bench.prepare(config(mnist))
     loss = bench.start_loss(network, bench.start(network))
     assert loss == min(evaluated(network, bench.start(network)), 0.99 * np.log(10))
     begin = bench.start(cluster)  # nothing is classified
@@ -185,7 +184,7 @@ def test_a_first_epoch_has_to_be_below_the_start_and_below_chance(config, mnist,
 
 def test_measuring_is_charged_in_synchronous_updates(config, mnist):
     """64 gradients, and of half of the examples three products with the Hessian, two each."""
-    network = bench.prepare(as_experiment(config({**mnist, "tune.probe_seconds": 1.0})))
+    network = bench.prepare(config({**mnist, "tune.probe_seconds": 1.0}))
     found = bench.measure(network, bench.start(network))
     each = bench.seconds_per_update(network, 1)
     assert found["seconds"] == pytest.approx((64 + 32 * 6) / 4 * each)
@@ -207,7 +206,7 @@ def test_groups_that_do_not_share_the_workers_are_refused(cluster):
 @pytest.mark.parametrize("groups", [3, 12])
 def test_an_attempt_takes_the_seconds_of_a_trial(config, groups):
     """Of 12 workers, in numbers of groups that are no power of two."""
-    chosen = as_experiment(config({**VALUES, "cluster.nodes": 12, "tune.probe_seconds": 1.0}))
+    chosen = config({**VALUES, "cluster.nodes": 12, "tune.probe_seconds": 1.0})
     curve = trial(chosen.with_({"method.groups": groups}))
     cluster, setting = bench.prepare(chosen), SETTING._replace(groups=groups)
     _, outcome = attempt(cluster, setting, curve.seconds[-1], 0.0)
@@ -226,7 +225,7 @@ def test_divergence_ends_it_and_is_charged_until_then(cluster):
 def test_groups_are_all_divisors_of_the_workers(config):
     for nodes, groups in [(1, (1,)), (7, (1, 7)), (8, (1, 2, 4, 8)), (12, (1, 2, 3, 4, 6, 12))]:
         chosen = config({"cluster.nodes": nodes, "method.groups": 1})
-        assert bench.prepare(as_experiment(chosen)).groups == groups
+        assert bench.prepare(chosen).groups == groups
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ def test_groups_are_all_divisors_of_the_workers(config):
 )
 def test_what_cannot_be_tuned_is_refused(config, values, message):
     with pytest.raises(ConfigError) as caught:
-        bench.prepare(as_experiment(config(values)))
+        bench.prepare(config(values))
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 

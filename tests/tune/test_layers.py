@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from optdyn import optimizers
 from optdyn.core import Event
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.plan import layers, planner
 from optdyn.plan.layers import Layer, UpdateProgram
 from optdyn.plan.phases import Loop
@@ -24,7 +24,7 @@ from optdyn.problem.models.convolution import LOWERINGS, serves
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK, parameter_bytes
 from tests.methods.composed import sync
-from tests.values import as_experiment, as_model
+from tests.values import as_model
 
 FLOAT = 4  # bytes
 
@@ -33,14 +33,14 @@ FLOAT = 4  # bytes
 def dense(config, mnist):
     """A run of a perceptron, and its programs."""
     values = {**mnist, "method.name": "sync", "steps": CHUNK, "checkpoint_every": 0}
-    of = trainer.prepare(as_experiment(config(values)))
+    of = trainer.prepare(config(values))
     return of, layers.updates(of, {})
 
 
 def traced(values):
     """A run of which there are only shapes: nothing is compiled."""
-    config = default()
-    config.update_from_flattened_dict(values)
+    config = Experiment()
+    config = config.with_(values)
     one = {"image": np.zeros((1, 28, 28, 1), np.uint8), "label": np.zeros(1, np.int32)}
     whole = problem.make(as_model(config.model), classes=10)
     rule = sync(whole.loss, optimizers.optimizer("sgd", ("learning_rate", "momentum")))

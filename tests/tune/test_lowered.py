@@ -8,33 +8,44 @@ import pytest
 
 from optdyn.base.errors import ConfigError
 from optdyn.base.files import read_json
-from optdyn.experiment import default
+from optdyn.experiment import Experiment
 from optdyn.plan import lowered
 from optdyn.problem.models.convolution import LOWERINGS
 from optdyn.train.checks import check
-from tests.values import as_experiment
 
 
 def config_of(**model):
-    config = default()
-    config.batch_size = 8
-    config.plan.rounds = 3
-    config.data.train_examples = 64
+    config = Experiment()
+    config = config.with_(
+        {
+            "batch_size": 8,
+            "plan.rounds": 3,
+            "data.train_examples": 64,
+        }
+    )
     config.model.update({"name": "cnn", "channels": (2, 3), "hidden": (4,), **model})
-    config.model.lowering = "measured"
+    config = config.with_(
+        {
+            "model.lowering": "measured",
+        }
+    )
     return config
 
 
 def test_one_lowering_that_serves_for_every_convolution(tmp_path):
     config = config_of()
-    config.model.lowering = resolved(config, tmp_path / "kept.json", tmp_path)
+    config = config.with_(
+        {
+            "model.lowering": resolved(config, tmp_path / "kept.json", tmp_path),
+        }
+    )
     names = config.model.lowering.split(",")
     assert len(names) == 2 and set(names) <= set(LOWERINGS) - {"winograd"}  # kernels of 5 x 5
-    check(as_experiment(config))
+    check(config)
 
 
 def resolved(config, kept, workdir):
-    return lowered.resolved(as_experiment(config), kept, workdir)
+    return lowered.resolved(config, kept, workdir)
 
 
 @pytest.fixture
@@ -56,13 +67,27 @@ def test_measured_once_for_a_model_a_mini_batch_and_a_machine(tmp_path, measured
 
     assert asked(config_of()) == asked(config_of()) == "choice 1"
     steps = config_of()
-    steps.steps, steps.optimizer.learning_rate, steps.method.name = 7, 0.3, "asynchronous"
+    steps = steps.with_(
+        {
+            "steps": 7,
+            "optimizer.learning_rate": 0.3,
+            "method.name": "asynchronous",
+        }
+    )
     assert asked(steps) == "choice 1"
     assert asked(config_of(channels=(2, 4))) == "choice 2"
     larger = config_of()
-    larger.batch_size = 16
+    larger = larger.with_(
+        {
+            "batch_size": 16,
+        }
+    )
     assert asked(larger) == "choice 3"
-    larger.parallel.accumulation = 2
+    larger = larger.with_(
+        {
+            "parallel.accumulation": 2,
+        }
+    )
     assert asked(larger) == "choice 1"  # gradients of 8 again
     monkeypatch.setattr(jax, "__version__", "another")
     assert asked(config_of()) == "choice 4"
@@ -85,4 +110,4 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, measured):
 
 def test_it_is_for_commands_only():
     with pytest.raises(ConfigError, match=r"'measured': must be of .*with a command"):
-        check(as_experiment(config_of()))
+        check(config_of())

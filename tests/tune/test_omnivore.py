@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.experiment import ConfigError
-from optdyn.setup import Tune
+from optdyn.methods.setup import Tune
 from optdyn.tune.choice import Choice, EpochPoint, Outcome, halved
 from optdyn.tune.omnivore import cold_start, omnivore, search, settings, size, steady_state
 from tests.tune.cluster import Cluster

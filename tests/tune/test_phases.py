@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from optdyn.cli import profile
 from optdyn.clock.server import IterationSeconds
-from optdyn.experiment import ConfigError, default
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.plan import phases as timing
 from optdyn.plan.phases import Loop, MeasurementPlan, first_phase, measure, phases, prepare
 from optdyn.problem import problem
@@ -22,7 +22,7 @@ from optdyn.problem.models import base
 from optdyn.train.checks import check
 from tests.devices.started import ROOT, start
 from tests.tune.hardware import seconds_per_iteration
-from tests.values import as_experiment, as_model
+from tests.values import as_model
 
 LENET = ("conv0", "conv1", "hidden0", "hidden1", "classifier")
 NETWORK = {
@@ -59,8 +59,8 @@ def test_a_server_has_the_last_blocks_but_not_all(fresh):
 @pytest.fixture(scope="module")
 def network():
     """Blocks conv0, hidden0, classifier; parameters, a batch, and the gradient of its loss."""
-    config = default()
-    config.update_from_flattened_dict(NETWORK)
+    config = Experiment()
+    config = config.with_(NETWORK)
     whole, rng = problem.make(as_model(config.model), 10), np.random.default_rng(0)
     batch = {
         "image": jnp.asarray(rng.integers(256, size=(6, 12, 12, 1)), jnp.uint8),
@@ -100,7 +100,7 @@ def test_a_network_that_is_not_cut_is_one_phase(network):
 @pytest.fixture(scope="module")
 def work(config, mnist):
     """`work({...})`: what there is to measure of a small network with these differences."""
-    return lambda values=(): prepare(as_experiment(config(mnist | NETWORK | dict(values))))
+    return lambda values=(): prepare(config(mnist | NETWORK | dict(values)))
 
 
 def test_the_network_follows_from_bytes_latency_and_bandwidth(work):
@@ -184,12 +184,12 @@ def profiled(monkeypatch, tmp_path):
 
 def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, profiled, capsys):
     """Of the medians that it writes; a run with them has the seconds of the closed form."""
-    chosen = config(mnist | NETWORK | {"cluster.service": "constant", "cluster.nodes": 4})
-    assert profile.main(as_experiment(chosen), profiled) == 0
+    chosen = config(mnist | NETWORK | {"cluster.service.name": "constant", "cluster.nodes": 4})
+    assert profile.main(chosen, profiled) == 0
     flags = capsys.readouterr().out.splitlines()[-1].split()
     values = dict(flag.removeprefix("--config.").split("=") for flag in flags)
-    chosen.update_from_flattened_dict({name: float(text) for name, text in values.items()})
-    check(as_experiment(chosen))
+    chosen = chosen.with_({name: float(text) for name, text in values.items()})
+    check(chosen)
     written = json.loads((profiled / "pieces.json").read_text())
     assert written["blocks"]["conv"] == ["conv0"] and written["devices"] == 1
     medians = written["seconds"]
@@ -200,15 +200,13 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
     expected = seconds_per_iteration(
         IterationSeconds(compute, network, fc, False, fc_network), 1, 4
     )
-    made = as_experiment(chosen).timeline(steps_per_epoch=10, update_bytes=0)
+    made = chosen.timeline(steps_per_epoch=10, update_bytes=0)
     assert made.seconds[0] == pytest.approx(expected, rel=2e-3)
 
 
 def test_nothing_is_touched_for_a_config_that_cannot_be_measured(config, mnist, profiled):
     with pytest.raises(ConfigError):
-        profile.main(
-            as_experiment(config(mnist | NETWORK | {"method.fresh": ("conv0",)})), profiled
-        )
+        profile.main(config(mnist | NETWORK | {"method.fresh": ("conv0",)}), profiled)
     assert not profiled.exists()
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from optdyn.train import trainer
 from optdyn.train.probes import moments
 from optdyn.tune.prediction import KAPPA, SMALL, Measured, measure, penalty, stability
-from tests.values import as_experiment
 
 positive = st.floats(1e-2, 1e2)
 measurements = st.builds(Measured, positive, positive, positive)
@@ -31,8 +30,8 @@ def test_limits(found, batch, limit):
 
 @pytest.mark.parametrize("service", ["constant", "exponential", "lognormal", "gamma"])
 def test_more_groups_allow_smaller_steps(config, service):
-    cluster = config({"cluster.nodes": 16, "cluster.service": service})
-    limits = [stability(as_experiment(cluster), groups) for groups in (1, 2, 4, 16)]
+    cluster = config({"cluster.nodes": 16, "cluster.service.name": service})
+    limits = [stability(cluster, groups) for groups in (1, 2, 4, 16)]
     assert limits[0] == np.inf
     assert all(many < few for few, many in pairwise(limits))
 
@@ -40,8 +39,8 @@ def test_more_groups_allow_smaller_steps(config, service):
 def test_what_is_measured_of_a_quadratic(config):
     """With steps that lead nowhere: the moments at x_0, the largest curvature 1, and the step."""
     values = {"model.noise": 2.0, "optimizer.learning_rate": 1e-6, "optimizer.momentum": 0.5}
-    found = measure(as_experiment(config(values)), updates=9)
-    run = trainer.prepare(as_experiment(config(values)))
+    found = measure(config(values), updates=9)
+    run = trainer.prepare(config(values))
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
     exact = moments(run.program.problem, SMALL, run.params, examples)
     np.testing.assert_allclose(found.noise_scale, exact.trace / exact.square, rtol=1e-3)

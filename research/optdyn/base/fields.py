@@ -4,18 +4,29 @@
     class Cluster(Value, section="cluster"):
         nodes: int = field(1, "Nodes of the cluster.", at_least=1)
 
-A field has a default, whose kind every value must be of, words that explain it by itself, and the
-range of what it may be. Keys of configs, their defaults, `optdyn list keys` and the lines on bad
-values are made of these (`experiment.py`).
+A field has a default, whose type every value must have, words that explain it by itself, and a
+range. Keys of configs, their defaults, `optdyn list keys` and the lines on bad values are made of
+these.
+
+A section that is one of several dataclasses is a union. Its root is the class that all of them
+derive from, and `name` says which one it is:
+
+    @dataclass(frozen=True)
+    class Law(Value, section="cluster.service.name", union=True): ...
+
+    @dataclass(frozen=True)
+    class Gamma(Law, name="gamma"):
+        variation: float = field(1.0, "Standard deviation over mean.", at_least=0)
 """
 
+import ast
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from optdyn.base import calls, type_checks
-from optdyn.base.errors import ConfigError, is_as_wanted, one_of_these, shown
+from optdyn.base.errors import ConfigError, and_, is_as_wanted, meant, one_of_these, shown
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 
@@ -43,6 +54,8 @@ OPTIONS = Options()  # the default of a field whose keys are free
 
 def plain(value: Any) -> Any:
     """The value as functions take it: dicts for options, also inside, for each caller its own."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
@@ -86,10 +99,20 @@ class Value:
     """Base of the frozen dataclasses that an experiment is made of."""
 
     section: ClassVar[str] = ""  # of the config, whose keys its fields are
+    tag: ClassVar[str] = ""  # of one of a union, its name
+    root: ClassVar["type[Value] | None"] = None  # of a union
+    members: ClassVar[dict[str, "type[Value]"]]  # of a root, by name
 
-    def __init_subclass__(cls, section: str = "", **more: Any) -> None:
+    def __init_subclass__(
+        cls, section: str = "", union: bool = False, name: str = "", **more: Any
+    ) -> None:
         super().__init_subclass__(**more)
         cls.section = section or cls.section
+        cls.tag = name
+        if union:
+            cls.root, cls.members = cls, {}
+        if name:
+            cls.members[name] = cls
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         if args or given:  # a copy has its fields later
@@ -99,18 +122,50 @@ class Value:
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
             usual, name = default_of(each), f"config.{self.key(each.name)}"
-            value = like(getattr(self, each.name), usual)
+            value = like(named(each.name, getattr(self, each.name)), usual)
             object.__setattr__(self, each.name, value)
             if "about" in each.metadata:  # others are values by themselves
                 check(name, value, each)
-            elif isinstance(usual, Value) and not isinstance(value, type(usual)):
-                wanted = f"must be of type {type(usual).__name__}"
-                raise ConfigError(f"{name} = {shown(value)}: {wanted}")
+            elif isinstance(usual, Value):
+                kind = usual.root or type(usual)
+                value = kind.of(value)
+                if not isinstance(value, kind):
+                    raise ConfigError(f"{name} = {shown(value)}: must be of type {kind.__name__}")
+                object.__setattr__(self, each.name, value)
+
+    @property
+    def name(self) -> Any:
+        """Which one of its union it is."""
+        return self.tag
+
+    @classmethod
+    def named(cls, name: Any) -> "Value":
+        """The one of this union that has the name, with its defaults. Raises `ConfigError`."""
+        assert cls.root
+        if name not in cls.root.members:
+            wanted = one_of_these(name, [*cls.root.members])
+            raise ConfigError(f"config.{cls.section}.name = {shown(name)}: must be {wanted}")
+        return cls.root.members[name]()
+
+    @classmethod
+    def of(cls, given: Any) -> Any:
+        """The value of a thing that may stand for one, such as a function; others as they are."""
+        return given
 
     @classmethod
     def key(cls, name: str) -> str:
         """The key of a config, dotted, that a field is."""
         return f"{cls.section}.{name}" if cls.section else name
+
+    @classmethod
+    def field_table(cls) -> "dict[str, dataclasses.Field[Any]]":
+        """The fields by their names."""
+        return {each.name: each for each in dataclasses.fields(cls)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The nested dict of a config's section."""
+        named = {"name": self.name} if self.root else {}
+        return named | {key: plain(getattr(self, key)) for key in self.field_table()}
 
     def require(self, name: str, good: bool, wanted: str) -> None:
         """Raises `ConfigError` unless the value of a field is as wanted."""
@@ -124,11 +179,126 @@ class Value:
         """A copy with other values of some fields. Raises `ConfigError`."""
         return dataclasses.replace(self, **changes)
 
+    def changed(self, changes: Mapping[str, Any]) -> "Value":
+        """A copy with other values of some keys, which may be dotted or nested dicts.
+
+        Another `name` makes another one of the union, which begins with its defaults. A `Text` is
+        read as the field's type. Raises `ConfigError` for a key that there is not, and says whose
+        it is.
+        """
+        new, inner = nested(changes)
+        value: Value = self
+        if self.root and "name" in new:
+            name = new.pop("name")
+            value = self if name == self.name else self.root.named(name)
+        keys = value.field_table()
+        for key in (*new, *inner):
+            if key not in keys:
+                raise ConfigError(value._no_key(key))
+        for key, one in new.items():
+            held = getattr(value, key)
+            if isinstance(one, Text):
+                new[key] = one.like(default_of(keys[key]), f"config.{value.key(key)}")
+            if isinstance(one, Mapping) and hasattr(held, "changed"):
+                new[key] = held.changed(one)
+        for key, part in inner.items():
+            held = new.get(key, getattr(value, key))
+            if isinstance(held, Mapping):  # options, whose keys are free
+                new[key] = {**held, **{k: plain_text(v) for k, v in part.items()}}
+            elif hasattr(held, "changed"):
+                new[key] = held.changed(part)
+            else:
+                raise ConfigError(f"config.{value.key(key)} has no keys of its own")
+        return dataclasses.replace(value, **new) if new else value
+
+    def _no_key(self, key: str) -> str:
+        where = f"config.{self.key(key)}"
+        others = self.root.members.items() if self.root else ()
+        owners = [name for name, one in others if key in one.field_table()]
+        if owners:
+            return f"{where}: {self.name!r} has no such key, which is of {and_(sorted(owners))}"
+        known = ["name"] * bool(self.root) + [*self.field_table()]
+        section = f"config.{self.section}" if self.section else "config"
+        return f"{section} has no key {key!r}{meant(key, known)}"
+
+
+def nested(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The values of whole keys, and of each part its changes."""
+    whole, inner = dict[str, Any](), dict[str, dict[str, Any]]()
+    for key, value in changes.items():
+        first, _, rest = key.partition(".")
+        if rest:
+            inner.setdefault(first, {})[rest] = value
+        else:
+            whole[first] = value
+    return whole, inner
+
+
+class Text(str):
+    """A value as it stands on a command line."""
+
+    def like(self, usual: Any, where: str) -> Any:
+        """The value, of the type of a default. Raises `ConfigError` where it is none."""
+        if isinstance(usual, str):
+            return str(self)
+        if isinstance(usual, bool):
+            if self.lower() not in ("true", "false", "1", "0"):
+                raise ConfigError(f"{where} = {shown(str(self))}: must be True or False")
+            return self.lower() in ("true", "1")
+        value = plain_text(self)
+        if isinstance(usual, tuple) and not isinstance(value, (tuple, list)):
+            return tuple(value.split(",")) if isinstance(value, str) else (value,)
+        if isinstance(usual, float) and isinstance(value, str):
+            try:
+                return float(value)  # inf
+            except ValueError:
+                return value
+        return value
+
+
+def plain_text(value: Any) -> Any:
+    """What a `Text` says where no type is wanted: a literal, else the text; others as they are."""
+    if not isinstance(value, Text):
+        return value
+    try:
+        return ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
+    except (ValueError, SyntaxError):
+        return str(value)
+
+
+def every_field(value: Value) -> "Iterator[tuple[str, dataclasses.Field[Any]]]":
+    """The dotted key and the field of every key of a value and of its parts."""
+    for each in dataclasses.fields(value):
+        if "about" in each.metadata:
+            yield value.key(each.name), each
+        elif isinstance(part := getattr(value, each.name), Value):
+            yield from every_field(part)
+
+
+def named(name: str, value: Any) -> Any:
+    """The name of a function that is the value of one of `NAMES`; others as they are."""
+    return name_of(value) if name in NAMES and callable(value) else value
+
+
+def name_of(thing: object, said: str = "") -> str:
+    """The name of what is given itself: `lookup.find` finds it by it, in this process."""
+    from optdyn.cli import in_memory
+
+    return in_memory.name_of(thing, said)
+
+
+@dataclasses.dataclass(frozen=True)
+class Returns:
+    """A function that returns the thing, whatever it is given."""
+
+    thing: Any
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self.thing
+
 
 def check(name: str, value: Any, of: "dataclasses.Field[Any]") -> None:
     """Raises `ConfigError` unless the value is of the field's kind, and in its range."""
-    if of.name in NAMES and callable(value):
-        return  # the thing itself
     wanted, usual = type_checks.refusal(name, value, default_of(of)), of.metadata.get("range")
     if not wanted and usual and not is_as_wanted(usual.holds, value):
         wanted = usual.wanted

@@ -40,11 +40,13 @@ def bare(number: str) -> str:
 def modules(config: Mapping[str, Any]) -> Iterator[str]:
     """The modules of what a run's config names, as `launch.sources` names them."""
     method, optimizer = config.get("method", {}), config.get("optimizer", {})
-    own = set(sources.methods())
-    names = method.get("name", "").split("+")
-    yield from (sources.module_of(name) for name in names if name in own)
-    if compression := method.get("compression"):
-        yield sources.module_of("powersgd" if compression == "powersgd" else "compression")
+    files = {path.stem: path for path in sources.PACKAGE.joinpath("methods").rglob("*.py")}
+    names = [name for name in method.get("name", "").split("+") if name in files]
+    for keys in (method, *(method.get(name) for name in names)):
+        if isinstance(keys, Mapping) and (compression := keys.get("compression")):
+            names.append("powersgd" if compression == "powersgd" else "compression")
+    for name in dict.fromkeys(names):
+        yield ".".join(files[name].relative_to(sources.PACKAGE).with_suffix("").parts)
     if optimizer.get("name") == "closed_loop":
         yield "optimizers.closed_loop"
     if not STALENESS.isdisjoint(optimizer.get("chain", ())):

@@ -22,10 +22,9 @@ from optdyn.base.errors import ConfigError
 from optdyn.cli.python import Experiment, MomentumEstimate, Trained, trained
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
-from optdyn.experiment import default
 from optdyn.report import efficiency, figures, headline, tables
 from optdyn.report.figures import OKABE_ITO
-from optdyn.train.grid import grid, named
+from optdyn.train.grid import Grid, named
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +195,7 @@ def compare(
         raise ConfigError("compare: needs an experiment and a seed at least")
     listed = [{"name": f"{name},seed={one.seed}"} | one.changed_keys() for name, one in chosen]
     with tempfile.TemporaryDirectory() as kept_nowhere:
-        config, path = grid(default(), listed), Path(workdir or Path(kept_nowhere, "compare"))
+        config, path = Grid(Experiment(), listed), Path(workdir or Path(kept_nowhere, "compare"))
         entries = points.plan(config, path)
         for _, one in chosen[:: len(drawn)]:
             one.warn()

@@ -4,7 +4,7 @@
     optdyn completion fish | source         in ~/.config/fish/config.fish
 
 It completes commands, flags, the names of shipped configs, and keys, as `--config.method.gr`. The
-script asks `optdyn completion words LINE`, which imports nothing that takes long.
+script asks `optdyn completion words LINE`.
 """
 
 import shlex
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from optdyn.cli import listing, sources
+from optdyn.cli import configs, listing
 from optdyn.cli import main as cli
 from optdyn.cli.commands import COMMANDS
 
@@ -58,10 +58,12 @@ def words(line: str) -> list[str]:
         return []
     command = COMMANDS[name]
     if command.also and last.startswith("--config="):
-        return _beginning(last, [f"--config={config}" for config in sources.configs()])
+        return _beginning(last, [f"--config={config}" for config in configs.configs()])
     flags = [f"{flag}=" for flag in cli.flags_of(command) if flag.startswith("--")]
     if command.also and last.startswith("--config."):
-        every, base = sources.keys(), "base." if last.startswith("--config.base.") else ""
+        from optdyn.cli.keys import keys  # here, for it takes long
+
+        every, base = keys(), "base." if last.startswith("--config.base.") else ""
         flags += [f"--config.{base}{key}=" for key in every]
     return _beginning(last, flags)
 

@@ -6,23 +6,15 @@ made of what the thing is (`cache_keys.text`), so that runs of several processes
 the same and for nothing else.
 """
 
-import copy
 import hashlib
 import pickle
 import sys
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import flax.linen as nn
-import jax
-import numpy as np
-import optax
+from collections.abc import Hashable
+from typing import Any
 
 from optdyn.base.cache_keys import same
 from optdyn.base.errors import ConfigError
 from optdyn.base.lookup import shown, words
-from optdyn.setup import Data, Model, Optimizer
 
 OPTAX = "an optax transformation"
 _names = dict[Hashable, str]()
@@ -66,128 +58,3 @@ def name_of(thing: object, said: str = "") -> str:
         _names[what] = held
         globals()[held] = thing
     return Name(f"{__name__}:{_names[what]}")
-
-
-# A module of another library, {0}, as a pair (init, apply).
-PAIRS = {
-    "flax.nnx": (
-        "lambda key, x: nnx.state({0}(..., rngs=nnx.Rngs(key)), nnx.Param) and lambda params, x: "
-        "nnx.merge(graph, params, rest)(x), where graph, _, rest = nnx.split({0}(..., "
-        "rngs=nnx.Rngs(0)), nnx.Param, ...)"
-    ),
-    "equinox": (
-        "lambda key, x: eqx.filter({0}(..., key=key), eqx.is_inexact_array) and lambda params, x: "
-        "jax.vmap(eqx.combine(params, static))(x), where _, static = eqx.partition({0}(..., "
-        "key=jax.random.key(0)), eqx.is_inexact_array)"
-    ),
-}
-
-
-def _model(given: Any) -> Any:
-    """The `Model` of a flax module, a pair (init, apply) or a function; others as they are.
-
-    Raises `ConfigError` for a module of another library, or its class.
-    """
-    if isinstance(given, nn.Module):
-        return Model(name_of(_Returns(given), f"the module {type(given).__name__}"))
-    kind = given if isinstance(given, type) else type(given)
-    for library, pair in PAIRS.items():
-        if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
-            raise ConfigError(
-                f"Experiment.model: {kind.__name__} is of {library}, so it must be given as a pair "
-                f"of functions (init, apply): {pair.format(kind.__name__)}"
-            )
-    if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return Model(name_of(_Returns(_Pure(*given)), "two functions"))
-    return Model(name_of(given)) if callable(given) else given
-
-
-def _data(given: Any) -> Any:
-    """The `Data` of arrays, or of a function that returns some; others as they are.
-
-    Arrays are copied: what is written into them later is other data, by another name.
-    """
-    if isinstance(given, Mapping):
-        return Data(name_of(_arrays(_copied(given)), "arrays"))
-    return Data(name_of(given)) if callable(given) else given
-
-
-def _copied(given: Any) -> Any:
-    """Arrays of NumPy of whatever holds numbers, in dicts; what cannot be one stays as it is."""
-    if isinstance(given, Mapping):
-        return {key: _copied(value) for key, value in given.items()}
-    try:
-        return given if given is None else np.array(given)
-    except ValueError:  # rows of unlike length, which are refused later
-        return copy.deepcopy(given)
-
-
-def _optimizer(given: Any) -> Any:
-    """The `Optimizer` of a transformation of optax, or of a function; others as they are."""
-    if isinstance(given, optax.GradientTransformation):
-        return Optimizer(name_of(_Fixed(given), OPTAX), learning_rate=0.0)
-    return Optimizer(name_of(given)) if callable(given) else given
-
-
-def _metrics(given: Any) -> Any:
-    """Metrics by names: of functions their own; others as they are."""
-    return tuple(map(_named, given if isinstance(given, (tuple, list)) else (given,)))
-
-
-def chain(given: Any) -> Any:
-    """The transforms of a chain by names: of optax's transformations and of functions their own."""
-    if isinstance(given, optax.GradientTransformation):  # which is a tuple, too
-        return (_named(given),)
-    return tuple(map(_named, given)) if isinstance(given, (tuple, list)) else given
-
-
-def _named(each: Any) -> Any:
-    """The name of a function or of a transformation of optax; others as they are."""
-    if isinstance(each, optax.GradientTransformation):
-        return name_of(_Returns(each), OPTAX)
-    return name_of(each) if callable(each) else each
-
-
-# The fields of an experiment that take a thing itself, and what makes them the value of a name.
-NAMED: Mapping[str, Callable[[Any], Any]] = {
-    "model": _model,
-    "data": _data,
-    "optimizer": _optimizer,
-    "metrics": _metrics,
-}
-
-
-def _arrays(given: Mapping[str, Any]) -> "_Returns":
-    return _Returns(given if "train" in given else {"train": given})
-
-
-@dataclass(frozen=True)
-class _Returns:
-    """A function that returns the thing, whatever it is given."""
-
-    thing: Any
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self.thing
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """A function of a learning rate, which the optimizer that it returns does not ask for."""
-
-    fixed: ClassVar[bool] = True  # `optimizers.is_fixed`
-    optimizer: optax.GradientTransformation
-
-    def __call__(self, learning_rate: Any = 0.0) -> optax.GradientTransformation:
-        return self.optimizer
-
-
-class _Pure(nn.Module):
-    """A pair of functions as a flax module, its parameters one tree."""
-
-    init_params: Callable[[jax.Array, jax.Array], Any]
-    apply_params: Callable[[Any, jax.Array], jax.Array]
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.apply_params(self.param("tree", self.init_params, x), x)

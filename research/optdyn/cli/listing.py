@@ -15,32 +15,26 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from optdyn.base.errors import meant
-from optdyn.cli import sources
+from optdyn.cli import configs as shipped
 
 Listed = Mapping[str, str]  # name: what it is, in a line
 
 
 def configs() -> Listed:
     """The shipped config files."""
-    return {name: _first(path.read_text()) for name, path in sources.configs().items()}
+    return {name: _first(path.read_text()) for name, path in shipped.configs().items()}
 
 
 def keys() -> Listed:
     """The keys of a run's config, with their defaults."""
-    from optdyn.experiment import default
+    from optdyn.cli.keys import keys as known  # here, for it takes long
 
-    values, owners, found = default(), sources.owners(), {}
-    for name, about in sources.keys().items():
-        value: Any = values
-        for part in name.split("."):
-            value = value[part]
-        shown = "{}" if name.endswith("options") else repr(value)
-        of = owners.get(name, [])
-        whose = f"  ({', '.join(of)})" if any(method not in about for method in of) else ""
-        found[name] = f"= {shown}" + f"  {about}" * bool(about) + whose
+    found = {}
+    for name, (about, default, owners) in known().items():
+        whose = f"  ({', '.join(owners)})" * bool(owners)
+        found[name] = f"= {default!r}" + f"  {about}" * bool(about) + whose
     return found
 
 

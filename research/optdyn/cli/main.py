@@ -72,8 +72,6 @@ def _run(argv: Sequence[str]) -> None:
     elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
         _say(described(name))
     else:
-        if COMMANDS[name].also:
-            refuse(COMMANDS[name], rest)
         sys.argv = [f"optdyn {name}", *rest]
         runpy.run_module(f"optdyn.{COMMANDS[name].module}", run_name="__main__", alter_sys=True)
 
@@ -117,25 +115,6 @@ def flags_of(command: Command) -> dict[str, str]:
     """The flags of a command, with the help of each."""
     modules = (*reversed(command.also), command.module)
     return {flag: about for module in modules for flag, about in sources.flags(module).items()}
-
-
-def refuse(command: Command, arguments: Sequence[str]) -> None:
-    """Fails at the first flag, key or name of a config that there is not, before the long import.
-
-    The command looks at all of it again.
-    """
-    from optdyn.cli import app  # here, for it is not needed for help
-
-    given, options = app.split(before(arguments))
-    for key in [*app.unknown(given), *(f"{one.of}.{one.key}" for one in options)]:
-        if sources.unknown_key(key):
-            app.fail(sources.no_key(key))
-    own = [flag.lstrip("-") for flag in flags_of(command)]
-    known = {*own, *app.flags.FLAGS, "flagfile", "undefok"}
-    for argument in given:
-        match = re.match(r"--?([A-Za-z]\w*)([\w.]*)(?=$|=)", argument)
-        if match and not {match[1], match[1].removeprefix("no")} & known:
-            app.fail(sources.no_flag("".join(match.groups()), own))
 
 
 def before(arguments: Sequence[str]) -> list[str]:

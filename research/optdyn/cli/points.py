@@ -7,12 +7,10 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ml_collections import ConfigDict
-
 from optdyn.base.files import read_json, unlike
 from optdyn.experiment import ConfigError
 from optdyn.train import batched_runs
-from optdyn.train.grid import Point, named, resolve
+from optdyn.train.grid import Grid, Point, named, resolve
 from optdyn.train.workdir import claim, damaged, free
 
 DONE = ("completed", "diverged")
@@ -36,7 +34,7 @@ class PlannedPoint(NamedTuple):
     seconds_per_update: float  # wall-clock, of a finished one
 
 
-def plan(config: ConfigDict, workdir: Path, shard: str = "0/1") -> list[PlannedPoint]:
+def plan(config: Grid, workdir: Path, shard: str = "0/1") -> list[PlannedPoint]:
     """The checked points of a shard of the grid; those of one compilation follow one another.
 
     Writes nothing. Raises `ConfigError`, and `WorkdirError` if a point's folder holds another run.
@@ -99,7 +97,7 @@ def _counted(entries: Sequence[PlannedPoint]) -> str:
     return ", ".join(f"{count} {status}" for status, count in statuses.items())
 
 
-def _entry(config: ConfigDict, workdir: Path, name: str, point: Point) -> PlannedPoint:
+def _entry(config: Grid, workdir: Path, name: str, point: Point) -> PlannedPoint:
     resolved, folder = resolve(config, name, point), folder_of(workdir, name)
     if (folder / "config.json").exists():
         claim(folder, resolved, free(resolved))

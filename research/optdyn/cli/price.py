@@ -10,8 +10,8 @@ share that computes on every network, and the Gbit/s that half of it and more wo
 Seconds are those of the method's own clock on `config.cluster`: simulated, with its stragglers. The
 model is that of a `--config`, by its shapes, or so many float32 `--parameters`; a worker computes
 for its part of an update as the config says, or so many `--step_seconds`. All other keys are the
-config's, as `--config.cluster.variation=0.5`. Methods combine, `--methods=diloco+async_local_sgd`;
-`--nodes`, `--periods` and `--compression` take lists. `--out=FILE` writes all figures as JSON.
+config's, as `--config.cluster.service.variation=0.5`. Methods combine,
+`--methods=diloco+async_local_sgd`; `--nodes`, `--periods` and `--compression` take lists. `--out=FILE` writes all figures as JSON.
 
     optdyn price --penalty=WORKDIR --parameters=124e6 --step_seconds=0.5 --methods=all
 
@@ -35,8 +35,8 @@ from absl import flags
 
 from optdyn.base.errors import ConfigError, InputError, and_, one_line
 from optdyn.cli import app
+from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment
-from optdyn.setup import Cluster
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 USUAL = "price"  # the config without a --config
@@ -158,7 +158,6 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
 
 def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[str]:
     """What the figures are of, in sentences; `assumed`: the step's seconds are of no such model."""
-    from optdyn.methods import chosen
     from optdyn.price import price
 
     priced = {row["method"] for row in found if "prices" in row}
@@ -177,7 +176,7 @@ def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[st
     alone = [name for name, method in methods.items() if method.groups > 1]
     if alone:
         said.append(f"An update of {and_(alone)} is of one worker or a few, of the others of all.")
-    if any(not hasattr(chosen(name).read, "graph") for name in alone):
+    if any(not hasattr(Methods.named(name).read, "graph") for name in alone):
         said.append("Their server's own link is as wide as it takes, but for a server_bandwidth.")
     if any("daso" in name.split("+") for name in priced):
         said.append("daso is between its first and last epochs, before any plateau of the loss.")
@@ -233,8 +232,9 @@ def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
     nodes = f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices"
     nodes = nodes.removesuffix(" of 1 devices")
     each = price.examples_of_worker(config)
-    law = f"{VARIED.get(str(cluster.service), str(cluster.service))} times"
-    law += f" ({cluster.variation:.0%})" if str(cluster.service) in VARIED else ""
+    law = f"{VARIED.get(cluster.service.name, cluster.service.name)} times"
+    if spread := getattr(cluster.service, "variation", 0.0):
+        law += f" ({spread:.0%})"
     named = f" of {config.model.name}" if is_model else ""
     said = (
         f"{nodes}, {shapes.bytes // 4:,} parameters{named} in {shapes.bytes / 1e6:,.0f} MB, "
@@ -379,11 +379,11 @@ def _which(
 
 def _methods(given: Sequence[str]) -> list[str]:
     """The methods that are meant. Raises `ConfigError` at one that there is not."""
-    from optdyn.methods import built_in, chosen
+    from optdyn.methods import Methods, built_in
 
     every = [each for name in given for each in (built_in() if name == "all" else [name])]
     for name in every:
-        chosen(name)
+        Methods.named(name)
     return list(dict.fromkeys(every))
 
 

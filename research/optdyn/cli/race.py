@@ -5,8 +5,8 @@ of Ray (pip install 'optdyn[ray]'), and this process is the server that applies 
 arrives. The workdir, the log and the report are those of `launch.train`; the seconds are real.
 `trace.csv` there has who arrived when, with which version. The simulator replays it:
 
-    python -m launch.train --config=... --workdir=DIR2 --config.cluster.service=trace
-        --config.cluster.trace=DIR/trace.csv
+    python -m launch.train --config=... --workdir=DIR2 --config.cluster.service.name=trace
+        --config.cluster.service.path=DIR/trace.csv
 
 With --servers=S its blocks are spread over S processes, which workers send their gradients to. All
 of them have one order of updates.
@@ -41,7 +41,7 @@ def raced(config: Experiment) -> Experiment:
     from optdyn.train.checks import check
 
     app.one_run(config)
-    config = config.with_({"cluster.service": "race"})
+    config = config.with_({"cluster.service.name": "race"})
     check(config)
     return config
 

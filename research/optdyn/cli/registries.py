@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 
 from optdyn import methods, optimizers
 from optdyn.base.errors import ConfigError
+from optdyn.base.fields import Value
 from optdyn.base.lookup import summary
-from optdyn.clock import service
-from optdyn.clock.geometric import geometric
-from optdyn.clock.trace import Held
+from optdyn.clock.service import Law
 from optdyn.methods import names
-from optdyn.problem import losses, models
-from optdyn.problem.data import loading
+from optdyn.problem import losses
+from optdyn.problem.data.kinds import Data
+from optdyn.problem.models import Model
 
 Lines = dict[str, str]
 
@@ -20,36 +20,22 @@ def _of(registry: Mapping[str, object]) -> Lines:
     return {name: summary(thing) for name, thing in registry.items()}
 
 
-def _models() -> Lines:
-    return {name: summary(sys.modules[f.__module__]) for name, f in models.MODELS.items()}
-
-
-def _data() -> Lines:
-    """The sources of data; a name that needs more says what."""
-    shown = {"tfds": "tfds:NAME", "folder": "folder:PATH", "text": "text:PATH"}
-    return {shown.get(name, name): summary(read) for name, read in loading.SOURCES.items()}
-
-
 def _optimizers() -> Lines:
     """Some of optax are another with some arguments fixed, whose line they then have."""
     return {name: summary(getattr(f, "func", f)) for name, f in optimizers.known().items()}
+
+
+def _members(root: type[Value]) -> Lines:
+    return {name: summary(one) for name, one in root.members.items()}
 
 
 def _methods() -> Lines:
     return {n: summary(sys.modules[methods.load(n).__module__]) for n in methods.built_in()}
 
 
-def _laws() -> Lines:
-    others = {"geometric": summary(sys.modules[geometric.__module__])}
-    others["trace"] = summary(sys.modules[Held.__module__])
-    others["measured"] = "Real workers of dynamic batches, timed while they train."
-    others["race"] = "Real workers that race, of launch.race."
-    return _of(service.LAWS) | others
-
-
 KINDS: Mapping[str, Callable[[], Lines]] = {
-    "models": _models,
-    "data": _data,
+    "models": lambda: _members(Model),
+    "data": lambda: _members(Data),
     "losses": lambda: _of(losses.LOSSES),
     "metrics": lambda: _of(losses.METRICS),
     "optimizers": _optimizers,
@@ -57,7 +43,7 @@ KINDS: Mapping[str, Callable[[], Lines]] = {
     "schedules": lambda: _of(optimizers.SCHEDULES),
     "methods": _methods,
     "names": lambda: {name: names.flags(name) for name in names.NAMES},
-    "laws": _laws,
+    "laws": lambda: _members(Law),
 }
 
 

@@ -13,24 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import read_json
 from optdyn.cli import app
-from optdyn.experiment import check_whole, default, differences, to_json
+from optdyn.experiment import Experiment, differences, to_json
 from optdyn.problem.own_code import entries
+from optdyn.train.grid import Grid
 
 
-def shown(config: ConfigDict, changed: bool) -> dict[str, Any]:
+def shown(config: Experiment | Grid, changed: bool) -> dict[str, Any]:
     """What is printed of a config; `changed`: {dotted name: value} of what is not the default."""
-    if app.is_grid(config):
-        base = shown(config.base, changed)
-        return {"base": base, "note": config.get("note", ""), "points": list(config.points)}
-    held = json.loads(to_json(config))
-    return (
-        dict(_values(held, differences(held, json.loads(to_json(default()))))) if changed else held
-    )
+    if isinstance(config, Grid):
+        points = list(config.points)
+        return {"base": shown(config.base, changed), "note": config.note, "points": points}
+    return config.changed_keys() if changed else json.loads(to_json(config))
 
 
 def between(one: Path, other: Path) -> Iterator[str]:
@@ -45,7 +42,7 @@ def between(one: Path, other: Path) -> Iterator[str]:
         yield f"code.{name}: {_text(files[0].get(name))} -> {_text(files[1].get(name))}"
 
 
-def main(config: ConfigDict, workdir: Path) -> int:
+def main(config: Experiment | Grid, workdir: Path) -> int:
     print(json.dumps(shown(config, flags.FLAGS.changed), indent=2, default=repr))
     return 0
 
@@ -66,7 +63,6 @@ def _config(workdir: Path) -> dict[str, Any]:
     path = workdir / "config.json"
     if not (held := read_json(path)):
         raise InputError(f"{path}: cannot be read (there is none)")
-    check_whole(held, path)
     return held
 
 
@@ -84,4 +80,4 @@ if __name__ == "__main__":
     if len(folders) == 2 and not any(name.startswith("-") for name in folders):
         sys.exit(_compared(folders))
     flags.DEFINE_bool("changed", False, "Print only what is not the default.")
-    app.run(main, workdir=app.NONE, parsed=False)
+    app.run(main, workdir=app.NONE)

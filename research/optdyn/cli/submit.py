@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict
 
 from optdyn.base.arguments import Parser
 from optdyn.base.errors import print_error
@@ -31,6 +30,7 @@ from optdyn.base.streams import tell
 from optdyn.cli import app, sweep
 from optdyn.cli.points import plan
 from optdyn.experiment import ConfigError
+from optdyn.train.grid import Grid
 
 DAY = 24 * 60  # minutes; submitit's own limit is 5
 SAVING = 60  # seconds for a shard to end when it is told to
@@ -74,7 +74,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args()
 
 
-def main(given: argparse.Namespace, rest: list[str], config: ConfigDict, workdir: Path) -> int:
+def main(given: argparse.Namespace, rest: list[str], config: Grid, workdir: Path) -> int:
     app.many_runs(config)
     entries = plan(config, workdir)
     chosen = {"name": "optdyn", "timeout_min": DAY} | resources(given.resources)

@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict
 
 from optdyn.base.files import read_json, write_json
 from optdyn.base.processes import is_writer
@@ -44,7 +43,7 @@ from optdyn.experiment import ConfigError
 from optdyn.problem import shared_data
 from optdyn.report import implicit_momentum, report, tables
 from optdyn.train import batched_runs, trainer
-from optdyn.train.grid import of_point, resolve
+from optdyn.train.grid import Grid, of_point, resolve
 from optdyn.train.memory_checks import available
 from optdyn.train.replicas import record
 from optdyn.train.trainer import Run
@@ -53,7 +52,7 @@ from optdyn.train.trainer import Run
 class Going(NamedTuple):
     """What all points of a sweep look at while they run."""
 
-    config: ConfigDict
+    config: Grid
     workdir: Path
     threads: int
     memory: float  # bytes for what runs at a time
@@ -83,7 +82,7 @@ class Going(NamedTuple):
             self.results(entry.name)
 
 
-def main(config: ConfigDict, workdir: Path) -> int:
+def main(config: Grid, workdir: Path) -> int:
     app.many_runs(config)
     chosen = flags.FLAGS
     if chosen.target is not None and not math.isfinite(chosen.target):
@@ -103,14 +102,14 @@ def main(config: ConfigDict, workdir: Path) -> int:
     return 0
 
 
-def write(config: ConfigDict, workdir: Path) -> None:
+def write(config: Grid, workdir: Path) -> None:
     """Fits what is recorded and not fitted, and writes the tables of all points that are there."""
     if not is_writer():
         return
     for file in workdir.glob("points/*/trajectories.npz"):
         if not (file.parent / "implicit_momentum.json").exists():
             implicit_momentum.fit_workdir(file.parent)
-    if config.get("note"):
+    if config.note:
         tables.replace(workdir / tables.NOTE, config.note)
     tables.write_results(workdir, _swept(config))
     target = math.nan if flags.FLAGS.target is None else flags.FLAGS.target
@@ -119,13 +118,13 @@ def write(config: ConfigDict, workdir: Path) -> None:
     tell(*[best] * bool(best), path)
 
 
-def _swept(config: ConfigDict) -> tuple[str, ...]:
+def _swept(config: Grid) -> tuple[str, ...]:
     """The keys that the grid's points name, each a column of the results."""
     return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
 
 
 def sweep(
-    config: ConfigDict, workdir: Path, entries: Sequence[PlannedPoint], way: str, threads: int
+    config: Grid, workdir: Path, entries: Sequence[PlannedPoint], way: str, threads: int
 ) -> int:
     """Runs the points that are not done; the number of the signal that stopped it, else 0."""
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}

@@ -28,8 +28,8 @@ from optdyn.base.streams import tell
 from optdyn.cli import app, dry
 from optdyn.devices.first_process import own
 from optdyn.experiment import Experiment
+from optdyn.methods.setup import Tune
 from optdyn.report.tables import replace
-from optdyn.setup import Tune
 from optdyn.train import history, trainer
 from optdyn.train.checkpoints import Checkpoints, saving
 from optdyn.train.workdir import claim, text_of

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.clock.base import Timeline, from_arrivals
-from optdyn.clock.service import Law, is_constant, with_exchange
+from optdyn.clock.service import Draw, is_constant, with_exchange
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
 SPARE = 16  # services drawn beyond what a group is likely to need
 ROUNDING = 1e-10  # relative; constant services, of which up to 10^5 are added, differ by less
 
 
-def rounding(law: Law) -> float:
+def rounding(law: Draw) -> float:
     """How much arrivals at the same second may differ, relatively; 0 where times are drawn."""
     return ROUNDING if is_constant(law) else 0.0
 
@@ -93,7 +93,7 @@ def drawn(steps: int, groups: int) -> int:
     return min(BLOCK, steps, 2 * -(-steps // groups) + SPARE)
 
 
-def computing(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterator[float]:
+def computing(seed: int, law: Draw, work: Work, steps: int, group: int) -> Iterator[float]:
     """Seconds that a group computes for one service after the other, each of its slowest worker.
 
     Arguments as those of `arrivals`, whose draws these are; services are alike.
@@ -104,14 +104,14 @@ def computing(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterat
         yield from (law(rng, (n, mean.shape[1])) * mean).max(axis=1).tolist()
 
 
-def services(seed: int, law: Law, work: Work, steps: int, group: int) -> Iterator[float]:
+def services(seed: int, law: Draw, work: Work, steps: int, group: int) -> Iterator[float]:
     """Seconds of `computing` together with the exchange, as far as it does not overlap."""
     exchange, overlap = float(work.of(group)[1][0]), work.overlap
     for compute in computing(seed, law, work, steps, group):
         yield max(compute, compute * (1 - overlap) + exchange)
 
 
-def arrivals(seed: int, law: Law, work: Work, steps: int) -> Timeline:
+def arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
     """The first `steps` arrivals of groups.
 
     Every group draws from a stream of its own, so a longer run begins with the shorter one.

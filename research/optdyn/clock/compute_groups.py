@@ -1,14 +1,14 @@
 """From `config.cluster` to the arrivals of its groups, by the law of their service."""
 
 import math
-from functools import partial
 
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.clock import habits, service
+from optdyn.clock import habits
 from optdyn.clock.arrivals import Work, arrivals
 from optdyn.clock.base import Timeline, from_arrivals
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.geometric import geometric
 from optdyn.clock.network import of_groups
 from optdyn.clock.nodes import compute_means, synchronous
@@ -17,7 +17,6 @@ from optdyn.clock.several import several
 from optdyn.clock.trace import Held, arrived
 from optdyn.clock.versions import NOBODY, blank
 from optdyn.clock.volunteers import volunteers
-from optdyn.setup import Cluster
 
 
 def make(
@@ -61,7 +60,7 @@ def make(
     """
     count = max(replicas, 1) * steps
     work = work_of(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)
-    if cluster.service == "geometric":
+    if cluster.service.name == "geometric":
         shape = (replicas, steps) if replicas else (steps,)
         interval = 1 / np.sum(1 / work.means().max(axis=1))  # the rates of the groups add up
         return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
@@ -70,9 +69,9 @@ def make(
     many, waiting = several_of
     who, limit = waiting or NOBODY, allotted or math.inf
     waits = bool(waiting) or min(bound, oldest, limit) < math.inf
-    if cluster.service == "race":
+    if cluster.service.name == "race":
         return blank(groups, steps, many, waiting, oldest < math.inf)
-    law, stream = partial(service.law, cluster), seeds.number(seed, "arrivals")
+    law, stream = cluster.service, seeds.number(seed, "arrivals")
     if held:
         worker = held.worker
         if many > 1:
@@ -82,17 +81,17 @@ def make(
         whole = arrived(held, groups, bound, many, who, worker, oldest, limit < math.inf)
     elif pieces := pieces_of(cluster, merged):
         rng, k = seeds.generator(seed, "arrivals"), cluster.worker_count // groups
-        whole, _ = server(pieces, groups, k, count, law(), rng)
+        whole, _ = server(pieces, groups, k, count, law.draw, rng)
     elif as_volunteers := habits_of(cluster, groups, update_bytes):
-        whole, _ = volunteers(stream, law(), work, count, as_volunteers)
+        whole, _ = volunteers(stream, law.draw, work, count, as_volunteers)
     elif groups == 1 and not waiting:
         sizes = {"batch_size": batch_size, "update_bytes": update_bytes}
         whole = synchronous(cluster, steps=count, seed=seed, **sizes)
     elif waits:
         bounds = {"bound": bound, "delay_bound": oldest, "allotted": limit}
-        whole = several(stream, law(), work, count, many, who, **bounds)
+        whole = several(stream, law.draw, work, count, many, who, **bounds)
     else:
-        whole = arrivals(stream, law(), work, count)
+        whole = arrivals(stream, law.draw, work, count)
     return _in_windows(whole, replicas, steps, groups) if replicas else whole
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from optdyn.base import seeds
 from optdyn.base.trees import Tree
 from optdyn.clock.base import Shares, Timeline, TimelineError, from_arrivals
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.nodes import draws, together
 from optdyn.clock.shares import shares
-from optdyn.setup import Cluster
 
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
 

@@ -7,7 +7,7 @@ import numpy as np
 from optdyn.base import seeds
 from optdyn.clock import regions
 from optdyn.clock.base import TimelineError
-from optdyn.setup import Cluster
+from optdyn.clock.cluster import Cluster
 
 TURNS = 10_000  # of a node, from one second that is asked for to the next
 

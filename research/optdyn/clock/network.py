@@ -16,7 +16,7 @@ import numpy as np
 
 from optdyn.clock import regions
 from optdyn.clock.base import TimelineError
-from optdyn.setup import Cluster
+from optdyn.clock.cluster import Cluster
 
 COLLECTIVES = RING, TREE, SERVER = "ring", "tree", "server"
 

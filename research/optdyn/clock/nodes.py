@@ -13,11 +13,10 @@ import numpy as np
 
 from optdyn.base import seeds
 from optdyn.base.trees import Choice
-from optdyn.clock import service
 from optdyn.clock.base import Meeting, Timeline, at, from_arrivals
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import between_nodes, broadcast, inside_node
 from optdyn.clock.shares import shares
-from optdyn.setup import Cluster
 
 
 class Within(NamedTuple):
@@ -97,7 +96,7 @@ def compute_means(cluster: Cluster, groups: int, batch_size: int) -> np.ndarray:
 def draws(cluster: Cluster, steps: int, seed: int) -> np.ndarray:
     """(steps, nodes, devices a node) of unit mean, from the law `service`."""
     shape = (steps, cluster.nodes, cluster.devices_per_node)
-    return service.law(cluster)(seeds.generator(seed, "arrivals"), shape)
+    return cluster.service.draw(seeds.generator(seed, "arrivals"), shape)
 
 
 def exchanged(

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.clock.base import Timeline, TimelineError, from_arrivals
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import inside_node, messages
-from optdyn.setup import Cluster
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.setup import Cluster
+from optdyn.clock.cluster import Cluster
 
 RADIUS = 6.371e6  # metres
 LIGHT = 2 / 3 * 299_792_458.0  # metres a second

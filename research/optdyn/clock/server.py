@@ -21,8 +21,8 @@ import numpy as np
 
 from optdyn.clock.arrivals import Queue, rounding
 from optdyn.clock.base import Timeline, from_arrivals
-from optdyn.clock.service import Law
-from optdyn.setup import Cluster
+from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Draw
 
 
 class IterationSeconds(NamedTuple):
@@ -56,7 +56,7 @@ def t_fc(pieces: IterationSeconds) -> tuple[float, float]:
 
 
 def server(
-    pieces: IterationSeconds, groups: int, k: int, steps: int, law: Law, rng: np.random.Generator
+    pieces: IterationSeconds, groups: int, k: int, steps: int, law: Draw, rng: np.random.Generator
 ) -> tuple[Timeline, np.ndarray]:
     """The first `steps` updates by `groups` groups of k workers, and the server's seconds at each.
 

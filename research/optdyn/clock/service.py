@@ -1,7 +1,8 @@
 """Service-time laws: how long a worker takes over one gradient. Unit mean, seeded draws."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,44 +10,141 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
-from optdyn.base.fields import plain
+from optdyn.base.fields import OPTIONS, Options, Value, field, plain
 from optdyn.clock.base import TimelineError
-from optdyn.setup import Cluster
 
-Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+SAMPLE, ERRORS = 10_000, 5  # draws of one's own law that are looked at; standard errors of the mean
+KEY = "config.cluster.service.name"
+
+
+@dataclass(frozen=True)
+class Law(Value, section="cluster.service.name", union=True):
+    """The law of the times that workers take over a gradient (`optdyn list laws`)."""
+
+    @property
+    def draw(self) -> Draw:
+        """`(rng, shape) -> numbers` of unit mean, which depend on `rng` alone.
+
+        Raises `TimelineError` for a law whose times are not drawn independently, and `ConfigError`
+        where one of the user's own cannot be used.
+        """
+        raise TimelineError(f"{KEY} = {self.name!r}: must be one of {', '.join(DRAWN)} here")
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether times are drawn independently."""
+        return type(self).draw is not Law.draw
+
+    @classmethod
+    def named(cls, name: Any) -> Value:
+        return OwnLaw(name) if lookup.is_own(name) else super().named(name)
+
+    @classmethod
+    def of(cls, given: Any) -> Any:
+        return OwnLaw(given) if callable(given) else given
 
 
 def _mean(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.ones(shape)
 
 
-def constant() -> Law:
+@dataclass(frozen=True)
+class Constant(Law, name="constant"):
     """Every service takes its mean."""
-    return _mean
+
+    @property
+    def draw(self) -> Draw:
+        return _mean
 
 
-def exponential() -> Law:
+@dataclass(frozen=True)
+class Exponential(Law, name="exponential"):
     """Memoryless: P(T > s) = exp(-s), the queueing model of arXiv 1605.09774, section 3."""
-    return lambda rng, shape: rng.standard_exponential(shape)
+
+    @property
+    def draw(self) -> Draw:
+        return lambda rng, shape: rng.standard_exponential(shape)
 
 
-def lognormal(variation: float) -> Law:
-    """Log-normal with coefficient of variation (standard deviation over mean) `variation`."""
-    sigma = np.sqrt(np.log1p(variation**2))
-    return lambda rng, shape: rng.lognormal(-(sigma**2) / 2, sigma, shape)
+@dataclass(frozen=True)
+class LogNormal(Law, name="lognormal"):
+    """Log-normal times."""
+
+    variation: float = field(1.0, "Standard deviation of the times over their mean.", at_least=0)
+
+    @property
+    def draw(self) -> Draw:
+        sigma = np.sqrt(np.log1p(self.variation**2))
+        return lambda rng, shape: rng.lognormal(-(sigma**2) / 2, sigma, shape)
 
 
-def gamma(variation: float) -> Law:
-    """Gamma with coefficient of variation `variation`; with 1 it is exponential."""
-    numbers = np.finfo(np.float64)
-    if variation < numbers.eps:
-        return constant()
-    shape, least = variation**-2.0, numbers.tiny
-    # Of shapes far below 1 some draws are less than a float can be: no service takes no time.
-    return lambda rng, size: np.maximum(rng.standard_gamma(shape, size) / shape, least)
+@dataclass(frozen=True)
+class Gamma(Law, name="gamma"):
+    """Gamma times; with a variation of 1 they are exponential."""
+
+    variation: float = field(1.0, "Standard deviation of the times over their mean.", at_least=0)
+
+    @property
+    def draw(self) -> Draw:
+        numbers = np.finfo(np.float64)
+        if self.variation < numbers.eps:
+            return _mean
+        shape, least = self.variation**-2.0, numbers.tiny
+        # Of shapes far below 1 some draws are less than a float can be: no service takes no time.
+        return lambda rng, size: np.maximum(rng.standard_gamma(shape, size) / shape, least)
 
 
-def is_constant(law: Law) -> bool:
+@dataclass(frozen=True)
+class Geometric(Law, name="geometric"):
+    """Staleness alone, geometric as of memoryless workers; no group arrives."""
+
+
+@dataclass(frozen=True)
+class Trace(Law, name="trace"):
+    """Recorded arrivals: a CSV file with the columns `worker` and `seconds`, a row an update.
+
+    A row says which group delivered, from 0 on, and when, in seconds from the start. `version`, how
+    many updates the parameters of its gradient had, and `control.*`, as in the `trace.csv` of a
+    run, may be there too.
+    """
+
+    path: str = field(
+        "", "CSV file with columns worker, seconds; real runs write trace.csv."
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured(Law, name="measured"):
+    """Real workers of dynamic batches, timed while they train."""
+
+
+@dataclass(frozen=True)
+class Race(Law, name="race"):
+    """Real workers that race, of `optdyn race`."""
+
+
+@dataclass(frozen=True)
+class OwnLaw(Law):
+    """A law of the user's own.
+
+    `make(**options)` returns `law(rng, shape)`, numbers of unit mean that depend on `rng` alone.
+    """
+
+    name: Any = field("", "FILE:NAME, MODULE:NAME, or the function itself.")
+    options: Options = field(OPTIONS, "Arguments of the function.")
+
+    @property
+    def draw(self) -> Draw:
+        function = lookup.find(KEY, self.name, {})
+        made = lookup.call(KEY, self.name, function, **plain(self.options))
+        return partial(_drawn, self.name, made)
+
+
+DRAWN = ("constant", "exponential", "lognormal", "gamma")
+
+
+def is_constant(law: Draw) -> bool:
     """Whether it is `constant`, under which two groups may arrive at the same second."""
     return law is _mean
 
@@ -60,56 +158,20 @@ def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
     return np.maximum(compute, compute * (1 - overlap) + exchange)
 
 
-LAWS: Mapping[str, Callable[..., Law]] = {
-    "constant": constant,
-    "exponential": exponential,
-    "lognormal": lognormal,
-    "gamma": gamma,
-}
-VARIED = ("lognormal", "gamma")  # by `cluster.variation`
-DRAWN = tuple(LAWS)
-KEY = "config.cluster.service"
-SAMPLE, ERRORS = 10_000, 5  # draws of one's own law that are looked at; standard errors of the mean
-
-
-def is_drawn(name: str) -> bool:
-    """Whether times are drawn independently, from a law of these or of the user's own."""
-    return name in DRAWN or lookup.is_own(name)
-
-
-def law(cluster: Cluster) -> Law:
-    """The law called `cluster.service`; raises `TimelineError` if times are not drawn from one.
-
-    One's own is `make(**cluster.service_options)` and returns `(rng, shape) -> numbers` of unit
-    mean that depend on `rng` only. Raises `ConfigError` where it cannot be used.
-    """
-    if not is_drawn(cluster.service):
-        raise TimelineError(f"{KEY} = {cluster.service!r}: must be one of {', '.join(DRAWN)} here")
-    function = lookup.find(KEY, cluster.service, LAWS)
-    if lookup.is_own(cluster.service):
-        made = lookup.call(KEY, cluster.service, function, **plain(cluster.service_options))
-        return partial(_drawn, cluster.service, made)
-    return function(cluster.variation) if cluster.service in VARIED else function()
-
-
-def check(cluster: Cluster) -> None:
+def check(law: Law) -> None:
     """Looks at a sample of the user's own law: `ConfigError`, or a warning if its mean is not 1."""
-    if not lookup.is_own(cluster.service):
-        if cluster.service_options:
-            raise ConfigError(
-                f"config.cluster.service_options: of laws of your own, not of {cluster.service!r}"
-            )
+    if not isinstance(law, OwnLaw):
         return
-    drawn = law(cluster)(np.random.default_rng(0), (SAMPLE // 10, 10))
+    drawn = law.draw(np.random.default_rng(0), (SAMPLE // 10, 10))
     mean, error = float(drawn.mean()), float(drawn.std()) / SAMPLE**0.5
     if abs(mean - 1) > ERRORS * error + 1e-6:  # where all draws are equal, their sum is rounded
         logging.warning(
-            f"{lookup.setting(KEY, cluster.service)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
+            f"{lookup.setting(KEY, law.name)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
             f"+- {error:.1g} and should be 1, so its seconds are off by that factor"
         )
 
 
-def _drawn(name: str, made: Law, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _drawn(name: str, made: Draw, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Draws of the user's own law, checked."""
     values = np.asarray(lookup.call(KEY, name, made, rng, shape))
     if values.shape != shape or values.dtype.kind not in "fiu":

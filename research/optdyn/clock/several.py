@@ -28,7 +28,7 @@ import math
 
 from optdyn.clock.arrivals import Queue, Work, rounding, services
 from optdyn.clock.base import Timeline, TimelineError
-from optdyn.clock.service import Law
+from optdyn.clock.service import Draw
 from optdyn.clock.versions import NOBODY, WAITING, Versions, blank
 
 LATE = 1000  # gradients dropped for one that is delivered, at most
@@ -36,7 +36,7 @@ LATE = 1000  # gradients dropped for one that is delivered, at most
 
 def several(
     seed: int,
-    law: Law,
+    law: Draw,
     work: Work,
     steps: int,
     arrivals: int = 1,

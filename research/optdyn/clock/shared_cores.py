@@ -20,13 +20,13 @@ import numpy as np
 
 from optdyn.clock.arrivals import Queue, Work, rounding, services
 from optdyn.clock.base import Timeline, from_arrivals
-from optdyn.clock.service import Law
+from optdyn.clock.service import Draw
 
 SERVER = -1  # in the queue of who is done next, before all workers
 
 
 def shared_cores(
-    seed: int, law: Law, work: Work, serving: np.ndarray | float, cores: float, steps: int
+    seed: int, law: Draw, work: Work, serving: np.ndarray | float, cores: float, steps: int
 ) -> Timeline:
     """The first `steps` updates of workers that all begin at second 0.
 

@@ -17,7 +17,7 @@ import numpy as np
 from optdyn.clock.arrivals import Queue, Work, computing, rounding
 from optdyn.clock.base import Arrival, Timeline, TimelineError
 from optdyn.clock.habits import Habits
-from optdyn.clock.service import Law
+from optdyn.clock.service import Draw
 from optdyn.clock.versions import Slots
 
 LOST = 100  # absences an update, at most
@@ -25,7 +25,7 @@ JOINS, DELIVERS, IS_DONE = range(3)  # kinds of events
 
 
 def volunteers(
-    seed: int, law: Law, work: Work, steps: int, habits: Habits
+    seed: int, law: Draw, work: Work, steps: int, habits: Habits
 ) -> tuple[Timeline, np.ndarray]:
     """The first `steps` updates, and the absences so far: (n, 3), group, since when, until when.
 

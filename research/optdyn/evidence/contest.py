@@ -21,7 +21,7 @@ from optdyn.evidence.intervals import chance, holm, ratio, ratio_at_best, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, left_open, meeting, timeline_of, to_loss
 from optdyn.experiment import Experiment
-from optdyn.methods.chosen import PLAIN
+from optdyn.methods import PLAIN
 from optdyn.train import trainer
 from optdyn.train.grid import Point
 from optdyn.train.run import Run, extended

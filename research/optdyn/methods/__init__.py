@@ -1,28 +1,25 @@
 """Ways of parallelising SGD, one a file, and what they are put together of."""
 
 from optdyn.core import Event, Rule
-from optdyn.methods.chosen import (
+from optdyn.methods.chosen import arrives, is_shared, is_simple, owns, seen
+from optdyn.methods.compose import compose, pieces
+from optdyn.methods.method import (
     GROUPED,
     PLAIN,
-    Chosen,
-    arrives,
+    ClockInputs,
+    Gradients,
+    Method,
+    Methods,
+    Mixes,
+    ModelInfo,
+    Reads,
     built_in,
-    chosen,
-    defaults,
-    is_shared,
-    is_simple,
-    keys_of,
     load,
-    owns,
-    seen,
 )
-from optdyn.methods.compose import compose, pieces
-from optdyn.methods.method import ClockInputs, Gradients, Method, Methods, Mixes, ModelInfo, Reads
 
 __all__ = [
     "GROUPED",
     "PLAIN",
-    "Chosen",
     "ClockInputs",
     "Event",
     "Gradients",
@@ -34,12 +31,9 @@ __all__ = [
     "Rule",
     "arrives",
     "built_in",
-    "chosen",
     "compose",
-    "defaults",
     "is_shared",
     "is_simple",
-    "keys_of",
     "load",
     "owns",
     "pieces",

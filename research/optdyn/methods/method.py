@@ -1,27 +1,34 @@
 """A method: the pieces of plain SGD that a way of parallelising replaces, and its clock.
 
-A method is a file with a class `METHOD`. Methods that replace different pieces combine:
-`daso+dynamic_batch` is DASO whose nodes divide their batch by speed. Pieces that no method
-replaces are plain SGD's.
+A method is a class of a file of `gradient/`, `read/` or `mix/`. Methods that replace different
+pieces combine: `daso+dynamic_batch` is DASO whose nodes divide their batch by speed. Pieces that
+no method replaces are plain SGD's.
 """
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 import numpy as np
 
-from optdyn.base.errors import ConfigError
-from optdyn.base.fields import Value
+from optdyn.base import lookup
+from optdyn.base.errors import ConfigError, meant, refuse
+from optdyn.base.fields import Value, name_of, nested, plain
 from optdyn.base.trees import Choice, Json, Tree
 from optdyn.clock.base import Timeline
-from optdyn.clock.service import DRAWN
+from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import DRAWN, Trace
 from optdyn.clock.trace import Held, checked, read
 from optdyn.core import Gradient, Rule, Update
+from optdyn.methods.names import meant as meant_method
+from optdyn.methods.setup import Setup
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Examples, Params, Problem
-from optdyn.setup import Cluster, Setup
 
 if TYPE_CHECKING:
     from optdyn.clock.versions import Order
@@ -94,7 +101,7 @@ def slowed(setting: ClockInputs, methods: "Methods") -> Cluster:
 
 
 @dataclass(frozen=True)
-class Method(Value, section="method"):
+class Method(Value, section="method", union=True):
     """A way of parallelising SGD: a frozen dataclass whose fields are its numbers.
 
     It derives from `Gradients`, `Reads` or `Mixes`, by the piece of plain SGD that it replaces, or
@@ -106,6 +113,15 @@ class Method(Value, section="method"):
     laws: ClassVar[tuple[str, ...]] = DRAWN  # of config.cluster.service, that its clock knows
     cluster: ClassVar[tuple[str, ...]] = ()  # of OPTIONAL, likewise
     info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
+
+    @property
+    def name(self) -> str:
+        """What it is called in a config; of one's own class MODULE:NAME."""
+        return self.tag or name_of(type(self))
+
+    def __add__(self, other: "Method | Methods") -> "Methods":
+        """Both joined, `DiLoCo(period=8) + Local()`."""
+        return Methods.wrap(self) + other
 
     def clock(self, setting: ClockInputs, methods: "Methods") -> Timeline:
         """The timeline of an experiment, where this method is the outermost of `methods`.
@@ -241,13 +257,153 @@ def as_one(one: Mixes, other: Mixes) -> Mixes | None:
 
 
 M = TypeVar("M", bound=Method)
+PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
+PACKAGE = "optdyn.methods"
+KEY = "config.method.name"
 
 
-class Methods(NamedTuple):
-    """The methods of an experiment."""
+@cache
+def built_in() -> tuple[str, ...]:
+    """The names of the built-in methods, plain SGD's first."""
+    for piece in ("", *MEANING):
+        for module in pkgutil.iter_modules([str(Path(__file__).parent / piece)]):
+            if not module.ispkg:
+                import_module(".".join(filter(None, (PACKAGE, piece, module.name))))
+    here = [name for name, one in Method.members.items() if one.__module__.startswith(PACKAGE)]
+    return (PLAIN, *sorted({*here} - {PLAIN}))
+
+
+def load(name: str) -> type[Method]:
+    """The method called `name`: a built-in one, or MODULE:NAME of the user's own file.
+
+    Raises `ConfigError` if there is none.
+    """
+    known = {one: Method.members[one] for one in built_in()}
+    found = lookup.find(KEY, name, known, meant_method)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(
+            f"config.method.name = {name!r}: must be a Method of optdyn.methods, and is "
+            f"{lookup.shown(found)}"
+        )
+    return found
+
+
+def _changed(method: Method, changes: Mapping[str, Any], section: str) -> Any:
+    try:
+        return method.changed(changes)
+    except ConfigError as error:
+        where = str(error).replace("config.method.", f"config.method.{section}")
+        raise ConfigError(where) from error
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The methods of an experiment, joined by '+' in their name."""
 
     name: str
     every: tuple[Method, ...]
+
+    @classmethod
+    def wrap(cls, given: Any) -> Any:
+        """One method as methods; others as they are."""
+        return cls(given.name, (given,)) if isinstance(given, Method) else given
+
+    @classmethod
+    def named(cls, name: str) -> "Methods":
+        """The methods joined by '+' in `name`, with their defaults.
+
+        Raises `ConfigError` for an unknown name, or if they do not go together.
+        """
+        return cls(name, tuple(load(part)() for part in name.split("+"))).checked()
+
+    def __add__(self, other: "Method | Methods") -> "Methods":
+        more = Methods.wrap(other)
+        return Methods(f"{self.name}+{more.name}", (*self.every, *more.every)).checked()
+
+    def checked(self) -> Self:
+        """The same. Raises `ConfigError` if they do not go together."""
+        where, taken = f"config.method.name = {self.name!r}", dict[str, str]()
+        mixes = [method for method in self.every if isinstance(method, Mixes)]
+        for part, method in zip(self.name.split("+"), self.every, strict=True):
+            for piece in method.pieces:
+                both = piece == "mix" and len(mixes) == 2 and as_one(*mixes) is not None
+                if piece in taken and not both:
+                    raise ConfigError(
+                        f"{where}: {taken[piece]} and {part} both say {MEANING[piece]}, of which "
+                        "there is one"
+                    )
+                taken[piece] = part
+        gradient, read, mix = (taken.get(piece) for piece in MEANING)
+        refuse(
+            (
+                self.reduces_itself and self.read and not self.read.barrier,
+                f"{where}: {gradient} divides the work of workers that wait for one another, and "
+                f"those of {read} do not",
+            ),
+            (
+                self.gradient and self.gradient.staged and self.mix,
+                f"{where}: {gradient} cuts one model over the nodes, and those of {mix} have a "
+                "model each",
+            ),
+        )
+        return self
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """What the keys of each method begin with, where there are several."""
+        return tuple(part.rpartition(":")[2] for part in self.name.split("+"))
+
+    def to_dict(self) -> Json:
+        """The section of a config: the keys of one method, or of each a section."""
+        keys = [{k: plain(getattr(one, k)) for k in one.field_table()} for one in self.every]
+        if len(keys) == 1:
+            return {"name": self.name, **keys[0]}
+        return {"name": self.name, **dict(zip(self.sections, keys, strict=True))}
+
+    def changed(self, changes: Mapping[str, Any]) -> "Methods":
+        """A copy with other values of some keys; another `name` is other methods.
+
+        Raises `ConfigError` for a key that there is not.
+        """
+        whole, inner = nested(changes)
+        name = str(whole.pop("name", self.name))
+        its = self if name == self.name else Methods.named(name)
+        if len(its.every) == 1:
+            return Methods(name, (_changed(its.every[0], whole | inner, ""),))
+        for key in list(whole):
+            if key in its.sections and isinstance(whole[key], Mapping):
+                inner[key] = whole.pop(key) | inner.get(key, {})
+        for key in (*whole, *inner):
+            if key not in its.sections or key in whole:
+                theirs = [f"config.method.{s}.{key}" for s in its.having(key)]
+                known = [f"{s}.{k}" for s, m in its.by_section.items() for k in m.field_table()]
+                hint = f"; say {' or '.join(theirs)}" if theirs else meant(key, known)
+                raise ConfigError(f"config.method.{key}: {name!r} has no such key{hint}")
+        every = [_changed(m, inner.get(s, {}), f"{s}.") for s, m in its.by_section.items()]
+        return Methods(name, tuple(every))
+
+    @property
+    def by_section(self) -> dict[str, Method]:
+        """The methods by their `sections`."""
+        return dict(zip(self.sections, self.every, strict=True))
+
+    def having(self, key: str) -> list[str]:
+        """The sections of the methods that have a key."""
+        return [section for section, one in self.by_section.items() if key in one.field_table()]
+
+    def with_keys(self, values: Mapping[str, Any]) -> "Methods":
+        """A copy with these values in the methods that have such keys; others are left out."""
+        changes = {
+            f"{section}.{key}" if len(self.every) > 1 else key: value
+            for key, value in values.items()
+            for section in self.having(key)
+        }
+        return self.changed(changes)
+
+    def key(self, name: str) -> str:
+        """The key of a config, dotted, that a field of one of the methods is."""
+        joined = len(self.every) > 1 and self.having(name)
+        return f"method.{self.having(name)[0]}.{name}" if joined else f"method.{name}"
 
     @property
     def gradient(self) -> Gradients | None:
@@ -369,9 +525,9 @@ class Methods(NamedTuple):
         `known` are the fields of `ClockInputs` besides the setup. Raises `TimelineError`.
         """
         clock = self.outermost.clock
-        if setup.cluster.service != "trace":
+        if not isinstance(setup.cluster.service, Trace):
             return clock(ClockInputs(setup, **known), self)
         # For what is asked for besides: seconds are the file's.
-        replay = setup.with_({"cluster.service": "constant"})
-        held = read(setup.cluster.trace, setup.steps * max(known.get("replicas", 0), 1))
+        replay = setup.with_({"cluster.service.name": "constant"})
+        held = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
         return checked(held, clock(ClockInputs(replay, held=held, **known), self))

@@ -12,7 +12,7 @@ from typing import Any
 
 from optdyn.base.errors import closest
 
-CONSTANT = {"cluster.service": "constant"}  # the only law that their clocks draw
+CONSTANT = {"cluster.service.name": "constant"}  # the only law that their clocks draw
 ONE_NODE = {"cluster.nodes": 1}
 AVERAGING = {"method.name": "model_averaging"}
 BUFFERED = {"method.name": "buffered"}

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 from optdyn.base.fields import field
+from optdyn.base.ranges import PART, Known
 from optdyn.methods.method import Method
 from optdyn.methods.mix import compression
 from optdyn.methods.mix.messages import Compression
 from optdyn.methods.mix.quantized import WHOLE
-from optdyn.setup import PART, Known
 
 ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
 FRACTION: Known = {"wanted": "from 0 to 1", "holds": lambda v: 0 <= v <= 1}

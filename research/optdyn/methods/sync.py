@@ -41,7 +41,7 @@ def sync(gradient: Gradient, update: Update) -> Rule:
 
 
 @dataclass(frozen=True)
-class Sync(MergedServer):
+class Sync(MergedServer, name="sync"):
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
@@ -57,6 +57,3 @@ class Sync(MergedServer):
             replicas=setting.replicas,
             merged=bool(self.fresh),
         )
-
-
-METHOD = Sync

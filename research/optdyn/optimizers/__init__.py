@@ -7,7 +7,7 @@ and every other number are data: changing them recompiles nothing.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,9 @@ from optdyn.base.errors import ConfigError, refuse
 from optdyn.base.fields import OPTIONS, Options, plain
 from optdyn.base.trees import Array, Hyper, Params, State, Tree
 from optdyn.optimizers import closed_loop, soap, staleness
+from optdyn.optimizers.kinds import Optimizer
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
 from optdyn.problem import own_code
-from optdyn.setup import Setup
 
 __all__ = [
     "KEY",
@@ -58,6 +58,13 @@ TRANSFORMS: Mapping[str, Make] = {**BEFORE, **AFTER}
 CONTRIB = "contrib."  # before the name of one of optax.contrib
 KEY = "config.optimizer.name"
 Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its arguments
+
+
+class Optimized(Protocol):
+    """What of an experiment says how its parameters are updated."""
+
+    @property
+    def optimizer(self) -> Optimizer: ...
 
 
 def known() -> dict[str, Make]:
@@ -120,12 +127,12 @@ def has_bases(name: str) -> bool:
     return name == "soap"
 
 
-def options(setup: Setup, groups: int) -> Options:
+def options(setup: Optimized, groups: int) -> Options:
     """`config.optimizer.options`, and the delay where it is told one: the mean of so many groups.
 
     That is g - 1.
     """
-    given = setup.optimizer.options
+    given = setup.optimizer.arguments
     if not follows_delays(setup.optimizer.name):
         return given
     return Options({"staleness": groups - 1} | given)
@@ -143,7 +150,7 @@ def transform(name: str) -> Make:
     return lookup.find("config.optimizer.chain", name, TRANSFORMS)
 
 
-def chain(setup: Setup) -> Chain:
+def chain(setup: Optimized) -> Chain:
     """The names in `config.optimizer.chain`, each with those of `chain_options` that it takes."""
     given = setup.optimizer.chain_options
     taken = [(name, _parameters(transform(name))) for name in setup.optimizer.chain]
@@ -216,7 +223,7 @@ def _apart(state: State, params: Params) -> Tree:
     return jax.tree.map(own, state)
 
 
-def check(setup: Setup, groups: int, params: Params) -> None:
+def check(setup: Optimized, groups: int, params: Params) -> None:
     """Traces an update of the optimizer of a setup with so many groups, for parameters like these.
 
     Raises `ConfigError`, in one line, if it fails, needs what no update is given, or returns what

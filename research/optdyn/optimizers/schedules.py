@@ -17,7 +17,7 @@ import optax
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
 from optdyn.base.fields import plain
-from optdyn.setup import Setup
+from optdyn.optimizers.kinds import Optimizer
 
 KEY = "config.optimizer.schedule"
 
@@ -119,13 +119,12 @@ def rest(steps: int, warmup_steps: int) -> int:
     return max(steps - warmup_steps, 1)
 
 
-def of_config(config: Setup) -> np.ndarray:
-    """The learning rates of a run."""
-    chosen = config.optimizer
+def of_run(chosen: Optimizer, steps: int) -> np.ndarray:
+    """The learning rates of a run of so many updates."""
     return learning_rates(
         chosen.schedule,
         chosen.learning_rate,
-        config.steps,
+        steps,
         warmup_steps=chosen.warmup_steps,
         decay_steps=chosen.decay_steps,
         decay_rate=chosen.decay_rate,

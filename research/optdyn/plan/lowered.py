@@ -47,7 +47,7 @@ def plain(config: Experiment) -> Experiment:
     nodes, devices = config.methods.devices(config) if config.parallel.api else (1, 1)
     batch = max(config.batch_size // (nodes * devices * config.parallel.accumulation), 1)
     return usual().with_(
-        model=config.model.with_(lowering=""),
+        model=config.model.with_(lowering="") if config.model.lowering else config.model,
         data=config.data.with_(streaming=False, dirichlet=0.0),
         loss=config.loss,
         plan=config.plan,
@@ -57,7 +57,7 @@ def plain(config: Experiment) -> Experiment:
 
 def key(config: Experiment) -> str:
     """All that a choice depends on, as text."""
-    data = {"name": config.data.name, "image_size": config.data.image_size}
+    data = {"name": config.data.name, "image_size": getattr(config.data, "image_size", 0)}
     device = [jax.devices()[0].device_kind, os.cpu_count(), os.environ.get("NPROC", "")]
     about = [_of(config.to_dict()["model"]), data, config.batch_size, device, jax.__version__]
     own = own_code.fingerprint(config, ("model.name",))

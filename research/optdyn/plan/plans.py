@@ -15,11 +15,11 @@ from optdyn.base.progress import Progress
 from optdyn.base.trees import Json
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods import PLAIN
+from optdyn.methods.setup import Plan
 from optdyn.plan import convergence, layers, planner
 from optdyn.plan.layers import Choice, Layers, Updates
 from optdyn.plan.planner import Interval
 from optdyn.problem.models.convolution import LOWERINGS
-from optdyn.setup import Plan
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
 from optdyn.train.trainer import Run

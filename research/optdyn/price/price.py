@@ -21,17 +21,17 @@ import numpy as np
 
 from optdyn.base.errors import one_of, refuse
 from optdyn.clock.base import Meeting, Shares, Timeline, at, choice_of
+from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import compute_means
 from optdyn.clock.dynamic_batch import costs
-from optdyn.clock.service import DRAWN, is_drawn
+from optdyn.clock.service import DRAWN
 from optdyn.experiment import Experiment
-from optdyn.methods import chosen, owns
+from optdyn.methods import Methods, owns
 from optdyn.methods.method import slowed
 from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.price import sent_bytes
 from optdyn.price.sent_bytes import at_work, exchanging
 from optdyn.price.shapes import Shapes, setting, stages
-from optdyn.setup import Pieces
 from optdyn.train.checks import check_cluster
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
@@ -113,16 +113,17 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     """
     cluster, each = config.cluster, examples_of_worker(config)
     workers = cluster.worker_count
-    methods = chosen(name)
+    methods = Methods.named(name)
     groups = cluster.devices_per_node if methods.mix else workers
     if name == config.method.name:
         groups = config.methods.groups
     elif not methods.read or methods.read.barrier:
         groups = 1
-    changes: dict[str, object] = {"method.name": name, "method.groups": groups}
-    changes |= {f"method.{k}": v for k, v in keys.items() if owns(name, k)}
-    arrivals = config.with_(changes).methods.get("arrivals", 1)
-    return config.with_(changes, batch_size=max(round(each * workers / groups * arrivals), 1))
+    changed = config.method.changed({"name": name}).with_keys({"groups": groups, **keys})
+    arrivals = changed.get("arrivals", 1)
+    return config.with_(
+        method=changed, batch_size=max(round(each * workers / groups * arrivals), 1)
+    )
 
 
 def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -220,7 +221,7 @@ def _needed(of: Callable[[float], Price], share: float, known: dict[float, float
 def check(config: Experiment) -> None:
     """Raises `ConfigError` where a cluster has no prices, by whatever method."""
     cluster = config.cluster
-    if not is_drawn(cluster.service):
+    if not cluster.service.is_drawn:
         one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
     always = "prices are of workers that are always there"
     refuse(
@@ -353,7 +354,7 @@ def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
     an_update = means.sum(axis=1).reshape(nodes, groups)
     if groups == 1:
         return float(updates * an_update.sum())
-    if cluster.service == GEOMETRIC:  # whose arrivals are nobody's
+    if cluster.service.name == GEOMETRIC:  # whose arrivals are nobody's
         rate = 1 / means.max(axis=1).reshape(nodes, groups)
         return float(updates * ((rate * an_update).sum(axis=1) / rate.sum(axis=1)).sum())
     who = _who(line).reshape(updates, nodes, -1)

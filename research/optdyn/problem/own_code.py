@@ -17,16 +17,11 @@ import inspect
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-from ml_collections import ConfigDict
 
 from optdyn.base import cache_keys, lookup, sources
 from optdyn.base.errors import ConfigError, shown
-from optdyn.problem.data.loading import SOURCES
-from optdyn.setup import Setup
 
 ANY = "any"  # of config.code: go on with the code that there is
 MODEL = ("model.name", "loss", "metrics")
@@ -34,25 +29,31 @@ OPTIMIZER = ("optimizer.name", "optimizer.chain")
 METHOD = ("method.name",)
 DATA = ("data.name",)
 # Those of a config that may name what is the user's own.
-CLOCK = (*OPTIMIZER, *METHOD, "optimizer.schedule", "cluster.service")  # of pages on a run
+CLOCK = (*OPTIMIZER, *METHOD, "optimizer.schedule", "cluster.service.name")  # of pages on a run
 KEYS = (*MODEL, *DATA, *CLOCK)
 DIGITS = 12  # of a checksum
 ENTRY = re.compile(rf"(.+?) ([0-9a-f]{{{DIGITS}}})(?:, |$)")
 
 
-def names(config: Setup | ConfigDict, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
+def names(config: Any, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
     """(key, name) of all of the user's own that these keys name."""
     for key in keys:
-        value = attrgetter(key)(config)
+        value = _at(config, key)
         if key in METHOD:
             value = str(value).split("+")
         for name in value if isinstance(value, (list, tuple)) else [value]:
-            built_in = key in DATA and str(name).partition(":")[0] in SOURCES
-            if lookup.is_own(name) and not built_in:
+            if lookup.is_own(name):
                 yield f"config.{key}", name
 
 
-def check_read(config: Setup | ConfigDict, file: object, keys: Sequence[str] = KEYS) -> None:
+def _at(config: Any, key: str) -> Any:
+    """The value of a dotted key of an experiment, or of its nested dict, where that has it."""
+    for part in key.split("."):
+        config = config.get(part, "") if isinstance(config, Mapping) else getattr(config, part)
+    return config
+
+
+def check_read(config: Any, file: object, keys: Sequence[str] = KEYS) -> None:
     """Raises `ConfigError` where a config that was read from a file names what it is not to run.
 
     What it names of the user's own must stand on the command line too; and it must be of the kind
@@ -68,7 +69,7 @@ def check_read(config: Setup | ConfigDict, file: object, keys: Sequence[str] = K
                 "config in Python"
             )
         if not is_given:
-            flag = f"--{key}={attrgetter(key.removeprefix('config.'))(config)}"
+            flag = f"--{key}={_at(config, key.removeprefix('config.'))}"
             raise ConfigError(
                 f"{said}: a file runs no code by itself; if it is yours, add {shlex.quote(flag)}"
             )
@@ -107,7 +108,7 @@ def _file_of(thing: Any) -> str:
     return getattr(sys.modules.get(of.__module__), "__file__", None) or "<"
 
 
-def objects(config: Setup, keys: Sequence[str]) -> cache_keys.Key:
+def objects(config: Any, keys: Sequence[str]) -> cache_keys.Key:
     """What of the user's own these keys name, as a key of caches; () if nothing.
 
     Raises `ConfigError` where there is no such thing.
@@ -115,7 +116,7 @@ def objects(config: Setup, keys: Sequence[str]) -> cache_keys.Key:
     return cache_keys.key(*(lookup.find(key, name, {}) for key, name in names(config, keys)))
 
 
-def fingerprint(config: Setup, keys: Sequence[str] = KEYS) -> str:
+def fingerprint(config: Any, keys: Sequence[str] = KEYS) -> str:
     """`FILE CHECKSUM, FILE CHECKSUM` of what of the user's own these keys name; '' if nothing."""
     found = dict[str, str]()
     for key, name in names(config, keys):
@@ -145,7 +146,7 @@ def changed(before: object, now: str) -> str:
     return " and ".join(other) or "your own files"
 
 
-def check(config: Setup) -> None:
+def check(config: Any) -> None:
     """Raises `ConfigError` where `config.code` asks for other code than there is."""
     if config.code in ("", ANY):
         return

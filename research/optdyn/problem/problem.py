@@ -3,24 +3,25 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import setup
 from optdyn.base import lookup, seeds
 from optdyn.base.errors import ConfigError, shown
+from optdyn.base.fields import OPTIONS
 from optdyn.base.trees import Examples, Params, Tree, examples_in
 from optdyn.problem import data as datasets
 from optdyn.problem import losses, models
 from optdyn.problem.data.augment import augment
+from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import base
-from optdyn.problem.models.quadratic import centred, curvatures, factors, optima
-from optdyn.setup import Model, Setup
+from optdyn.problem.models.base import Model, Transformers
+from optdyn.problem.models.own import OwnModel
+from optdyn.problem.models.quadratic import Quadratic, centred, curvatures, factors, optima
 
-TEXT = ("transformer", "modern_transformer")  # other built-in models take images or numbers
 HELD = {"text": "text", "image": "images", "x": "numbers"}
 SEVERAL = 7919  # examples of a batch that is only traced: a size that nothing else has
 
@@ -34,6 +35,19 @@ class Pixels(NamedTuple):
 
 
 AS_THEY_ARE = Pixels()
+
+
+class Drawing(Protocol):
+    """What of an experiment says which examples an update is of."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def data(self) -> Data: ...
 
 
 class Problem(NamedTuple):
@@ -88,7 +102,7 @@ def _input(pixels: Pixels, batch: Examples) -> jax.Array:
     return batch["x"] if "x" in batch else batch["optimum"]
 
 
-def _quadratic(model: Model) -> losses.Each:
+def _quadratic(model: Quadratic) -> losses.Each:
     h = jnp.asarray(curvatures(model.dimension, model.condition))
 
     def losses(displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -108,8 +122,8 @@ def make(
 ) -> Problem:
     """The problem of `config.model`, `.loss` and `.metrics`, with heads on the named blocks."""
     blocks = models.make(model, classes)
-    bowl = model.name == "quadratic" and not loss
-    each = _quadratic(model) if bowl else losses.loss(loss)
+    bowl = model if isinstance(model, Quadratic) and not loss else None
+    each = _quadratic(bowl) if bowl else losses.loss(loss)
     measured = losses.metrics(metrics)
     return Problem(blocks, partial(_input, pixels), each, measured, heads, pixels.augment)
 
@@ -158,12 +172,12 @@ def check(of: Problem, examples: Examples, classes: int = 0) -> None:
         wanted(f"config.metrics, {name!r}", shape)
 
 
-def load_data(model: Model, chosen: setup.Data, seed: int) -> datasets.Data:
+def load_data(model: Model, chosen: Data, seed: int) -> datasets.Dataset:
     """The examples of `config.data`, or those of the quadratic (whose test set is noiseless).
 
     `seed` is what the quadratic's are drawn by.
     """
-    if model.name == "quadratic":
+    if isinstance(model, Quadratic):
         if chosen.augment:
             raise datasets.DataError(
                 f"config.data.augment = {chosen.augment!r}: only of images, not of "
@@ -178,19 +192,19 @@ def load_data(model: Model, chosen: setup.Data, seed: int) -> datasets.Data:
             s = factors(rng, some, model.dimension, model.spread)
             train = {"optimum": centred(train["optimum"], s), "curvature": s}
             test |= {"curvature": np.ones_like(test["optimum"])}
-        return datasets.Data(train, test, 0)
+        return datasets.Dataset(train, test, 0)
     data = datasets.load(
-        chosen.name,
+        chosen.source,
         chosen.dir or None,
         chosen.train_examples,
-        chosen.tokenizer,
-        chosen.sequence_length,
-        chosen.image_size,
-        chosen.options,
+        getattr(chosen, "tokenizer", "character"),
+        getattr(chosen, "sequence_length", 1),
+        getattr(chosen, "image_size", 0),
+        getattr(chosen, "options", OPTIONS),
     )
     held = next(name for kind, name in HELD.items() if kind in data.train)
-    wanted = "text" if model.name in TEXT else "images"
-    if not lookup.is_own(model.name) and (held == "text") != (wanted == "text"):
+    wanted = "text" if isinstance(model, Transformers) else "images"
+    if not isinstance(model, OwnModel) and (held == "text") != (wanted == "text"):
         raise datasets.DataError(
             f"config.model.name = {model.name!r} needs {wanted}: config.data.name = "
             f"{chosen.name!r} holds {held}"
@@ -199,7 +213,7 @@ def load_data(model: Model, chosen: setup.Data, seed: int) -> datasets.Data:
     return data
 
 
-def _check_pixels(chosen: setup.Data, data: datasets.Data) -> None:
+def _check_pixels(chosen: Data, data: datasets.Dataset) -> None:
     """Raises DataError where `config.data` asks for what these examples cannot have."""
     channels = data.train["image"].shape[-1] if "image" in data.train else 0
     if chosen.augment and not channels:
@@ -217,13 +231,13 @@ def _check_pixels(chosen: setup.Data, data: datasets.Data) -> None:
             )
 
 
-def shards(config: Setup, data: datasets.Data) -> tuple[np.ndarray, ...]:
+def shards(config: Drawing, nodes: int, data: datasets.Dataset) -> tuple[np.ndarray, ...]:
     """The numbers of each node's own examples, where nodes have some (`config.data.dirichlet`).
 
     By their labels, or where there are none one stretch of the training set after the other. Raises
     `ConfigError` where there are fewer examples than nodes.
     """
-    alpha, nodes = config.data.dirichlet, config.cluster.nodes
+    alpha = config.data.dirichlet
     if not alpha:
         return ()
     labels, examples = data.train.get("label"), examples_in(data.train)
@@ -238,7 +252,7 @@ def shards(config: Setup, data: datasets.Data) -> tuple[np.ndarray, ...]:
 
 
 def batches(
-    config: Setup,
+    config: Drawing,
     examples: int,
     start: int,
     stop: int,

@@ -4,19 +4,19 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from optdyn import setup
 from optdyn.base.cache_keys import Is, Key
 from optdyn.base.trees import examples_in
 from optdyn.problem import data as datasets
 from optdyn.problem import own_code, problem
+from optdyn.problem.data.kinds import Data
 from optdyn.problem.data.loading import data_root
-from optdyn.problem.problem import Examples
-from optdyn.setup import Model, Setup
+from optdyn.problem.models import Quadratic
+from optdyn.problem.problem import Drawing, Examples
 
 # Held while something is made that other threads then find in a cache.
 COMPILE_LOCK = RLock()
@@ -32,21 +32,21 @@ class Sets(NamedTuple):
     test_evaluated: Examples
 
 
-def is_drawn(config: Setup) -> bool:
+def is_drawn(config: Drawing) -> bool:
     """Whether every seed has examples of its own."""
-    return config.model.name == "quadratic"
+    return isinstance(config.model, Quadratic)
 
 
-def load(config: Setup) -> datasets.Data:
+def load(config: Drawing) -> datasets.Dataset:
     """`problem.load_data`, the same object for all configs that name the same examples."""
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
     own = own_code.objects(config, own_code.DATA)
     with COMPILE_LOCK:
-        return _loaded(config.data, config.model.name, own, data_root(config.data.dir))
+        return _loaded(config.data, type(config.model), own, data_root(config.data.dir))
 
 
-def put(data: datasets.Data, put_examples: Put, config: Setup) -> Sets:
+def put(data: datasets.Dataset, put_examples: Put, config: Drawing) -> Sets:
     """The examples on devices, the same arrays for the same arguments."""
     chosen = config.data
     evaluated = chosen.train_evaluated, chosen.test_evaluated
@@ -55,8 +55,8 @@ def put(data: datasets.Data, put_examples: Put, config: Setup) -> Sets:
 
 
 @lru_cache(maxsize=KEPT)
-def _loaded(chosen: setup.Data, model: str, own: Key, root: Path) -> datasets.Data:
-    return problem.load_data(Model(model), chosen, seed=0)
+def _loaded(chosen: Data, model: Any, own: Key, root: Path) -> datasets.Dataset:
+    return problem.load_data(model(), chosen, seed=0)
 
 
 @lru_cache(maxsize=KEPT)

@@ -29,7 +29,7 @@ def section(points: Sequence[Point]) -> Section | None:
         "workers delivers with its slowest, which is more regular: the mean is the same."
     )
     if len(runs.drop_duplicates(keys)) > MOST:
-        keys = [key for key in keys if key in (NAME, GROUPS, "cluster.service")]
+        keys = [key for key in keys if key in (NAME, GROUPS, "cluster.service.name")]
         note += " Each picture is of all clusters together."
     groups = [group for _, group in runs.groupby(keys, dropna=False)]
     if len(groups) > MOST:
@@ -48,7 +48,7 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
         counts[: len(its)] += its
     mean = np.average(np.arange(len(counts)), weights=counts)
     config = members[0].config
-    services = {point.config.get("cluster.service") for point in members}
+    services = {point.config.get("cluster.service.name") for point in members}
     name = config[NAME]
     each = methods.arrives(name) and not methods.owns(name, "arrivals")
     memoryless = services <= set(MEMORYLESS) and each and methods.is_shared(name)

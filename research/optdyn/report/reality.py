@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from optdyn.clock import make, service
+from optdyn.clock import make
 from optdyn.clock.arrivals import Work
 from optdyn.clock.base import Timeline
+from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Gamma, LogNormal
 from optdyn.clock.shared_cores import shared_cores
 from optdyn.clock.trace import SERVED
 from optdyn.experiment import usual
@@ -46,17 +48,22 @@ def keys(race: Race, law: FittedLaw, source: Race) -> dict[str, Any]:
         "method.groups": race.groups,
         "cluster.nodes": race.groups,
         "cluster.devices_per_node": 1,
-        "cluster.service": law.name,
-        "cluster.variation": _rounded(law.variation),
+        "cluster.service.name": law.name,
+        "cluster.service.variation": _rounded(law.variation),
         "cluster.seconds_per_example": _rounded(mean / race.point.config[BATCH]),
         "cluster.speeds": tuple(_rounded(mean / own) for own in means),
     }
     if law.name not in laws.FREE:
-        del found["cluster.variation"]
+        del found["cluster.service.variation"]
     if race.groups == 1 or race.groups != source.groups:  # all alike
         found["cluster.speeds"] = ()
     none = {"cluster.latency": 0.0, "cluster.bandwidth": 0.0}
     return found | {key: zero for key, zero in none.items() if race.point.config.get(key)}
+
+
+def _cluster(values: Mapping[str, Any]) -> Cluster:
+    keys = {key: value for key, value in values.items() if key.startswith("cluster.")}
+    return usual().with_(keys).cluster
 
 
 def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,10 +72,10 @@ def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
     `updates_a_second`, (seeds,); `tenths`, (seeds, 10), the same in every tenth of the updates;
     `histogram`, (seeds, longest), of staleness.
     """
-    config, batch = usual().with_(values), race.point.config[BATCH]
+    cluster, batch = _cluster(values), race.point.config[BATCH]
     lines = [
         make(
-            config.cluster,
+            cluster,
             groups=race.groups,
             steps=len(race.seconds),
             batch_size=batch,
@@ -119,8 +126,10 @@ def sharing(
         )
     work = Work(np.full((race.groups, 1), computing))
     # What varies of a service is its computing: an update is the same work each time.
-    cluster = usual().with_(values).cluster
-    drawn = service.law(cluster.with_(variation=cluster.variation * source.means[0] / computing))
+    law = _cluster(values).service
+    if isinstance(law, (LogNormal, Gamma)):
+        law = law.with_(variation=law.variation * source.means[0] / computing)
+    drawn = law.draw
     lines = [
         shared_cores(seed, drawn, work, source.serving, cores, len(race.seconds))
         for seed in range(SEEDS)

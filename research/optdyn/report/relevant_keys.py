@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optdyn.clock.service import VARIED
-from optdyn.methods import owns, seen
+from optdyn.methods import seen
 from optdyn.methods.method import OPTIONAL
 from optdyn.report.tables import Point
 
@@ -12,8 +11,6 @@ from optdyn.report.tables import Point
 NEVER = ("note", "log_every", "checkpoint_every", "tune.", "plan.")
 # Keys that count only where another has one of some values.
 ONLY = {
-    "cluster.variation": ("cluster.service", VARIED),
-    "cluster.trace": ("cluster.service", ("trace",)),
     "probes.window": ("probes.momentum", (True,)),
     "probes.every": ("probes.momentum", (True,)),
     "optimizer.decay_rate": ("optimizer.schedule", ("exponential",)),
@@ -32,8 +29,6 @@ def heeds(config: Mapping[str, Any], key: str) -> bool:
     section, _, rest = key.partition(".")
     name = config.get("method.name", "")
     first = rest.partition(".")[0]
-    if section == "method" and first not in ("name", "options"):
-        return not seen(name) or owns(name, rest)
     if section == "cluster":
         known = "disturbances" if rest.startswith("disturbance") else first
         return known not in OPTIONAL or known in _of_clock(name)

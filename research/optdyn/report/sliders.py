@@ -16,7 +16,7 @@ from optdyn import methods
 from optdyn.base.errors import ConfigError
 from optdyn.base.progress import say
 from optdyn.clock.base import TimelineError
-from optdyn.clock.service import VARIED
+from optdyn.clock.service import Gamma, LogNormal
 from optdyn.experiment import Experiment
 from optdyn.price import price
 from optdyn.price.price import GIGABIT
@@ -70,14 +70,18 @@ def spreads(config: Experiment) -> list[tuple[str, dict[str, Any]]]:
 
     Those of the config itself are among them.
     """
-    law, own = config.cluster.service, config.cluster.variation
-    drawn = law in VARIED
+    law = config.cluster.service
+    own = [law.variation] if isinstance(law, (LogNormal, Gamma)) else []
+    drawn = bool(own)
     found: list[tuple[str, dict[str, Any]]] = []
-    for variation in sorted({*SPREADS, own} if drawn else SPREADS):
-        keys = {"cluster.service": law if drawn else LAW, "cluster.variation": variation}
+    for variation in sorted({*SPREADS, *own}):
+        keys = {
+            "cluster.service.name": law.name if drawn else LAW,
+            "cluster.service.variation": variation,
+        }
         found.append((f"{variation:.0%}", keys))
-    found[0] = ("none", {"cluster.service": "constant"})
-    return found if drawn or law == "constant" else [*found, (f"{law} times", {})]
+    found[0] = ("none", {"cluster.service.name": "constant"})
+    return found if drawn or law.name == "constant" else [*found, (f"{law.name} times", {})]
 
 
 def grid(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn.experiment import parse, read
+from optdyn.experiment import Experiment, read
 from optdyn.momentum.lags import groups_of, memoryless, theory
 from optdyn.momentum.moments import NotIdentified, equivalent_momentum
 from optdyn.problem.own_code import CLOCK
@@ -81,7 +81,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
     With `lags` or `gradient_lags` (0 where only the other is given) also a `polynomial`: of heavy-
     ball SGD that of its own steps, else of the raw ones.
     """
-    config, groups = parse(run.config), groups_of(run.config)
+    config, groups = Experiment.read(run.config), groups_of(run.config)
     expected = memoryless(run.config)
     found = {
         "run": run.name,
@@ -130,7 +130,7 @@ def coefficients(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def _lags(run: Metered) -> int:
     """Terms of the run's own steps; 0 where its explicit momentum was steered, so no polynomial."""
-    return 0 if run.config["probes"]["steer"] else meter.lags(parse(run.config))
+    return 0 if run.config["probes"]["steer"] else meter.lags(Experiment.read(run.config))
 
 
 def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:

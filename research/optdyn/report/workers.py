@@ -88,7 +88,7 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
         config = read(json.loads(path.read_text()), path, CLOCK)
         methods = config.methods
         simple = methods.simple and arrives(config.method.name)
-        if not simple or config.cluster.service == "geometric" or config.steps > MOST:
+        if not simple or config.cluster.service.name == "geometric" or config.steps > MOST:
             return None
         size = WORD * int(point.summary.get("parameters", 0))
         timeline = config.timeline(steps_per_epoch=1, update_bytes=size)

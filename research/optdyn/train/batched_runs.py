@@ -78,10 +78,12 @@ def compilation(config: Experiment) -> Hashable:
     usual = configs.usual()
     plain = {name: getattr(usual, name) for name in (*UNHEEDED, "cluster", "tune")}
     for part, names in TRACED.items():
-        values = {name: getattr(getattr(usual, part), name) for name in names}
-        plain[part] = getattr(config, part).with_(**values)
+        here = getattr(config, part)
+        usual_of = type(here)()
+        values = {n: getattr(usual_of, n) for n in names if n in here.field_table()}
+        plain[part] = here.with_(**values)
     devices = () if config.methods.simple else config.methods.devices(config)
-    ring = config.cluster.service == "geometric"  # of past versions, longer than one a group
+    ring = config.cluster.service.name == "geometric"  # of past versions, longer than one a group
     return config.with_(plain), devices, ring
 
 

@@ -5,7 +5,7 @@ import math
 import jax
 import numpy as np
 
-from optdyn import optimizers, setup
+from optdyn import optimizers
 from optdyn.base import lookup
 from optdyn.base.errors import (
     ConfigError,
@@ -17,17 +17,20 @@ from optdyn.base.errors import (
     require_known,
     shown,
 )
+from optdyn.base.ranges import WIDTH
 from optdyn.base.trees import Params, head
 from optdyn.clock import service
+from optdyn.clock.cluster import Cluster, Pieces
+from optdyn.clock.service import OwnLaw, Trace
 from optdyn.experiment import Experiment
-from optdyn.methods import Methods, built_in, chosen, keys_of, load
+from optdyn.methods import Methods, built_in, load
 from optdyn.methods.method import OPTIONAL
 from optdyn.methods.read.groups import Grouped
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, own_code
-from optdyn.problem.data import Data, tokenizers
+from optdyn.problem.data import Dataset, tokenizers
+from optdyn.problem.data.kinds import Sequences
 from optdyn.problem.models.convolution import LOWERINGS
-from optdyn.setup import Cluster, Pieces
 from optdyn.train import memory_checks, program
 
 EXAMPLES = 8  # on which a model is tried
@@ -58,16 +61,16 @@ def _check_values(config: Experiment) -> None:
     names = ("", *LOWERINGS)
     wanted = f"of {names}, or with a command of optdyn 'measured'"
     require(config, "model.lowering", lambda v: {*str(v).split(",")} <= {*names}, wanted)
-    require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
+    if isinstance(config.data, Sequences):
+        require(config, "data.tokenizer", tokenizers.is_known, tokenizers.WANTED)
     workers = config.cluster.worker_count
     many = f"config.cluster.nodes x config.cluster.devices_per_node = {workers:,} workers: must be "
-    refuse((workers > setup.WIDTH, f"{many}at most {setup.WIDTH:,}"))
+    refuse((workers > WIDTH, f"{many}at most {WIDTH:,}"))
 
 
 def _check_names(config: Experiment) -> None:
     """Raises `ConfigError` at a name that is neither known nor of the user's own file."""
     chosen = {
-        "model.name": ((config.model.name,), models.MODELS),
         "loss": (filter(None, (config.loss,)), losses.LOSSES),
         "metrics": (config.metrics, losses.METRICS),
         "optimizer.schedule": ((config.optimizer.schedule,), schedules.SCHEDULES),
@@ -90,12 +93,6 @@ def check_cluster(config: Experiment) -> None:
     cluster, methods = config.cluster, config.methods
     workers = cluster.worker_count
     _check_unread(config, methods)
-    named_own = zip(methods.name.split("+"), methods.every, strict=True)
-    own_keys = {key for name, m in named_own if ":" in name for key in keys_of(type(m))}
-    for key in config.method.options:
-        require_known(
-            key, own_keys, f"config.method.options.{key}: {methods.name!r} has no such key"
-        )
     require(
         config,
         "cluster.speeds",
@@ -104,12 +101,12 @@ def check_cluster(config: Experiment) -> None:
     )
     laws = (*methods.outermost.laws, "trace")  # what has been recorded can be replayed
     wanted = f"one of {', '.join(map(repr, laws))} of config.method.name = {methods.name!r}"
-    wanted += meant(cluster.service, laws)
-    own_law = lookup.is_own(cluster.service) and set(service.DRAWN) <= set(laws)
-    require(config, "cluster.service", lambda v: own_law or v in laws, wanted)
-    service.check(cluster)
-    no_file = cluster.service == "trace" and not cluster.trace
-    refuse((no_file, "config.cluster.trace is empty: service='trace' needs a CSV file"))
+    wanted += meant(cluster.service.name, laws)
+    own_law = isinstance(cluster.service, OwnLaw) and set(service.DRAWN) <= set(laws)
+    require(config, "cluster.service.name", lambda v: own_law or v in laws, wanted)
+    service.check(cluster.service)
+    no_file = isinstance(cluster.service, Trace) and not cluster.service.path
+    refuse((no_file, "config.cluster.service.path is empty: a trace needs a CSV file"))
     heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
     plain = Cluster()
     changed = [key for key in OPTIONAL if getattr(cluster, key) != getattr(plain, key)]
@@ -125,8 +122,8 @@ def check_cluster(config: Experiment) -> None:
 
 def _check_unread(config: Experiment, methods: Methods) -> None:
     """Raises `ConfigError` at a key of methods that is set and that the run's own do not read."""
-    keys, blocks = config.method.keys, [n for n, _ in models.make(config.model, classes=2)]
-    fresh, merges = keys["fresh"], hasattr(methods.read, "fresh")
+    blocks = [name for name, _ in models.make(config.model, classes=2)]
+    fresh, merges = methods.get("fresh", ()), hasattr(methods.read, "fresh")
     refuse(
         (
             not set(fresh) <= set(blocks),
@@ -135,15 +132,6 @@ def _check_unread(config: Experiment, methods: Methods) -> None:
         (
             fresh and isinstance(methods.read, Grouped) and not merges,
             f"config.method.fresh: no block is merged of {methods.name!r}",
-        ),
-        (
-            keys["snapshots"] and methods.get("snapshots", None) is None,
-            f"config.method.snapshots = {keys['snapshots']!r}: config.method.name = "
-            f"{methods.name!r} keeps no table of versions; it must be ''",
-        ),
-        (
-            keys["staleness_bound"] >= 0 and methods.get("staleness_bound", None) is None,
-            "config.method.staleness_bound: only of config.method.name = 'asynchronous'",
         ),
     )
 
@@ -166,8 +154,8 @@ def _check_pieces(config: Experiment) -> None:
             "config.cluster.speeds: with config.cluster.pieces all workers are equal",
         ),
     )
-    if not service.is_drawn(cluster.service):
-        one_of("config.cluster.service", cluster.service, service.DRAWN)
+    if not cluster.service.is_drawn:
+        one_of("config.cluster.service.name", cluster.service.name, service.DRAWN)
 
 
 def _check_parallel(config: Experiment) -> None:
@@ -208,7 +196,7 @@ def _check_parallel(config: Experiment) -> None:
     config.require("batch_size", config.batch_size % parts == 0, wanted)
 
 
-def check_parts(config: Experiment, data: Data, params: Params) -> None:
+def check_parts(config: Experiment, data: Dataset, params: Params) -> None:
     """Raises `ConfigError` where parts of a batch have another mean gradient than the whole.
 
     That is where the loss of an example depends on the others of its batch, and the batch is taken
@@ -284,7 +272,7 @@ def _check_shards_of_groups(config: Experiment) -> None:
             f"config.method.name = {methods.name!r}",
         ),
         (
-            config.cluster.service in ("race", "geometric"),
+            config.cluster.service.name in ("race", "geometric"),
             f"{wanted} of groups whose times are drawn, not config.cluster.service = "
             f"{config.cluster.service!r}",
         ),
@@ -347,7 +335,7 @@ def _check_optimizer(config: Experiment) -> None:
     if optimizers.follows_delays(name):
         wanted = f"one of {', '.join(map(repr, _simple()))} with config.optimizer.name = {name!r}, "
         wanted += "which is told the delay of an update's one gradient"
-        require(config, "method.name", lambda v: chosen(v).simple, wanted)
+        require(config, "method.name", lambda v: Methods.named(v).simple, wanted)
     more = config.optimizer.options or config.optimizer.chain
     refuse(
         (
@@ -366,7 +354,7 @@ def _check_optimizer(config: Experiment) -> None:
 
 def _simple() -> list[str]:
     """The built-in methods whose update is one gradient of the whole batch (`Methods.simple`)."""
-    return [name for name in built_in() if chosen(name).simple]
+    return [name for name in built_in() if Methods.named(name).simple]
 
 
 def _check_chain(config: Experiment) -> None:

@@ -1,6 +1,6 @@
 """Grids of runs: a base config and the points at which it is changed.
 
-A grid's config file returns `grid(base, points)`; a point is a flat dict of dotted keys, and of
+A grid's config file returns `Grid(base, points)`; a point is a flat dict of dotted keys, and of
 `name`, the folder of its run, if it wants one of its own. On the command line
 `--config.base.KEY=VALUE` changes what all points share. Points are listed one by one, or made of
 axes:
@@ -26,10 +26,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from optdyn.base.errors import InputError, one_line, refuse, refused_at, shown
-from optdyn.experiment import ConfigError, Experiment, parse
+from optdyn.base.errors import InputError, refuse, refused_at, shown
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.train.checks import check
 
 MOST = 100_000  # points of a grid
@@ -49,20 +48,41 @@ class Points:
         return iter(self.make())
 
 
-def grid(base: ConfigDict, points: Iterable[Point], note: str = "") -> ConfigDict:
-    """The config of a grid; `note` says on top of its report what it asks.
+@dataclass(frozen=True)
+class Grid:
+    """A base and the points at which it is changed; `note` says on top of its report what it asks.
 
     Raises `ConfigError` if there are no points, or more than `MOST`.
     """
-    if not isinstance(points, Points):
-        listed = list(itertools.islice(points, MOST + 1))
-        points = Points(len(listed), lambda: listed)
-    if points.count > MOST:
-        raise ConfigError(f"grid: {points.count:,} points or more; {MOST:,} is the most")
-    config = ConfigDict({"base": base})
-    config.points = points
-    config.note = note
-    return config
+
+    base: Experiment
+    points: Iterable[Point]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, Experiment):
+            raise ConfigError(f"grid: base = {shown(self.base)}: must be an Experiment")
+        if isinstance(self.points, Points):
+            count = self.points.count
+        elif isinstance(self.points, Iterable) and not isinstance(self.points, (str, Mapping)):
+            listed = list(itertools.islice(self.points, MOST + 1))
+            count = len(listed)
+            object.__setattr__(self, "points", Points(count, lambda: listed))
+        else:
+            raise ConfigError(f"grid: points = {shown(self.points)}: must be a list of dicts")
+        if count > MOST:
+            raise ConfigError(f"grid: {count:,} points or more; {MOST:,} is the most")
+
+    def with_(self, changes: Mapping[str, Any]) -> "Grid":
+        """A copy with other values of `note`, or of keys of the base, `base.KEY`."""
+        base = {k.removeprefix("base."): v for k, v in changes.items() if k.startswith("base.")}
+        for key in changes:
+            if key != "note" and not key.startswith("base."):
+                raise ConfigError(
+                    f"config has no key {key!r}; that of a grid has {'base.' + key!r}"
+                )
+        note = str(changes.get("note", self.note))
+        return Grid(self.base.with_(base), self.points, note)
 
 
 def product(*parts: Axes | Points) -> Points:
@@ -96,26 +116,11 @@ def seeds(count: int, first: int = 0) -> range:
     return range(first, first + count)
 
 
-def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
+def named(grid: Grid) -> Iterator[tuple[str, Point]]:
     """Every point by its name; `ConfigError` if the grid has none, or one twice."""
-    base, points = config.get("base"), config.get("points")
-    refuse(
-        (
-            "base" not in config or "points" not in config,
-            "config: a grid needs the keys base and points (optdyn.train.grid.grid)",
-        ),
-        (
-            not isinstance(base, ConfigDict),
-            "config.base: must hold the keys of a run, as optdyn.experiment.default()",
-        ),
-        (
-            not isinstance(points, Iterable),
-            f"grid: config.points = {shown(points)}: must be a list of dicts",
-        ),
-    )
     names: set[str] = set()
     values: dict[str, str] = {}
-    for point in config.points:
+    for point in grid.points:
         if not (isinstance(point, Mapping) and all(isinstance(key, str) for key in point)):
             raise ConfigError(f"grid: {shown(point)} is no point: must be a dict of dotted keys")
         with refused_at(f"grid: {list(point)} of a point", ValueError):
@@ -133,33 +138,15 @@ def named(config: ConfigDict) -> Iterator[tuple[str, Point]]:
         values[text] = name
         yield name, point
     if not names:
-        raise ConfigError("grid: config.points is empty")
+        raise ConfigError("grid: it has no points")
 
 
-def resolve(config: ConfigDict, name: str, point: Point) -> Experiment:
+def resolve(grid: Grid, name: str, point: Point) -> Experiment:
     """The checked experiment of the point; `ConfigError` says which point is bad and why."""
     with of_point(name):
-        values = {k: v for k, v in point.items() if k != "name"}
-        resolved = parse(changed(config.base, values))
+        resolved = grid.base.with_({k: v for k, v in point.items() if k != "name"})
         check(resolved)
     return resolved
-
-
-def changed(base: ConfigDict, values: Mapping[str, object]) -> ConfigDict:
-    """A copy with these values of dotted keys, which is not checked further.
-
-    Raises `ConfigError` where there is no such key, or it is of another type.
-    """
-    config = base.copy_and_resolve_references()
-    try:
-        config.update_from_flattened_dict(dict(values))
-    except KeyError as error:
-        what, _, hint = str(error.args[0]).partition(" Other fields present")
-        meant = hint.rpartition("\n")[2] if "Did you mean" in hint else ""
-        raise ConfigError(f"{what} {meant}".strip()) from error
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(one_line(error)) from error
-    return config
 
 
 @contextlib.contextmanager

@@ -14,12 +14,13 @@ from optdyn.base import seeds
 from optdyn.base.errors import ConfigError
 from optdyn.base.trees import Params, bytes_of, examples_in, head, numbers_in
 from optdyn.clock.arrivals import drawn
+from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.core import Rule
 from optdyn.devices import paged
 from optdyn.devices.layout import part_axis
 from optdyn.experiment import Experiment
 from optdyn.problem import data as datasets
-from optdyn.setup import Cluster, Pieces
+from optdyn.problem.models import Quadratic
 from optdyn.train import program
 
 GROUP = Path("/sys/fs/cgroup")
@@ -65,10 +66,9 @@ def of_config(config: Experiment) -> None:
     chunk = min(config.steps, program.CHUNK) * 4 * config.batch_size
     _fits(chunk, f"config.batch_size = {config.batch_size:,}: numbers of examples need")
     examples = config.data.train_examples
-    if config.model.name == "quadratic":
-        spread = bool(config.model.spread)
-        examples = (examples or 1000) if config.model.noise or spread else 0
-        need = 4 * examples * config.model.dimension * (1 + spread)
+    if isinstance(model := config.model, Quadratic):
+        examples = (examples or 1000) if model.noise or model.spread else 0
+        need = 4 * examples * model.dimension * (1 + bool(model.spread))
         _fits(need, f"config.data.train_examples = {examples:,}: so many optima need")
     if examples:
         of_batch(config, examples)
@@ -77,7 +77,7 @@ def of_config(config: Experiment) -> None:
 def of_batch(config: Experiment, examples: int) -> None:
     """Raises `ConfigError` if a batch is larger than the training set, without replacement."""
     model = config.model
-    drawn_alike = model.name == "quadratic" and not (model.noise or model.spread)
+    drawn_alike = isinstance(model, Quadratic) and not (model.noise or model.spread)
     if config.batch_size > examples and not (config.data.replacement or drawn_alike):
         raise ConfigError(
             f"config.batch_size = {config.batch_size:,}: the training set has {examples:,} "
@@ -85,7 +85,7 @@ def of_batch(config: Experiment, examples: int) -> None:
         )
 
 
-def of_data(config: Experiment, data: datasets.Data) -> None:
+def of_data(config: Experiment, data: datasets.Dataset) -> None:
     """Raises `ConfigError` if batches of these examples, or the parameters, cannot fit."""
     train = data.train
     of_batch(config, examples_in(train))

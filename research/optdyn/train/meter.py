@@ -26,11 +26,11 @@ from optdyn.base.files import Written, crc32, writing
 from optdyn.base.trees import Json
 from optdyn.experiment import Experiment
 from optdyn.methods.metered import METERED, SKETCH
+from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import Fit, NotIdentified, fit
 from optdyn.momentum.order_of_arrivals import Ages
 from optdyn.problem import data as datasets
-from optdyn.setup import Probes
 from optdyn.train import program
 from optdyn.train.workdir import SKETCHES
 
@@ -98,7 +98,7 @@ def read(
     (steps,) are the groups that arrived.
     """
     own = config.methods
-    drawn = config.cluster.service == "geometric"  # staleness alone: no group arrives
+    drawn = config.cluster.service.name == "geometric"  # staleness alone: no group arrives
     told = own.simple and own.groups > 1 and not drawn
     it, rates = windows(config.probes, config.steps), _rates(config)
     found = []

@@ -24,8 +24,8 @@ from optdyn.methods import compose, pieces
 from optdyn.methods.merged import Merged, cut, merged
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, own_code, problem
+from optdyn.problem.models import Model, Quadratic
 from optdyn.problem.problem import Examples, Params, Problem
-from optdyn.setup import Model
 from optdyn.train import devices as parallel
 from optdyn.train.probes import PROBES
 
@@ -194,7 +194,9 @@ def _model(config: Experiment, classes: int) -> Minimized:
         heads = tuple(gradient.heads(models.make(config.model, classes)))
     pixels = problem.Pixels(config.data.mean, config.data.std, config.data.augment)
     own = own_code.objects(config, own_code.MODEL)
-    model = config.model.with_(noise=0.0, spread=0.0)  # which are of the data
+    model = config.model
+    if isinstance(model, Quadratic):
+        model = model.with_(noise=0.0, spread=0.0)  # which are of the data
     return Minimized(model, classes, heads, pixels, config.loss, config.metrics, own)
 
 
@@ -355,7 +357,7 @@ def hyper_names(config: Experiment) -> tuple[str, ...]:
 def hypers(config: Experiment) -> dict[str, np.ndarray]:
     """Every update's hyperparameters, (steps,) float32 each."""
     values = {
-        "learning_rate": schedules.of_config(config),
+        "learning_rate": schedules.of_run(config.optimizer, config.steps),
         "momentum": np.full(config.steps, config.optimizer.momentum, np.float32),
     }
     return {name: values[name] for name in hyper_names(config)}

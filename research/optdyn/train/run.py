@@ -25,7 +25,7 @@ class Run(NamedTuple):
     """All that a config determines before the first update."""
 
     config: Experiment
-    data: datasets.Data
+    data: datasets.Dataset
     epoch: int  # updates that the timeline calls an epoch
     timeline: Timeline
     timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it

@@ -31,9 +31,9 @@ from optdyn.core import Params, State
 from optdyn.devices.first_process import agreed, own, verdict
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods.metered import METERED
+from optdyn.methods.setup import APIS
 from optdyn.problem import own_code, problem, shared_data
 from optdyn.problem.data.feed import Feed
-from optdyn.setup import APIS
 from optdyn.train import history, memory_checks, program
 from optdyn.train.checkpoints import Checkpoints, fingerprint, held_in, parameters, saving
 from optdyn.train.checks import check, check_parts
@@ -77,7 +77,7 @@ def prepare(
     check(config)
     refuse(
         (
-            config.cluster.service == "race" and not race,
+            config.cluster.service.name == "race" and not race,
             "config.cluster.service = 'race': of real workers, which `optdyn race` (python -m "
             "launch.race) starts; here it must be a law that is simulated",
         ),
@@ -92,7 +92,7 @@ def prepare(
     with shared_data.COMPILE_LOCK:
         program.check(config, data.classes, one)
     memory_checks.of_data(config, data)
-    shards = problem.shards(config, data)
+    shards = problem.shards(config, config.cluster.nodes, data)
     with shared_data.COMPILE_LOCK:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
         check_parts(config, data, params)
@@ -241,7 +241,7 @@ def _loop(
             row |= agreed(meter.logged(run.timeline.worker, since, step) if is_writer() else {})
         if config.probes.steer:
             row |= {"explicit_momentum": float(run.hypers["momentum"][max(step - 1, 0)])}
-        if config.cluster.service == "measured" and step and step % run.epoch == 0:
+        if config.cluster.service.name == "measured" and step and step % run.epoch == 0:
             row["worker_seconds"] = _worker_seconds(run, chunk.state, step, feed).tolist()
         metrics.append(row)
 
@@ -264,7 +264,7 @@ def _loop(
                 meter.append(chunk.start, chunk.infos)
             for name in chunk.infos.keys() - {"loss", SERVED, *METERED}:
                 sums[name] = sums.get(name, 0.0) + float(chunk.infos[name].sum(dtype=np.float64))
-            if config.cluster.service == "race":
+            if config.cluster.service.name == "race":
                 recorder.raced(run.timeline, made, chunk.infos[SERVED])
             elif config.parallel.api:
                 recorder.append(run.timeline, made, time.monotonic() - chunk.begun)

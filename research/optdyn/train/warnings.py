@@ -1,9 +1,8 @@
 """Warnings about settings that can run and are probably mistakes."""
 
-import inspect
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +11,14 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.base import lookup
 from optdyn.base.errors import and_, shown
-from optdyn.clock import service
 from optdyn.clock.base import Meeting, at, choice_of
+from optdyn.clock.cluster import Pieces
 from optdyn.core import Event
 from optdyn.experiment import Experiment
-from optdyn.methods import built_in, keys_of, load
 from optdyn.methods.compose import pieces, reading
 from optdyn.methods.method import Mixes
 from optdyn.methods.shared_fields import Periodic
-from optdyn.problem import models, shared_data
-from optdyn.setup import Pieces
+from optdyn.problem import shared_data
 from optdyn.train import trainer
 from optdyn.train.run import Run
 
@@ -159,33 +156,8 @@ def _asks_others(run: Run) -> bool:
 
 
 def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
-    """Keys of methods and models that those chosen do not have."""
-    methods = {name: keys_of(load(name)) for name in built_in()}
-    made = {name: inspect.signature(make).parameters for name, make in models.MODELS.items()}
-    every = config.methods.every
-    own = {key for method in every for key in keys_of(type(method))}
-    read = {"method": own, "model": set(made.get(config.model.name, ()))}
-    known: dict[str, Mapping[str, Collection[str]]] = {"method": methods, "model": made}
+    """Keys of the cluster that another one makes mean nothing."""
     given = list(dict.fromkeys(given))
-    for key in given:
-        section, _, rest = key.partition(".")
-        others = [name for name, keys in known.get(section, {}).items() if rest in keys]
-        if others and rest not in read[section]:
-            part = getattr(config, section)
-            value = part.keys[rest] if section == "method" else getattr(part, rest)
-            yield (
-                f"config.{key} = {shown(value)}: ignored, {part.name!r} "
-                f"has no such key; {', '.join(others)} {'have' if len(others) > 1 else 'has'}"
-            )
-    law = config.cluster.service
-    laws = {"cluster.variation": service.VARIED, "cluster.trace": ("trace",)}
-    for key, readers in laws.items():
-        if key in given and law not in readers:
-            value = getattr(config.cluster, key.partition(".")[2])
-            yield (
-                f"config.{key} = {shown(value)}: ignored, config.cluster.service = {law!r} does "
-                f"not read it; {' and '.join(map(repr, readers))} would"
-            )
     for key, needed in NEEDED.items():
         if f"cluster.{key}" in given and not getattr(config.cluster, needed):
             value = getattr(config.cluster, key)

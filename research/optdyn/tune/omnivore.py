@@ -38,7 +38,7 @@ from itertools import product
 from typing import NamedTuple
 
 from optdyn.experiment import ConfigError
-from optdyn.setup import Tune
+from optdyn.methods.setup import Tune
 from optdyn.tune.choice import Bench, Choice, EpochPoint, Outcome, Probe, calmer, halved, loss_of
 
 FASTER = 1.1  # by which more groups have to make updates faster

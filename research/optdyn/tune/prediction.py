@@ -78,7 +78,7 @@ def measure(config: Experiment, updates: int) -> Measured:
     These are to be the best of one group, and `updates` what it takes to the loss in question.
     Raises what `trainer.prepare` raises.
     """
-    chosen = config.with_({**_grouped(1), "steps": updates, "cluster.service": "constant"})
+    chosen = config.with_({**_grouped(1), "steps": updates, "cluster.service.name": "constant"})
     run = trainer.prepare(chosen)
     stride = -(-run.examples // SAMPLE)
     some = {name: jnp.asarray(leaf[::stride]) for name, leaf in run.data.train.items()}

@@ -33,7 +33,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-from optdyn.setup import Tune
+from optdyn.methods.setup import Tune
 from optdyn.tune.choice import Bench, Choice, EpochPoint, Probe, loss_of
 
 Move = Callable[[Choice], Choice]

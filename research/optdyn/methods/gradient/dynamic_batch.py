@@ -28,8 +28,8 @@ from optdyn.clock.service import DRAWN
 from optdyn.clock.trace import Held
 from optdyn.core import Batch, Event, Gradient, Params, all_reduce
 from optdyn.methods.method import ClockInputs, Gradients, Methods
+from optdyn.methods.setup import Setup
 from optdyn.problem.problem import Problem
-from optdyn.setup import Setup
 
 MOST_WORK = 1000  # times that a worker may go through its part to be slow
 WEIGHTS = ("share", "equal")  # of the workers' mean gradients: b_i / B or 1 / N
@@ -116,7 +116,7 @@ def _recorded(held: Held, shape: tuple[int, ...], batch_size: int) -> Shares:
 
 
 @dataclass(frozen=True)
-class DynamicBatch(Gradients):
+class DynamicBatch(Gradients, name="dynamic_batch"):
     adapt: bool = field(True, "dynamic_batch: False keeps the shares of the batch equal.")
     weights: str = field(
         "share",
@@ -155,7 +155,7 @@ class DynamicBatch(Gradients):
             choice = _recorded(held, (workers,), setup.batch_size)
             line = from_arrivals(np.zeros(setup.steps, np.int32), held.seconds, 1)
             return line._replace(choice=choice)
-        if cluster.service == "measured":
+        if cluster.service.name == "measured":
             taken = [row["worker_seconds"] for row in setting.epochs]
             return clocks.measured(cluster, self, worker_seconds=taken, **run)
         run |= {"update_bytes": setting.update_bytes, "seed": setup.seed}
@@ -178,11 +178,11 @@ class DynamicBatch(Gradients):
         return each, Shares(taken)
 
     def follows(self, setup: Setup) -> bool:
-        return setup.cluster.service == "measured"
+        return setup.cluster.service.name == "measured"
 
     def check(self, setup: Setup, methods: Methods) -> None:
         cluster = setup.cluster
-        if cluster.service != "measured":
+        if cluster.service.name != "measured":
             return
         said = "simulated, so not of service 'measured'"
         refuse(
@@ -194,6 +194,3 @@ class DynamicBatch(Gradients):
             (cluster.speeds, f"config.cluster.speeds: {said}"),
             (cluster.disturbance_probability, f"config.cluster.disturbance_probability: {said}"),
         )
-
-
-METHOD = DynamicBatch

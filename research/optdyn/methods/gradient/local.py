@@ -26,13 +26,13 @@ from optdyn.methods.gradient import similarity
 from optdyn.methods.gradient.local_losses import VARIANTS, gradients, groups, heads
 from optdyn.methods.gradient.stages import stages
 from optdyn.methods.method import ClockInputs, Gradients, Methods, ModelInfo
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import MicroBatches
 from optdyn.problem import models
 from optdyn.problem.costs import Groups, UpdateCost, block_costs, of_groups, of_stages
 from optdyn.problem.models import base
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Problem
-from optdyn.setup import Setup
 
 
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
@@ -65,7 +65,7 @@ def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pi
 
 
 @dataclass(frozen=True)
-class Local(Gradients, MicroBatches):
+class Local(Gradients, MicroBatches, name="local"):
     variant: str = field(
         "greedy",
         "local: which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
@@ -201,6 +201,3 @@ class Local(Gradients, MicroBatches):
             }
 
         return measure
-
-
-METHOD = Local

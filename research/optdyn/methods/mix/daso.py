@@ -26,7 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.base.fields import field
+from optdyn.base.ranges import FINITE
 from optdyn.clock.base import Meeting, Timeline
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.nodes import Inside, Within, node_seconds, of_meetings
 from optdyn.clock.trace import Held
@@ -35,7 +37,7 @@ from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.messages import Messages
 from optdyn.methods.mix.outer import outer
-from optdyn.setup import FINITE, Cluster, Setup
+from optdyn.methods.setup import Setup
 
 
 def _recorded(held: Held) -> Meeting:
@@ -63,7 +65,7 @@ def _recorded(held: Held) -> Meeting:
 
 
 @dataclass(frozen=True)
-class DASO(Mixes):
+class DASO(Mixes, name="daso"):
     max_batches: int = field(
         4, "daso: B, batches from one exchange between nodes to the next.", at_least=1
     )
@@ -140,7 +142,7 @@ class DASO(Mixes):
         )
 
     def follows(self, setup: Setup) -> bool:
-        return setup.cluster.service != "trace"
+        return setup.cluster.service.name != "trace"
 
     def check(self, setup: Setup, methods: Methods) -> None:
         nodes.check(setup, methods)
@@ -273,6 +275,3 @@ def _seconds(
         done[:, t] = now.max(axis=1)
     starts = np.concatenate([[0.0], np.cumsum(done[:-1, -1])])
     return starts[:, None] + done
-
-
-METHOD = DASO

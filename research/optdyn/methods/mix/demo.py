@@ -29,8 +29,8 @@ from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import every_update
 from optdyn.methods.mix.dct import chunks
 from optdyn.methods.mix.messages import over_nodes, own_event, size, with_sent
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import FRACTION
-from optdyn.setup import Setup
 
 
 class DeMoState(NamedTuple):
@@ -75,7 +75,7 @@ def demo(
 
 
 @dataclass(frozen=True)
-class DeMo(Mixes):
+class DeMo(Mixes, name="demo"):
     momentum_decay: float = field(
         0.999, "demo: beta, what is kept of a node's momentum until the next update.", **FRACTION
     )
@@ -111,6 +111,3 @@ class DeMo(Mixes):
         nodes.check(setup, methods)
         if self.signed:
             nodes.needs_rate(setup)
-
-
-METHOD = DeMo

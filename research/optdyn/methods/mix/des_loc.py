@@ -19,11 +19,11 @@ from optdyn.base.fields import field
 from optdyn.clock.base import Meeting
 from optdyn.methods.method import Methods
 from optdyn.methods.mix.model_averaging import ALWAYS_THERE, ModelAveraging
-from optdyn.setup import Setup
+from optdyn.methods.setup import Setup
 
 
 @dataclass(frozen=True)
-class DesLoc(ModelAveraging):
+class DesLoc(ModelAveraging, name="des_loc"):
     first_moment_meetings: int = field(
         3, "des_loc: K_u / K_x, meetings from one mean of first moments to the next.", at_least=1
     )
@@ -55,6 +55,3 @@ class DesLoc(ModelAveraging):
                     f"config.method.{key}: must be {usual!r} with config.method.name = "
                     "'des_loc', whose nodes meet whole and at once, and whose moments have periods"
                 )
-
-
-METHOD = DesLoc

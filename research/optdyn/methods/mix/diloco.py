@@ -40,11 +40,8 @@ def nesterov() -> optax.GradientTransformationExtraArgs:
 
 
 @dataclass(frozen=True)
-class DiLoCo(ModelAveraging, OuterMomentum):
+class DiLoCo(ModelAveraging, OuterMomentum, name="diloco"):
     mean = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return nesterov()
-
-
-METHOD = DiLoCo

@@ -30,8 +30,8 @@ from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.diloco import nesterov
 from optdyn.methods.mix.messages import over_nodes, own_event, size, with_sent
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import OuterMomentum, Periodic
-from optdyn.setup import Setup
 
 
 class EagerState(NamedTuple):
@@ -76,7 +76,7 @@ def eager(
 
 
 @dataclass(frozen=True)
-class Eager(Mixes, Periodic, OuterMomentum):
+class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 
@@ -112,6 +112,3 @@ def _seconds(setting: ClockInputs, within: Within, meeting: Meeting) -> np.ndarr
             arrival = max(max(first.max(), before) + transfer, now.max()) + handed_on
         seconds[t] = now.max()
     return undelayed(seconds)
-
-
-METHOD = Eager

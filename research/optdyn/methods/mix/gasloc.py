@@ -32,8 +32,8 @@ from optdyn.methods.mix import nodes, over_graph
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.messages import neighbours, over_nodes, own_event, size, with_sent
 from optdyn.methods.mix.model_averaging import ALWAYS_THERE
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import OnGraph, OuterMomentum, Periodic
-from optdyn.setup import Setup
 
 
 class GASLoCState(NamedTuple):
@@ -80,7 +80,7 @@ def gasloc(inner: Rule, senders: str | None = None) -> Rule:
 
 
 @dataclass(frozen=True)
-class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum):
+class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
     cluster = ALWAYS_THERE
     info = ("sent_bytes",)
 
@@ -105,6 +105,3 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum):
 
     def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         return graphs.report(self.graph, setup.cluster.nodes)
-
-
-METHOD = GASLoC

@@ -43,8 +43,8 @@ from optdyn.methods.mix.choco import choco
 from optdyn.methods.mix.messages import over_nodes, own_event, with_sent
 from optdyn.methods.mix.model_averaging import ModelAveraging
 from optdyn.methods.mix.over_graph import COMPRESSED, OverGraph, all_is_sent
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import ABOVE_0, Compressed, OnGraph
-from optdyn.setup import Setup
 
 ORDERS = ("combine", "adapt")
 ROWS = 256  # nodes at most that each hold a whole row of R; of more those that are not 0
@@ -109,7 +109,7 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
 
 
 @dataclass(frozen=True)
-class Gossip(Mixes, OnGraph, Compressed):
+class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
     gossip_order: str = field(
         "combine",
         "gossip: nodes send what they had before an update, 'combine', or have after it, 'adapt'.",
@@ -192,6 +192,3 @@ class Gossip(Mixes, OnGraph, Compressed):
 
     def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         return graphs.report(self.graph, setup.cluster.nodes)
-
-
-METHOD = Gossip

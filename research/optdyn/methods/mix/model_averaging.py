@@ -29,8 +29,8 @@ from optdyn.methods.mix import averaging_clock, nodes
 from optdyn.methods.mix.messages import Messages
 from optdyn.methods.mix.outer import INNER_STATES, outer
 from optdyn.methods.mix.quantized import WHOLE
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import FRACTION, Compressed, Fragmented, Periodic
-from optdyn.setup import Setup
 
 MERGINGS = ("mix", "correct")
 # Of the cluster's keys (`method.OPTIONAL`), those that the clock knows of nodes that never leave.
@@ -38,7 +38,7 @@ ALWAYS_THERE = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diur
 
 
 @dataclass(frozen=True)
-class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
+class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averaging"):
     synchronous_updates: int = field(
         0,
         "model_averaging, diloco, slowmo: T_0, the first updates, with an average after each.",
@@ -163,6 +163,3 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed):
         if self.state_where_met == "averaged":
             return "averages its optimizers' states too (config.method.inner_state = 'averaged')"
         return ""
-
-
-METHOD = ModelAveraging

@@ -10,7 +10,7 @@ from optdyn.base.errors import refuse
 from optdyn.clock import nodes as hierarchy
 from optdyn.clock.nodes import Inside, Within
 from optdyn.methods.method import ClockInputs, Gradients, Methods
-from optdyn.setup import Setup
+from optdyn.methods.setup import Setup
 
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 

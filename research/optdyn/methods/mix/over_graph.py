@@ -28,7 +28,7 @@ from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import turns
 from optdyn.methods.mix.model_averaging import ModelAveraging
-from optdyn.setup import Setup
+from optdyn.methods.setup import Setup
 
 COMPRESSED = ("compression", "compression_bits")
 

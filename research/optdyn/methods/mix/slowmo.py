@@ -21,8 +21,8 @@ from optdyn.base.trees import Array, Params, Tree
 from optdyn.methods.method import Methods
 from optdyn.methods.mix import nodes
 from optdyn.methods.mix.model_averaging import ModelAveraging
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import ABOVE_0
-from optdyn.setup import Setup
 
 
 def slow() -> optax.GradientTransformationExtraArgs:
@@ -50,7 +50,7 @@ def slow() -> optax.GradientTransformationExtraArgs:
 
 
 @dataclass(frozen=True)
-class SlowMo(ModelAveraging):
+class SlowMo(ModelAveraging, name="slowmo"):
     slow_learning_rate: float = field(1.0, "slowmo: a, learning rate of the slow step.", **ABOVE_0)
     slow_momentum: float = field(
         0.5, "slowmo: beta, momentum of the slow step.", at_least=0, below=1
@@ -64,6 +64,3 @@ class SlowMo(ModelAveraging):
     def check(self, setup: Setup, methods: Methods) -> None:
         super().check(setup, methods)
         nodes.needs_rate(setup)
-
-
-METHOD = SlowMo

@@ -25,8 +25,8 @@ from optdyn.methods.mix import compression
 from optdyn.methods.mix.messages import Compression
 from optdyn.methods.mix.model_averaging import ALWAYS_THERE, ModelAveraging
 from optdyn.methods.mix.quantized import numbers
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import FRACTION, OuterRate
-from optdyn.setup import Setup
 
 
 def descent() -> optax.GradientTransformationExtraArgs:
@@ -46,7 +46,7 @@ def descent() -> optax.GradientTransformationExtraArgs:
 
 
 @dataclass(frozen=True)
-class SparseLoCo(ModelAveraging, OuterRate):
+class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     error_decay: float = field(
         0.95, "sparseloco: beta, what is kept of an error until the next message.", **FRACTION
     )
@@ -68,6 +68,3 @@ class SparseLoCo(ModelAveraging, OuterRate):
 
     def why_no_overlap(self) -> str:
         return "sends the largest numbers of an array only"
-
-
-METHOD = SparseLoCo

@@ -16,6 +16,7 @@ import numpy as np
 
 from optdyn.base import seeds
 from optdyn.base.fields import field
+from optdyn.base.ranges import PART
 from optdyn.base.trees import Array
 from optdyn.clock.base import Timeline
 from optdyn.clock.network import between_nodes
@@ -25,7 +26,7 @@ from optdyn.methods.mix import nodes
 from optdyn.methods.mix.averaging_clock import every_update
 from optdyn.methods.mix.compression import part
 from optdyn.methods.mix.messages import over_nodes, own_event, size, with_sent
-from optdyn.setup import PART, Setup
+from optdyn.methods.setup import Setup
 
 
 def places(draw: Array, number: int, count: int, share: float) -> jax.Array:
@@ -53,7 +54,7 @@ def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
 
 
 @dataclass(frozen=True)
-class Sparta(Mixes):
+class Sparta(Mixes, name="sparta"):
     averaged_share: float = field(
         0.01,
         "sparta: s, the share of an array's numbers that are averaged after an update.",
@@ -82,6 +83,3 @@ class Sparta(Mixes):
 
     def check(self, setup: Setup, methods: Methods) -> None:
         nodes.check(setup, methods)
-
-
-METHOD = Sparta

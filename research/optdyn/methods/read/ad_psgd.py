@@ -24,8 +24,8 @@ from optdyn.clock.base import Timeline
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import workers as own
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import OnGraph
-from optdyn.setup import Setup
 
 GRAPHS = ("ring", "complete")
 
@@ -94,7 +94,7 @@ def peers(worker: np.ndarray, workers: int, graph: str, rng: np.random.Generator
 
 
 @dataclass(frozen=True)
-class ADPSGD(own.WorkerMethod, OnGraph):
+class ADPSGD(own.WorkerMethod, OnGraph, name="ad_psgd"):
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
@@ -113,6 +113,3 @@ class ADPSGD(own.WorkerMethod, OnGraph):
     def check(self, setup: Setup, methods: Methods) -> None:
         super().check(setup, methods)
         one_of("config.method.graph", self.graph, GRAPHS)
-
-
-METHOD = ADPSGD

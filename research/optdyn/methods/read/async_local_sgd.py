@@ -33,8 +33,8 @@ from optdyn.methods.read import cgad, heloco, local_steps
 from optdyn.methods.read import workers as own
 from optdyn.methods.read.local_steps import LocalResult
 from optdyn.methods.read.server import Kept, ServerRule
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import FRACTION, OuterMomentum, Periodic
-from optdyn.setup import Setup
 
 
 class Turn(NamedTuple):
@@ -124,7 +124,9 @@ def async_local_sgd(
 
 
 @dataclass(frozen=True)
-class AsyncLocalSGD(own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco.Turned):
+class AsyncLocalSGD(
+    own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco.Turned, name="async_local_sgd"
+):
     steps_by_speed: bool = field(
         True, "async_local_sgd: whether slower workers take fewer local steps, H_i."
     )
@@ -184,7 +186,7 @@ class AsyncLocalSGD(own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco
                 f"server = {self.server!r}, which waits for nothing",
             ),
             (
-                (self.age_decay or self.age_cutoff) and setup.cluster.service == "race",
+                (self.age_decay or self.age_cutoff) and setup.cluster.service.name == "race",
                 "config.method.age_decay, age_cutoff: must be 0 with config.cluster.service = "
                 "'race', where ages are known when messages come",
             ),
@@ -214,6 +216,3 @@ class AsyncLocalSGD(own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
         return local_steps.local_steps(gradient, update)
-
-
-METHOD = AsyncLocalSGD

@@ -32,8 +32,9 @@ from optdyn.base.errors import ConfigError, one_of, refuse
 from optdyn.base.fields import field
 from optdyn.base.trees import bytes_of
 from optdyn.clock.base import Timeline, staleness_of
+from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import make
-from optdyn.clock.service import DRAWN, is_drawn
+from optdyn.clock.service import DRAWN
 from optdyn.clock.trace import Held
 from optdyn.clock.versions import Versions
 from optdyn.core import (
@@ -52,9 +53,9 @@ from optdyn.methods.method import ClockInputs, Methods, slowed
 from optdyn.methods.mix.compression import fed_back
 from optdyn.methods.mix.messages import Compression
 from optdyn.methods.read import groups
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import Compressed, MergedServer
 from optdyn.problem import models
-from optdyn.setup import Pieces, Setup
 
 SLOTS = ("read", "write")
 HABITS = ("diurnal", "presence", "server_bandwidth")  # of `clock/volunteers.py`
@@ -123,7 +124,7 @@ def asynchronous(
 
 
 @dataclass(frozen=True)
-class Asynchronous(groups.Grouped, MergedServer, Compressed):
+class Asynchronous(groups.Grouped, MergedServer, Compressed, name="asynchronous"):
     staleness_bound: int = field(
         -1, "asynchronous: updates that a group may be ahead of the slowest; -1: any.", at_least=-1
     )
@@ -160,7 +161,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
         server_of = methods.servers(setting.model.problem)
         assert server_of
         servers = len(set(server_of.values()))
-        if setup.cluster.service == "race" or (held and not held.has("worker")):
+        if setup.cluster.service.name == "race" or (held and not held.has("worker")):
             order = held and held.order(held.worker)
             line = make(setup.cluster, held=order, **size)  # in one order, that of all servers
             same = _of_servers([line] * servers)._replace(batch=line.batch)
@@ -184,17 +185,17 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
     def check(self, setup: Setup, methods: Methods) -> None:
         cluster = setup.cluster
         super().check(setup, methods)
-        if cluster.service == "race" and self.fresh:
+        if cluster.service.name == "race" and self.fresh:
             _merges(setup, methods, self.fresh)
         local, bound = methods.by_block, self.staleness_bound
         pieces, small = cluster.pieces != Pieces(), ("", "top_k", "sign")
         one_of("config.method.compression of asynchronous", self.compression, small)
         habit = next((key for key in HABITS if getattr(cluster, key)), "")
         apart = local or bound >= 0 or cluster.pieces != Pieces()
-        ordered = is_drawn(cluster.service) or cluster.service in groups.RECORDED
+        ordered = cluster.service.is_drawn or cluster.service.name in groups.RECORDED
         refuse(
             (
-                habit and (apart or setup.replicas.count or not is_drawn(cluster.service)),
+                habit and (apart or setup.replicas.count or not cluster.service.is_drawn),
                 f"config.cluster.{habit}: of one run of groups by themselves, whose times are "
                 "drawn from a law, without config.cluster.pieces, a staleness bound, or blocks "
                 "with servers of their own",
@@ -215,7 +216,8 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed):
                 "their server keeps on the device",
             ),
             (
-                self.compressed() and (cluster.service in ("race", "geometric") or habit or pieces),
+                self.compressed()
+                and (cluster.service.name in ("race", "geometric") or habit or pieces),
                 "config.method.compression: of groups whose times are drawn, config.cluster."
                 f"service one of {', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}",
             ),
@@ -263,6 +265,3 @@ def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> None:
             f"{wanted} config.probes.steer must be False, as these blocks are ahead",
         ),
     )
-
-
-METHOD = Asynchronous

@@ -29,7 +29,7 @@ from optdyn.core.snapshots import SnapshotState, is_rounded
 from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import groups
 from optdyn.methods.read.asynchronous import asynchronous
-from optdyn.setup import Setup
+from optdyn.methods.setup import Setup
 
 
 def buffered(
@@ -73,7 +73,7 @@ def buffered(
 
 
 @dataclass(frozen=True)
-class Buffered(groups.Grouped):
+class Buffered(groups.Grouped, name="buffered"):
     arrivals: int = field(
         1, "buffered: K, gradients of an update, a Kth of the batch each.", at_least=1, static=True
     )
@@ -120,6 +120,3 @@ class Buffered(groups.Grouped):
         wanted = f"a multiple of {parts} (config.method.arrivals x devices that share it x "
         wanted += "config.parallel.accumulation)"
         setup.require("batch_size", setup.batch_size % parts == 0, wanted)
-
-
-METHOD = Buffered

@@ -133,7 +133,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
 
 
 @dataclass(frozen=True)
-class Decoupled(own.WorkerMethod, Periodic, Fragmented, OuterMomentum):
+class Decoupled(own.WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupled"):
     quorum: int = field(
         0, "decoupled: K, learners that a merge needs at least; 0: all of them.", at_least=0
     )
@@ -188,6 +188,3 @@ class Decoupled(own.WorkerMethod, Periodic, Fragmented, OuterMomentum):
             momentum=np.full(len(steps), self.outer_momentum, np.float32),
         )
         return line._replace(choice=choice, staleness=late.max(axis=1))
-
-
-METHOD = Decoupled

@@ -26,8 +26,8 @@ from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import local_steps
 from optdyn.methods.read import workers as own
 from optdyn.methods.read.local_steps import LocalResult
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import Periodic
-from optdyn.setup import Setup
 
 
 class Exchange(NamedTuple):
@@ -86,7 +86,7 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
 
 
 @dataclass(frozen=True)
-class Elastic(own.WorkerMethod, Periodic):
+class Elastic(own.WorkerMethod, Periodic, name="elastic"):
     elasticity: float = field(
         0.9, "elastic: p a, of p groups; an exchange moves both sides by a of their distance."
     )
@@ -120,6 +120,3 @@ class Elastic(own.WorkerMethod, Periodic):
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
         return local_steps.local_steps(gradient, update, before=True)
-
-
-METHOD = Elastic

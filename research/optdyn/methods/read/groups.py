@@ -7,12 +7,13 @@ from typing import Any
 from optdyn.base.errors import ConfigError, one_of, refuse
 from optdyn.base.fields import field
 from optdyn.clock.base import Timeline
+from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import make
-from optdyn.clock.service import DRAWN, is_drawn
+from optdyn.clock.service import DRAWN
 from optdyn.core import Gradient, Message, Update, send_gradient
 from optdyn.core.snapshots import KEPT
 from optdyn.methods.method import ClockInputs, Methods, Reads, slowed
-from optdyn.setup import Pieces, Setup
+from optdyn.methods.setup import Setup
 
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 
@@ -39,11 +40,11 @@ class Grouped(Reads):
         cluster = setup.cluster
         divides(self.groups, setup, methods)
         local = methods.by_block
-        if local and not is_drawn(cluster.service):
+        if local and not cluster.service.is_drawn:
             one_of("config.cluster.service", cluster.service, (*DRAWN, *RECORDED, "geometric"))
         if local and cluster.pieces != Pieces():
             raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
-        if cluster.service == "race":
+        if cluster.service.name == "race":
             races(self.snapshots, setup)
         if self.snapshots == "host":
             in_host_memory(setup, methods)

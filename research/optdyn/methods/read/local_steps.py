@@ -15,7 +15,7 @@ from optdyn.base.errors import refuse
 from optdyn.base.trees import Hyper, Tree
 from optdyn.core import Array, Batch, Event, Gradient, Params, Update
 from optdyn.methods.read import groups
-from optdyn.setup import Setup
+from optdyn.methods.setup import Setup
 
 
 class LocalResult(NamedTuple):

@@ -19,7 +19,7 @@ from optdyn.methods.read.buffered import Buffered
 
 
 @dataclass(frozen=True)
-class MindFlayer(Buffered):
+class MindFlayer(Buffered, name="mindflayer"):
     allotted: float = field(
         0.0,
         "mindflayer: a, mean services after which a group begins again; 0: it never does.",
@@ -30,6 +30,3 @@ class MindFlayer(Buffered):
     def limit(self) -> float:  # type: ignore[override]
         """a."""
         return self.allotted
-
-
-METHOD = MindFlayer

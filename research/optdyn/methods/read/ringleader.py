@@ -91,7 +91,7 @@ def rounds(worker: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 @dataclass(frozen=True)
-class Ringleader(groups.Grouped):
+class Ringleader(groups.Grouped, name="ringleader"):
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)
 
     single = False
@@ -111,6 +111,3 @@ class Ringleader(groups.Grouped):
         t, so_far = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
         late = so_far[t] - so_far[t - line.staleness]
         return line._replace(staleness=late, choice=TableEntry(line.worker, table, number, applied))
-
-
-METHOD = Ringleader

@@ -29,11 +29,11 @@ from optdyn.core.snapshots import is_rounded
 from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.read import groups
 from optdyn.methods.read.asynchronous import asynchronous
-from optdyn.setup import Setup
+from optdyn.methods.setup import Setup
 
 
 @dataclass(frozen=True)
-class Ringmaster(groups.Grouped):
+class Ringmaster(groups.Grouped, name="ringmaster"):
     delay_bound: int = field(
         0,
         "ringmaster: R, a gradient that is R or more updates old is dropped; 0: none is.",
@@ -70,6 +70,3 @@ class Ringmaster(groups.Grouped):
                 f"config.method.snapshots = 'host': not of {methods.name!r}",
             ),
         )
-
-
-METHOD = Ringmaster

@@ -37,10 +37,10 @@ from optdyn.methods.gradient import local
 from optdyn.methods.method import ClockInputs, Gradients, Methods, ModelInfo, Reads
 from optdyn.methods.read.asynchronous import asynchronous
 from optdyn.methods.read.never_flushed import distance, never_flushed, through
+from optdyn.methods.setup import Setup
 from optdyn.methods.shared_fields import MicroBatches
 from optdyn.problem import models
 from optdyn.problem.problem import Problem
-from optdyn.setup import Setup
 
 KINDS = ("stash", "2bw", "no_stash", "predict")
 
@@ -134,7 +134,7 @@ def work(setup: Setup, network: ModelInfo) -> pipeline.StageWork:
 
 
 @dataclass(frozen=True)
-class StalePipeline(Gradients, Reads, MicroBatches):
+class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     pipeline: str = field(
         "stash",
         "stale_pipeline: which parameters stages use, 'stash', '2bw', 'no_stash' or 'predict'.",
@@ -213,6 +213,3 @@ class StalePipeline(Gradients, Reads, MicroBatches):
         on = mesh(("stage", "data"), (nodes, devices))
         blocks = cuts(nodes, len(problem.blocks))
         return never_flushed(problem, optimizer, self.pipeline, blocks, on, self.parts(nodes))
-
-
-METHOD = StalePipeline

@@ -21,16 +21,16 @@ from optdyn.base.fields import field
 from optdyn.base.trees import Tree, bytes_of
 from optdyn.clock.arrivals import Work, arrivals
 from optdyn.clock.base import Timeline, from_arrivals
+from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import habits_of, work_of
 from optdyn.clock.exchanges import batches, exchanges
-from optdyn.clock.service import law
 from optdyn.clock.versions import empty
 from optdyn.clock.volunteers import volunteers
 from optdyn.core import Array, Params, distance, snapshots
 from optdyn.methods.method import ClockInputs, Methods, Reads, slowed
 from optdyn.methods.read import local_steps
 from optdyn.methods.read.groups import divides
-from optdyn.setup import Pieces, Setup
+from optdyn.methods.setup import Setup
 
 Table = Tree  # a pytree, leaves (workers, ...)
 
@@ -84,7 +84,7 @@ class WorkerMethod(Reads):
     def check(self, setup: Setup, methods: Methods) -> None:
         """Raises `ConfigError` where workers are not of equally many devices, or cannot race."""
         divides(self.groups, setup, methods)
-        if setup.cluster.service == "race":
+        if setup.cluster.service.name == "race":
             local_steps.races(setup)
         if setup.cluster.pieces != Pieces():
             raise ConfigError(
@@ -116,7 +116,7 @@ def timeline(
     since the worker's own last one; none where what it read then does not count (`is_stale`).
     """
     setup = setting.setup
-    if setup.cluster.service == "race":
+    if setup.cluster.service.name == "race":
         return empty(len(periods), setup.steps), np.zeros(setup.steps, bool)
     if held := setting.held:
         held.groups(held.worker, len(periods))
@@ -130,7 +130,7 @@ def timeline(
     )
     work = Work(compute, sent, exchanged.overlap)
     stream = seeds.number(setup.seed, "arrivals")
-    line = arrivals(stream, law(setup.cluster), work, setup.steps)
+    line = arrivals(stream, setup.cluster.service.draw, work, setup.steps)
     exchange, late, _ = exchanges(line.worker, periods, is_stale)
     return line._replace(staleness=late), exchange
 
@@ -141,7 +141,7 @@ def unhindered(of: WorkerMethod, setting: ClockInputs, methods: Methods) -> Time
     if held := setting.held:
         held.groups(held.worker, count)
         return from_arrivals(held.worker, held.seconds, count)
-    work, service = local_work(of, setting, methods, sent=False), law(setup.cluster)
+    work, service = local_work(of, setting, methods, sent=False), setup.cluster.service.draw
     stream = seeds.number(setup.seed, "arrivals")
     if habits := habits_of(setup.cluster, count, 0):
         return volunteers(stream, service, work, setup.steps, habits)[0]

@@ -17,7 +17,7 @@ class DataError(InputError):
     """One line: what is wrong with the data, where it was looked for, and the way out."""
 
 
-class Data(NamedTuple):
+class Dataset(NamedTuple):
     """Two splits of N examples each, and how many classes a model chooses from.
 
     Images: {"image": uint8 (N, H, W, C), "label": int32 (N,)}, labels < classes. Text: {"text":
@@ -30,7 +30,7 @@ class Data(NamedTuple):
     classes: int
 
 
-def images(splits: Mapping[str, Split], classes: int, where: str) -> Data:
+def images(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
     """Splits "train" and, if there is one, "test"; else a seeded stratified fifth is held out.
 
     `classes` = 0 counts them from the labels; `where` ends "the data set ...". Raises DataError if
@@ -62,7 +62,7 @@ def images(splits: Mapping[str, Split], classes: int, where: str) -> Data:
             f"images of the data set {where} differ in shape: {train['image'].shape[1:]} in the "
             f"train split, {test['image'].shape[1:]} in the test split; all must have one"
         )
-    return Data(train, test, classes)
+    return Dataset(train, test, classes)
 
 
 def take(split: Split, chosen: np.ndarray) -> Split:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from optdyn.problem.data import own
-from optdyn.problem.data.arrays import Data, DataError, Split, first_line, images
+from optdyn.problem.data.arrays import DataError, Dataset, Split, first_line, images
 from optdyn.problem.data.records import fitted
 
 PREFIXES = {"train": ("train",), "test": ("test", "t10k")}
@@ -25,7 +25,7 @@ OTHERS = {"x", "text", "y"}  # which images with labels have not
 UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
-def load(folder: Path, image_size: int = 0) -> Data:
+def load(folder: Path, image_size: int = 0) -> Dataset:
     """The images in `folder`, of `image_size` pixels a side if that is positive. DataError."""
     if not folder.is_dir():
         raise DataError(f"no folder {folder}, which config.data.name = 'folder:{folder}' names")

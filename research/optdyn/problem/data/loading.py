@@ -18,7 +18,7 @@ from optdyn.base.errors import meant
 from optdyn.base.trees import examples_in
 from optdyn.problem.data import folder as files
 from optdyn.problem.data import own, records, text
-from optdyn.problem.data.arrays import SEED, Data, DataError, take
+from optdyn.problem.data.arrays import SEED, DataError, Dataset, take
 from optdyn.problem.data.order import stratified
 from optdyn.problem.data.records import is_prepared
 
@@ -44,7 +44,7 @@ def load(
     sequence_length: int = 128,
     image_size: int = 0,
     options: Mapping[str, object] = {},
-) -> Data:
+) -> Dataset:
     """Reads the data set `name`.
 
     - `name`: "mnist5k" (images, prepared at first use), "kjv" (the King James Bible),
@@ -91,44 +91,44 @@ def load(
     return data
 
 
-def mnist5k(_: str, asked: LoadRequest) -> Data:
+def mnist5k(_: str, asked: LoadRequest) -> Dataset:
     """5,000 images of MNIST, 28 x 28 x 1, 4,000 of them to train on."""
     return _records(_mnist5k(asked.root, asked.train_examples), asked)
 
 
-def kjv(_: str, asked: LoadRequest) -> Data:
+def kjv(_: str, asked: LoadRequest) -> Dataset:
     """The King James Bible, 4 million characters, the last twentieth held out."""
     return text.bible(asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
-def stdlib(_: str, asked: LoadRequest) -> Data:
+def stdlib(_: str, asked: LoadRequest) -> Dataset:
     """The sources of Python's standard library, 10 million characters, as this Python has them."""
     return text.sources_of_python(asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
-def packages(_: str, asked: LoadRequest) -> Data:
+def packages(_: str, asked: LoadRequest) -> Dataset:
     """The sources of the installed packages, 100 MB and more, once `prepare packages` was run."""
     return text.of_packages(asked.root, asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
-def tfds(path: str, asked: LoadRequest) -> Data:
+def tfds(path: str, asked: LoadRequest) -> Dataset:
     """Images or text that TFDS has prepared on this disk (`optdyn prepare`)."""
     return _records(_find(path, asked.root), asked)
 
 
-def folder(path: str, asked: LoadRequest) -> Data:
+def folder(path: str, asked: LoadRequest) -> Dataset:
     """A folder of one's own: TFDS's records, images as idx files, or arrays as npz files."""
     where = Path(path).expanduser()
     return _records(where, asked) if is_prepared(where) else files.load(where, asked.image_size)
 
 
-def texts(path: str, asked: LoadRequest) -> Data:
+def texts(path: str, asked: LoadRequest) -> Dataset:
     """A text file of one's own, or all *.txt of a folder, the last twentieth of lines held out."""
     where = Path(path).expanduser()
     return text.own(where, asked.tokenizer, asked.sequence_length, _kept(asked))
 
 
-Source = Callable[[str, LoadRequest], Data]
+Source = Callable[[str, LoadRequest], Dataset]
 NAMED: Mapping[str, Source] = {
     "mnist5k": mnist5k,
     "kjv": kjv,
@@ -138,7 +138,7 @@ NAMED: Mapping[str, Source] = {
 SOURCES: Mapping[str, Source] = {**NAMED, "tfds": tfds, "folder": folder, "text": texts}
 
 
-def _records(where: Path, asked: LoadRequest) -> Data:
+def _records(where: Path, asked: LoadRequest) -> Dataset:
     """The images in a folder of TFDS's records, or as much of a text as is asked for."""
     if feature := text.feature(where):
         reading = asked.tokenizer, asked.sequence_length, asked.train_examples

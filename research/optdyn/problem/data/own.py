@@ -21,7 +21,7 @@ from optdyn.base.errors import shown
 from optdyn.base.fields import like, plain
 from optdyn.base.trees import examples_in
 from optdyn.base.type_checks import LARGEST
-from optdyn.problem.data.arrays import SEED, Data, DataError, Split, first_line, take
+from optdyn.problem.data.arrays import SEED, DataError, Dataset, Split, first_line, take
 from optdyn.problem.data.order import stratified
 
 KEY = "config.data.name"
@@ -35,20 +35,20 @@ WANTED = {
 }
 
 
-def load(name: str, options: Mapping[str, object]) -> Data:
-    """What the user's function returns: `Data`, or a dict of `train`, maybe `test` and `classes`.
+def load(name: str, options: Mapping[str, object]) -> Dataset:
+    """What a function of one's own returns: `Dataset`, or a dict of `train`, `test` and `classes`.
 
     Raises `ConfigError` if it fails, `DataError` if no run can use what it returns.
     """
     function = lookup.find(KEY, name, {})
     made = lookup.call(KEY, name, function, **plain(options))
-    if isinstance(made, Data):
+    if isinstance(made, Dataset):
         made = made._asdict()
     where = f"of {lookup.setting(KEY, name)}"
     if not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping):
         raise DataError(
-            f"the data set {where} is a {type(made).__name__}: must be optdyn.problem.data.Data, "
-            "or a dict with 'train' and 'test', dicts of arrays, and maybe 'classes'"
+            f"the data set {where} is a {type(made).__name__}: must be "
+            "optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of arrays, and maybe 'classes'"
         )
     if strange := sorted(set(made) - {"train", "test", "classes"}):
         raise DataError(f"the data set {where} has {strange[0]!r}: only train, test and classes")
@@ -59,7 +59,7 @@ def load(name: str, options: Mapping[str, object]) -> Data:
     return checked(splits, classes or 0, where)
 
 
-def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: str) -> Data:
+def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: str) -> Dataset:
     """Splits "train" and, if there is one, "test", as a run takes them; else a fifth is held out.
 
     `classes` = 0 counts them: of `label` and of tokens the largest and one, of `y` its last axis.
@@ -89,9 +89,9 @@ def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: 
             )
     counted = next((key for key in ("label", "y", "text") if key in train), "")
     if counted == "y":
-        return Data(train, test, train["y"].shape[-1])
+        return Dataset(train, test, train["y"].shape[-1])
     if not counted:
-        return Data(train, test, classes)
+        return Dataset(train, test, classes)
     least = min(int(split[counted].min()) for split in made.values())
     most = max(int(split[counted].max()) for split in made.values())
     classes = classes or most + 1
@@ -104,7 +104,7 @@ def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: 
         tokens = np.min_scalar_type(max(most, *(int(s["text"].max()) for s in made.values())))
         for split in made.values():
             split["text"] = split["text"].astype(tokens, copy=False)
-    return Data(train, test, classes)
+    return Dataset(train, test, classes)
 
 
 def _split(name: str, arrays: Mapping[str, ArrayLike], where: str) -> Split:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optdyn.problem.data import cache
-from optdyn.problem.data.arrays import Data, DataError, first_line, images
+from optdyn.problem.data.arrays import DataError, Dataset, first_line, images
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
@@ -28,7 +28,7 @@ CLASS = ("pythonClassName", "python_class_name", "type")  # keys of a feature's 
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of channels
 
 
-def load(folder: Path, image_size: int = 0) -> Data:
+def load(folder: Path, image_size: int = 0) -> Dataset:
     """The images whose records lie in `folder`, decoded once.
 
     image_size: if positive, each is cut to the square in its middle and scaled to so many pixels a

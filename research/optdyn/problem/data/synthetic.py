@@ -9,13 +9,13 @@ The same arguments draw the same examples. A model can learn both, and learns no
 import numpy as np
 
 from optdyn.base.trees import examples_in
-from optdyn.problem.data.arrays import Data
+from optdyn.problem.data.arrays import Dataset
 
 PATCHES = 4  # a side, of the picture that a class is
 TESTED = 5  # one example is held out for so many drawn
 
 
-def images(side: int = 32, classes: int = 10, examples: int = 1000, channels: int = 3) -> Data:
+def images(side: int = 32, classes: int = 10, examples: int = 1000, channels: int = 3) -> Dataset:
     """uint8 images (side, side, channels): coarse patches, those of the class, and white noise.
 
     `side` is a multiple of 4, and `examples` those of both splits, a fifth of them held out.
@@ -36,7 +36,7 @@ def images(side: int = 32, classes: int = 10, examples: int = 1000, channels: in
     return _split({"image": noise, "label": label}, classes)
 
 
-def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Data:
+def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Dataset:
     """Sequences (length + 1,): walks through the vocabulary, by one of four steps each time.
 
     So the least loss is ln 4. ValueError for numbers that make none.
@@ -51,10 +51,10 @@ def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Da
     return _split({"text": (steps % vocabulary).astype(np.min_scalar_type(vocabulary))}, vocabulary)
 
 
-def _split(every: dict[str, np.ndarray], classes: int) -> Data:
+def _split(every: dict[str, np.ndarray], classes: int) -> Dataset:
     held = examples_in(every) // TESTED
     train, test = ({k: leaf[part] for k, leaf in every.items()} for part in _parts(held))
-    return Data(train, test, classes)
+    return Dataset(train, test, classes)
 
 
 def _parts(held: int) -> tuple[slice, slice]:

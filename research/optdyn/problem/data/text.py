@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from optdyn.problem.data import packages, stdlib, tokenizers
-from optdyn.problem.data.arrays import Data, DataError, Split
+from optdyn.problem.data.arrays import DataError, Dataset, Split
 from optdyn.problem.data.records import CACHE, Record, held_out, opened, unreadable
 
 PASSAGES = """
@@ -47,7 +47,7 @@ def verses() -> list[str]:
     ]
 
 
-def bible(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
+def bible(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dataset:
     """All verses, the last twentieth of them held out; `kept` keeps byte pairs, here as below."""
     check(tokenizer, sequence_length)
     lines = verses()
@@ -56,19 +56,21 @@ def bible(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dat
     return _data(train, test, tokenizer, sequence_length, "of 'kjv'", kept)
 
 
-def sources_of_python(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
+def sources_of_python(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dataset:
     """The standard library of the Python that runs, every twentieth file held out."""
     check(tokenizer, sequence_length)
     return _data(*stdlib.split(), tokenizer, sequence_length, "of 'stdlib'", kept)
 
 
-def of_packages(root: Path, tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
+def of_packages(
+    root: Path, tokenizer: str, sequence_length: int, kept: Path | None = None
+) -> Dataset:
     """The sources of the packages that were installed when they were prepared below `root`."""
     check(tokenizer, sequence_length)
     return _data(*packages.split(root), tokenizer, sequence_length, "of 'packages'", kept)
 
 
-def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = None) -> Data:
+def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dataset:
     """The lines of a file in UTF-8, or of all *.txt in a folder by name, a twentieth held out.
 
     Of a single line that is a twentieth of its characters. Raises DataError.
@@ -132,7 +134,7 @@ def records(
     sequence_length: int,
     examples: int = 0,
     kept: Path | None = None,
-) -> Data:
+) -> Dataset:
     """The feature `name` of the records in `folder`.
 
     examples: if positive, neither split is read further than so many sequences need; but byte pairs
@@ -178,7 +180,7 @@ def _enough(lines: Iterable[str], tokenizer: str, needed: int) -> Iterator[str]:
 
 def _data(
     train: str, test: str, tokenizer: str, sequence_length: int, where: str, kept: Path | None
-) -> Data:
+) -> Dataset:
     """Both texts in windows of the tokens made for the first."""
     made = tokenizers.make(tokenizer, train, kept)
 
@@ -191,4 +193,4 @@ def _data(
             )
         return {"text": windows(tokens, sequence_length)}
 
-    return Data(split("training", train), split("held-out", test), made.vocabulary)
+    return Dataset(split("training", train), split("held-out", test), made.vocabulary)

@@ -6,14 +6,92 @@ that block's output, with parameters of its own.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
+from typing import Any
 
 import flax.linen as nn
 import jax
 
+from optdyn.base import lookup
+from optdyn.base.fields import Value, field
+from optdyn.base.ranges import BLOCKS, WIDE
 from optdyn.base.trees import Params, Tree
 
 Blocks = tuple[tuple[str, nn.Module], ...]
+
+
+@dataclass(frozen=True)
+class Model(Value, section="model", union=True):
+    """The model, a sequence of blocks."""
+
+    _: KW_ONLY
+    remat: bool = field(
+        False,
+        "Whether blocks keep only their inputs, and the backward pass computes the rest again.",
+    )
+
+    def blocks_for(self, classes: int) -> Blocks:
+        """The blocks, whose outputs are to count `classes`.
+
+        Raises ValueError for numbers that do not make a model.
+        """
+        raise NotImplementedError
+
+    @property
+    def lowering(self) -> str:
+        """How convolutions are computed; '' of models without any."""
+        return ""
+
+    @classmethod
+    def named(cls, name: Any) -> Value:
+        from optdyn.problem.models.own import OwnModel
+
+        return OwnModel(name=name) if lookup.is_own(name) else super().named(name)
+
+    @classmethod
+    def of(cls, given: Any) -> Any:
+        from optdyn.problem.models.own import of
+
+        return of(given)
+
+
+@dataclass(frozen=True)
+class LayeredModel(Model):
+    """A model of layers, which compute in some type."""
+
+    _: KW_ONLY
+    dtype: str = field(
+        "float32", "Type of the computation; parameters stay float32.",
+        one_of=("float32", "bfloat16"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConvolutionalModel(LayeredModel):
+    """A model with convolutions."""
+
+    _: KW_ONLY
+    lowering: str = field(
+        "",
+        "How convolutions are computed, or a list 'gemm,fft' in their order; '': as the backend "
+        "does; 'measured': the fastest here.",
+    )
+
+
+@dataclass(frozen=True)
+class ResidualModel(LayeredModel):
+    """A model of residual blocks of one width."""
+
+    blocks: int = field(8, "Residual blocks.", at_least=1, at_most=BLOCKS)
+    width: int = field(256, "Width of the residual stream.", **WIDE)
+
+
+@dataclass(frozen=True)
+class Transformers(ResidualModel):
+    """A transformer."""
+
+    attention_heads: int = field(4, "Attention heads of a block.", **WIDE)
 
 
 def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()) -> Params:

@@ -1,11 +1,14 @@
 """LeNet-style network: 5x5 convolutions with ReLU and 2x2 max-pooling, then dense layers."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import flax.linen as nn
 import jax
 
-from optdyn.problem.models.base import Blocks
+from optdyn.base.fields import field
+from optdyn.base.ranges import WIDTHS
+from optdyn.problem.models.base import Blocks, ConvolutionalModel
 from optdyn.problem.models.convolution import Conv, each, max_pool
 from optdyn.problem.models.mlp import mlp
 
@@ -53,3 +56,14 @@ def cnn(
         for i, (c, own) in enumerate(zip(channels, chosen, strict=True))
     )
     return convs + mlp(hidden, classes, dtype)
+
+
+@dataclass(frozen=True)
+class CNN(ConvolutionalModel, name="cnn"):
+    """LeNet-style network: 5x5 convolutions with ReLU and 2x2 max-pooling, then dense layers."""
+
+    channels: tuple[int, ...] = field((6, 16), "Channels of its convolutions.", **WIDTHS)
+    hidden: tuple[int, ...] = field((256, 256), "Widths of its dense layers.", **WIDTHS)
+
+    def blocks_for(self, classes: int) -> Blocks:
+        return cnn(self.channels, self.hidden, classes, self.dtype, self.lowering)

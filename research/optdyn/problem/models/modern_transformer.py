@@ -11,11 +11,13 @@ length is built in. silu(a) * b is SwiGLU (arXiv 2002.05202). The output is not 
 embeddings. Everything else, causality and initial scales, is as in `transformer.py`.
 """
 
+from dataclasses import dataclass
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from optdyn.problem.models.base import Blocks
+from optdyn.problem.models.base import Blocks, Transformers
 
 BASE = 10_000.0  # of the frequencies
 EPSILON = 1e-6
@@ -104,3 +106,12 @@ def modern_transformer(
         for k in range(blocks)
     )
     return (*trunk, ("output", RMSNormOutput(classes, dtype)))
+
+
+@dataclass(frozen=True)
+class ModernTransformer(Transformers, name="modern_transformer"):
+    """Decoder-only transformer as of the 2020s: rotary positions, RMSNorm, QK-norm, SwiGLU."""
+
+    def blocks_for(self, classes: int) -> Blocks:
+        numbers = self.blocks, self.width, self.attention_heads
+        return modern_transformer(*numbers, classes, self.dtype)

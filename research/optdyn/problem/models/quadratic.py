@@ -9,11 +9,15 @@ synchronous SGD, however seldom they do. With a spread examples have H_e = H dia
 E s xi = 0, so the bowl is the same and its parts are not.
 """
 
+from dataclasses import dataclass
+
 import flax.linen as nn
 import jax
 import numpy as np
 
-from optdyn.problem.models.base import Blocks
+from optdyn.base.fields import field
+from optdyn.base.ranges import WIDE
+from optdyn.problem.models.base import Blocks, Model
 
 
 class Displacement(nn.Module):
@@ -52,3 +56,19 @@ def centred(xi: np.ndarray, s: np.ndarray) -> np.ndarray:
     """The optima moved so that the bottom of the whole bowl is 0, E s xi = 0."""
     weighted = np.mean(s.astype(np.float64) * xi, axis=0) / s.mean(axis=0, dtype=np.float64)
     return (xi - weighted).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Quadratic(Model, name="quadratic"):
+    """Noisy quadratic: a bowl whose examples disagree about where its bottom is."""
+
+    dimension: int = field(16, "Its dimension.", **WIDE)
+    condition: float = field(10.0, "Largest over smallest curvature; the largest is 1.", at_least=1)
+    noise: float = field(0.0, "Standard deviation of an example's optimum.", at_least=0)
+    spread: float = field(
+        0.0, "Standard deviation of an example's curvatures, over their mean.",
+        at_least=0, at_most=10,
+    )  # fmt: skip
+
+    def blocks_for(self, classes: int) -> Blocks:
+        return quadratic(self.dimension, classes)

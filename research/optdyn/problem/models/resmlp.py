@@ -5,10 +5,12 @@
 with all of x_k, W1 and W2 of one width and LN layer normalization.
 """
 
+from dataclasses import dataclass
+
 import flax.linen as nn
 import jax
 
-from optdyn.problem.models.base import Blocks
+from optdyn.problem.models.base import Blocks, ResidualModel
 
 
 class Residual(nn.Module):
@@ -45,3 +47,11 @@ def resmlp(blocks: int, width: int, classes: int, dtype: str) -> Blocks:
     """
     trunk = tuple((f"block{k}", Residual(width, dtype, stem=k == 0)) for k in range(blocks))
     return (*trunk, ("output", Output(classes, dtype)))
+
+
+@dataclass(frozen=True)
+class ResMLP(ResidualModel, name="resmlp"):
+    """Residual multi-layer perceptron: one hidden layer a block, added to what it is given."""
+
+    def blocks_for(self, classes: int) -> Blocks:
+        return resmlp(self.blocks, self.width, classes, self.dtype)

@@ -25,12 +25,15 @@ normalized in the batches in which it is evaluated.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import flax.linen as nn
 import jax
 
-from optdyn.problem.models.base import Blocks
+from optdyn.base.fields import field
+from optdyn.base.ranges import BLOCKS, WIDTHS, counts
+from optdyn.problem.models.base import Blocks, ConvolutionalModel
 from optdyn.problem.models.convolution import Conv, Shape, each
 
 NORMS = ("group", "batch")
@@ -182,3 +185,28 @@ def resnet(
         for i, (k, (stride, first)) in enumerate(zip(of_block, own, strict=True))
     )
     return (*trunk, ("output", PooledOutput(classes, norm, dtype)))
+
+
+@dataclass(frozen=True)
+class ResNet(ConvolutionalModel, name="resnet"):
+    """Residual network of pre-activation blocks (arXiv 1603.05027), basic or bottleneck."""
+
+    channels: tuple[int, ...] = field((6, 16), "Channels of each stage's blocks.", **WIDTHS)
+    blocks: int = field(8, "Residual blocks.", at_least=1, at_most=BLOCKS)
+    norm: str = field("group", "Its normalization, 'group' or 'batch'.", one_of=NORMS)
+    stages: tuple[int, ...] = field(
+        (),
+        "Blocks of each stage, as (3, 4, 6, 3); (): model.blocks evenly.",
+        wanted=f"whole numbers from 1 to {BLOCKS:,}, or ()",
+        holds=counts,
+    )
+    stem: str = field(
+        "half",
+        "3 x 3 at 'half' or the 'whole' size, or ImageNet's at a 'quarter'.",
+        one_of=("half", "whole", "quarter"),
+    )
+    bottleneck: bool = field(False, "Blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions.")
+
+    def blocks_for(self, classes: int) -> Blocks:
+        numbers = self.channels, self.blocks, self.norm, classes, self.dtype, self.lowering
+        return resnet(*numbers, self.stages, self.stem, self.bottleneck)

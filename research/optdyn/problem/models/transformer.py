@@ -7,11 +7,13 @@ Attention is causal: position t sees positions up to t. The 2K branches of K blo
 with depth.
 """
 
+from dataclasses import dataclass
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from optdyn.problem.models.base import Blocks
+from optdyn.problem.models.base import Blocks, Transformers
 from optdyn.problem.models.resmlp import Output
 
 
@@ -68,3 +70,11 @@ def transformer(blocks: int, width: int, attention_heads: int, classes: int, dty
         for k in range(blocks)
     )
     return (*trunk, ("output", Output(classes, dtype)))
+
+
+@dataclass(frozen=True)
+class Transformer(Transformers, name="transformer"):
+    """Decoder-only transformer (arXiv 1706.03762), normalized before each branch."""
+
+    def blocks_for(self, classes: int) -> Blocks:
+        return transformer(self.blocks, self.width, self.attention_heads, classes, self.dtype)

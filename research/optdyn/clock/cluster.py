@@ -1,0 +1,149 @@
+"""The workers of an experiment, how fast they are, and the network between them.
+
+Seconds are simulated, sizes are bytes.
+"""
+
+from dataclasses import InitVar, dataclass
+from dataclasses import field as made
+from typing import Any, Self
+
+from optdyn.base.calls import checked
+from optdyn.base.errors import ConfigError, shown
+from optdyn.base.fields import Value, field, like
+from optdyn.base.ranges import A_WORKER, BLOCKS, LEAST_AND_MOST, WIDE
+from optdyn.clock.service import Exponential, Law
+
+
+@dataclass(frozen=True)
+class Pieces(Value, section="cluster.pieces"):
+    """Measured seconds of the pieces of an update, for the whole `batch_size`.
+
+    They replace `seconds_per_example` and the network in `sync` and `asynchronous`
+    (`clock/server.py`).
+    """
+
+    conv_compute: float = field(
+        0.0, "Convolutions on one worker; a group's k workers divide it. 0: no pieces.", at_least=0
+    )
+    conv_network: float = field(
+        0.0, "The exchange of convolutions with one worker; k take k times it.", at_least=0
+    )
+    fc: float = field(0.0, "The dense part: on one server if method.fresh names it.", at_least=0)
+    fc_network: float = field(
+        0.0, "Its exchange with its server, if method.fresh is ().", at_least=0
+    )
+
+
+@dataclass(frozen=True)
+class Cluster(Value, section="cluster"):
+    """The workers, how fast they are, and the network between them (`clock/`).
+
+    `workers` may be given in place of `nodes`: it is `nodes * devices_per_node`. Raises
+    `ConfigError` for a value out of its range.
+    """
+
+    nodes: int = field(
+        1, "Nodes; local, stale_pipeline: stages that the blocks are spread over.", **WIDE
+    )
+    devices_per_node: int = field(1, "Devices of a node, each a worker.", **WIDE)
+    speeds: tuple[float, ...] = field((), "Relative speed of each worker; (): all 1.", **A_WORKER)
+    split: str = field(
+        "equal",
+        "How a group divides its batch: 'equal', or 'proportional' to speeds.",
+        one_of=("equal", "proportional"),
+    )
+    service: Law = made(default_factory=Exponential)
+    seconds_per_example: float = field(
+        1e-3, "Mean seconds of an example on a worker of speed 1.", above=0
+    )
+    collective: str = field(
+        "ring",
+        "How workers, nodes or devices add up messages: 'ring', 'tree', 'server'.",
+        one_of=("ring", "tree", "server"),
+    )
+    latency: float = field(0.0, "Seconds a message.", at_least=0)
+    bandwidth: float = field(0.0, "Bytes a second; 0: transfers take no time.", at_least=0)
+    latencies: tuple[Any, ...] = field(
+        (), "Seconds a message from the row's node to the column's; (): cluster.latency."
+    )
+    bandwidths: tuple[Any, ...] = field(
+        (), "Bytes a second from the row's node to the column's; (): cluster.bandwidth."
+    )
+    regions: int = field(
+        0,
+        "Regions of the earth that nodes are spread over, for latencies beside those above; 0: "
+        "none.",
+        at_least=0,
+        at_most=BLOCKS,
+    )
+    bandwidth_variation: float = field(
+        0.0, "Of regions' links: standard deviation of the bandwidth over its mean.", at_least=0
+    )
+    diurnal: float = field(
+        0.0,
+        "Amplitude of the daily load, which makes nodes slower by the hour of their longitude.",
+        at_least=0,
+        below=1,
+    )
+    day: float = field(86_400.0, "Seconds of a day.", above=0)
+    presence: float = field(
+        0.0, "Mean seconds until a node leaves, exponential; 0: never.", at_least=0
+    )
+    absence: float = field(0.0, "Mean seconds until a node that left is back.", at_least=0)
+    server_bandwidth: float = field(
+        0.0,
+        "asynchronous: bytes a second of the one link of the server that all queue for; 0: no "
+        "limit.",
+        at_least=0,
+    )
+    overlap: float = field(
+        0.0, "Last fraction of the computing that an exchange may run behind.",
+        wanted="between 0 and 1", holds=lambda v: 0 <= v <= 1,
+    )  # fmt: skip
+    pieces: Pieces = made(default_factory=Pieces)
+    local_latency: float = field(0.0, "Seconds a message inside a node.", at_least=0)
+    local_bandwidth: float = field(
+        0.0, "Bytes a second inside a node; 0: transfers take no time.", at_least=0
+    )
+    disturbances: tuple[Any, ...] = field(
+        (), "dynamic_batch: (worker, first epoch, last, slowdown), ..."
+    )
+    disturbance_probability: float = field(
+        0.0, "dynamic_batch: probability that a worker begins to be delayed, at each epoch.",
+        wanted="between 0 and 1", holds=lambda v: 0 <= v <= 1,
+    )  # fmt: skip
+    disturbance_seconds: tuple[float, ...] = field(
+        (5.0, 10.0), "dynamic_batch: least and most seconds of a delay, an epoch.", **LEAST_AND_MOST
+    )
+    disturbance_epochs: tuple[int, ...] = field(
+        (4, 20), "dynamic_batch: least and most epochs that a delay lasts.", **LEAST_AND_MOST
+    )
+    workers: InitVar[int | None] = None
+
+    def __post_init__(self, workers: int | None) -> None:
+        super().__post_init__()
+        if workers is not None:
+            workers = like(workers, 0)  # also of NumPy
+            if type(workers) is not int or workers < 1 or workers % self.devices_per_node:
+                raise ConfigError(
+                    f"Cluster.workers = {shown(workers)}: must be a multiple of devices_per_node = "
+                    f"{self.devices_per_node}, at least 1"
+                )
+            if self.nodes not in (1, workers // self.devices_per_node):
+                raise ConfigError(
+                    f"Cluster.workers = {workers}: must be nodes * devices_per_node = "
+                    f"{self.worker_count}, or leave nodes out"
+                )
+            object.__setattr__(self, "nodes", workers // self.devices_per_node)
+            super().__post_init__()  # of these nodes
+
+    @property
+    def worker_count(self) -> int:
+        """N, the workers of all nodes: `nodes * devices_per_node`."""
+        return self.nodes * self.devices_per_node
+
+    @checked
+    def with_(self, **changes: Any) -> Self:
+        """A copy with other values of some fields. Raises `ConfigError`."""
+        whole = {"nodes": 1} if changes.get("workers") else {}
+        return super().with_(**whole | changes)

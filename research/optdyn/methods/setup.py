@@ -1,0 +1,191 @@
+"""All of an experiment but its method: what is trained, on what, and for how long.
+
+Each part is a value (`base/fields.py`), whose fields are the keys of a config:
+`config.cluster.nodes` is `Setup.cluster.nodes`. A field that takes a name takes one of the package,
+or one of your own: MODULE:NAME, or path/to/file.py:NAME.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as made
+from typing import Any, Self
+
+from optdyn.base.fields import OPTIONS, Value, field
+from optdyn.base.ranges import PART, POSITIVE, momenta, positive
+from optdyn.clock.cluster import Cluster
+from optdyn.optimizers.kinds import SGD, Optimizer
+from optdyn.problem.data.kinds import Data, MNIST5k
+from optdyn.problem.models import MLP, Model
+
+SHORTEST = 54  # updates of a window of the momentum meter
+APIS = ("jit", "shard_map", "pmap", "overlap")  # of real devices
+
+
+@dataclass(frozen=True)
+class Parallel(Value, section="parallel"):
+    """How a run is laid over real devices (`devices/`)."""
+
+    api: str = field(
+        "",
+        "'jit', 'shard_map', 'pmap', 'overlap': on real devices; '': all on one, simulated.",
+        one_of=("", *APIS),
+    )
+    devices: int = field(0, "sync: number of devices; 0: all.", at_least=0)
+    accumulation: int = field(
+        1, "Parts of a device's batch, which are computed one after the other.", at_least=1
+    )
+    shard_optimizer: bool = field(
+        False, "sync with jit: whether the optimizer's state is split over the devices."
+    )
+    shard_snapshots: bool = field(
+        False, "jit: whether versions of the parameters are split over the devices."
+    )
+
+
+@dataclass(frozen=True)
+class Probes(Value, section="probes"):
+    """What is measured while a run trains."""
+
+    momentum: bool = field(
+        False, "Whether the implicit momentum is measured, in windows, with its interval."
+    )
+    window: int = field(
+        200,
+        "Updates of a window of the momentum meter, each of which takes a second mini-batch.",
+        wanted=f"at least {SHORTEST} updates",
+        holds=lambda v: v >= SHORTEST,
+    )
+    every: int = field(400, "Updates from the start of a window to that of the next.", at_least=1)
+    steer: bool = field(
+        False,
+        "sgd: whether momentum is the total aimed at, less the implicit momentum that is read.",
+    )
+    noise_scale: bool = field(
+        False, "Whether log points have the gradients' noise scale, arXiv 1812.06162."
+    )
+    sharpness: bool = field(
+        False, "Whether log points have the largest eigenvalue of the loss's Hessian."
+    )
+    similarity: bool = field(
+        False, "Whether log points have the cosine of the gradients of nodes that drifted apart."
+    )
+    mean: bool = field(
+        False, "Whether log points have the training loss of the mean of those nodes."
+    )
+
+
+@dataclass(frozen=True)
+class Replicas(Value, section="replicas"):
+    """Many replicas, whose trajectories are recorded, in place of one run."""
+
+    count: int = field(0, "Replicas that are recorded; 0: one run instead.", at_least=0)
+    block: int = field(
+        1, "Replicas batched together; 1 is the fastest for networks on CPUs.", at_least=1
+    )
+    subspace: int = field(
+        1024, "Dimension of the random subspace that trajectories are projected on.", at_least=1
+    )
+    matching: tuple[float, ...] = field(
+        (), "Explicit momenta of synchronous runs to be compared with.",
+        wanted="numbers between -1 and 1, or ()", holds=momenta,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tune(Value, section="tune"):
+    """What `optdyn tune` tries, and for how many simulated seconds."""
+
+    mode: str = field(
+        "predictive",
+        "'predictive', 'omnivore', the authors', or 'ladders', of any method.",
+        one_of=("predictive", "omnivore", "ladders"),
+    )
+    target: float = field(
+        0.1, "Training loss at which training ends.",
+        wanted="a finite number", holds=math.isfinite,
+    )  # fmt: skip
+    seconds: float = field(3600.0, "Most seconds of training.", **POSITIVE)
+    probe_seconds: float = field(1.0, "omnivore: seconds of a probe of the cold start.", **POSITIVE)
+    probe_share: float = field(0.03, "Share of an epoch that a later probe for it takes.", **PART)
+    epoch_seconds: float = field(
+        30.0, "Seconds of the first epoch; predictive: each next is twice as long.", **POSITIVE
+    )
+    momenta: tuple[float, ...] = field(
+        (0.0, 0.3, 0.6, 0.9), "omnivore: explicit momenta that are tried.",
+        wanted="one number or more between -1 and 1",
+        holds=lambda v: len(v) > 0 and all(-1 < m < 1 for m in v),
+    )  # fmt: skip
+    learning_rates: tuple[float, ...] = field(
+        (0.1, 0.01, 0.001, 0.0001), "omnivore: learning rates of one group; more: / 10.",
+        wanted="one finite number or more above 0",
+        holds=lambda v: len(v) > 0 and all(map(positive, v)),
+    )  # fmt: skip
+    seeds: int = field(1, "omnivore: initializations tried.", at_least=1)
+
+
+@dataclass(frozen=True)
+class Plan(Value, section="plan"):
+    """What `optdyn plan` chooses from (arXiv 1709.06622)."""
+
+    memory: int = field(2**28, "Bytes of a device.", wanted="bytes, more than 0", holds=positive)
+    batches: tuple[int, ...] = field(
+        (), "Mini-batches to choose from; (): batch_size to the largest.",
+        wanted="mini-batches of at least 1", holds=lambda v: all(b >= 1 for b in v),
+    )  # fmt: skip
+    rounds: int = field(7, "Rounds of timing.", at_least=2)
+    efficiency: float = field(0.9, "Efficiency that the number of devices must keep.", **PART)
+    devices: int = field(64, "Most devices.", at_least=1)
+    noise_scale: float = field(
+        0.0, "Noise scale of gradients, examples; 0: the worst of all is reckoned with.",
+        wanted="at least 0; infinite is one", holds=lambda v: v >= 0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(Value):
+    """An experiment without its method, which is given one (`experiment.py`)."""
+
+    note: str = field("", "What the run is for, in words; stands on top of its report.")
+    code: str = field(
+        "",
+        "Checksums of your own files, filled in by a run; 'any': a run goes on with edited files.",
+    )
+    seed: int = field(0, "Seed of everything that is drawn.", at_least=0)
+    steps: int = field(1000, "Updates of the run.", at_least=1)
+    batch_size: int = field(
+        64, "Examples an update, divided among the workers that make it.", at_least=1
+    )
+    log_every: int = field(50, "Updates between log points.", at_least=1)
+    checkpoint_every: int = field(
+        500, "Updates between checkpoints, at log points; 0: only at the end.", at_least=0
+    )
+    init_from: str = field(
+        "", "Workdir of a run with whose latest parameters this one begins; '': they are drawn."
+    )
+    loss: Any = field(
+        "",
+        "Loss of an example, (outputs, batch) -> (B,): of problem/losses.py or your own; "
+        "'': by the data's target, label, y or the next token of text.",
+    )
+    metrics: tuple[str, ...] = field(
+        (), "Metrics, test_NAME in the log; (): the accuracy of labels and tokens.",
+        wanted="names, or ()", holds=lambda v: all(isinstance(name, str) for name in v),
+    )  # fmt: skip
+    model: Model = made(default_factory=MLP)
+    data: Data = made(default_factory=MNIST5k)
+    optimizer: Optimizer = made(default_factory=SGD)
+    cluster: Cluster = made(default_factory=Cluster)
+    parallel: Parallel = made(default_factory=Parallel)
+    probes: Probes = made(default_factory=Probes)
+    replicas: Replicas = made(default_factory=Replicas)
+    tune: Tune = made(default_factory=Tune)
+    plan: Plan = made(default_factory=Plan)
+
+    def with_(self, changes: Mapping[str, Any] = OPTIONS, /, **more: Any) -> Self:
+        """A copy with other values of some keys: `with_({"cluster.nodes": 4}, steps=10)`.
+
+        Raises `ConfigError` for an unknown key or a value out of its range.
+        """
+        changed: Any = self.changed({**changes, **more})
+        return changed  # type: ignore[no-any-return]

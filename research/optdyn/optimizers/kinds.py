@@ -1,0 +1,129 @@
+"""The optimizer of an experiment: SGD, Adam, AdamW, the closed loop, or another of optax's."""
+
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, ClassVar
+
+import optax
+
+from optdyn.base.fields import OPTIONS, Options, Returns, Value, field, name_of
+
+OPTAX = "an optax transformation"
+
+
+@dataclass(frozen=True)
+class Optimizer(Value, section="optimizer", union=True):
+    """The optimizer of all parameters, its schedule and the transforms before it."""
+
+    learning_rate: float = field(0.1, "Learning rate, where schedules begin or peak.", at_least=0)
+    _: KW_ONLY
+    schedule: Any = field("constant", "Schedule of the rate, of optimizers/ or your own.")
+    schedule_options: Options = field(
+        OPTIONS, "Arguments of the schedule; of 'piecewise': boundaries, scales."
+    )
+    warmup_steps: int = field(0, "Updates over which the rate rises from 0.", at_least=0)
+    decay_steps: int = field(
+        0, "Updates over which the schedule decays the rate; 0: to the end.", at_least=0
+    )
+    decay_rate: float = field(0.1, "Factor of the schedule's decay.", above=0)
+    options: Options = field(OPTIONS, "Further arguments of the optimizer.")
+    chain: tuple[str, ...] = field(
+        (),
+        "Transforms that gradients go through before the optimizer: of "
+        "optimizers/staleness.py, of optax, or your own.",
+    )
+    chain_options: Options = field(
+        OPTIONS, "Arguments of the chain's transforms, each takes its own."
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.chain, optax.GradientTransformation):  # which is a tuple, too
+            object.__setattr__(self, "chain", (self.chain,))
+        if isinstance(self.chain, (tuple, list)):
+            object.__setattr__(self, "chain", tuple(map(_named, self.chain)))
+        super().__post_init__()
+
+    @property
+    def momentum(self) -> float:
+        """Explicit momentum; 0 of those that have none."""
+        return 0.0
+
+    @property
+    def arguments(self) -> Options:
+        """The arguments of the optimizer that are fixed at compile time, by name."""
+        shared = {each.name for each in fields(Optimizer)} | {"name", "momentum"}
+        typed = {key: getattr(self, key) for key in self.field_table() if key not in shared}
+        return Options(typed | self.options)
+
+    @classmethod
+    def named(cls, name: Any) -> Value:
+        known = name in cls.members or not isinstance(name, str)
+        return super().named(name) if known else Optax(name=name)
+
+    @classmethod
+    def of(cls, given: Any) -> Any:
+        """The optimizer of a transformation of optax, or of a function that returns one."""
+        if isinstance(given, optax.GradientTransformation):
+            return Optax(name=name_of(_Fixed(given), OPTAX), learning_rate=0.0)
+        return Optax(name=given) if callable(given) else given
+
+
+@dataclass(frozen=True)
+class HeavyBall(Optimizer):
+    """An optimizer with explicit momentum: v <- g + mu v, x <- x - alpha v."""
+
+    momentum: float = field(
+        0.0, "Explicit momentum mu, may be negative; closed_loop: the total aimed at.",
+        above=-1, below=1,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SGD(HeavyBall, name="sgd"):
+    """SGD with heavy-ball momentum, which may be negative."""
+
+
+@dataclass(frozen=True)
+class ClosedLoop(HeavyBall, name="closed_loop"):
+    """SGD whose explicit momentum makes up for the implicit momentum that it measures."""
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer, name="adam"):
+    """Adam (arXiv 1412.6980)."""
+
+    b1: float = field(0.9, "Decay of the mean of gradients.", at_least=0, below=1)
+    b2: float = field(0.999, "Decay of the mean of their squares.", at_least=0, below=1)
+    eps: float = field(1e-8, "What is added to the root of the squares.", at_least=0)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam, name="adamw"):
+    """Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    weight_decay: float = field(1e-4, "Decay of the parameters, times the rate.", at_least=0)
+
+
+@dataclass(frozen=True)
+class Optax(Optimizer):
+    """Another optimizer of optax by its name, or a function of one's own that returns one."""
+
+    name: Any = field("", "Optimizer of optax, 'contrib.NAME', 'soap', or your own.")
+    momentum: float = field(0.0, "Its momentum, where it has one.", above=-1, below=1)
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A function of a learning rate, which the optimizer that it returns does not ask for."""
+
+    fixed: ClassVar[bool] = True  # `optimizers.is_fixed`
+    optimizer: optax.GradientTransformation
+
+    def __call__(self, learning_rate: Any = 0.0) -> optax.GradientTransformation:
+        return self.optimizer
+
+
+def _named(each: Any) -> Any:
+    """The name of a function or of a transformation of optax; others as they are."""
+    if isinstance(each, optax.GradientTransformation):
+        return name_of(Returns(each), OPTAX)
+    return name_of(each) if callable(each) else each
