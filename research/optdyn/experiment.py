@@ -120,14 +120,30 @@ def read(
     """
     own_code.check_read(held, file, keys)
     experiment = Experiment.read(held)
-    if lacks := [key for key in differences(held, json.loads(to_json(experiment)))]:
-        raise ConfigError(f"{file} has no {lacks[0]}")
+    check_whole(held, experiment.to_dict(), file)
     return experiment
 
 
 def to_json(config: Setup) -> str:
     """The resolved config, as it is written to `config.json`."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def check_whole(
+    held: Mapping[str, Any], whole: Mapping[str, Any], file: object, section: str = ""
+) -> None:
+    """Raises `ConfigError` where the `config.json` of a run, `held`, lacks a key of `whole`.
+
+    Another one of a union has other keys, and those of options are free.
+    """
+    if held.get("name", whole.get("name")) != whole.get("name"):
+        return
+    for key, value in whole.items():
+        if key not in held:
+            raise ConfigError(f"{file} has no {section}{key}")
+        if isinstance(value, Mapping) and not key.endswith("options"):
+            inner = held[key] if isinstance(held[key], Mapping) else {}
+            check_whole(inner, value, file, f"{section}{key}.")
 
 
 def differences(
