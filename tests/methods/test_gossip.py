@@ -328,12 +328,10 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
 
 
 def config_of(**values):
-    config = Experiment()
-    config = config.with_(
+    return Experiment().with_(
         {"method.name": "gossip", "cluster.nodes": 8, "batch_size": 64, "steps": 20}
         | {key.replace("__", "."): value for key, value in values.items()}
     )
-    return config
 
 
 @pytest.mark.parametrize("order", ["combine", "adapt"])
@@ -373,8 +371,7 @@ BOWL = {
 
 def mean_of(name, **values):
     """(6,) parameters after 60 updates, the mean over the nodes."""
-    config = Experiment()
-    config = config.with_(BOWL | {"method.name": name, **values})
+    config = Experiment().with_(BOWL | {"method.name": name, **values})
     run = trainer.prepare(config)
     state, _ = run.program.advance(*driver.first(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])

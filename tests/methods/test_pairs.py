@@ -14,6 +14,7 @@ import pytest
 
 from optdyn import methods
 from optdyn.clock.base import Shares, at, choice_of
+from optdyn.clock.service import Exponential
 from optdyn.methods import Event
 from optdyn.train import devices as parallel
 from optdyn.train import program
@@ -90,7 +91,7 @@ def inside(parts):
 def trained(name):
     """(nodes, STEPS, ...) parameters and (STEPS,) losses, and what the reference is given."""
     cluster = {"nodes": NODES, "devices_per_node": DEVICES, "speeds": (1.0, 3.0, 2.0, 2.0)}
-    cluster |= {"service": "exponential"} if "daso" in name.split("+") else {}
+    cluster |= {"service": Exponential()} if "daso" in name.split("+") else {}
     own = {f"cluster.{key}": value for key, value in cluster.items()} | inside(name.split("+"))
     config = config_of(name, **VALUES, **own, steps=STEPS)
     problem = program.problem_of(config, battery.CLASSES)
