@@ -11,9 +11,9 @@ from functools import cache
 from typing import Any, Self
 
 from optdyn.base.errors import ConfigError, shown
-from optdyn.base.fields import Value, default_of, plain
+from optdyn.base.fields import Value, default_of, not_one, plain
 from optdyn.clock.base import Timeline
-from optdyn.methods.method import PLAIN, Methods
+from optdyn.methods.method import PLAIN, Method, Methods
 from optdyn.methods.setup import Setup
 from optdyn.problem import own_code
 
@@ -33,7 +33,7 @@ class Experiment(Setup):
         object.__setattr__(self, "method", Methods.wrap(self.method))
         super().__post_init__()
         if not isinstance(self.method, Methods):
-            raise ConfigError(f"config.method = {shown(self.method)}: must be of type Method")
+            raise ConfigError(not_one("config.method", self.method, Method))
         self.method.checked()
 
     @classmethod

@@ -128,9 +128,9 @@ class Value:
                 check(name, value, each)
             elif isinstance(usual, Value):
                 kind = usual.root or type(usual)
-                value = kind.of(value)
+                value = value if isinstance(value, type) else kind.of(value)
                 if not isinstance(value, kind):
-                    raise ConfigError(f"{name} = {shown(value)}: must be of type {kind.__name__}")
+                    raise ConfigError(not_one(name, value, kind))
                 object.__setattr__(self, each.name, value)
 
     @property
@@ -273,6 +273,15 @@ def every_field(value: Value) -> "Iterator[tuple[str, dataclasses.Field[Any]]]":
             yield value.key(each.name), each
         elif isinstance(part := getattr(value, each.name), Value):
             yield from every_field(part)
+
+
+def not_one(name: str, value: Any, kind: type[Value]) -> str:
+    """The line that refuses a value which is none of a type, and says what may be meant."""
+    member = value if isinstance(value, type) else None
+    if isinstance(value, str) and kind.root:
+        member = kind.members.get(value)
+    hint = f", such as {member.__name__}(...)" if member and issubclass(member, kind) else ""
+    return f"{name} = {shown(value)}: must be of type {kind.__name__}{hint}"
 
 
 def named(name: str, value: Any) -> Any:

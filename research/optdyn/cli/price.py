@@ -11,7 +11,8 @@ Seconds are those of the method's own clock on `config.cluster`: simulated, with
 model is that of a `--config`, by its shapes, or so many float32 `--parameters`; a worker computes
 for its part of an update as the config says, or so many `--step_seconds`. All other keys are the
 config's, as `--config.cluster.service.variation=0.5`. Methods combine,
-`--methods=diloco+async_local_sgd`; `--nodes`, `--periods` and `--compression` take lists. `--out=FILE` writes all figures as JSON.
+`--methods=diloco+async_local_sgd`; `--nodes`, `--periods` and `--compression` take lists.
+`--out=FILE` writes all figures as JSON.
 
     optdyn price --penalty=WORKDIR --parameters=124e6 --step_seconds=0.5 --methods=all
 

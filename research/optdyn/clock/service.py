@@ -19,7 +19,7 @@ KEY = "config.cluster.service.name"
 
 
 @dataclass(frozen=True)
-class Law(Value, section="cluster.service.name", union=True):
+class Law(Value, section="cluster.service", union=True):
     """The law of the times that workers take over a gradient (`optdyn list laws`)."""
 
     @property

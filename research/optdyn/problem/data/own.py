@@ -48,7 +48,8 @@ def load(name: str, options: Mapping[str, object]) -> Dataset:
     if not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping):
         raise DataError(
             f"the data set {where} is a {type(made).__name__}: must be "
-            "optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of arrays, and maybe 'classes'"
+            "optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of arrays, "
+            "and maybe 'classes'"
         )
     if strange := sorted(set(made) - {"train", "test", "classes"}):
         raise DataError(f"the data set {where} has {strange[0]!r}: only train, test and classes")
