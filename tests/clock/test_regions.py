@@ -14,7 +14,7 @@ from optdyn.clock import TimelineError, habits, network, regions
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.habits import Presence
 from optdyn.clock.regions import LIGHT, RADIUS, great_circle
-from optdyn.clock.service import Constant
+from optdyn.clock.service import Constant, Exponential
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
@@ -126,7 +126,7 @@ def test_who_comes_and_goes_all_the_time_is_refused():
 def meeting(values, steps=40):
     own = {
         "cluster.nodes": 4,
-        "cluster.service.name": "exponential",
+        "cluster.service": Exponential(),
         "cluster.seconds_per_example": 0.5,
     }
     return streaming(1, steps, own | {f"cluster.{key}": v for key, v in values.items()})
@@ -170,12 +170,12 @@ def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
     parts, seconds, presence, absence = 8000, 1.5 * period, 4.0, 1.0
     method = optdyn.ModelAveraging(period=period)
     one = Cluster(service=Constant(), seconds_per_example=1.5, presence=presence, absence=absence)
-    line = optdyn.clock(method, one, parts * period, batch_size=1)
+    line = optdyn.timeline(method, one, parts * period, batch_size=1)
     expected = (np.exp(seconds / presence) - 1) * (presence + absence)
     # A part's deviation is less than twice its mean: 2 % of that of 8,000.
     assert line.seconds[-1] / parts == pytest.approx(expected, rel=0.06)
     with pytest.raises(TimelineError, match=r"presence = .* must be there for longer"):
-        optdyn.clock(method, one.with_(presence=seconds / 20), parts, batch_size=1)
+        optdyn.timeline(method, one.with_(presence=seconds / 20), parts, batch_size=1)
 
 
 @pytest.mark.parametrize("presence", [2.0, 8.0, 30.0])
