@@ -23,9 +23,10 @@ def as_law(name: str, variation: float = 1.0) -> Law:
 
 
 def with_values(config: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """The config with values of keys: each method takes those of `method.KEY` that it has."""
-    others = {key: value for key, value in values.items() if not key.startswith("method.")}
-    numbers = {key.removeprefix("method."): values[key] for key in values.keys() - others.keys()}
+    """The config with values of keys; `method.KEY` is of each method that has it."""
+    shared = [key for key in values if key.startswith("method.") and key.count(".") == 1]
+    others = {key: value for key, value in values.items() if key not in shared}
+    numbers = {key.removeprefix("method."): values[key] for key in shared}
     name = numbers.pop("name", config.method.name)
     methods = config.method if name == config.method.name else Methods.named(name)
-    return config.with_(others, method=methods.with_keys(numbers))
+    return config.with_({"method": methods.with_keys(numbers)}).with_(others)

@@ -12,12 +12,12 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Geometric, LogNormal
 from optdyn.methods import Event
 from optdyn.problem import problem
-from optdyn.problem.models import Model
+from optdyn.problem.models import Quadratic
 from optdyn.problem.models.quadratic import curvatures
 from tests.methods.composed import asynchronous
 
 STEPS, DIMENSION, CONDITION, BATCH = 120, 6, 10.0, 4
-QUADRATIC = problem.make(Model("quadratic", dimension=DIMENSION, condition=CONDITION), 0)
+QUADRATIC = problem.make(Quadratic(dimension=DIMENSION, condition=CONDITION), 0)
 H = curvatures(DIMENSION, CONDITION).astype(np.float64)
 OPTIMA = np.random.default_rng(0).normal(0, 0.5, (STEPS, BATCH, DIMENSION)).astype(np.float32)
 TIMELINES = {

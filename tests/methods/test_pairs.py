@@ -83,7 +83,7 @@ def inside(parts):
     (*reads,) = set(parts) & set(reference.READS)
     if not reads or not set(parts) & set(reference.MIXES):
         return {}
-    known = methods.keys_of(methods.load(reads[0]))
+    known = methods.load(reads[0]).field_table()
     return {f"method.{reads[0]}.{key}": v for key, v in INSIDE.items() if key in known}
 
 

@@ -23,7 +23,7 @@ METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
 READERS = {
     "groups": {},
     "fresh": {"method.fresh": ("classifier",)},
-    "servers": {"method.name": "asynchronous+local"},
+    "servers": {"method.name": "asynchronous+local", "method.asynchronous.groups": 4},
     "ring": {"cluster.service.name": "geometric"},
     "compensated": {"optimizer.chain": ("delay_compensation",)},
     "metered": METERED,
@@ -151,11 +151,9 @@ def resident(kind):
     return int(Path("/proc/self/status").read_text().split(kind)[1].split()[0]) * 1024
 
 def updated(steps, snapshots, groups):
-    config = Experiment()
-    values = json.loads(sys.argv[1])
-    values |= {"steps": steps, "method.snapshots": snapshots, "method.groups": groups}
-    config.update_from_flattened_dict(values | {"cluster.nodes": groups})
-    config = config
+    values = json.loads(sys.argv[1]) | {"steps": steps, "cluster.nodes": groups}
+    values |= {"method.snapshots": snapshots, "method.groups": groups}
+    config = Experiment().with_(values)
     run = trainer.prepare(config)
     before = resident("VmRSS:")
     state, *rest, n = driver.first(run, steps)
