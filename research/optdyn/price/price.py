@@ -221,7 +221,7 @@ def check(config: Experiment) -> None:
     """Raises `ConfigError` where a cluster has no prices, by whatever method."""
     cluster = config.cluster
     if not cluster.service.is_drawn:
-        one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
+        one_of("config.cluster.service.name", cluster.service.name, (*DRAWN, GEOMETRIC))
     always = "prices are of workers that are always there"
     refuse(
         (cluster.presence, f"config.cluster.presence: {always}"),
