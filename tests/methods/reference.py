@@ -626,8 +626,8 @@ class Batch:
 def run(name, params, choices, hypers, images, labels, nodes, devices, keys):
     """Parameters of every node after each update, (steps,) lists of dicts.
 
-    `choices` and `hypers` are of each update; `keys` are those of config.method, by method where several
-    are joined.
+    `choices` and `hypers` are of each update; `keys` are those of config.method, of several joined
+    a section each.
     """
     parts = name.split("+")
 

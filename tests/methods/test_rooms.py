@@ -80,7 +80,8 @@ def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypat
     other = other.with_({"method.scale": 0.1})
     losses = [train(c, tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))]
     assert losses[0] != losses[1]
-    pair = config({**values, "method.name": "asynchronous+my_methods:Signed"})
+    values |= {"method.name": "asynchronous+my_methods:Signed", "method.asynchronous.groups": 4}
+    pair = config(values)
     assert train(pair, tmp_path / "pair")["staleness_mean"] > 1
     assert issubclass(methods.load("my_methods:Signed"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):
