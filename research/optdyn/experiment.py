@@ -259,8 +259,7 @@ def _cluster(config: Experiment) -> Iterator[Join]:
         said += " and ".join(map(repr, those))
         changed = getattr(cluster, key) != getattr(plain, key)
         yield Join(f"cluster.{key}", changed and key not in heeded, said)
-    for method in dict.fromkeys((*methods.every, methods.outermost)):
-        method.check(config, methods)
+    methods.check(config)
 
 
 def _pieces(config: Experiment) -> Iterator[Join]:
