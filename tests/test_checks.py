@@ -22,8 +22,6 @@ from configs.grids import (
     staleness,
     workers,
 )
-from optdyn import methods
-from optdyn.base import type_checks
 from optdyn.base.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
@@ -31,9 +29,9 @@ from optdyn.problem.data import own
 from optdyn.report import report, tables
 from optdyn.train import memory_checks, program, trainer
 from optdyn.train.checks import check, check_parts
-from optdyn.train.grid import grid, named, resolve
+from optdyn.train.grid import Grid, named, resolve
 from optdyn.train.warnings import probable_mistakes
-from tests.test_config import changed, refusal
+from tests.test_config import owned, refusal
 
 OTHER_KINDS = [
     *((key, value) for key in ("steps", "model.width") for value in (64.0, True, "64", None, [64])),
@@ -52,29 +50,8 @@ OTHER_KINDS = [
     ("name", "value"), OTHER_KINDS, ids=[f"{n}={type(v)!s}" for n, v in OTHER_KINDS]
 )
 def test_a_value_of_another_kind_is_refused_by_name(name, value):
-    said = refusal(changed({name: value}))
+    said = refusal(owned(name) | {name: value})
     assert said.startswith(f"config.{name} = ") and ": must be " in said and len(said) < 300
-
-
-def test_kinds_are_of_any_reference():
-    """Whatever keys there are: a dict with keys is a tree, an empty one is of plain values."""
-    reference = {"count": 1, "inner": {"rate": 0.5}, "options": {}}
-
-    def like(**values):
-        return reference | values
-
-    type_checks.check(like(inner={"rate": 2}, options={"a": [1, {"b": "x"}], "c": None}), reference)
-    for bad, name in (
-        ({"count": 1.0}, "config.count = 1.0"),
-        ({"inner": {"rate": "2"}}, "config.inner.rate = '2'"),
-        ({"inner": {}}, "config.inner.rate: missing"),
-        ({"inner": 3}, "config.inner: must hold keys"),
-        ({"options": {"a": float("nan")}}, "config.options.a = nan"),
-        ({"options": {"a": object}}, "config.options.a"),
-        ({"other": 1}, "config.other: no such key"),
-    ):
-        said = refusal(like(**bad), lambda config: type_checks.check(config, reference))
-        assert said.startswith(name)
 
 
 def test_a_batch_has_each_example_once_at_most(config):
@@ -280,25 +257,6 @@ def test_a_norm_of_blocks_and_another_points_loss_are_warned_of(config, mnist):
     assert "where gradients are taken" in said
 
 
-def test_a_key_that_nothing_reads_deserves_a_word(config):
-    """If the user has set it for this run; a config file may set those of several methods."""
-    values = {"method.name": "daso+asynchronous", "method.period": 777, "model.blocks": 3}
-    chosen = config(values)
-    assert not probable_mistakes(chosen)
-    read = ["method.groups", "method.max_batches", "method.name", "model.noise", "steps"]
-    assert not probable_mistakes(chosen, [*read, "model.remat", "optimizer.options.b1"])
-    period, blocks = probable_mistakes(
-        chosen, [*read, "method.period", "model.blocks", "method.period"]
-    )
-    assert period.startswith(
-        "config.method.period = 777: ignored, 'daso+asynchronous' has no such key; async_local_"
-    )
-    assert blocks.startswith("config.model.blocks = 3: ignored, 'quadratic' has no such key; resm")
-    alone = config({"method.name": "gossip", "method.arrivals": 3, "cluster.nodes": 4})
-    (said,) = probable_mistakes(alone, ["method.arrivals", "method.graph"])
-    assert said.endswith("'gossip' has no such key; buffered, mindflayer have")
-
-
 def test_a_network_beside_pieces_is_warned_of_and_costs_nothing(config):
     values = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc_network": 0.1}
     network = {"cluster.bandwidth": 1e6, "cluster.latency": 5.0, "cluster.seconds_per_example": 1.0}
@@ -324,24 +282,6 @@ def test_a_number_that_another_switches_on_is_warned_of_and_changes_nothing(conf
     on = {needed: 1 if needed == "regions" else 0.5}
     needs = config(values | {f"cluster.{key}": 0.5} | {f"cluster.{k}": v for k, v in on.items()})
     assert not probable_mistakes(needs, [f"cluster.{key}"])
-
-
-@pytest.mark.parametrize("name", methods.built_in())
-def test_what_a_method_does_not_have_it_does_not_read(config, name):
-    """Its program and its timeline are the same whatever the whole numbers of other methods are."""
-    clusters = {"stale_pipeline": "constant", "local": "constant"}
-    values = {"model.name": "resmlp", "model.blocks": 4, "model.width": 8, "data.image_size": 7}
-    values |= {"method.name": name, "method.groups": 4, "cluster.nodes": 4, "steps": 20}
-    values |= {"batch_size": 8, "cluster.service.name": clusters.get(name, "lognormal")}
-    plain, other = config(values), config(values)
-    own = methods.keys_of(methods.load(name))
-    for key, value in Experiment().method.items():
-        if type(value) is int and key not in (*own, "staleness_bound"):  # refused of other methods
-            other.method[key] = {"compression_bits": 8}.get(key, value + 1)  # 33 are too many
-    one, two = trainer.prepare(plain), trainer.prepare(other)
-    assert one.program is two.program
-    for a, b in zip(jax.tree.leaves(one.timeline), jax.tree.leaves(two.timeline), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +369,7 @@ def test_bad_points_are_named():
         ({"name": ".."}, "grid: a point is called '..'"),
         ({"name": ""}, "grid: a point is called ''"),
     ):
-        config = grid(Experiment(), [values])
+        config = Grid(Experiment(), [values])
         with pytest.raises(ConfigError) as caught:
             for name, point in named(config):
                 resolve(config, name, point)

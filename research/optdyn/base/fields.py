@@ -336,7 +336,8 @@ def like(value: Any, usual: Any) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return Options({key: like(entry, None) for key, entry in value.items()})
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if is_whole and isinstance(usual, float) else value
+    small = is_whole and abs(value) < 2**1000  # a float can be of it
+    return float(value) if small and isinstance(usual, float) else value
 
 
 def _between(at_least: float, at_most: float, above: float, below: float) -> Range | None:

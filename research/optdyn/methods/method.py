@@ -6,6 +6,7 @@ no method replaces are plain SGD's.
 """
 
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -292,8 +293,9 @@ def _changed(method: Method, changes: Mapping[str, Any], section: str) -> Any:
     try:
         return method.changed(changes)
     except ConfigError as error:
-        where = str(error).replace("config.method.", f"config.method.{section}")
-        raise ConfigError(where) from error
+        where = f"config.method.{section}".removesuffix(".")
+        said = re.sub(r"config\.method\b(?!\.name)", where, str(error))
+        raise ConfigError(said) from error
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,13 @@ from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import compute_means
 from optdyn.clock.dynamic_batch import costs
 from optdyn.clock.service import DRAWN
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, check_cluster
 from optdyn.methods import Methods, owns
 from optdyn.methods.method import slowed
 from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.price import sent_bytes
 from optdyn.price.sent_bytes import at_work, exchanging
 from optdyn.price.shapes import Shapes, setting, stages
-from optdyn.train.checks import check_cluster
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
