@@ -20,7 +20,7 @@ was trained to its end here: that takes an accelerator.
 from typing import NamedTuple
 
 import optdyn as od
-from optdyn.base.errors import ConfigError, entry, shown
+from optdyn.base.errors import entry
 
 
 class Size(NamedTuple):
@@ -40,27 +40,45 @@ SIZES = {
     "50m": Size(12, 512, 8, 512, 12_000, 64, 6e-4),
     "124m": Size(12, 768, 12, 1024, 25_600, 32, 6e-4, remat=True),
 }
-SYNTHETIC = "synthetic"
 
 
 def get_config(variant: str = "10m") -> od.Experiment:
     """SIZE or SIZE,synthetic. Raises `ConfigError` if there is no such size or data set."""
     name, _, data = variant.partition(",")
     size = entry(SIZES, name)
-    if data not in ("", SYNTHETIC):
-        raise ConfigError(f"config argument {shown(data)}: must be {SYNTHETIC}, or left out")
-    text: od.Data = od.Packages(tokenizer=f"bpe:{size.vocabulary}", sequence_length=size.tokens)
-    if data:
-        numbers = {"vocabulary": size.vocabulary, "length": size.tokens, "examples": 2000}
-        text = od.OwnData(name="optdyn.problem.data.synthetic:tokens", options=numbers)
     return od.Experiment(
         model=od.ModernTransformer(
-            size.blocks, size.width, size.attention_heads, dtype=size.dtype, remat=size.remat
+            blocks=size.blocks,
+            width=size.width,
+            attention_heads=size.attention_heads,
+            dtype=size.dtype,
+            remat=size.remat,
         ),
-        data=text.with_(train_evaluated=64, test_evaluated=64),
+        data=entry(DATA, data)(size),
         optimizer=od.AdamW(size.learning_rate, schedule="cosine", warmup_steps=200),
         batch_size=size.batch_size,
         steps=10_000,
         log_every=100,
         checkpoint_every=1000,
     )
+
+
+def sources(size: Size) -> od.Data:
+    return od.Packages(
+        tokenizer=f"bpe:{size.vocabulary}",
+        sequence_length=size.tokens,
+        train_evaluated=64,
+        test_evaluated=64,
+    )
+
+
+def drawn(size: Size) -> od.Data:
+    return od.OwnData(
+        "optdyn.problem.data.synthetic:tokens",
+        {"vocabulary": size.vocabulary, "length": size.tokens, "examples": 2000},
+        train_evaluated=64,
+        test_evaluated=64,
+    )
+
+
+DATA = {"": sources, "synthetic": drawn}

@@ -29,7 +29,9 @@ STANDARD = {
         1_281_167, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "crop_flip", 64
     ),
 }
-EPOCHS = 3
+EPOCHS, BATCH = 3, 64
+LENET = od.CNN(channels=(6, 16), hidden=(120, 84))
+RESNET = od.ResNet(channels=(16, 32, 64), blocks=9)
 
 
 def get_config(name: str = "fashion_mnist") -> od.Experiment:
@@ -38,11 +40,9 @@ def get_config(name: str = "fashion_mnist") -> od.Experiment:
     Raises `ConfigError` if there is no such data set.
     """
     chosen = entry(STANDARD, name)
-    gray = len(chosen.mean) == 1
-    batch_size = 64
-    epoch = chosen.examples // batch_size
+    epoch = chosen.examples // BATCH
     return od.Experiment(
-        model=od.CNN(hidden=(120, 84)) if gray else od.ResNet((16, 32, 64), blocks=9),
+        model=LENET if len(chosen.mean) == 1 else RESNET,
         data=od.TFDS(
             dataset=name,
             mean=chosen.mean,
@@ -51,8 +51,8 @@ def get_config(name: str = "fashion_mnist") -> od.Experiment:
             image_size=chosen.image_size,
             streaming=name == "imagenet2012",
         ),
-        optimizer=od.SGD(learning_rate=0.02, momentum=0.9),
-        batch_size=batch_size,
+        optimizer=od.SGD(0.02, momentum=0.9),
+        batch_size=BATCH,
         steps=EPOCHS * epoch,
         log_every=epoch,
         checkpoint_every=epoch,

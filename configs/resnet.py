@@ -27,6 +27,13 @@ EXAMPLES = {
     "imagenet2012": 1_281_167,
     SYNTHETIC: 1024,
 }
+# Images from a seed, as they are brought to the devices (`problem/data/synthetic.py`).
+DRAWN = od.OwnData(
+    "optdyn.problem.data.synthetic:images",
+    {"side": 224, "classes": 1000, "examples": 1280},
+    streaming=True,
+)
+BATCH = 256
 EPOCHS = {"fashion_mnist": 10, "mnist": 10}  # others: 90
 
 
@@ -34,32 +41,26 @@ def get_config(variant: str = "18") -> od.Experiment:
     """DEPTH or DEPTH,DATA. Raises `ConfigError` if there is no such depth or data set."""
     depth, _, name = variant.partition(",")
     stages, name = entry(STAGES, depth), name or "fashion_mnist"
-    examples = entry(EXAMPLES, name)
+    epoch = entry(EXAMPLES, name) // BATCH
     large = name in (SYNTHETIC, "imagenet2012")
-    data = drawn() if name == SYNTHETIC else od.config(f"images:{name}").data
-    if name == "imagenet2012":
-        data = data.with_(image_size=224)
-    batch_size = 256
-    epoch = examples // batch_size
     return od.Experiment(
         model=od.ResNet(
             channels=(64, 128, 256, 512),
             stages=stages,
-            bottleneck=depth == "50",
             stem="quarter" if large else "whole",
+            bottleneck=depth == "50",
             dtype="bfloat16" if large else "float32",
         ),
-        data=data,
+        data=DRAWN if name == SYNTHETIC else prepared(name),
         optimizer=od.SGD(0.1, momentum=0.9, schedule="cosine", warmup_steps=epoch),
-        batch_size=batch_size,
+        batch_size=BATCH,
         steps=EPOCHS.get(name, 90) * epoch,
         log_every=epoch,
         checkpoint_every=epoch,
     )
 
 
-def drawn() -> od.Data:
-    """Images from a seed, as they are brought to the devices (`problem/data/synthetic.py`)."""
-    numbers = {"side": 224, "classes": 1000, "examples": 1280}
-    images = "optdyn.problem.data.synthetic:images"
-    return od.OwnData(name=images, options=numbers, streaming=True)
+def prepared(name: str) -> od.Data:
+    """The data of `configs/images.py`, of ImageNet 224 pixels a side."""
+    data = od.config(f"images:{name}").data
+    return data.with_(image_size=224) if name == "imagenet2012" else data

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
     from optdyn.cli.comparison import Comparison, compare
     from optdyn.cli.configs import config
-    from optdyn.cli.python import Clock, Experiment, MomentumEstimate, Trained, clock, rule
+    from optdyn.cli.python import Clock, Experiment, MomentumEstimate, Trained, rule, timeline
     from optdyn.clock.cluster import Cluster, Pieces
     from optdyn.clock.service import (
         Constant,
@@ -79,7 +79,7 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
 _WHERE = {
     "cli.comparison": "Comparison compare",
     "cli.configs": "config",
-    "cli.python": "Clock Experiment MomentumEstimate Trained clock rule",
+    "cli.python": "Clock Experiment MomentumEstimate Trained rule timeline",
     "clock.cluster": "Cluster Pieces",
     "clock.service": (
         "Constant Exponential Gamma Geometric Law LogNormal Measured OwnLaw Race Trace"
@@ -110,7 +110,9 @@ _WHERE = {
     "methods.setup": "Parallel Plan Probes Replicas Tune",
     "methods.sync": "Sync",
     "optimizers.kinds": "Adam AdamW ClosedLoop Optax Optimizer SGD",
-    "problem.data.kinds": "Data Folder KJV MNIST5k OwnData Packages StandardLibrary TFDS TextFiles",
+    "problem.data.kinds": (
+        "Data Folder KJV MNIST5k OwnData Packages StandardLibrary TFDS TextFiles"
+    ),
     "problem.models": (
         "CNN MLP Model ModernTransformer OwnModel Quadratic ResMLP ResNet Transformer"
     ),
