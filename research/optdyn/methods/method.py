@@ -285,8 +285,9 @@ def load(name: str) -> type[Method]:
 
     Raises `ConfigError` if there is none.
     """
-    known = {one: Method.members[one] for one in built_in()}
-    found = lookup.find(KEY, name, known, meant_method)
+    if name in built_in():
+        return Method.members[name]  # type: ignore[return-value]
+    found = lookup.find(KEY, name, dict.fromkeys(built_in()), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.method.name = {name!r}: must be a Method of optdyn.methods, and is "
