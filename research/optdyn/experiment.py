@@ -13,13 +13,12 @@ from typing import Any, Self
 from ml_collections import ConfigDict
 
 from optdyn import methods, setup
-from optdyn.base import type_checks
+from optdyn.base import lookup, type_checks
 from optdyn.base.errors import ConfigError
 from optdyn.base.trees import Json
 from optdyn.clock.base import Timeline
 from optdyn.methods.chosen import Chosen
 from optdyn.methods.method import Methods
-from optdyn.problem import own_code
 from optdyn.setup import PARTS, Cluster, Pieces, Setup
 
 __all__ = [
@@ -79,7 +78,7 @@ def usual() -> Experiment:
 def read(
     held: Mapping[str, object],
     file: object = "config.json",
-    keys: Sequence[str] = own_code.KEYS,
+    keys: Sequence[str] = lookup.KEYS,
 ) -> Experiment:
     """The experiment of a run that wrote `held` as its `config.json`.
 
@@ -88,7 +87,7 @@ def read(
     """
     check_whole(held, file)
     experiment = parse(held)
-    own_code.check_read(experiment, file, keys)
+    lookup.check_read(experiment, file, keys)
     return experiment
 
 

@@ -104,7 +104,6 @@ def _call(
     from optdyn.base.progress import end_line, say
     from optdyn.devices.first_process import verdict
     from optdyn.experiment import parse
-    from optdyn.problem import own_code
 
     interruptible()
     try:
@@ -117,7 +116,7 @@ def _call(
             if quiet and not processes.is_writer():
                 logging.set_verbosity(logging.ERROR)
             if read:
-                own_code.check_read(chosen, read)
+                lookup.check_read(chosen, read)
             workdir = Path(folder)
             if folder != NONE:
                 verdict(lambda: writable(workdir))

@@ -1,13 +1,12 @@
 """Names for what is given to an experiment itself, and not by a name: a function, a module, arrays.
 
 A config holds names. A function that can be imported has one; of anything else this module keeps
-the thing, as long as the process lives, so that `optdyn.cli.in_memory:NAME` finds it. A NAME is
-made of what the thing is (`cache_keys.text`), so that runs of several processes have it alike for
-the same and for nothing else.
+the thing, as long as the process lives, so that `optdyn.cli.in_memory:NAME` finds it. A NAME is of
+its kind and counted, `a_function_1`; what is in the thing is told by its hash (`lookup.digest`).
 """
 
 import copy
-import hashlib
+import itertools
 import pickle
 import sys
 from collections.abc import Callable, Hashable, Mapping
@@ -19,53 +18,56 @@ import jax
 import numpy as np
 import optax
 
-from optdyn.base.cache_keys import same
 from optdyn.base.errors import ConfigError
-from optdyn.base.lookup import shown, words
+from optdyn.base.lookup import Is, digest, shown, words
 from optdyn.setup import Data, Model, Optimizer
 
 OPTAX = "an optax transformation"
 _names = dict[Hashable, str]()
+_arrays = dict[str, Any]()  # arrays that were given, by their digest
 
 
 class Name(str):
     """A name of what is kept here. A pickle of it has the thing too, which the name is worth."""
 
     def __reduce__(self) -> Any:
+        name = self.rpartition(":")[2]
         try:
-            thing = pickle.dumps(globals()[self.rpartition(":")[2]])
+            thing = pickle.dumps(globals()[name])
         except Exception as error:  # of any kind: pickle's, or of the user's class
             why = f"cannot be pickled ({shown(error)}); name it instead, as 'my_file.py:NAME'"
             raise ConfigError(f"{words(self)} of an experiment: {why}") from error
-        return _unpickled, (thing, words(self))
+        return _unpickled, (thing, name)
 
     def __deepcopy__(self, _: Any) -> "Name":
         return self
 
 
-def _unpickled(thing: bytes, said: str) -> str:
-    return name_of(pickle.loads(thing), said)
+def _unpickled(pickled: bytes, name: str) -> str:
+    """The name here of a thing that had this name there; what is here already stays the same."""
+    thing = pickle.loads(pickled)
+    if name in globals() and digest(globals()[name]) == digest(thing):
+        return Name(f"{__name__}:{name}")
+    return name_of(thing, name.rpartition("_")[0])
 
 
-def name_of(thing: object, said: str = "") -> str:
+def name_of(thing: object, kind: str = "") -> str:
     """`MODULE:NAME`, by which `lookup.find` finds this very thing; of a text the text itself.
 
-    Two things that are the same have one name, so what a notebook makes again goes on as before.
-    `said` is what lines call it (`lookup.words`), by default its type.
+    `kind` is what lines call it (`lookup.words`), by default its type.
     """
     if isinstance(thing, str):
         return thing
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     if name and getattr(sys.modules.get(module or ""), name, None) is thing:
         return f"{module}:{name}"
-    if (what := same(thing)) not in _names:
-        mark = hashlib.sha256(what[0].encode()).hexdigest()[:6]
-        name = held = f"{said or f'a {type(thing).__name__}'}_{mark}".replace(" ", "_")
-        while held in globals():  # of another thing whose difference does not show
-            held = f"{name}_{len(_names)}"
-        _names[what] = held
-        globals()[held] = thing
-    return Name(f"{__name__}:{_names[what]}")
+    key = thing if isinstance(thing, (_Returns, _Fixed, _Pair)) else Is(thing)
+    if key not in _names:
+        kind = (kind or f"a {type(thing).__name__}").replace(" ", "_")
+        counted = (f"{kind}_{number}" for number in itertools.count(1))
+        _names[key] = next(name for name in counted if name not in globals())
+        globals()[_names[key]] = thing
+    return Name(f"{__name__}:{_names[key]}")
 
 
 # A module of another library, {0}, as a pair (init, apply).
@@ -89,7 +91,7 @@ def _model(given: Any) -> Any:
     Raises `ConfigError` for a module of another library, or its class.
     """
     if isinstance(given, nn.Module):
-        return Model(name_of(_Returns(given), f"the module {type(given).__name__}"))
+        return Model(name_of(_Returns(Is(given)), f"the module {type(given).__name__}"))
     kind = given if isinstance(given, type) else type(given)
     for library, pair in PAIRS.items():
         if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
@@ -98,17 +100,20 @@ def _model(given: Any) -> Any:
                 f"of functions (init, apply): {pair.format(kind.__name__)}"
             )
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return Model(name_of(_Returns(_Pure(*given)), "two functions"))
+        return Model(name_of(_Pair(*map(Is, given)), "two functions"))
     return Model(name_of(given)) if callable(given) else given
 
 
 def _data(given: Any) -> Any:
     """The `Data` of arrays, or of a function that returns some; others as they are.
 
-    Arrays are copied: what is written into them later is other data, by another name.
+    Arrays are copied: what is written into them later is other data, by another name. The same
+    numbers are the same data.
     """
     if isinstance(given, Mapping):
-        return Data(name_of(_arrays(_copied(given)), "arrays"))
+        copied = _copied(given if "train" in given else {"train": given})
+        kept = _arrays.setdefault(digest(copied), copied)
+        return Data(name_of(_Returns(Is(kept)), "arrays"))
     return Data(name_of(given)) if callable(given) else given
 
 
@@ -125,7 +130,7 @@ def _copied(given: Any) -> Any:
 def _optimizer(given: Any) -> Any:
     """The `Optimizer` of a transformation of optax, or of a function; others as they are."""
     if isinstance(given, optax.GradientTransformation):
-        return Optimizer(name_of(_Fixed(given), OPTAX), learning_rate=0.0)
+        return Optimizer(name_of(_Fixed(Is(given)), OPTAX), learning_rate=0.0)
     return Optimizer(name_of(given)) if callable(given) else given
 
 
@@ -144,7 +149,7 @@ def chain(given: Any) -> Any:
 def _named(each: Any) -> Any:
     """The name of a function or of a transformation of optax; others as they are."""
     if isinstance(each, optax.GradientTransformation):
-        return name_of(_Returns(each), OPTAX)
+        return name_of(_Returns(Is(each)), OPTAX)
     return name_of(each) if callable(each) else each
 
 
@@ -157,18 +162,14 @@ NAMED: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-def _arrays(given: Mapping[str, Any]) -> "_Returns":
-    return _Returns(given if "train" in given else {"train": given})
-
-
 @dataclass(frozen=True)
 class _Returns:
     """A function that returns the thing, whatever it is given."""
 
-    thing: Any
+    of: Is
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        return self.thing
+        return self.of.thing
 
 
 @dataclass(frozen=True)
@@ -176,10 +177,21 @@ class _Fixed:
     """A function of a learning rate, which the optimizer that it returns does not ask for."""
 
     fixed: ClassVar[bool] = True  # `optimizers.is_fixed`
-    optimizer: optax.GradientTransformation
+    of: Is
 
     def __call__(self, learning_rate: Any = 0.0) -> optax.GradientTransformation:
-        return self.optimizer
+        return self.of.thing
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A function that returns the module of a pair of functions."""
+
+    init: Is
+    apply: Is
+
+    def __call__(self, *_: Any, **__: Any) -> nn.Module:
+        return _Pure(self.init.thing, self.apply.thing)
 
 
 class _Pure(nn.Module):

@@ -17,9 +17,9 @@ from ml_collections import ConfigDict
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import read_json
+from optdyn.base.lookup import entries
 from optdyn.cli import app
 from optdyn.experiment import check_whole, default, differences, to_json
-from optdyn.problem.own_code import entries
 
 
 def shown(config: ConfigDict, changed: bool) -> dict[str, Any]:

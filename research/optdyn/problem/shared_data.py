@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from optdyn import setup
-from optdyn.base.cache_keys import Is, Key
+from optdyn.base import lookup
+from optdyn.base.lookup import Is, Key
 from optdyn.base.trees import examples_in
 from optdyn.problem import data as datasets
-from optdyn.problem import own_code, problem
+from optdyn.problem import problem
 from optdyn.problem.data.loading import data_root
 from optdyn.problem.problem import Examples
 from optdyn.setup import Model, Setup
@@ -41,7 +42,7 @@ def load(config: Setup) -> datasets.Data:
     """`problem.load_data`, the same object for all configs that name the same examples."""
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
-    own = own_code.objects(config, own_code.DATA)
+    own = lookup.objects(config, lookup.DATA)
     with COMPILE_LOCK:
         return _loaded(config.data, config.model.name, own, data_root(config.data.dir))
 

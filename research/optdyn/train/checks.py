@@ -24,7 +24,7 @@ from optdyn.methods import Methods, built_in, chosen, keys_of, load
 from optdyn.methods.method import OPTIONAL
 from optdyn.methods.read.groups import Grouped
 from optdyn.optimizers import schedules
-from optdyn.problem import losses, models, own_code
+from optdyn.problem import losses, models
 from optdyn.problem.data import Data, tokenizers
 from optdyn.problem.models.convolution import LOWERINGS
 from optdyn.setup import Cluster, Pieces
@@ -50,7 +50,7 @@ def check(config: Experiment) -> None:
     _check_probes(config)
     _check_optimizer(config)
     memory_checks.of_config(config)
-    own_code.check(config)
+    lookup.check(config)
 
 
 def _check_values(config: Experiment) -> None:
@@ -356,7 +356,7 @@ def _check_optimizer(config: Experiment) -> None:
             "config.optimizer.name = 'sgd' without options or a chain",
         )
     )
-    if not own_code.objects(config, own_code.OPTIMIZER):  # which may be for the model's alone
+    if not lookup.objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)
     optimizer = config.optimizer
