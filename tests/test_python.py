@@ -289,6 +289,7 @@ def test_a_pickle_of_an_experiment_has_its_arrays(monkeypatch):
     given = {"x": x, "label": (x[:, 0] > 0).astype(int)}
     made = optdyn.Experiment(model=optdyn.Model(hidden=()), data=given, batch_size=4, steps=4)
     kept, wanted = pickle.dumps(made), made.train().summary["parameters_crc32"]
+    assert pickle.loads(kept) == made  # by the same name, as its numbers are the same
     monkeypatch.delattr(in_memory, made.data.name.rpartition(":")[2])  # as in another process
     monkeypatch.setattr(in_memory, "_names", {})
     found = pickle.loads(kept)

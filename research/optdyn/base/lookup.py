@@ -44,7 +44,6 @@ import jax
 import numpy as np
 
 from optdyn.base.errors import ConfigError, InputError, meant, one_line
-from optdyn.base.errors import shown as value_shown
 
 Hint = Callable[[str, Mapping[str, Any]], str]
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
@@ -367,7 +366,11 @@ def _inside(thing: Any, of: Callable[[Any], str]) -> Any:
         fields = [getattr(thing, field.name, None) for field in dataclasses.fields(thing)]
         return of(type(thing)), of(fields)
     if hasattr(type(thing), "__array__") and (array := _array(thing)) is not None:
-        content = of(array.tolist()) if array.dtype.hasobject else array.tobytes()
+        content = (
+            of(array.tolist())
+            if array.dtype.hasobject
+            else hashlib.sha256(array.tobytes()).hexdigest()
+        )
         return str(array.dtype), array.shape, content
     if isinstance(thing, SimpleNamespace) or (hasattr(thing, "__dict__") and _is_defined(thing)):
         return of(type(thing)), of(vars(thing))
@@ -451,7 +454,7 @@ def check(config: Any) -> None:
     if said := changed(config.code, found := fingerprint(config)):
         good = " or ".join(map(repr, dict.fromkeys((found, ANY, ""))))
         raise ConfigError(
-            f"config.code = {value_shown(config.code)}: {said} is another; must be {good}"
+            f"config.code = {shown(repr(config.code))}: {said} is another; must be {good}"
         )
 
 

@@ -23,7 +23,7 @@ from optdyn.base.lookup import Is, digest, shown, words
 from optdyn.setup import Data, Model, Optimizer
 
 OPTAX = "an optax transformation"
-_names = dict[Hashable, str]()
+_names = dict[tuple[Hashable, ...], str]()
 _arrays = dict[str, Any]()  # arrays that were given, by their digest
 
 
@@ -44,24 +44,26 @@ class Name(str):
 
 
 def _unpickled(pickled: bytes, name: str) -> str:
-    """The name here of a thing that had this name there; what is here already stays the same."""
+    """The name of a thing of another process: that of there, if here it is free or the same."""
     thing = pickle.loads(pickled)
-    if name in globals() and digest(globals()[name]) == digest(thing):
+    here = globals().setdefault(name, thing)
+    if here is thing or digest(here) == digest(thing):
         return Name(f"{__name__}:{name}")
     return name_of(thing, name.rpartition("_")[0])
 
 
-def name_of(thing: object, kind: str = "") -> str:
+def name_of(thing: object, kind: str = "", *of: object) -> str:
     """`MODULE:NAME`, by which `lookup.find` finds this very thing; of a text the text itself.
 
-    `kind` is what lines call it (`lookup.words`), by default its type.
+    `kind` is what lines call it (`lookup.words`), by default its type; `of` the objects that it was
+    made of, if it is made anew each time.
     """
     if isinstance(thing, str):
         return thing
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     if name and getattr(sys.modules.get(module or ""), name, None) is thing:
         return f"{module}:{name}"
-    key = thing if isinstance(thing, (_Returns, _Fixed, _Pair)) else Is(thing)
+    key = type(thing), *map(Is, of or (thing,))
     if key not in _names:
         kind = (kind or f"a {type(thing).__name__}").replace(" ", "_")
         counted = (f"{kind}_{number}" for number in itertools.count(1))
@@ -91,7 +93,7 @@ def _model(given: Any) -> Any:
     Raises `ConfigError` for a module of another library, or its class.
     """
     if isinstance(given, nn.Module):
-        return Model(name_of(_Returns(Is(given)), f"the module {type(given).__name__}"))
+        return Model(name_of(_Returns(given), f"the module {type(given).__name__}", given))
     kind = given if isinstance(given, type) else type(given)
     for library, pair in PAIRS.items():
         if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
@@ -100,7 +102,7 @@ def _model(given: Any) -> Any:
                 f"of functions (init, apply): {pair.format(kind.__name__)}"
             )
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return Model(name_of(_Pair(*map(Is, given)), "two functions"))
+        return Model(name_of(_Returns(_Pure(*given)), "two functions", *given))
     return Model(name_of(given)) if callable(given) else given
 
 
@@ -113,7 +115,7 @@ def _data(given: Any) -> Any:
     if isinstance(given, Mapping):
         copied = _copied(given if "train" in given else {"train": given})
         kept = _arrays.setdefault(digest(copied), copied)
-        return Data(name_of(_Returns(Is(kept)), "arrays"))
+        return Data(name_of(_Returns(kept), "arrays", kept))
     return Data(name_of(given)) if callable(given) else given
 
 
@@ -130,7 +132,7 @@ def _copied(given: Any) -> Any:
 def _optimizer(given: Any) -> Any:
     """The `Optimizer` of a transformation of optax, or of a function; others as they are."""
     if isinstance(given, optax.GradientTransformation):
-        return Optimizer(name_of(_Fixed(Is(given)), OPTAX), learning_rate=0.0)
+        return Optimizer(name_of(_Fixed(given), OPTAX, given), learning_rate=0.0)
     return Optimizer(name_of(given)) if callable(given) else given
 
 
@@ -149,7 +151,7 @@ def chain(given: Any) -> Any:
 def _named(each: Any) -> Any:
     """The name of a function or of a transformation of optax; others as they are."""
     if isinstance(each, optax.GradientTransformation):
-        return name_of(_Returns(Is(each)), OPTAX)
+        return name_of(_Returns(each), OPTAX, each)
     return name_of(each) if callable(each) else each
 
 
@@ -166,10 +168,10 @@ NAMED: Mapping[str, Callable[[Any], Any]] = {
 class _Returns:
     """A function that returns the thing, whatever it is given."""
 
-    of: Is
+    thing: Any
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        return self.of.thing
+        return self.thing
 
 
 @dataclass(frozen=True)
@@ -177,21 +179,10 @@ class _Fixed:
     """A function of a learning rate, which the optimizer that it returns does not ask for."""
 
     fixed: ClassVar[bool] = True  # `optimizers.is_fixed`
-    of: Is
+    optimizer: optax.GradientTransformation
 
     def __call__(self, learning_rate: Any = 0.0) -> optax.GradientTransformation:
-        return self.of.thing
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """A function that returns the module of a pair of functions."""
-
-    init: Is
-    apply: Is
-
-    def __call__(self, *_: Any, **__: Any) -> nn.Module:
-        return _Pure(self.init.thing, self.apply.thing)
+        return self.optimizer
 
 
 class _Pure(nn.Module):
