@@ -21,7 +21,7 @@ from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, InputError
 from optdyn.cli import in_memory
 from optdyn.evidence.intervals import ratio
-from optdyn.experiment import default, parse
+from optdyn.experiment import default, parse, read, to_json
 from optdyn.momentum.moments import FEWEST
 from optdyn.report import efficiency
 from optdyn.train import trainer
@@ -466,6 +466,16 @@ def test_what_has_no_name_is_named_in_order_and_told_by_its_hash():
     hashes = [lookup.fingerprint(each) for each in made]
     assert code == hashes[0] == hashes[1] != hashes[2] and code.startswith("config.optimizer ")
     assert len({each.optimizer.name for each in made}) == 3
+
+
+def test_a_name_that_another_process_wrote_is_not_what_has_it_here():
+    """The hash beside it tells."""
+    made = base(loss=lambda outputs, batch: outputs[:, 0]).parsed()
+    lookup.objects(made, lookup.MODEL)
+    held = json.loads(to_json(made.with_(code=lookup.fingerprint(made))))
+    assert held["loss"] == made.loss and read(held).loss == made.loss
+    with pytest.raises(ConfigError, match="a file runs no code by itself"):
+        read(held | {"code": "config.loss 0123456789ab"})
 
 
 def test_what_is_made_again_alike_goes_on(tmp_path):
