@@ -1,5 +1,6 @@
 """A run is of the code that it was started with: its workdir knows, and says so."""
 
+import hashlib
 import json
 import os
 import re
@@ -146,6 +147,8 @@ def test_a_hash_is_of_the_bytes_of_a_file_and_not_of_what_it_imports(config, fol
     write(folder, "0  # 1")
     first = code()
     assert code() == first and first.startswith("my_loss.py ") and len(first) == 10 + 1 + 12
+    content = (folder / "my_loss.py").read_bytes()
+    assert hashlib.sha256(content).hexdigest().startswith(first.split()[1])
     assert code("my_loss:f").split() == ["my_loss", first.split()[1]]
     (folder / "deep").mkdir()
     (folder / "my_loss.py").rename(folder / "deep" / "my_loss.py")

@@ -333,7 +333,8 @@ def _hash_of(module: ModuleType) -> str:
 def digest(thing: Any, known: dict[int, tuple[Any, str]] | None = None) -> str:
     """A hash of what is in a thing, the same in every process of this version of Python.
 
-    `known` are the hashes of what was met before, by identity, beside the thing itself.
+    Of a function it is of its code and closure, of a library's of its name and closure. `known` are
+    the hashes of what was met before, by identity, beside the thing itself.
     """
     known = {} if known is None else known
     if id(thing) not in known:
@@ -371,12 +372,9 @@ def _inside(thing: Any, of: Callable[[Any], str]) -> Any:
         fields = [getattr(thing, field.name, None) for field in dataclasses.fields(thing)]
         return of(type(thing)), of(fields)
     if hasattr(type(thing), "__array__") and (array := _array(thing)) is not None:
-        content = (
-            of(array.tolist())
-            if array.dtype.hasobject
-            else hashlib.sha256(array.tobytes()).hexdigest()
-        )
-        return str(array.dtype), array.shape, content
+        if array.dtype.hasobject:
+            return array.shape, of(array.tolist())
+        return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
     if isinstance(thing, SimpleNamespace) or (hasattr(thing, "__dict__") and _is_defined(thing)):
         return of(type(thing)), of(vars(thing))
     wrapped = inspect.getattr_static(thing, "__wrapped__", None)  # of jax.jit, say
@@ -398,10 +396,9 @@ def _value(cell: CellType) -> Any:
 def _array(thing: Any) -> np.ndarray | None:
     """What has numbers as an array: of NumPy, JAX, pandas and the like; None if it has none."""
     try:
-        is_key = isinstance(thing, jax.Array) and jax.dtypes.issubdtype(
-            thing.dtype, jax.dtypes.prng_key
-        )
-        return np.asarray(jax.random.key_data(thing) if is_key else thing)
+        if isinstance(thing, jax.Array) and jax.dtypes.issubdtype(thing.dtype, jax.dtypes.prng_key):
+            return np.asarray(jax.random.key_data(thing))
+        return np.asarray(thing)
     except Exception:  # a library's, of whatever it cannot show
         return None
 
@@ -426,13 +423,12 @@ def fingerprint(config: Any, keys: Sequence[str] = KEYS) -> str:
         module, thing = _found(key, name)
         where, given = name.rpartition(":")[0], key.removesuffix(".name")
         if words(name):
-            found[given] = found.get(given, "") + digest(thing)
+            found[given] = digest((found.get(given), thing))  # a chain has several
         elif not (file := file_of(module)):
             found[name] = digest(thing)
         elif is_users(str(file)):
             found[where] = _hash_of(module)
-    hashes = {what: hashlib.sha256(text.encode()).hexdigest() for what, text in found.items()}
-    return ", ".join(f"{what} {text[:DIGITS]}" for what, text in sorted(hashes.items()))
+    return ", ".join(f"{what} {text[:DIGITS]}" for what, text in sorted(found.items()))
 
 
 def entries(code: object) -> dict[str, str]:
@@ -476,7 +472,7 @@ def check_read(config: Any, file: object, keys: Sequence[str] = KEYS) -> None:
         is_known = is_used(key, name)
         if is_known and words(name):  # whose number may be another thing's in this process
             now = fingerprint(config, (key.removeprefix("config."),))
-            is_known = not changed(config.code, now)
+            is_known = not changed(_at(config, "code"), now)
         if is_known:
             continue
         where, is_named = f"{key} = {name!r} of {file}", is_given(key, name)
