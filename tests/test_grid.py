@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.train.grid import (
     MOST,
+    Grid,
     Points,
-    grid,
     log_range,
     named,
     point_name,
@@ -101,7 +101,7 @@ def test_points_are_made_when_they_are_asked_for():
             made.append(seed)
             yield {"seed": seed}
 
-    config = grid(Experiment(), Points(MOST, points))
+    config = Grid(Experiment(), Points(MOST, points))
     every = named(config)
     assert not made
     assert [next(every)[0] for _ in range(3)] == ["seed=0", "seed=1", "seed=2"]
@@ -119,15 +119,17 @@ def test_names_are_folders():
 BAD = {
     "an unknown key": (
         lambda: [{"optimizer.learnin_rate": 0.1}],
-        'learnin_rate=0.1: Key "learnin_rate" does not exist and cannot be added since the config '
-        'is locked. Did you mean "learning_rate" instead of "learnin_rate"?',
+        "learnin_rate=0.1: config.optimizer has no key 'learnin_rate'; did you mean learning_rate?",
     ),
-    "an unknown group": (lambda: [{"nosuch.key": 1}], 'as "nosuch" was not found'),
-    "a key of a number": (lambda: [{"steps.key": 1}], 'as "steps" is not a ConfigDict'),
-    "another type": (lambda: [{"steps": "many"}], "'steps' (reference). many is of original type"),
+    "an unknown group": (
+        lambda: [{"nosuch.key": 1}],
+        "point nosuch.key=1: config has no key 'nosuch'",
+    ),
+    "a key of a number": (lambda: [{"steps.key": 1}], "config.steps has no keys of its own"),
+    "another type": (lambda: [{"steps": "many"}], "config.steps = 'many': must be a whole number"),
     "a bad value": (lambda: [{"seed": 0}, {"seed": -1}], "point seed=-1: config.seed = -1: must"),
     "a list": (lambda: [[("seed", 1)]], "is no point: must be a dict of dotted keys"),
-    "no points": (lambda: [], "grid: config.points is empty"),
+    "no points": (lambda: [], "grid: it has no points"),
     "an empty axis": (lambda: product({"seed": []}), "grid: axis seed is empty"),
     "a number as axis": (lambda: product({"seed": 3}), "grid: axis seed = 3: must be a list"),
     "a text as axis": (lambda: product({"seed": "12"}), "grid: axis seed = '12': must be a list"),
@@ -162,7 +164,7 @@ BAD = {
 def test_what_is_no_grid_is_one_line(what):
     points, expected = BAD[what]
     with pytest.raises(ConfigError) as caught:
-        config = grid(Experiment(), points())
+        config = Grid(Experiment(), points())
         for name, point in named(config):
             resolve(config, name, point)
     assert expected in str(caught.value) and "\n" not in str(caught.value)

@@ -177,7 +177,7 @@ def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[st
     alone = [name for name, method in methods.items() if method.groups > 1]
     if alone:
         said.append(f"An update of {and_(alone)} is of one worker or a few, of the others of all.")
-    if any(not hasattr(Methods.named(name).read, "graph") for name in alone):
+    if any(not hasattr(methods[name].read, "graph") for name in alone):
         said.append("Their server's own link is as wide as it takes, but for a server_bandwidth.")
     if any("daso" in name.split("+") for name in priced):
         said.append("daso is between its first and last epochs, before any plateau of the loss.")

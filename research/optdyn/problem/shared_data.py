@@ -43,7 +43,8 @@ def load(config: Drawing) -> datasets.Dataset:
         return problem.load_data(config.model, config.data, config.seed)
     own = own_code.objects(config, own_code.DATA)
     with COMPILE_LOCK:
-        return _loaded(config.data, type(config.model), own, data_root(config.data.dir))
+        kind: Any = type(config.model)
+        return _loaded(config.data, kind, own, data_root(config.data.dir))
 
 
 def put(data: datasets.Dataset, put_examples: Put, config: Drawing) -> Sets:
