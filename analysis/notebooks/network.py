@@ -46,8 +46,8 @@ def recorded(point: Point, folder: Path) -> Recorded:
         )
     if config.cluster.service.name not in DRAWN:
         raise TableError(
-            f"{folder}: config.cluster.service = {config.cluster.service!r} is of recorded times, "
-            f"must be one of {', '.join(DRAWN)}"
+            f"{folder}: config.cluster.service.name = {config.cluster.service.name!r} is of "
+            f"recorded times, must be one of {', '.join(DRAWN)}"
         )
     last = point.log[-1]
     examples = round(last["step"] * config.batch_size / last["epoch"])
