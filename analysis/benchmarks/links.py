@@ -53,9 +53,14 @@ from optdyn.base import processes
 from optdyn.base.files import write_json
 from optdyn.cli import cache
 from optdyn.clock.base import Timeline
+from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Constant
 from optdyn.devices import overlap
 from optdyn.experiment import Experiment
+from optdyn.methods.setup import Parallel
+from optdyn.optimizers.kinds import SGD
 from optdyn.price.shapes import of_model
+from optdyn.problem.models import MLP
 from optdyn.train import driver, program, trainer
 from optdyn.train.run import Run
 
@@ -164,22 +169,19 @@ def row_of(found: Mapping[str, Any]) -> LinkRow:
 
 def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Experiment:
     """The row's method on so many nodes, or plain SGD."""
-    size, config = SIZES[row.megabits], Experiment()
-    config.steps = config.log_every = row.updates
-    config = config.with_(
-        {
-            "checkpoint_every": 0,
-            "model.hidden": size.hidden,
-            "batch_size": size.of(row.nodes) * nodes,
-            "optimizer.learning_rate": 0.01,
-            "cluster.nodes": nodes,
-            "cluster.service.name": "constant",
-            "parallel.api": api,
-        }
-    )
+    size = SIZES[row.megabits]
     keys, by_period = METHODS["sync" if plain else row.method]
-    config.method.update(keys | by_period(row.period))
-    return config
+    method = {f"method.{key}": value for key, value in (keys | by_period(row.period)).items()}
+    return Experiment(
+        model=MLP(hidden=size.hidden),
+        optimizer=SGD(learning_rate=0.01),
+        cluster=Cluster(nodes=nodes, service=Constant()),
+        parallel=Parallel(api=api),
+        steps=row.updates,
+        log_every=row.updates,
+        checkpoint_every=0,
+        batch_size=size.of(row.nodes) * nodes,
+    ).with_(method)
 
 
 def line_of(config: Experiment) -> Timeline:
