@@ -89,7 +89,9 @@ class Experiment(Setup):
         """One screen of what differs from the defaults."""
         changed = self.changed_keys()
         width = max(map(len, changed), default=0)
-        lines = [f"  {key:{width}}  {shown(value)}" for key, value in changed.items()]
+        words = {k: lookup.words(v) for k, v in changed.items() if lookup.words(str(v))}
+        said = {key: shown(value) for key, value in changed.items()} | words
+        lines = [f"  {key:{width}}  {text}" for key, text in said.items()]
         return "\n".join(["Experiment, all defaults but", *lines] if lines else ["Experiment()"])
 
     def timeline(self, **known: Any) -> Timeline:
@@ -118,14 +120,30 @@ def read(
     """
     own_code.check_read(held, file, keys)
     experiment = Experiment.read(held)
-    if lacks := [key for key in differences(held, json.loads(to_json(experiment)))]:
-        raise ConfigError(f"{file} has no {lacks[0]}")
+    check_whole(held, experiment.to_dict(), file)
     return experiment
 
 
 def to_json(config: Setup) -> str:
     """The resolved config, as it is written to `config.json`."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def check_whole(
+    held: Mapping[str, Any], whole: Mapping[str, Any], file: object, section: str = ""
+) -> None:
+    """Raises `ConfigError` where the `config.json` of a run, `held`, lacks a key of `whole`.
+
+    Another one of a union has other keys, and those of options are free.
+    """
+    if held.get("name", whole.get("name")) != whole.get("name"):
+        return
+    for key, value in whole.items():
+        if key not in held:
+            raise ConfigError(f"{file} has no {section}{key}")
+        if isinstance(value, Mapping) and not key.endswith("options"):
+            inner = held[key] if isinstance(held[key], Mapping) else {}
+            check_whole(inner, value, file, f"{section}{key}.")
 
 
 def differences(
@@ -171,8 +189,10 @@ def refuse_first(config: Experiment, joins: Iterable[Join]) -> None:
     for join in joins:
         if join.wrong:
             value = _at(config, join.key)
-            shows = "" if value is None else f" = {shown(value)}"
-            raise ConfigError(f"config.{join.key}{shows}: {join.said}")
+            where = f"config.{join.key}" + f" = {shown(value)}" * (value is not None)
+            if isinstance(value, str) and lookup.is_own(value):
+                where = lookup.setting(f"config.{join.key}", value)
+            raise ConfigError(f"{where}: {join.said}")
 
 
 def _at(config: Experiment, key: str) -> Any:
@@ -196,7 +216,7 @@ def _names(config: Experiment) -> Iterator[Join]:
     wrong = not tokenizers.is_known(tokenizer)
     yield Join("data.tokenizer", wrong, f"must be {tokenizers.WANTED}")
     workers = config.cluster.worker_count
-    said = f"x config.cluster.devices_per_node = {workers:,} workers: must be at most {WIDTH:,}"
+    said = f"makes {workers:,} workers with config.cluster.devices_per_node; {WIDTH:,} is the most"
     yield Join("cluster.nodes", workers > WIDTH, said)
     named = {
         "loss": ([config.loss] if config.loss else [], losses.LOSSES),
@@ -239,8 +259,7 @@ def _cluster(config: Experiment) -> Iterator[Join]:
         said += " and ".join(map(repr, those))
         changed = getattr(cluster, key) != getattr(plain, key)
         yield Join(f"cluster.{key}", changed and key not in heeded, said)
-    for method in dict.fromkeys((*methods.every, methods.outermost)):
-        method.check(config, methods)
+    methods.check(config)
 
 
 def _pieces(config: Experiment) -> Iterator[Join]:

@@ -50,7 +50,7 @@ from optdyn.train.checkpoints import parameters
 from optdyn.train.checks import check
 from optdyn.train.warnings import probable_mistakes
 
-__all__ = ["Clock", "Experiment", "MomentumEstimate", "Trained", "clock", "rule", "trained"]
+__all__ = ["Clock", "Experiment", "MomentumEstimate", "Trained", "rule", "timeline", "trained"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ def rule(
 
 
 @checked
-def clock(
+def timeline(
     method: Method | Methods,
     cluster: Cluster,
     steps: int,

@@ -34,7 +34,6 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "fadas": BUFFERED
     | {
         "optimizer.name": "amsgrad",
-        "optimizer.momentum": 0.0,
         "optimizer.chain": ("staleness_rate",),
         "optimizer.chain_options.law": "bounded",
     },
@@ -63,9 +62,9 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "snoo": DILOCO | ONE_NODE,
     "noloco": {
         "method.name": "slowmo+gossip",
-        "method.graph": "random",
-        "method.slow_learning_rate": 0.7,
-        "method.slow_momentum": 0.9,
+        "method.gossip.graph": "random",
+        "method.slowmo.slow_learning_rate": 0.7,
+        "method.slowmo.slow_momentum": 0.9,
     },
     "d_psgd": {"method.name": "gossip"},
     "sgp push_sum": {"method.name": "gossip"} | PUSH_SUM,
