@@ -19,8 +19,8 @@ was trained to its end here: that takes an accelerator.
 
 from typing import NamedTuple
 
-from optdyn.base.errors import ConfigError, entry, shown
-from optdyn.experiment import Experiment
+import optdyn as od
+from optdyn.base.errors import entry
 
 
 class Size(NamedTuple):
@@ -40,48 +40,45 @@ SIZES = {
     "50m": Size(12, 512, 8, 512, 12_000, 64, 6e-4),
     "124m": Size(12, 768, 12, 1024, 25_600, 32, 6e-4, remat=True),
 }
-SYNTHETIC = "synthetic"
 
 
-def get_config(variant: str = "10m") -> Experiment:
+def get_config(variant: str = "10m") -> od.Experiment:
     """SIZE or SIZE,synthetic. Raises `ConfigError` if there is no such size or data set."""
     name, _, data = variant.partition(",")
     size = entry(SIZES, name)
-    if data not in ("", SYNTHETIC):
-        raise ConfigError(f"config argument {shown(data)}: must be {SYNTHETIC}, or left out")
-    config = Experiment()
-    config = config.with_(
-        {
-            "steps": 10_000,
-            "log_every": 100,
-            "checkpoint_every": 1000,
-            "batch_size": size.batch_size,
-            "model.name": "modern_transformer",
-        }
+    return od.Experiment(
+        model=od.ModernTransformer(
+            blocks=size.blocks,
+            width=size.width,
+            attention_heads=size.attention_heads,
+            dtype=size.dtype,
+            remat=size.remat,
+        ),
+        data=entry(DATA, data)(size),
+        optimizer=od.AdamW(size.learning_rate, schedule="cosine", warmup_steps=200),
+        batch_size=size.batch_size,
+        steps=10_000,
+        log_every=100,
+        checkpoint_every=1000,
     )
-    for key in ("blocks", "width", "attention_heads", "dtype", "remat"):
-        config.model[key] = getattr(size, key)
-    config = config.with_(
-        {
-            "data.name": "packages",
-            "data.tokenizer": f"bpe:{size.vocabulary}",
-            "data.sequence_length": size.tokens,
-        }
+
+
+def sources(size: Size) -> od.Data:
+    return od.Packages(
+        tokenizer=f"bpe:{size.vocabulary}",
+        sequence_length=size.tokens,
+        train_evaluated=64,
+        test_evaluated=64,
     )
-    config.data.train_evaluated = config.data.test_evaluated = 64
-    if data:
-        config = config.with_(
-            {
-                "data.name": "optdyn.problem.data.synthetic:tokens",
-            }
-        )
-        config.data.options.update(vocabulary=size.vocabulary, length=size.tokens, examples=2000)
-    config = config.with_(
-        {
-            "optimizer.name": "adamw",
-            "optimizer.learning_rate": size.learning_rate,
-            "optimizer.schedule": "cosine",
-            "optimizer.warmup_steps": 200,
-        }
+
+
+def drawn(size: Size) -> od.Data:
+    return od.OwnData(
+        "optdyn.problem.data.synthetic:tokens",
+        {"vocabulary": size.vocabulary, "length": size.tokens, "examples": 2000},
+        train_evaluated=64,
+        test_evaluated=64,
     )
-    return config
+
+
+DATA = {"": sources, "synthetic": drawn}

@@ -6,8 +6,8 @@ Debian's package dataset-fashion-mnist, 60,000 + 10,000 images.
 
 from typing import NamedTuple
 
+import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.experiment import Experiment
 
 
 class Standard(NamedTuple):
@@ -29,39 +29,31 @@ STANDARD = {
         1_281_167, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "crop_flip", 64
     ),
 }
-EPOCHS = 3
+EPOCHS, BATCH = 3, 64
+LENET = od.CNN(channels=(6, 16), hidden=(120, 84))
+RESNET = od.ResNet(channels=(16, 32, 64), blocks=9)
 
 
-def get_config(name: str = "fashion_mnist") -> Experiment:
+def get_config(name: str = "fashion_mnist") -> od.Experiment:
     """Three epochs of LeNet-5 on gray images, of a residual network on coloured ones.
 
     Raises `ConfigError` if there is no such data set.
     """
     chosen = entry(STANDARD, name)
-    config = Experiment()
-    config.data.update(
-        name=f"tfds:{name}",
-        mean=chosen.mean,
-        std=chosen.std,
-        augment=chosen.augment,
-        image_size=chosen.image_size,
-        streaming=name == "imagenet2012",
+    epoch = chosen.examples // BATCH
+    return od.Experiment(
+        model=LENET if len(chosen.mean) == 1 else RESNET,
+        data=od.TFDS(
+            dataset=name,
+            mean=chosen.mean,
+            std=chosen.std,
+            augment=chosen.augment,
+            image_size=chosen.image_size,
+            streaming=name == "imagenet2012",
+        ),
+        optimizer=od.SGD(0.02, momentum=0.9),
+        batch_size=BATCH,
+        steps=EPOCHS * epoch,
+        log_every=epoch,
+        checkpoint_every=epoch,
     )
-    config = config.with_(
-        {
-            "batch_size": 64,
-        }
-    )
-    config.log_every = config.checkpoint_every = chosen.examples // config.batch_size
-    config = config.with_(
-        {
-            "steps": EPOCHS * config.log_every,
-            "model.name": "cnn" if len(chosen.mean) == 1 else "resnet",
-            "model.hidden": (120, 84),
-            "model.blocks": 9,
-            "model.channels": (6, 16) if len(chosen.mean) == 1 else (16, 32, 64),
-            "optimizer.learning_rate": 0.02,
-            "optimizer.momentum": 0.9,
-        }
-    )
-    return config

@@ -3,30 +3,23 @@
 `--config=configs/plan.py:resnet` for a small residual network on one of 256 MiB.
 """
 
+import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.experiment import Experiment
 
 MIB = 2**20
 MODELS = {
-    "lenet": {"model.name": "cnn", "model.hidden": (120, 84), "plan.memory": 128 * MIB},
-    "resnet": {
-        "model.name": "resnet",
-        "model.channels": (8, 16),
-        "model.blocks": 4,
-        "plan.memory": 256 * MIB,
-    },
+    "lenet": (od.CNN(hidden=(120, 84)), 128 * MIB),
+    "resnet": (od.ResNet(channels=(8, 16), blocks=4), 256 * MIB),
 }
 
 
-def get_config(model: str = "lenet") -> Experiment:
-    config = Experiment()
-    config = config.with_(
-        {
-            "batch_size": 64,
-            "optimizer.momentum": 0.9,
-            "cluster.latency": 1e-4,
-            "cluster.bandwidth": 125e6,
-        }
+def get_config(name: str = "lenet") -> od.Experiment:
+    """Raises `ConfigError` if there is no such model."""
+    model, memory = entry(MODELS, name)
+    return od.Experiment(
+        model=model,
+        optimizer=od.SGD(momentum=0.9),
+        cluster=od.Cluster(latency=1e-4, bandwidth=125e6),
+        batch_size=64,
+        plan=od.Plan(memory=memory),
     )
-    config = config.with_(entry(MODELS, model))
-    return config

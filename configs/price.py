@@ -3,22 +3,13 @@
 They have 1 Gbit/s between them, and each computes 32 examples for an update.
 """
 
-from optdyn.experiment import Experiment
+import optdyn as od
+
+NODES = 64
 
 
-def get_config() -> Experiment:
-    config = Experiment()
-    config = config.with_(
-        {
-            "cluster.nodes": 64,
-        }
+def get_config() -> od.Experiment:
+    return od.Experiment(
+        cluster=od.Cluster(nodes=NODES, service=od.LogNormal(0.3), bandwidth=1e9 / 8),
+        batch_size=32 * NODES,
     )
-    config = config.with_(
-        {
-            "batch_size": 32 * config.cluster.nodes,
-            "cluster.service.name": "lognormal",
-            "cluster.service.variation": 0.3,
-            "cluster.bandwidth": 1e9 / 8,
-        }
-    )
-    return config

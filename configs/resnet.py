@@ -16,7 +16,6 @@ either. None of these was trained to its end here: that takes an accelerator.
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.experiment import Experiment
 
 STAGES = {"18": (2, 2, 2, 2), "50": (3, 4, 6, 3)}
 SYNTHETIC = "synthetic"
@@ -28,58 +27,40 @@ EXAMPLES = {
     "imagenet2012": 1_281_167,
     SYNTHETIC: 1024,
 }
+# Images from a seed, as they are brought to the devices (`problem/data/synthetic.py`).
+DRAWN = od.OwnData(
+    "optdyn.problem.data.synthetic:images",
+    {"side": 224, "classes": 1000, "examples": 1280},
+    streaming=True,
+)
+BATCH = 256
 EPOCHS = {"fashion_mnist": 10, "mnist": 10}  # others: 90
 
 
-def get_config(variant: str = "18") -> Experiment:
+def get_config(variant: str = "18") -> od.Experiment:
     """DEPTH or DEPTH,DATA. Raises `ConfigError` if there is no such depth or data set."""
     depth, _, name = variant.partition(",")
     stages, name = entry(STAGES, depth), name or "fashion_mnist"
-    examples = entry(EXAMPLES, name)
-    config = drawn() if name == SYNTHETIC else od.config(f"images:{name}")
+    epoch = entry(EXAMPLES, name) // BATCH
     large = name in (SYNTHETIC, "imagenet2012")
-    if name == "imagenet2012":
-        config = config.with_(
-            {
-                "data.image_size": 224,
-            }
-        )
-    config = config.with_(
-        {
-            "model.name": "resnet",
-            "model.stages": stages,
-            "model.bottleneck": depth == "50",
-            "model.channels": (64, 128, 256, 512),
-            "model.stem": "quarter" if large else "whole",
-            "model.dtype": "bfloat16" if large else "float32",
-            "batch_size": 256,
-        }
+    return od.Experiment(
+        model=od.ResNet(
+            channels=(64, 128, 256, 512),
+            stages=stages,
+            stem="quarter" if large else "whole",
+            bottleneck=depth == "50",
+            dtype="bfloat16" if large else "float32",
+        ),
+        data=DRAWN if name == SYNTHETIC else prepared(name),
+        optimizer=od.SGD(0.1, momentum=0.9, schedule="cosine", warmup_steps=epoch),
+        batch_size=BATCH,
+        steps=EPOCHS.get(name, 90) * epoch,
+        log_every=epoch,
+        checkpoint_every=epoch,
     )
-    epoch = config.log_every = config.checkpoint_every = examples // config.batch_size
-    config = config.with_(
-        {
-            "steps": EPOCHS.get(name, 90) * epoch,
-            "optimizer.learning_rate": 0.1,
-            "optimizer.momentum": 0.9,
-            "optimizer.schedule": "cosine",
-            "optimizer.warmup_steps": epoch,
-        }
-    )
-    return config
 
 
-def drawn() -> Experiment:
-    """Images from a seed, as they are brought to the devices (`problem/data/synthetic.py`)."""
-    config = Experiment()
-    config = config.with_(
-        {
-            "data.name": "optdyn.problem.data.synthetic:images",
-        }
-    )
-    config.data.options.update(side=224, classes=1000, examples=1280)
-    config = config.with_(
-        {
-            "data.streaming": True,
-        }
-    )
-    return config
+def prepared(name: str) -> od.Data:
+    """The data of `configs/images.py`, of ImageNet 224 pixels a side."""
+    data = od.config(f"images:{name}").data
+    return data.with_(image_size=224) if name == "imagenet2012" else data

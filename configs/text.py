@@ -12,39 +12,24 @@ more are a little better with one group, and worse with four. Momentum SGD, at r
 has 2.10 to 2.24.) The 1,500 updates end at 1.49. `:small` is the same for 300 updates.
 """
 
+import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.experiment import Experiment
 
 STEPS = {"": 1500, "small": 300}
 
 
-def get_config(size: str = "") -> Experiment:
+def get_config(size: str = "") -> od.Experiment:
     """Raises `ConfigError` if there is no such size."""
-    config = Experiment()
-    config = config.with_(
-        {
-            "steps": entry(STEPS, size),
-            "batch_size": 32,
-            "log_every": 50,
-            "checkpoint_every": 500,
-            "model.name": "transformer",
-            "model.blocks": 2,
-            "model.width": 64,
-            "data.name": "kjv",
-            "data.sequence_length": 64,
-        }
+    return od.Experiment(
+        model=od.Transformer(blocks=2, width=64),
+        # All 61,540 sequences for training and 3,111 for testing would take as long as 1,000
+        # updates.
+        data=od.KJV(sequence_length=64, train_evaluated=256, test_evaluated=256),
+        optimizer=od.Adam(4e-3, warmup_steps=50),
+        method=od.Asynchronous(groups=1),
+        cluster=od.Cluster(nodes=8, service=od.Exponential()),
+        batch_size=32,
+        steps=entry(STEPS, size),
+        log_every=50,
+        checkpoint_every=500,
     )
-    # All 61,540 sequences for training and 3,111 for testing would take as long as 1,000 updates.
-    config.data.train_evaluated = config.data.test_evaluated = 256
-    config = config.with_(
-        {
-            "optimizer.name": "adam",
-            "optimizer.learning_rate": 4e-3,
-            "optimizer.warmup_steps": 50,
-            "method.name": "asynchronous",
-            "method.groups": 1,
-            "cluster.nodes": 8,
-            "cluster.service.name": "exponential",
-        }
-    )
-    return config

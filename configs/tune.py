@@ -19,56 +19,42 @@ batch, workers, law of service, link and target of each are drawn from lists by 
 committed before any of them was run.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
-from optdyn import clock
+import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.base.trees import Json
-from optdyn.experiment import Experiment
 
 WORKERS = 8
 SECONDS = 1e-3  # an example, on one worker
 BATCHES = {"small": 8, "large": 64}
-CLUSTERS: dict[str, Json] = {
-    "stragglers": {"cluster.service.name": "exponential"},
-    "network": {
-        "cluster.service.name": "lognormal",
-        "cluster.service.variation": 0.25,
-        "cluster.latency": 2e-3,
-    },
-    "server": {
-        "cluster.service.name": "lognormal",
-        "cluster.service.variation": 0.25,
-        "cluster.pieces.conv_network": 5e-4,
-        "cluster.pieces.fc_network": 1.5e-3,
-    },
-    "uniform": {"cluster.service.name": "constant"},
+VARIED = od.LogNormal(0.25)
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "stragglers": {"service": od.Exponential()},
+    "network": {"service": VARIED, "latency": 2e-3},
+    "server": {"service": VARIED},
+    "uniform": {"service": od.Constant()},
 }
-MLP: Json = {"model.name": "mlp", "model.hidden": (32,)}
-CNN: Json = {
-    "model.name": "cnn",
-    "model.channels": (4, 8),
-    "model.hidden": (32,),
-    "data.image_size": 20,
-}
-TARGETS = {("mlp", 8): 0.1, ("mlp", 64): 0.01, ("cnn", 8): 0.2}
+MLP, CNN = od.MLP(hidden=(32,)), od.CNN(channels=(4, 8), hidden=(32,))
+TARGETS = {(MLP, 8): 0.1, (MLP, 64): 0.01, (CNN, 8): 0.2}
 # Gradient noise scale of the MLP at its start, on seeds 10 to 12: 66, 77, 82 (1,000 examples).
 NOISE = 75
 # Of the drawn cases: networks and their targets, and what else is drawn.
-NETWORKS: list[tuple[Json, tuple[float, ...]]] = [
+NETWORKS: list[tuple[od.Model, tuple[float, ...]]] = [
     (MLP, (0.2, 0.1, 0.05)),
-    ({"model.name": "mlp", "model.hidden": (64, 64)}, (0.2, 0.1, 0.05)),
-    ({"model.name": "resmlp", "model.blocks": 2, "model.width": 32}, (0.2, 0.1, 0.05)),
+    (od.MLP(hidden=(64, 64)), (0.2, 0.1, 0.05)),
+    (od.ResMLP(blocks=2, width=32), (0.2, 0.1, 0.05)),
     (CNN, (0.4, 0.3, 0.2)),
 ]
 DRAWN_BATCHES = 16, 32, 64, 128
 DRAWN_WORKERS = 4, 8, 12, 16
-LAWS: list[Json] = [
-    {"cluster.service.name": "constant"},
-    {"cluster.service.name": "lognormal", "cluster.service.variation": 0.25},
-    {"cluster.service.name": "lognormal", "cluster.service.variation": 1.0},
-    {"cluster.service.name": "gamma", "cluster.service.variation": 0.5},
-    {"cluster.service.name": "exponential"},
+LAWS = [
+    od.Constant(),
+    VARIED,
+    od.LogNormal(1.0),
+    od.Gamma(0.5),
+    od.Exponential(),
 ]
 LATENCIES = 0.0, 1e-3, 4e-3  # seconds a message
 DRAWN = tuple(f"drawn-{i}" for i in range(12))
@@ -76,60 +62,67 @@ DRAW = 20261125
 CASES = {f"{batch},{cluster}": (batch, cluster) for batch in BATCHES for cluster in CLUSTERS}
 
 
-def get_config(case: str = "small,stragglers") -> Experiment:
-    config = Experiment()
-    config = config.with_(
-        {
-            "log_every": 20,
-            "data.train_evaluated": 1000,
-            "method.name": "asynchronous",
-            "cluster.seconds_per_example": SECONDS,
-        }
-    )
-    config = config.with_(drawn(case) if case in DRAWN else chosen(case))
-    each = pace(config, 1)
-    config = config.with_(
-        {
-            "tune.probe_seconds": 10 * each,
-            "tune.epoch_seconds": 60 * each,
-            "tune.seconds": 6000 * each,
-            "tune.probe_share": 0.05,
-        }
-    )
-    return config
+class Case(NamedTuple):
+    model: od.Model
+    cluster: od.Cluster
+    batch_size: int
+    target: float
 
 
-def chosen(case: str) -> Json:
-    """The keys of one of the eight cases. Raises `ConfigError` for others."""
-    batch, cluster = entry(CASES, case)
-    network = CNN if case in ("small,network", "small,uniform") else MLP
+def get_config(name: str = "small,stragglers") -> od.Experiment:
+    case = drawn(name) if name in DRAWN else chosen(name)
+    seconds = pace(case, 1)
+    return od.Experiment(
+        model=case.model,
+        data=od.MNIST5k(train_evaluated=1000, image_size=20 if case.model == CNN else 0),
+        method=od.Asynchronous(),
+        cluster=case.cluster,
+        batch_size=case.batch_size,
+        log_every=20,
+        tune=od.Tune(
+            target=case.target,
+            probe_seconds=10 * seconds,
+            epoch_seconds=60 * seconds,
+            seconds=6000 * seconds,
+            probe_share=0.05,
+        ),
+    )
+
+
+def chosen(name: str) -> Case:
+    """One of the eight cases. Raises `ConfigError` for others."""
+    batch, kind = entry(CASES, name)
+    model = CNN if name in ("small,network", "small,uniform") else MLP
     size = BATCHES[batch]
-    keys = CLUSTERS[cluster] | network | {"batch_size": size, "cluster.nodes": WORKERS}
-    if cluster == "server":
-        keys |= {"cluster.pieces.conv_compute": SECONDS * size}
-    return keys | {"tune.target": TARGETS[network["model.name"], size]}
+    pieces = od.Pieces()
+    if kind == "server":
+        pieces = od.Pieces(conv_compute=SECONDS * size, conv_network=5e-4, fc_network=1.5e-3)
+    cluster = od.Cluster(
+        nodes=WORKERS, seconds_per_example=SECONDS, pieces=pieces, **CLUSTERS[kind]
+    )
+    return Case(model, cluster, size, TARGETS[model, size])
 
 
-def drawn(case: str) -> Json:
-    """The keys of one of the drawn cases: each network is in three of them."""
-    number = DRAWN.index(case)
+def drawn(name: str) -> Case:
+    """One of the drawn cases: each model is in three of them."""
+    number = DRAWN.index(name)
     rng = np.random.default_rng((DRAW, number))
-    network, targets = NETWORKS[number % len(NETWORKS)]
+    model, targets = NETWORKS[number % len(NETWORKS)]
     batch, nodes = int(rng.choice(DRAWN_BATCHES)), int(rng.choice(DRAWN_WORKERS))
     law, latency = LAWS[rng.integers(len(LAWS))], float(rng.choice(LATENCIES))
-    target = float(rng.choice(targets))
-    keys = {"batch_size": batch, "cluster.nodes": nodes, "cluster.latency": latency}
-    return network | law | keys | {"tune.target": target}
+    cluster = od.Cluster(nodes=nodes, seconds_per_example=SECONDS, service=law, latency=latency)
+    return Case(model, cluster, batch, float(rng.choice(targets)))
 
 
-def can_win(case: str) -> bool:
-    """Whether asynchrony can win, by the rule above."""
-    config = get_config(case)
-    faster = min(pace(config, g) for g in (1, 2, 4, 8)) / pace(config, 1)
-    return faster < 0.6 and config.batch_size <= NOISE / 3
+def can_win(name: str) -> bool:
+    """Whether asynchrony can win in one of the eight cases, by the rule above."""
+    case = chosen(name)
+    faster = min(pace(case, groups) for groups in (1, 2, 4, 8)) / pace(case, 1)
+    return faster < 0.6 and case.batch_size <= NOISE / 3
 
 
-def pace(config: Experiment, groups: int) -> float:
+def pace(case: Case | od.Experiment, groups: int) -> float:
     """HE(g), seconds an update."""
-    line = clock.make(config.cluster, groups=groups, steps=2000, batch_size=config.batch_size)
-    return float(line.seconds[-1]) / len(line.seconds)
+    method = od.Asynchronous(groups=groups)
+    seconds = od.timeline(method, case.cluster, 2000, batch_size=case.batch_size).seconds
+    return float(seconds[-1]) / len(seconds)

@@ -8,12 +8,11 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
-from ml_collections import config_flags
 
-from optdyn.cli import app, main
+from optdyn.base.fields import Text
+from optdyn.cli import app, configs, main
 from optdyn.train.checks import check
-from optdyn.train.grid import named, resolve
+from optdyn.train.grid import Grid, named, resolve
 from tests.blocks import MARK, PAGES, ROOT, Command, blocks
 
 OPTDYN = ("-c", "from optdyn.cli.main import main; main()")
@@ -77,11 +76,9 @@ def can_be_given(command: Command) -> None:
         assert own == 1 or rest[:2] == ["python", "-m"]
         can_be_given(Command(command.line, {}, module, rest[own:]))
         arguments = arguments[: arguments.index("--")]
-    given = [word.partition("=")[0] for word in arguments if word.startswith("--")]
-    if main.COMMANDS[name].also:
-        main.refuse(main.COMMANDS[name], arguments)
-    else:
-        assert set(given) <= set(main.flags_of(main.COMMANDS[name])), command.line
+    rest, _ = app.split(arguments)
+    given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    assert given <= set(main.flags_of(main.COMMANDS[name])), command.line
     if any(re.match("--config[.=]", word) for word in arguments) and name != "price":
         of_a_config(arguments)
 
@@ -96,18 +93,14 @@ def of_a_module(module: str, arguments: list[str]) -> None:
 
 def of_a_config(arguments: list[str]) -> None:
     """The config with what is set in it; of a grid its first point: tests/test_grids.py has all."""
-    argv, options = app.split(["optdyn", *(w for w in arguments if w.startswith("--config"))])
-    assert any(word.startswith("--config=") for word in argv), "no config"
-    values = flags.FlagValues()
-    held = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
-    values(argv)
-    for option in options:
-        app._set(held.value, option)
-    if app.is_grid(held.value):
-        point, its = next(iter(named(held.value)))
-        check(resolve(held.value, point, its))
+    rest, changes = app.split(arguments)
+    (name,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
+    config = configs.config(name, {key: Text(value) for key, value in changes.items()})
+    if isinstance(config, Grid):
+        point, its = next(named(config))
+        resolve(config, point, its)
     else:
-        check(parse(held.value))
+        check(config)
 
 
 def test_python_of_the_pages_runs(trained, mnist, capsys, monkeypatch, tmp_path):

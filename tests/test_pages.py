@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from optdyn.cli import main, sources
-from optdyn.experiment import Experiment
+from optdyn.cli import configs, main
+from optdyn.cli.keys import keys
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("research", "launch", "analysis", "configs", "docs")
@@ -15,9 +15,8 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 )
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-OWN = (".", "my_", "DIR")  # configs of the reader's
-UNKNOWN = re.compile(r"--config\.(base\.|.*options\.|method\.[a-z_]+\.)")  # not keys by themselves
-OURS = re.compile(r"\boptdyn\b| -m ")
+# What a key has before it in a grid, and in a method that is joined with others.
+MORE = re.compile(r"(?<=--config\.)base\.|(?<=--config\.method\.)[a-z_]+\.(?=[a-z_]+$)")
 BLOCK = re.compile(r"^```(\w*).*?\n(.*?)^```$", re.M | re.S)
 
 
@@ -62,11 +61,12 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_name_what_there_is(page):
     """The command, the shipped config and every key of it, but those of what is one's own."""
-    known = {f"--config.{key}" for key in every_key()}
-    shipped = set(sources.configs())
+    known = {f"--config.{key}" for key in keys()}
+    shipped = set(configs.configs())
     for words in commands(page):
         if words[0] == "optdyn":
             assert words[1].startswith("-") or words[1] in main.COMMANDS, words
+        of_own = any(word.startswith("--config=my_") for word in words)  # its keys may be, too
         for word in words:
             flag, _, value = word.partition("=")
             if (
@@ -77,23 +77,4 @@ def test_commands_name_what_there_is(page):
                 name = value.partition(":")[0].removeprefix("configs/").removesuffix(".py")
                 assert name in shipped or not re.match(r"[a-z_/]+$", name), word
             if flag.startswith("--config.") and "options" not in flag:
-                assert flag in known or re.match(r"--config\.(base|method\.[a-z_]+\.)", flag), word
-
-
-def every_key():
-    def inside(values, before=""):
-        for key, value in values.items():
-            yield before + key
-            if isinstance(value, dict):
-                yield from inside(value, f"{before}{key}.")
-
-    return set(inside(Experiment().to_dict())) | {
-        f"{m}.{k}" for m, ks in OTHERS.items() for k in ks
-    }
-
-
-# Of configs of the commands `tune` and `plan`, which have a section of their own.
-OTHERS = {
-    "tune": {"mode", "probe_share", "target"},
-    "plan": {"noise_scale", "runs", "memory"},
-}
+                assert of_own or MORE.sub("", flag) in known, word

@@ -18,19 +18,19 @@ def unigram_entropy(tokens: np.ndarray) -> float:
 
 
 def test_learns_more_than_frequencies_in_few_updates(tmp_path):
-    config = text.get_config("small")
-    config = config.with_(
+    config = text.get_config("small").with_(
         {
-            "steps": 80,
-            "log_every": 80,
-            "checkpoint_every": 0,
             "model.blocks": 1,
             "model.width": 32,
             "data.sequence_length": 32,
-            "batch_size": 16,
-        }
+            "data.train_evaluated": 64,
+            "data.test_evaluated": 64,
+        },
+        batch_size=16,
+        steps=80,
+        log_every=80,
+        checkpoint_every=0,
     )
-    config.data.train_evaluated = config.data.test_evaluated = 64
     assert trainer.train(config, tmp_path)["status"] == "completed"
     first, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     data = load("kjv", sequence_length=32)

@@ -16,7 +16,7 @@ from optdyn.train import driver, program, trainer
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 
-SYNC = {"method.name": "sync", "method.groups": 1}
+SYNC = {"method.name": "sync"}
 
 
 def batch_indices(run):
@@ -136,7 +136,7 @@ def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path
     # And what is compiled in makes another program.
     for values in [
         {"model.condition": 20.0},
-        {"optimizer.name": "adam", "optimizer.momentum": 0.0},
+        {"optimizer.name": "adam"},
     ]:
         assert program.make(config({**base, **values}), 0, slots=4) is not compiled
     assert program.make(config(base), 0, slots=5) is not compiled
@@ -162,17 +162,21 @@ def test_the_same_config_gives_the_same_floats_also_in_a_thread_of_a_notebook(
     "values",
     [
         {"optimizer.name": "adam"},
-        {"optimizer.name": "adamw", "optimizer.options.weight_decay": 0.1},
+        {"optimizer.name": "adamw", "optimizer.weight_decay": 0.1},
         {"optimizer.name": "rmsprop", "optimizer.momentum": 0.2},
         {"optimizer.name": "lion", "optimizer.schedule": "linear"},
         # It keeps a random key in its state.
         {"optimizer.name": "noisy_sgd", "optimizer.options.key": 1},
-        {"optimizer.name": "sgd", "optimizer.options.nesterov": True},
+        {
+            "optimizer.name": "sgd",
+            "optimizer.momentum": 0.0,
+            "optimizer.options.nesterov": True,
+        },
     ],
     ids=lambda values: values["optimizer.name"],
 )
 def test_optimizers_of_optax(config, tmp_path, values, rows):
-    chosen = config({"optimizer.learning_rate": 0.02, "optimizer.momentum": 0.0, **values})
+    chosen = config({"optimizer.learning_rate": 0.02, **values})
     summary = train(chosen, tmp_path)
     assert summary["status"] == "completed"
     assert summary["train_loss"] < rows(tmp_path)[0]["train_loss"]

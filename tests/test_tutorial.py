@@ -23,7 +23,7 @@ COMMANDS = [
     line for kind, text in BLOCKS if not kind for line in re.split(r"\n| && ", text) if line
 ]
 SMALLER = {  # in its files and commands
-    "config.steps = 300": "config.steps = 120",
+    "steps=300": "steps=120",
     "GROUPS = [1, 2, 4, 8]": "GROUPS = [1, 4]",
     "MOMENTA = [-0.3, 0.0, 0.3, 0.6, 0.9]": "MOMENTA = [0.0, 0.9]",
     "range(-5, 0)": "range(-3, -1)",

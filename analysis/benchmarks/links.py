@@ -45,6 +45,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import optdyn as od
 from analysis.benchmarks import shaped
 from analysis.benchmarks.neighbours import RingNeighbours, neighbours
 from analysis.benchmarks.record import publish
@@ -105,24 +106,17 @@ class LinkRow(NamedTuple):
         return max(8, self.period, min(2 * self.period, 16))
 
 
-# Its keys of config.method, and those that the period decides.
-METHODS: Mapping[str, tuple[dict[str, Any], Callable[[int], dict[str, int]]]] = {
-    "sync": ({"name": "sync"}, lambda h: {}),
-    "local SGD": ({"name": "model_averaging"}, lambda h: {"period": h}),
-    "DiLoCo": ({"name": "diloco"}, lambda h: {"period": h}),
-    "streaming": (
-        {"name": "diloco", "fragments": 4},
-        lambda h: {"period": h, "delay": h // 8},
+# The methods, by updates from one exchange to the next.
+METHODS: Mapping[str, Callable[[int], od.Method]] = {
+    "sync": lambda h: od.Sync(),
+    "local SGD": lambda h: od.ModelAveraging(period=h),
+    "DiLoCo": lambda h: od.DiLoCo(period=h),
+    "streaming": lambda h: od.DiLoCo(period=h, fragments=4, delay=h // 8),
+    "DASO": lambda h: od.DASO(
+        max_batches=h, wait=max(h // 4, 1), warmup_epochs=0, cooldown_epochs=0
     ),
-    "DASO": (
-        {"name": "daso", "warmup_epochs": 0, "cooldown_epochs": 0},
-        lambda h: {"max_batches": h, "wait": max(h // 4, 1)},
-    ),
-    "top-k": (
-        {"name": "model_averaging", "compression": "top_k", "compression_share": 0.05},
-        lambda h: {"period": h},
-    ),
-    "gossip": ({"name": "gossip", "graph": "complete", "gossip_order": "adapt"}, lambda h: {}),
+    "top-k": lambda h: od.ModelAveraging(period=h, compression="top_k", compression_share=0.05),
+    "gossip": lambda h: od.Gossip(graph="complete", gossip_order="adapt"),
 }
 APART = ("streaming", "DASO")  # whose exchange the hosts carry, beside the computing
 PERIODS = {"sync": (1,), "gossip": (1,), "DASO": (2, 8, 32), "streaming": (8, 16, 32)}
@@ -164,22 +158,18 @@ def row_of(found: Mapping[str, Any]) -> LinkRow:
 
 def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Experiment:
     """The row's method on so many nodes, or plain SGD."""
-    size, config = SIZES[row.megabits], Experiment()
-    config.steps = config.log_every = row.updates
-    config = config.with_(
-        {
-            "checkpoint_every": 0,
-            "model.hidden": size.hidden,
-            "batch_size": size.of(row.nodes) * nodes,
-            "optimizer.learning_rate": 0.01,
-            "cluster.nodes": nodes,
-            "cluster.service.name": "constant",
-            "parallel.api": api,
-        }
+    size = SIZES[row.megabits]
+    return Experiment(
+        model=od.MLP(hidden=size.hidden),
+        optimizer=od.SGD(learning_rate=0.01),
+        method=METHODS["sync" if plain else row.method](row.period),
+        cluster=od.Cluster(nodes=nodes, service=od.Constant()),
+        batch_size=size.of(row.nodes) * nodes,
+        steps=row.updates,
+        log_every=row.updates,
+        checkpoint_every=0,
+        parallel=od.Parallel(api=api),
     )
-    keys, by_period = METHODS["sync" if plain else row.method]
-    config.method.update(keys | by_period(row.period))
-    return config
 
 
 def line_of(config: Experiment) -> Timeline:

@@ -14,9 +14,10 @@ from typing import Any
 import optdyn as od
 from optdyn.base.errors import entry
 from optdyn.clock.several import WAITING
-from optdyn.train.grid import Grid, Point, log_range
+from optdyn.train.grid import Point
 
-RATES = log_range(0.0125, 3.2, 9)
+GROUPS = 16
+RATES = od.log_range(0.0125, 3.2, 9)
 LATE = ("inverse", "bounded", "power")
 
 
@@ -26,8 +27,12 @@ def _chained(name: str, **options: Any) -> Point:
 
 
 def _waiting(waiting: str) -> Point:
-    keys = {"arrivals": 8, "waiting": waiting}
-    return {"method.name": "buffered", **{f"method.{k}": v for k, v in keys.items()}}
+    return {
+        "method.name": "buffered",
+        "method.groups": GROUPS,
+        "method.arrivals": 8,
+        "method.waiting": waiting,
+    }
 
 
 ARMS: Mapping[str, Point] = {
@@ -54,18 +59,12 @@ CHOSEN = {
 }
 
 
-def get_config(table: str = "ladder") -> Grid:
+def get_config(table: str = "ladder") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "steps": 400,
-            "log_every": 400,
-            "checkpoint_every": 0,
-            "method.groups": 16,
-        }
+    base = od.config("quickstart").with_(
+        method=od.Asynchronous(groups=GROUPS), steps=400, log_every=400, checkpoint_every=0
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

@@ -16,59 +16,51 @@ from collections.abc import Iterator
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point, product
+from optdyn.train.grid import Point
 
 EPOCHS = 40
 GIGABIT = 1e9 / 8  # bytes
 
 
-def get_config(table: str = "daso") -> Grid:
+def get_config(table: str = "daso") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "batch_size": 128,
-            "steps": EPOCHS * 31,
-            "log_every": 31,
-            "checkpoint_every": 310,
-            "optimizer.learning_rate": 0.03,
-            "optimizer.momentum": 0.9,
-            "method.groups": 1,
-            "method.max_batches": 4,
-            "method.wait": 1,
-            "method.warmup_epochs": 4,
-            "method.cooldown_epochs": 4,
-            "method.patience": 1,
-            "method.threshold": 0.3,
-            "cluster.nodes": 4,
-            "cluster.devices_per_node": 4,
-            "cluster.service.name": "lognormal",
-            "cluster.service.variation": 0.1,
-            "cluster.latency": 5e-6,
-            "cluster.bandwidth": 25 * GIGABIT,
-            "cluster.local_latency": 2e-6,
-            "cluster.local_bandwidth": 100e9,
-        }
+    base = od.config("quickstart").with_(
+        method=od.DASO(
+            max_batches=4, wait=1, warmup_epochs=4, cooldown_epochs=4, patience=1, threshold=0.3
+        ),
+        optimizer=od.SGD(0.03, momentum=0.9),
+        cluster=od.Cluster(
+            nodes=4,
+            devices_per_node=4,
+            service=od.LogNormal(0.1),
+            latency=5e-6,
+            bandwidth=25 * GIGABIT,
+            local_latency=2e-6,
+            local_bandwidth=100e9,
+        ),
+        batch_size=128,
+        steps=EPOCHS * 31,
+        log_every=31,
+        checkpoint_every=310,
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def daso() -> Iterator[Point]:
-    for point in product({"seed": range(5), "method.name": ("sync", "daso")}):
+    for point in od.product({"seed": range(5), "method.name": ("sync", "daso")}):
         seed, name = point.values()
         yield {"name": f"{name}-seed{seed}", **point}
 
 
 def rates() -> Iterator[Point]:
     """An update of the model is 204 kB and 8 ms of computing; 1 Gb/s takes 2.4 ms to average it."""
-    for point in product(
+    for point in od.product(
         {"seed": range(3), "gigabits": (10, 1, 0.3, 0.1), "batches": (0, 2, 4, 8)}
     ):
         seed, gigabits, batches = point.values()
         method = f"every{batches}" if batches else "blocking"
         yield {
             "name": f"{method}-{gigabits}Gbps-seed{seed}",
-            "method.name": "daso",
             "method.max_batches": max(batches, 1),
             "method.wait": max(batches // 4, 1),
             "method.warmup_epochs": 4 if batches else EPOCHS,

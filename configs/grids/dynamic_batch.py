@@ -17,26 +17,19 @@ import numpy as np
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point, product
+from optdyn.train.grid import Point
 
 
-def get_config(table: str = "disturbed") -> Grid:
+def get_config(table: str = "disturbed") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "steps": 18 * 62,
-            "log_every": 62,
-            "checkpoint_every": 0,
-            "method.name": "dynamic_batch",
-            "method.groups": 1,
-            "cluster.nodes": 4,
-            "cluster.speeds": (1.0, 1.0, 2.0, 4.0),
-            "cluster.service.name": "lognormal",
-            "cluster.service.variation": 0.1,
-        }
+    base = od.config("quickstart").with_(
+        method=od.DynamicBatch(),
+        cluster=od.Cluster(nodes=4, speeds=(1.0, 1.0, 2.0, 4.0), service=od.LogNormal(0.1)),
+        steps=18 * 62,
+        log_every=62,
+        checkpoint_every=0,
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def disturbed() -> Iterator[Point]:
@@ -62,7 +55,7 @@ def heterogeneity() -> Iterator[Point]:
 
 
 def pairs(seeds: int) -> Iterator[tuple[int, bool]]:
-    for point in product({"seed": range(seeds), "adapt": (False, True)}):
+    for point in od.product({"seed": range(seeds), "adapt": (False, True)}):
         yield point["seed"], point["adapt"]
 
 

@@ -12,9 +12,9 @@ from itertools import product
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point, log_range
+from optdyn.train.grid import Point
 
-RATES = log_range(0.05, 1.6, 6)
+RATES = od.log_range(0.05, 1.6, 6)
 SHARDS = {"iid": 0.0, "shards": 0.1}
 ARMS: Mapping[str, Point] = {
     "all-reduce": {"method.name": "model_averaging", "method.period": 1},
@@ -38,21 +38,17 @@ CHOSEN: Mapping[str, float] = {arm: 0.4 for arm in ARMS} | {
 }
 
 
-def get_config(table: str = "ladder") -> Grid:
+def get_config(table: str = "ladder") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "steps": 400,
-            "log_every": 400,
-            "checkpoint_every": 0,
-            "method.groups": 1,
-            "cluster.nodes": 8,
-            "cluster.bandwidth": 1e7,
-            "probes.mean": True,
-        }
+    base = od.config("quickstart").with_(
+        method=od.Gossip(),
+        cluster=od.Cluster(nodes=8, bandwidth=1e7),
+        steps=400,
+        log_every=400,
+        checkpoint_every=0,
+        probes=od.Probes(mean=True),
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def _points(rates: Mapping[str, list[float]], seeds: list[int]) -> Iterator[Point]:

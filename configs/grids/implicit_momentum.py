@@ -17,24 +17,26 @@ from collections.abc import Iterator
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point
+from optdyn.train.grid import Point
 
 QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}
 MLP = {"model.name": "mlp", "model.hidden": (32,)}
 CNN = {"model.name": "cnn", "model.channels": (4, 8), "model.hidden": (32,)}
+LAWS: dict[str, Point] = {
+    "constant": {"cluster.service.name": "constant"},
+    "lognormal0.3": {"cluster.service.name": "lognormal", "cluster.service.variation": 0.3},
+    "lognormal1": {"cluster.service.name": "lognormal", "cluster.service.variation": 1.0},
+    "exponential": {"cluster.service.name": "exponential"},
+}
 
 
-def get_config(table: str = "mlp") -> Grid:
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "batch_size": 128,
-            "data.train_examples": 250,
-            "data.replacement": True,
-            "replicas.subspace": 512,
-        }
+def get_config(table: str = "mlp") -> od.Grid:
+    base = od.config("quickstart").with_(
+        data=od.MNIST5k(train_examples=250, replacement=True),
+        batch_size=128,
+        replicas=od.Replicas(subspace=512),
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def quadratic() -> Iterator[Point]:
@@ -57,7 +59,6 @@ def calibration() -> Iterator[Point]:
                 "name": f"{model['model.name']}-{momentum}",
                 **model,
                 "method.name": "sync",
-                "method.groups": 1,
                 "cluster.nodes": 1,
                 "optimizer.learning_rate": 0.1,
                 "optimizer.momentum": momentum,
@@ -118,18 +119,12 @@ def matching() -> Iterator[Point]:
 
 
 def laws() -> Iterator[Point]:
-    for law, variation in (
-        ("constant", 0),
-        ("lognormal", 0.3),
-        ("lognormal", 1),
-        ("exponential", 1),
-    ):
+    for name, law in LAWS.items():
         yield {
-            "name": f"{law}{variation}" if law == "lognormal" else law,
+            "name": name,
             **QUADRATIC,
             **asynchronous(4),
-            "cluster.service.name": law,
-            "cluster.service.variation": float(variation),
+            **law,
             "model.dimension": 32,
             "model.condition": 1000.0,
             "optimizer.learning_rate": 0.3,

@@ -11,9 +11,9 @@ model's own output, whatever heads a variant trains besides.
 
 from collections.abc import Iterator
 
+import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.experiment import Experiment
-from optdyn.train.grid import Grid, Point
+from optdyn.train.grid import Point
 
 SEEDS = (0, 1, 2)
 VARIANTS: dict[str, Point] = {
@@ -46,22 +46,18 @@ TEXT: Point = {
 }
 
 
-def get_config(table: str = "mlp") -> Grid:
+def get_config(table: str = "mlp") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = Experiment()
-    base = base.with_(
-        {
-            "method.name": "local",
-            "cluster.service.name": "constant",
-            "optimizer.name": "adam",
-            "optimizer.learning_rate": 1e-3,
-            "batch_size": 64,
-            "steps": 1600,
-            "log_every": 200,
-            "checkpoint_every": 0,
-        }
+    base = od.Experiment(
+        optimizer=od.Adam(1e-3),
+        method=od.Local(),
+        cluster=od.Cluster(service=od.Constant()),
+        batch_size=64,
+        steps=1600,
+        log_every=200,
+        checkpoint_every=0,
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def mlp() -> Iterator[Point]:

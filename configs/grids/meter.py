@@ -8,28 +8,22 @@ lag polynomial to each run and to all, beside one term.
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, product, seeds
 
-GROUPS = {"exponential": 4, "lognormal": 4, "constant": 2}
+LAWS = {
+    "exponential": (4, od.Exponential()),
+    "lognormal": (4, od.LogNormal(0.5)),
+    "constant": (2, od.Constant()),
+}
 
 
-def get_config(law: str = "lognormal") -> Grid:
+def get_config(name: str = "lognormal") -> od.Grid:
     """Raises `ConfigError` if there is no such law."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "steps": 2000,
-        }
+    groups, law = entry(LAWS, name)
+    base = od.config("quickstart").with_(
+        optimizer=od.SGD(0.1),
+        method=od.Asynchronous(groups=groups),
+        cluster=od.Cluster(nodes=groups, service=law),
+        steps=2000,
+        probes=od.Probes(momentum=True, window=400),
     )
-    base.method.groups = base.cluster.nodes = entry(GROUPS, law)
-    base = base.with_(
-        {
-            "cluster.service.name": law,
-            "cluster.service.variation": 0.5,
-            "optimizer.momentum": 0.0,
-            "optimizer.learning_rate": 0.1,
-            "probes.momentum": True,
-            "probes.window": 400,
-        }
-    )
-    return Grid(base, product({"seed": seeds(4)}))
+    return od.Grid(base, od.product({"seed": range(4)}))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point, product
+from optdyn.train.grid import Point
 
 TOTAL = 0.9  # momentum that is kept where none is tuned
 MOMENTA = (-0.3, 0.0, 0.3, 0.6, TOTAL)
@@ -33,19 +33,15 @@ LONG_RUN_STEPS = {  # alpha / (1 - mu), around the best of the model and number 
 }
 
 
-def get_config(table: str = "mlp") -> Grid:
+def get_config(table: str = "mlp") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "batch_size": 32,
-            "log_every": 25,
-            "checkpoint_every": 0,
-            "data.train_evaluated": 500,
-            "data.test_evaluated": 50,
-        }
+    base = od.config("quickstart").with_(
+        data=od.MNIST5k(train_evaluated=500, test_evaluated=50),
+        batch_size=32,
+        log_every=25,
+        checkpoint_every=0,
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def mlp() -> Iterator[Point]:
@@ -69,7 +65,7 @@ def settings(
     seeds: Sequence[int] = SEEDS,
 ) -> Iterator[Point]:
     axes = {"seed": seeds, "method.groups": groups, "optimizer.momentum": momenta}
-    for point in product(axes):
+    for point in od.product(axes):
         seed, g, mu = point.values()
         for step in LONG_RUN_STEPS[model, g]:
             yield {

@@ -14,9 +14,9 @@ from typing import Any
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point, log_range
+from optdyn.train.grid import Point
 
-RATES = log_range(0.00625, 0.8, 8)
+RATES = od.log_range(0.00625, 0.8, 8)
 
 
 def _arm(name: str, **keys: Any) -> Point:
@@ -56,22 +56,17 @@ CHOSEN = {
 }
 
 
-def get_config(table: str = "ladder") -> Grid:
+def get_config(table: str = "ladder") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "steps": 400,
-            "log_every": 400,
-            "checkpoint_every": 0,
-            "optimizer.momentum": 0.9,
-            "method.groups": 1,
-            "cluster.nodes": 4,
-            "cluster.devices_per_node": 2,
-            "cluster.bandwidth": 1e7,
-        }
+    base = od.config("quickstart").with_(
+        optimizer=od.SGD(momentum=0.9),
+        method=od.ModelAveraging(),
+        cluster=od.Cluster(nodes=4, devices_per_node=2, bandwidth=1e7),
+        steps=400,
+        log_every=400,
+        checkpoint_every=0,
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

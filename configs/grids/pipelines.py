@@ -12,26 +12,27 @@ the best setting of each arm.
 from collections.abc import Iterator, Mapping
 from itertools import product
 
+import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.experiment import Experiment
-from optdyn.train.grid import Grid, Point, log_range
+from optdyn.train.grid import Point
 
 RATE = "optimizer.learning_rate"
 STAGES = (2, 4, 8)  # or nodes
 PERIODS = (4, 16, 64, 256)
-RATES = {0.9: log_range(2**-11, 2**-2, 10), 0.0: log_range(2**-8, 2**0, 9)}  # by momentum
+RATES = {0.9: od.log_range(2**-11, 2**-2, 10), 0.0: od.log_range(2**-8, 2**0, 9)}  # by momentum
 
 
 def _pipeline(stages: int, kind: str = "stash") -> Point:
-    return {"method.name": "stale_pipeline", "cluster.nodes": stages, "method.pipeline": kind}
+    return {
+        "method.name": "stale_pipeline",
+        "method.micro_batches": 8,
+        "method.pipeline": kind,
+        "cluster.nodes": stages,
+    }
 
 
 def _local(nodes: int, period: int) -> Point:
-    return {
-        "method.name": "model_averaging",
-        "cluster.nodes": nodes,
-        "method.period": period,
-    }
+    return {"method.name": "model_averaging", "method.period": period, "cluster.nodes": nodes}
 
 
 ARMS: Mapping[str, Point] = {
@@ -64,28 +65,19 @@ CHOSEN = {
 }
 
 
-def get_config(table: str = "ladder") -> Grid:
+def get_config(table: str = "ladder") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = Experiment()
-    base = base.with_(
-        {
-            "steps": 300,
-            "log_every": 300,
-            "checkpoint_every": 0,
-            "batch_size": 64,
-            "model.name": "resmlp",
-            "model.blocks": 8,
-            "model.width": 64,
-            "data.image_size": 14,
-            "data.train_evaluated": 1000,
-            "data.test_evaluated": 1000,
-            "optimizer.momentum": 0.9,
-            "method.micro_batches": 8,
-            "cluster.service.name": "constant",
-            "cluster.bandwidth": 1e7,
-        }
+    base = od.Experiment(
+        model=od.ResMLP(blocks=8, width=64),
+        data=od.MNIST5k(image_size=14, train_evaluated=1000, test_evaluated=1000),
+        optimizer=od.SGD(momentum=0.9),
+        cluster=od.Cluster(service=od.Constant(), bandwidth=1e7),
+        batch_size=64,
+        steps=300,
+        log_every=300,
+        checkpoint_every=0,
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def ladder() -> Iterator[Point]:

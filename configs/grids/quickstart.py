@@ -19,8 +19,8 @@ import itertools
 from collections.abc import Iterator
 
 import optdyn as od
-from optdyn.experiment import ConfigError
-from optdyn.train.grid import Grid, Point
+from optdyn.base.errors import entry
+from optdyn.train.grid import Point
 
 NOTE = """\
 A perceptron with 32 hidden units learns 4,000 MNIST images with 16 simulated workers in g groups,
@@ -48,25 +48,24 @@ SETTINGS = {
 DEMO = {1: (0.3, KEPT), 4: (-0.3, 0.3, KEPT), 16: (-0.3, 0.3, KEPT)}  # momenta of these groups
 
 
-def get_config(part: str = "") -> Grid:
-    if part not in ("", "demo"):
-        raise ConfigError(f"config argument {part!r}: must be demo, or left out for all")
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "checkpoint_every": 0,
-            "model.hidden": (32,),
-            "data.train_evaluated": 1000,
-            "data.test_evaluated": 200,
-        }
+def get_config(part: str = "") -> od.Grid:
+    """Raises `ConfigError` if there is no such part."""
+    base = od.config("quickstart").with_(
+        model=od.MLP(hidden=(32,)),
+        data=od.MNIST5k(train_evaluated=1000, test_evaluated=200),
+        checkpoint_every=0,
     )
-    if part:
-        return Grid(base, (p for p in training() if _in_demo(p)), NOTE)
-    return Grid(base, [*training(), *fits(), *metered()], NOTE)
+    return od.Grid(base, entry(PARTS, part)(), NOTE)
 
 
-def _in_demo(point: Point) -> bool:
-    return point["optimizer.momentum"] in DEMO.get(point["method.groups"], ())
+def study() -> Iterator[Point]:
+    return itertools.chain(training(), fits(), metered())
+
+
+def demo() -> Iterator[Point]:
+    for point in training():
+        if point["optimizer.momentum"] in DEMO.get(point["method.groups"], ()):
+            yield point
 
 
 def training() -> Iterator[Point]:
@@ -117,3 +116,6 @@ def metered() -> Iterator[Point]:
             "probes.window": 1000,
             "probes.every": 1000,
         }
+
+
+PARTS = {"": study, "demo": demo}

@@ -7,44 +7,38 @@
 One worker a group, an MLP on MNIST. What a law costs in updates, with its best learning rate:
 
     python -m launch.efficiency --workdir=DIR --target=0.25 \\
-        --where=cluster.service=exponential
+        --where=cluster.service.name=exponential
 
-(of `variation` --where=cluster.variation=0.1). Constant times deliver in turn, always 15 updates
-late, and reach that loss with none of the rates; only geometric staleness is momentum and nothing
-else (arXiv 1605.09774).
+(of `variation` --where=cluster.service.variation=0.1). Constant times deliver in turn, always 15
+updates late, and reach that loss with none of the rates; only geometric staleness is momentum and
+nothing else (arXiv 1605.09774).
 """
 
 from collections.abc import Iterable, Iterator
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point, product
+from optdyn.train.grid import Point
 
 GROUPS = 16
 MOMENTA = (0.0, 0.9)
 LONG_RUN_STEPS = (0.05, 0.1, 0.2, 0.4)  # alpha / (1 - mu), around the best of `grids/momentum`
 
 
-def get_config(table: str = "laws") -> Grid:
+def get_config(table: str = "laws") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("grids/momentum").base
-    base = base.with_(
-        {
-            "model.name": "mlp",
-            "model.hidden": (64,),
-            "steps": 1300,
-            "method.groups": GROUPS,
-        }
-    )
-    return Grid(base, settings(entry(TABLES, table)()))
+    base = od.config("grids/momentum").base.with_(method=od.Asynchronous(groups=GROUPS), steps=1300)
+    return od.Grid(base, settings(entry(TABLES, table)()))
 
 
 def laws() -> Iterable[Point]:
-    return product({"cluster.service.name": ("constant", "lognormal", "exponential", "geometric")})
+    return od.product(
+        {"cluster.service.name": ("constant", "lognormal", "exponential", "geometric")}
+    )
 
 
 def variation() -> Iterable[Point]:
-    return product(
+    return od.product(
         {"cluster.service.name": ("lognormal",), "cluster.service.variation": (0.1, 0.3, 1.0, 3.0)}
     )
 
@@ -53,7 +47,7 @@ def settings(laws: Iterable[Point]) -> Iterator[Point]:
     seeds_and_momenta = {"seed": (0, 1, 2), "optimizer.momentum": MOMENTA}
     for law in laws:
         name = "-".join(map(str, law.values()))
-        for point in product(seeds_and_momenta):
+        for point in od.product(seeds_and_momenta):
             seed, mu = point.values()
             for step in LONG_RUN_STEPS:
                 yield {

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point
+from optdyn.train.grid import Point
 
 NOTE = """\
 How many updates do nodes that meet seldom, and workers that do not wait, take to a training loss,
@@ -103,22 +103,16 @@ ARMS = {
 }
 
 
-def get_config(table: str = "both") -> Grid:
+def get_config(table: str = "both") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "checkpoint_every": 0,
-            "model.hidden": (32,),
-            "data.train_evaluated": 1000,
-            "data.test_evaluated": 10,
-            "cluster.nodes": 8,
-            "cluster.service.name": "lognormal",
-            "cluster.service.variation": 0.3,
-            "method.groups": 1,
-        }
+    base = od.config("quickstart").with_(
+        model=od.MLP(hidden=(32,)),
+        data=od.MNIST5k(train_evaluated=1000, test_evaluated=10),
+        method=od.Sync(),
+        cluster=od.Cluster(nodes=8, service=od.LogNormal(0.3)),
+        checkpoint_every=0,
     )
-    return Grid(base, entry(TABLES, table)(), NOTE)
+    return od.Grid(base, entry(TABLES, table)(), NOTE)
 
 
 def sgd() -> Iterator[Point]:
@@ -131,11 +125,7 @@ def sgd() -> Iterator[Point]:
 def adam() -> Iterator[Point]:
     for name, arm in ARMS.items():
         for rate, outer in itertools.product(arm.rates, arm.adam_outer):
-            setting = {
-                "optimizer.name": "adam",
-                "optimizer.momentum": 0.0,
-                "optimizer.learning_rate": rate,
-            }
+            setting = {"optimizer.name": "adam", "optimizer.learning_rate": rate}
             yield from _seeds(f"{name}-adam-{rate}", arm, setting, outer)
 
 

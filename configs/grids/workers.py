@@ -12,15 +12,15 @@ from typing import Any
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.train.grid import Grid, Point, log_range
+from optdyn.train.grid import Point
 
-RATES = log_range(0.00625, 6.4, 11)
-LOWER = {"nesterov": log_range(0.0000488281, 0.00625, 8)}  # of arms whose best is not among them
+RATES = od.log_range(0.00625, 6.4, 11)
+LOWER = {"nesterov": od.log_range(0.0000488281, 0.00625, 8)}  # of arms whose best is not among them
 
 
 def _arm(name: str, momentum: float = 0.0, **keys: Any) -> Point:
     own = {f"method.{key}": value for key, value in keys.items()}
-    return {"method.name": name, "optimizer.momentum": momentum, **own}
+    return {"method.name": name, "method.groups": 8, "optimizer.momentum": momentum, **own}
 
 
 ARMS: Mapping[str, Point] = {
@@ -51,18 +51,12 @@ CHOSEN: Mapping[str, float] = {
 }
 
 
-def get_config(table: str = "ladder") -> Grid:
+def get_config(table: str = "ladder") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    base = od.config("quickstart")
-    base = base.with_(
-        {
-            "log_every": 2000,
-            "checkpoint_every": 0,
-            "cluster.nodes": 8,
-            "cluster.bandwidth": 1e7,
-        }
+    base = od.config("quickstart").with_(
+        cluster=od.Cluster(nodes=8, bandwidth=1e7), log_every=2000, checkpoint_every=0
     )
-    return Grid(base, entry(TABLES, table)())
+    return od.Grid(base, entry(TABLES, table)())
 
 
 def _point(arm: str, rate: float, seed: int) -> Point:

@@ -8,38 +8,36 @@ In a folder outside of this checkout the names are those of your own files, `my_
 
 from pathlib import Path
 
-from optdyn.experiment import Experiment
+import optdyn as od
 
 HERE = Path(__file__).parent
 
 
-def get_config() -> Experiment:
-    config = Experiment()
-    config = config.with_(
+def get_config() -> od.Experiment:
+    config = od.Experiment(
+        model=od.OwnModel(f"{HERE}/model.py:make", {"widths": (16, 16)}),
+        loss=f"{HERE}/loss.py:log_cosh",
+        metrics=(f"{HERE}/loss.py:worst", "absolute_error"),
+        data=od.OwnData(f"{HERE}/data.py:load", {"noise": 0.05}),
+        optimizer=od.Optax(
+            name=f"{HERE}/optimizer.py:make",
+            options={"softness": 0.5},
+            learning_rate=0.1,
+            momentum=0.5,
+            schedule=f"{HERE}/schedule.py:make",
+            schedule_options={"timescale": 50.0},
+            warmup_steps=10,
+        ),
+        cluster=od.Cluster(nodes=4, service=od.OwnLaw(f"{HERE}/law.py:make", {"shape": 4.0})),
+        batch_size=16,
+        steps=200,
+        log_every=20,
+        checkpoint_every=100,
+    )
+    return config.with_(
         {
-            "steps": 200,
-            "batch_size": 16,
-            "log_every": 20,
-            "checkpoint_every": 100,
-            "model.name": f"{HERE}/model.py:make",
-            "model.options.widths": (16, 16),
-            "loss": f"{HERE}/loss.py:log_cosh",
-            "metrics": (f"{HERE}/loss.py:worst", "absolute_error"),
-            "data.name": f"{HERE}/data.py:load",
-            "data.options.noise": 0.05,
-            "optimizer.name": f"{HERE}/optimizer.py:make",
-            "optimizer.learning_rate": 0.1,
-            "optimizer.momentum": 0.5,
-            "optimizer.options.softness": 0.5,
-            "optimizer.schedule": f"{HERE}/schedule.py:make",
-            "optimizer.schedule_options.timescale": 50.0,
-            "optimizer.warmup_steps": 10,
-            "method.name": f"{HERE}/method.py:CLIPPED+asynchronous",
-            "method.options.largest": 0.2,
-            "method.groups": 4,
-            "cluster.nodes": 4,
-            "cluster.service.name": f"{HERE}/law.py:make",
-            "cluster.service.options.shape": 4.0,
+            "method.name": f"{HERE}/method.py:Clipped+asynchronous",
+            "method.Clipped.largest": 0.2,
+            "method.asynchronous.groups": 4,
         }
     )
-    return config

@@ -2,8 +2,9 @@
 
     python -m launch.train --config=FILE --workdir=DIR --config.method.name=my_method:Clipped
 
-`methods/README.md` says what a method is made of. Its fields are keys of
-`config.method.options`, and it joins with others by '+', as in my_method:Clipped+asynchronous.
+`methods/README.md` says what a method is made of. Its fields are keys,
+`config.method.largest`. It joins with others by '+': of my_method:Clipped+asynchronous the key is
+`config.method.Clipped.largest`.
 """
 
 from dataclasses import dataclass
@@ -36,6 +37,3 @@ class Clipped(Gradients):
         """All workers wait for one another."""
         setup = setting.setup
         return make(setup.cluster, groups=1, steps=setup.steps, batch_size=setup.batch_size)
-
-
-CLIPPED = Clipped

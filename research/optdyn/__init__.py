@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
     from optdyn.methods.mix.sparseloco import SparseLoCo
     from optdyn.methods.mix.sparta import Sparta
     from optdyn.methods.read.ad_psgd import ADPSGD
+    from optdyn.methods.read.async_local_sgd import AsyncLocalSGD
     from optdyn.methods.read.asynchronous import Asynchronous
     from optdyn.methods.read.buffered import Buffered
     from optdyn.methods.read.decoupled import Decoupled
@@ -81,7 +82,9 @@ _WHERE = {
     "cli.configs": "config",
     "cli.python": "Clock Experiment MomentumEstimate Trained rule timeline",
     "clock.cluster": "Cluster Pieces",
-    "clock.service": "Constant Exponential Gamma Geometric Law LogNormal Measured Race Trace",
+    "clock.service": (
+        "Constant Exponential Gamma Geometric Law LogNormal Measured OwnLaw Race Trace"
+    ),
     "methods.gradient.dynamic_batch": "DynamicBatch",
     "methods.gradient.local": "Local",
     "methods.method": "Method Methods",
@@ -97,6 +100,7 @@ _WHERE = {
     "methods.mix.sparseloco": "SparseLoCo",
     "methods.mix.sparta": "Sparta",
     "methods.read.ad_psgd": "ADPSGD",
+    "methods.read.async_local_sgd": "AsyncLocalSGD",
     "methods.read.asynchronous": "Asynchronous",
     "methods.read.buffered": "Buffered",
     "methods.read.decoupled": "Decoupled",
@@ -108,8 +112,12 @@ _WHERE = {
     "methods.setup": "Parallel Plan Probes Replicas Tune",
     "methods.sync": "Sync",
     "optimizers.kinds": "Adam AdamW ClosedLoop Optax Optimizer SGD",
-    "problem.data.kinds": "Data Folder KJV MNIST5k Packages StandardLibrary TFDS TextFiles",
-    "problem.models": "CNN MLP Model ModernTransformer Quadratic ResMLP ResNet Transformer",
+    "problem.data.kinds": (
+        "Data Folder KJV MNIST5k OwnData Packages StandardLibrary TFDS TextFiles"
+    ),
+    "problem.models": (
+        "CNN MLP Model ModernTransformer OwnModel Quadratic ResMLP ResNet Transformer"
+    ),
     "train.grid": "Grid log_range product",
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}

@@ -89,7 +89,9 @@ class Experiment(Setup):
         """One screen of what differs from the defaults."""
         changed = self.changed_keys()
         width = max(map(len, changed), default=0)
-        lines = [f"  {key:{width}}  {shown(value)}" for key, value in changed.items()]
+        words = {k: lookup.words(v) for k, v in changed.items() if lookup.words(str(v))}
+        said = {key: shown(value) for key, value in changed.items()} | words
+        lines = [f"  {key:{width}}  {text}" for key, text in said.items()]
         return "\n".join(["Experiment, all defaults but", *lines] if lines else ["Experiment()"])
 
     def timeline(self, **known: Any) -> Timeline:
@@ -118,14 +120,30 @@ def read(
     """
     own_code.check_read(held, file, keys)
     experiment = Experiment.read(held)
-    if lacks := [key for key in differences(held, json.loads(to_json(experiment)))]:
-        raise ConfigError(f"{file} has no {lacks[0]}")
+    check_whole(held, experiment.to_dict(), file)
     return experiment
 
 
 def to_json(config: Setup) -> str:
     """The resolved config, as it is written to `config.json`."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def check_whole(
+    held: Mapping[str, Any], whole: Mapping[str, Any], file: object, section: str = ""
+) -> None:
+    """Raises `ConfigError` where the `config.json` of a run, `held`, lacks a key of `whole`.
+
+    Another one of a union has other keys, and those of options are free.
+    """
+    if held.get("name", whole.get("name")) != whole.get("name"):
+        return
+    for key, value in whole.items():
+        if key not in held:
+            raise ConfigError(f"{file} has no {section}{key}")
+        if isinstance(value, Mapping) and not key.endswith("options"):
+            inner = held[key] if isinstance(held[key], Mapping) else {}
+            check_whole(inner, value, file, f"{section}{key}.")
 
 
 def differences(
@@ -171,8 +189,10 @@ def refuse_first(config: Experiment, joins: Iterable[Join]) -> None:
     for join in joins:
         if join.wrong:
             value = _at(config, join.key)
-            shows = "" if value is None else f" = {shown(value)}"
-            raise ConfigError(f"config.{join.key}{shows}: {join.said}")
+            where = f"config.{join.key}" + f" = {shown(value)}" * (value is not None)
+            if isinstance(value, str) and lookup.is_own(value):
+                where = lookup.setting(f"config.{join.key}", value)
+            raise ConfigError(f"{where}: {join.said}")
 
 
 def _at(config: Experiment, key: str) -> Any:
@@ -196,7 +216,7 @@ def _names(config: Experiment) -> Iterator[Join]:
     wrong = not tokenizers.is_known(tokenizer)
     yield Join("data.tokenizer", wrong, f"must be {tokenizers.WANTED}")
     workers = config.cluster.worker_count
-    said = f"x config.cluster.devices_per_node = {workers:,} workers: must be at most {WIDTH:,}"
+    said = f"makes {workers:,} workers with config.cluster.devices_per_node; {WIDTH:,} is the most"
     yield Join("cluster.nodes", workers > WIDTH, said)
     named = {
         "loss": ([config.loss] if config.loss else [], losses.LOSSES),
@@ -233,12 +253,12 @@ def _cluster(config: Experiment) -> Iterator[Join]:
     yield Join("cluster.service.path", no_file, "is empty: a trace needs a CSV file")
     heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
     plain = Cluster()
-    for key, what in OPTIONAL.items():
+    changed = [key for key in OPTIONAL if getattr(cluster, key) != getattr(plain, key)]
+    for key in changed:
         those = [n for n in built_in() if key in load(n).cluster]
-        said = f"{name!r} does not know of {what}, only config.method.name = "
+        said = f"{name!r} does not know of {OPTIONAL[key]}, only config.method.name = "
         said += " and ".join(map(repr, those))
-        changed = getattr(cluster, key) != getattr(plain, key)
-        yield Join(f"cluster.{key}", changed and key not in heeded, said)
+        yield Join(f"cluster.{key}", key not in heeded, said)
     methods.check(config)
 
 
@@ -347,11 +367,12 @@ def _optimizer(config: Experiment) -> Iterator[Join]:
     """The optimizer, its arguments, its schedule and the transforms before it."""
     chosen, name = config.optimizer, config.optimizer.name
     taken, made_by = optimizers.arguments(name), optimizers.words(name)
-    said = f"optax has no such optimizer{meant(str(name), optimizers.known())}"
-    if lookup.is_own(name):
+    if "learning_rate" not in taken and lookup.is_own(name):
         said = "must be a function with an argument 'learning_rate' that returns an optax "
-        said += "transformation"
-    yield Join("optimizer.name", "learning_rate" not in taken, said)
+        yield Join("optimizer.name", True, f"{said}transformation")
+    if "learning_rate" not in taken:
+        said = f"optax has no such optimizer{meant(str(name), optimizers.known())}"
+        yield Join("optimizer.name", True, said)
     untaken = chosen.momentum and not optimizers.takes_momentum(name)
     said = f"{made_by} has no momentum; set its own arguments in config.optimizer.options"
     yield Join("optimizer.momentum", untaken, said)
@@ -368,10 +389,10 @@ def _optimizer(config: Experiment) -> Iterator[Join]:
         takers = sum(key in given for given in options)
         said = f"taken by {takers} of config.optimizer.chain = {chosen.chain}, must be by one"
         yield Join(f"optimizer.chain_options.{key}", takers != 1, said)
-    delayed = optimizers.follows_delays(name) and not config.methods.simple
-    said = f"must be one of {', '.join(map(repr, _simple()))} with config.optimizer.name = "
-    said += f"{name!r}, which is told the delay of an update's one gradient"
-    yield Join("method.name", delayed, said)
+    if optimizers.follows_delays(name) and not config.methods.simple:
+        said = f"must be one of {', '.join(map(repr, _simple()))} with config.optimizer.name = "
+        said += f"{name!r}, which is told the delay of an update's one gradient"
+        yield Join("method.name", True, said)
     plain = isinstance(chosen, SGD) and not chosen.options and not chosen.chain
     said = "compares with plain momentum SGD, so it needs config.optimizer.name = 'sgd' without "
     said += "options or a chain"

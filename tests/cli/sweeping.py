@@ -13,17 +13,21 @@ from tests.own_flags import called
 ROOT = Path(__file__).parent.parent.parent
 # Noisy quadratics, as many as there are seeds times groups, and for each seed one that diverges.
 GRID = """
-from configs import quickstart
-from optdyn.train.grid import grid, product, seeds
+import optdyn as od
+from optdyn.train.grid import Grid, product, seeds
 
 def get_config(text="2,60"):
     count, steps = map(int, text.split(","))
-    base = quickstart.get_config()
-    base.update({"steps": steps, "batch_size": 4, "log_every": 10, "checkpoint_every": 20})
-    base.model.update({"name": "quadratic", "noise": 0.5})
+    base = od.config("quickstart").with_(
+        model=od.Quadratic(noise=0.5),
+        steps=steps,
+        batch_size=4,
+        log_every=10,
+        checkpoint_every=20,
+    )
     good = product({"method.groups": [4, 2], "optimizer.momentum": [0.3], "seed": seeds(count)})
     bad = product({"method.groups": [2], "optimizer.learning_rate": [1e6], "seed": seeds(count)})
-    return grid(base, [*good, *bad], "Is it noisy?")
+    return Grid(base, [*good, *bad], "Is it noisy?")
 """
 
 

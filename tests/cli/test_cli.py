@@ -16,10 +16,11 @@ import pytest
 from absl import flags
 
 from optdyn.base.progress import number
-from optdyn.cli import app, completion, dry, listing, main, shipped, sources, sweep, train
+from optdyn.cli import app, completion, configs, dry, listing, main, sources, sweep, train
 from optdyn.cli import registries as registered
+from optdyn.cli.keys import OWN, UNIONS, keys
 from optdyn.experiment import ConfigError, Experiment, differences, to_json
-from optdyn.methods import built_in
+from optdyn.methods import built_in, load
 from optdyn.train import trainer
 from tests.own_flags import called
 
@@ -61,10 +62,22 @@ def plain(config, prefix=""):
     return found
 
 
-def test_the_keys_read_off_the_files_are_those_of_the_config():
-    assert set(sources.keys()) == set(plain(Experiment()))
-    assert sources.keys()["method.groups"] == "Compute groups, each synchronous inside."
-    assert sources.keys()["log_every"] == "Updates between log points."
+def test_the_keys_that_are_listed_are_those_of_all_configs():
+    """Each can be set where its owners are, and there are no others."""
+    listed, usual = keys(), Experiment()
+    found = set(plain(usual))
+    for section, (root, _) in UNIONS.items():
+        members = {name: load(name) for name in built_in()} if section == "method" else root.members
+        for name in members:
+            its = set(plain(usual.with_({f"{section}.name": name})))
+            found |= its
+            for key in (key for key in its if key.startswith(f"{section}.")):
+                assert not listed[key][2] or name in listed[key][2], (name, key)
+        if section in ("model", "data", "cluster.service"):
+            found |= {f"{section}.{key}" for key in OWN[root].field_table()}
+    assert set(listed) == found
+    assert listed["method.groups"][0] == "Compute groups, each synchronous inside."
+    assert listed["log_every"] == ("Updates between log points.", 50, ())
 
 
 @pytest.mark.parametrize("module", [sweep, dry])
@@ -79,13 +92,12 @@ def test_the_flags_read_off_the_files_are_those_that_are_defined(module):
     )
 
 
-def test_the_methods_and_configs_read_off_the_files_are_those_that_there_are():
-    assert list(sources.methods()) == sorted(built_in())
-    for name, path in sources.configs().items():
+def test_the_configs_read_off_the_files_are_those_that_there_are():
+    for name, path in configs.configs().items():
         assert path == ROOT / "configs" / f"{name}.py"
-    assert {"quickstart", "images", "grids/quickstart"} <= set(sources.configs())
+    assert {"quickstart", "images", "grids/quickstart"} <= set(configs.configs())
     # Files beside them that have no run's config.
-    assert not {"own/law", "own/method"} & set(sources.configs())
+    assert not {"own/law", "own/method"} & set(configs.configs())
 
 
 def test_every_command_is_a_module_that_explains_itself(optdyn):
@@ -117,6 +129,10 @@ def test_the_version_is_that_of_the_project(optdyn):
         (["train", "--config=nosuch", "--workdir=x"], "config file nosuch: not found; shipped are"),
         (["train", "--config=quickstart", "--config.typo=3"], "config has no key 'typo'"),
         (["sweep", "--config=quickstart", "--config.base.typo=3"], "no key 'base.typo'"),
+        (
+            ["train", "--config=quickstart", "--config.model.channels=(3,)", "--workdir={tmp}/x"],
+            "config.model.channels: 'mlp' has no such key, which is of cnn and resnet",
+        ),
         (["tune", "--config=tune", "--nosuch"], "'nosuch'; there are --config, --workdir"),
         (["train", "--wrkdir=x"], "flag 'wrkdir'; did you mean --workdir?"),
         (["train", "--steps=3"], "flag 'steps'; did you mean --config.steps?"),
@@ -145,7 +161,7 @@ def test_what_cannot_be_is_refused_in_one_line(optdyn, tmp_path, given, expected
     assert not list(tmp_path.iterdir())
 
 
-def test_help_and_typing_errors_import_nothing_that_takes_long():
+def test_help_and_errors_of_commands_import_nothing_that_takes_long():
     """Seconds are not asserted, but what they go into."""
     script = """
 import sys
@@ -161,8 +177,7 @@ assert not long, long
 """
     lines = [
         *("optdyn --help", "optdyn train --help", "optdyn sweep --help", "optdyn trian"),
-        *("optdyn train --config=quickstart --config.typo=3", "optdyn train --wrong=1"),
-        *("optdyn train --config=quikstart", "optdyn completion words optdyn"),
+        *("optdyn list nosuch", "optdyn completion words optdyn"),
     ]
     subprocess.run([sys.executable, "-c", script, *lines], check=True, cwd=ROOT)
 
@@ -209,10 +224,8 @@ def test_a_run_is_that_of_the_module(optdyn, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     code, out, errors = optdyn("train", *SMALL, f"--workdir={tmp_path / 'a'}")
     assert code == 0, errors
-    config = Experiment()
     values = json.loads((tmp_path / "a" / "config.json").read_text())
-    config = config.with_({k: v for k, v in plain(values).items() if v != {}})
-    again = train.run(config, tmp_path / "b")
+    again = train.run(Experiment().with_(plain(values)), tmp_path / "b")
     made = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert made["parameters_crc32"] == again["parameters_crc32"]
     assert out.splitlines() == [
@@ -231,8 +244,8 @@ def test_it_finds_own_modules_and_nothing_hides_its_own(tmp_path):
     for name in ("analysis", "configs", "research", "launch"):
         (here / name).mkdir(parents=True)
         (here / name / "__init__.py").write_text("raise ImportError('not this one')")
-    (here / "mine.py").write_text("from optdyn.methods.sync import METHOD\n")
-    given = [*SMALL, "--config.method.name=mine:METHOD", "--workdir=work"]
+    (here / "mine.py").write_text("from optdyn.methods.sync import Sync\n")
+    given = [*SMALL, "--config.method.name=mine:Sync", "--workdir=work"]
     subprocess.run(
         [sys.executable, str(script), "train", *given],
         cwd=here,
@@ -257,28 +270,26 @@ def test_a_config_has_a_path_or_a_name(tmp_path, monkeypatch):
     """What is run as Python is called so: no other file takes the place of a shipped config."""
     monkeypatch.chdir(tmp_path)
     shipped = ROOT / "configs" / "quickstart.py"
-    assert app.split(["x", "--config=quickstart:a:b"])[0] == ["x", f"--config={shipped}:a:b"]
-    assert app.split(["--config", "quickstart"])[0] == [f"--config={shipped}"]
+    assert configs.config_file("quickstart") == shipped
     (tmp_path / "quickstart").write_text("")
-    assert app.split(["--config=quickstart"])[0] == [f"--config={shipped}"]
+    assert configs.config_file("quickstart") == shipped
     (tmp_path / "quickstart.py").write_text("")
-    assert app.split(["--config=quickstart.py"])[0] == ["--config=quickstart.py"]
+    assert configs.config_file("quickstart.py") == Path("quickstart.py")
+    (tmp_path / "mine.py").write_text(
+        "import optdyn as od\ndef get_config(text): return od.Experiment(note=text)\n"
+    )
+    assert configs.config("mine.py:a:b").note == "a:b"
 
 
 def test_a_config_from_python_is_that_of_the_command(tmp_path):
-    """By name, with a text, and as a run wrote it; each call's is one's own to change."""
-    first = shipped.config("quickstart")
-    first = first.with_(
-        {
-            "steps": 7,
-        }
-    )
-    assert shipped.config("quickstart").steps == 2000
-    assert shipped.config("text:small").steps == 300
+    """By name, with a text, and as a run wrote it."""
+    first = configs.config("quickstart").with_(steps=7)
+    assert configs.config("quickstart").steps == 2000
+    assert configs.config("text:small").steps == 300
     (tmp_path / "config.json").write_text(to_json(first))
-    assert shipped.config(str(tmp_path / "config.json")).to_dict() == first.to_dict()
+    assert configs.config(str(tmp_path / "config.json")) == first
     with pytest.raises(ConfigError, match="config file nosuch: not found; shipped are"):
-        shipped.config("nosuch")
+        configs.config("nosuch")
 
 
 @pytest.mark.parametrize(
@@ -289,19 +300,19 @@ def test_a_config_from_python_is_that_of_the_command(tmp_path):
 def test_options_are_set_key_by_key(optdyn, text, value, between):
     key = "--config.optimizer.options.key"
     given = [f"{key}={text}"] if between == "=" else [key, text]
-    rest = [f"--config.method.options.other={text}", "--changed"]
+    rest = [f"--config.optimizer.schedule_options.other={text}", "--changed"]
     code, out, errors = optdyn("config", "--config=quickstart", *given, *rest)
     assert code == 0, errors
     changed = json.loads(out)
-    assert changed["optimizer.options.key"] == json.loads(json.dumps(value))
-    assert changed["method.options.other"] == json.loads(json.dumps(value))
+    assert changed["optimizer.options"] == {"key": json.loads(json.dumps(value))}
+    assert changed["optimizer.schedule_options"] == {"other": json.loads(json.dumps(value))}
 
 
 def test_options_of_a_grid(optdyn):
     given = ["--config=grids/quickstart", "--config.base.optimizer.options.b1=0.5", "--changed"]
     code, out, errors = optdyn("config", *given)
     assert code == 0, errors
-    assert json.loads(out)["base"]["optimizer.options.b1"] == 0.5
+    assert json.loads(out)["base"]["optimizer.options"] == {"b1": 0.5}
 
 
 def test_the_config_that_is_printed_is_that_of_the_run(optdyn, tmp_path):
@@ -331,8 +342,8 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(optdyn, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     given = ["--config=quickstart", "--config.model.hidden=(8,)", "--config.method.groups=4"]
     given += ["--config.steps=50", "--config.data.test_evaluated=100", "--workdir=new", "--dry_run"]
-    code, out, errors = optdyn("train", *given, "--config.method.period=8")
-    assert code == 0 and "config.method.period = 8: ignored" in errors
+    code, out, errors = optdyn("train", *given, "--config.cluster.day=8")
+    assert code == 0 and "config.cluster.day = 8.0: ignored" in errors
     parameters = 784 * 8 + 8 + 8 * 10 + 10
     said = dict(re.findall(r"^(\S.*?)  +([\d,.]*\d)", out, re.M))
     assert said["parameters"] == f"{parameters:,}" and f"{4 * parameters:,} bytes" in out
@@ -405,7 +416,7 @@ def test_lists_have_a_line_each(optdyn, kind):
     expected = {
         **{kind: set(registered.listed(kind)) for kind in registered.KINDS},
         "configs": {"quickstart", "grids/quickstart"},
-        "keys": set(plain(Experiment())),
+        "keys": set(keys()),
     }
     assert expected[kind] <= set(names) and len(names) == len(set(names))
 

@@ -115,14 +115,19 @@ def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
 
 
 OWN = """
-from configs import quickstart
-from optdyn.train.grid import grid, seeds
+import optdyn as od
+from optdyn.train.grid import Grid, seeds
 
 def get_config(steps="20"):
-    base = quickstart.get_config()
-    base.update({"steps": int(steps), "batch_size": 4, "log_every": 10, "checkpoint_every": 10})
-    base.model.name, base.loss = "quadratic", "my_loss.py:f"
-    return grid(base, [{"seed": seed} for seed in seeds(3)])
+    base = od.config("quickstart").with_(
+        model=od.Quadratic(),
+        loss="my_loss.py:f",
+        steps=int(steps),
+        batch_size=4,
+        log_every=10,
+        checkpoint_every=10,
+    )
+    return Grid(base, [{"seed": seed} for seed in seeds(3)])
 """
 
 
@@ -203,7 +208,11 @@ def test_the_faster_is_taken_and_said(sweeping, whole, tmp_path, monkeypatch, fa
 
 
 BAD_GRIDS = {
-    "value": 'grid(base, product({"seed": [0, 1], "steps": [60, 0]}))',
+    "value": 'Grid(base, product({"seed": [0, 1], "steps": [60, 0]}))',
+    "empty": "Grid(base, [])",
+    "list": "Grid(base, 3)",
+    "key": 'Grid(base, [{"step": 60}])',
+    "inner": 'Grid(base, [{"base.steps": 60}])',
     "no_grid": "base",
 }
 
@@ -212,7 +221,11 @@ BAD_GRIDS = {
     "given, expected",
     [
         (["--config={tmp}/value.py"], "point seed=0,steps=0: config.steps = 0: must be at least 1"),
-        (["--config={tmp}/no_grid.py"], "a grid needs the keys base and points"),
+        (["--config={tmp}/no_grid.py"], "a grid is a Grid(base, points) of optdyn.train.grid"),
+        (["--config={tmp}/empty.py"], "grid: it has no points"),
+        (["--config={tmp}/list.py"], "grid: points = 3: must be a list of dicts"),
+        (["--config={tmp}/key.py"], "point step=60: config has no key 'step'; did you mean steps"),
+        (["--config={tmp}/inner.py"], "config has no key 'base.steps'; that of a run has 'steps'"),
         (["--shard=2/2"], "--shard=2/2: must be i/n, number i from 0 to n - 1 of n shards"),
         (["--shard=1"], "--shard=1: must be i/n"),
         (["--shard=-1/3"], "--shard=-1/3: must be i/n"),
@@ -220,13 +233,15 @@ BAD_GRIDS = {
         (["--together=nosuch"], "--together=nosuch: value should be one of <threads|vmap|auto>"),
         (["--threads=-1"], "threads"),
         (["--config.base.steps=0"], "config.steps = 0: must be at least 1"),
-        (["--config.steps=5"], "no key 'steps'"),
+        (["--config.steps=5"], "config has no key 'steps'; that of a grid has 'base.steps'"),
+        (["--config.nosuch=5"], "config has no key 'nosuch'"),
+        (["--config.base.step=5"], "config has no key 'step'; did you mean steps?"),
     ],
 )
 def test_bad_input_is_one_line_and_touches_nothing(sweeping, whole, tmp_path, given, expected):
-    lines = "from configs import quickstart\nfrom optdyn.train.grid import grid, product\n"
+    lines = "import optdyn as od\nfrom optdyn.train.grid import Grid, product\n"
     for name, made in BAD_GRIDS.items():
-        body = f"def get_config():\n    base = quickstart.get_config()\n    return {made}\n"
+        body = f"def get_config():\n    base = od.config('quickstart')\n    return {made}\n"
         (tmp_path / f"{name}.py").write_text(lines + body)
     there = sorted(tmp_path.iterdir())
     given = [argument.format(tmp=tmp_path) for argument in given]

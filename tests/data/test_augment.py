@@ -12,13 +12,14 @@ from scipy.stats import chisquare
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.problem import data, problem
 from optdyn.problem.data.augment import augment
+from optdyn.problem.models import MLP, Quadratic
 from optdyn.train import trainer
 from tests.devices.started import parameters
-from tests.values import as_model
 
 RNG = np.random.default_rng(0)
 MANY = 4000
 CROP_FLIP = jax.jit(partial(augment, "crop_flip"))
+TEXT = "optdyn.problem.data.synthetic:tokens"
 SEEDS = RNG.integers(2**31, size=MANY, dtype=np.int32)
 
 
@@ -105,14 +106,7 @@ def test_draws_differ_between_updates_places_and_seeds():
 
 
 def config(**values):
-    made = Experiment()
-    made = made.with_({f"data.{key}": value for key, value in values.items()})
-    made = made.with_(
-        {
-            "model.hidden": (4,),
-        }
-    )
-    return made
+    return Experiment(model=MLP((4,))).with_({f"data.{key}": v for key, v in values.items()})
 
 
 def test_batches_are_the_same_examples_with_seeds_besides():
@@ -123,7 +117,7 @@ def test_batches_are_the_same_examples_with_seeds_besides():
 
 
 def test_only_the_images_of_a_training_batch_are_augmented():
-    made = problem.make(as_model(config().model), 3, (), problem.Pixels(augment="crop_flip"))
+    made = problem.make(MLP((4,)), 3, (), problem.Pixels(augment="crop_flip"))
     examples = {
         "image": RNG.integers(0, 256, (9, 8, 8, 1), dtype=np.uint8),
         "label": np.arange(9),
@@ -142,7 +136,7 @@ def test_channels_are_normalized():
     images = RNG.integers(0, 256, (50, 6, 6, 3)) // np.array([1, 2, 4])
     x = images / 255
     pixels = problem.Pixels(tuple(x.mean((0, 1, 2))), tuple(x.std((0, 1, 2))))
-    made = problem.make(as_model(config().model), 3, (), pixels)
+    made = problem.make(MLP((4,)), 3, (), pixels)
     out = np.asarray(made.input({"image": images.astype(np.uint8)}))
     # Means of 1,800 float32 numbers of size 1: some 1e-7 each.
     np.testing.assert_allclose(out.mean((0, 1, 2)), 0, atol=1e-5)
@@ -152,7 +146,7 @@ def test_channels_are_normalized():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"augment": "flip", "name": "kjv"}, "config.data.augment = 'flip': only of images"),
+        ({"augment": "flip", "name": TEXT}, "config.data.augment = 'flip': only of images"),
         (
             {"mean": (0.5, 0.5), "std": (1.0, 1.0)},
             r"data.mean = \(0.5, 0.5\): .* of the 1 channels",
@@ -162,16 +156,17 @@ def test_channels_are_normalized():
     ],
 )
 def test_what_the_examples_cannot_have_is_one_clear_line(mnist, values, message):
-    chosen = config(**{"dir": mnist["data.dir"]} | values)
-    chosen = chosen.with_(
-        {
-            "model.name": "transformer" if "name" in values else "mlp",
-        }
-    )
-    of = chosen
+    of = config(**{"dir": mnist["data.dir"]} | values)
+    of = of.with_({"model.name": "transformer" if "name" in values else "mlp"})
     with pytest.raises(data.DataError, match=message) as error:
         problem.load_data(of.model, of.data, of.seed)
     assert "\n" not in str(error.value)
+
+
+def test_a_text_has_no_key_of_images():
+    line = "config.data.augment: 'kjv' has no such key, which is of folder, mnist5k and tfds"
+    with pytest.raises(ConfigError, match=f"^{line}$"):
+        config(name="kjv", augment="flip")
 
 
 def test_a_mean_that_is_no_number_is_no_config():
@@ -180,13 +175,7 @@ def test_a_mean_that_is_no_number_is_no_config():
 
 
 def test_a_quadratic_has_no_images():
-    chosen = config(augment="flip")
-    chosen = chosen.with_(
-        {
-            "model.name": "quadratic",
-        }
-    )
-    of = chosen
+    of = config(augment="flip").with_(model=Quadratic())
     with pytest.raises(data.DataError, match=r"not of config\.model\.name"):
         problem.load_data(of.model, of.data, of.seed)
 
@@ -213,9 +202,7 @@ def run(mnist):
 
 
 def trained(values, folder):
-    chosen = Experiment()
-    chosen = chosen.with_(values)
-    return trainer.train(chosen, folder)["parameters_crc32"]
+    return trainer.train(Experiment().with_(values), folder)["parameters_crc32"]
 
 
 @pytest.fixture(scope="module")

@@ -135,16 +135,9 @@ def train(mnist, tmp_path_factory):
     """`train(values)`: the summary and the losses logged."""
 
     def train(**values):
-        config = Experiment()
-        config = config.with_(
-            {**mnist, "steps": 60, "log_every": 20, "checkpoint_every": 20, "batch_size": 16}
-        )
-        config = config.with_(
-            {
-                "data.train_evaluated": 100,
-            }
-        )
-        config.data.update(values)
+        config = Experiment(steps=60, log_every=20, checkpoint_every=20, batch_size=16)
+        config = config.with_({**mnist, "data.train_evaluated": 100})
+        config = config.with_(data=config.data.with_(**values))
         return trainer.train(config, tmp_path_factory.mktemp("run"))
 
     return train

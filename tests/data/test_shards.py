@@ -62,7 +62,6 @@ def test_what_can_be_had_is_in_the_proportions_that_were_drawn():
 
 VALUES = {
     "method.name": "gossip",
-    "method.groups": 1,
     "data.dirichlet": 0.1,
     "batch_size": 12,
     "cluster.nodes": 4,
@@ -142,7 +141,10 @@ def test_data_without_labels_is_cut_into_stretches(config):
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"method.name": "asynchronous"}, "config.data.dirichlet: each group has a node's shard"),
+        (
+            {"method.name": "asynchronous", "method.groups": 1},
+            "config.data.dirichlet: each group has a node's shard",
+        ),
         (
             GROUPS | {"method.name": "buffered", "method.arrivals": 2},
             "config.data.dirichlet: a group has a shard where",
@@ -166,6 +168,4 @@ def test_what_has_no_shards_is_refused_in_one_line(config, values, line):
 
 
 def test_synchronous_nodes_have_shards_too():
-    chosen = Experiment()
-    chosen = chosen.with_(VALUES | {"method.name": "sync"})
-    check(chosen)
+    check(Experiment().with_(VALUES | {"method.name": "sync"}))

@@ -32,13 +32,7 @@ def labelled(count, shape, classes, seed=0):
 
 def assert_its_config_runs(name, root, count):
     """On the images that TFDS has under that name."""
-    config = get_config(name)
-    config = config.with_(
-        {
-            "data.dir": str(root),
-        }
-    )
-    of = config
+    of = get_config(name).with_({"data.dir": str(root)})
     check(of)
     assert len(problem.load_data(of.model, of.data, of.seed).train["image"]) == count
 

@@ -12,7 +12,7 @@ from optdyn.train.checkpoints import latest
 from optdyn.train.replicas import record
 from tests.train.runs import prepare, raise_at, refusal, train
 
-NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "method.groups": 1}
+NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 # Epochs of 25 updates.
 DASO = {
     **NODES,
@@ -23,7 +23,7 @@ DASO = {
 METER = {"probes.momentum": True, "probes.window": 54, "probes.every": 80, "model.dimension": 40}
 CASES = {
     "groups": {},
-    "adam": {"optimizer.name": "adam", "optimizer.momentum": 0.0, "optimizer.learning_rate": 0.01},
+    "adam": {"optimizer.name": "adam", "optimizer.learning_rate": 0.01},
     "stale synchronous": {"method.staleness_bound": 1, "cluster.service.name": "lognormal"},
     "ringmaster": {"method.name": "ringmaster", "method.delay_bound": 2},
     "geometric": {"cluster.service.name": "geometric"},
@@ -32,7 +32,6 @@ CASES = {
     "decay of its own length": {"optimizer.schedule": "exponential", "optimizer.decay_steps": 20},
     "dynamic_batch": {
         "method.name": "dynamic_batch",
-        "method.groups": 1,
         "batch_size": 8,
         "cluster.speeds": (1, 2, 3, 4),
     },
@@ -210,12 +209,12 @@ def test_a_run_that_diverged_stays_so(config, tmp_path):
 
 INIT = {
     "groups": {},
-    "sync": {"method.name": "sync", "method.groups": 1},
+    "sync": {"method.name": "sync"},
     "nodes": {**NODES, "method.name": "model_averaging"},
     "groups in nodes": {
         **NODES,
         "method.name": "model_averaging+asynchronous",
-        "method.groups": 2,
+        "method.asynchronous.groups": 2,
     },
 }
 

@@ -102,7 +102,7 @@ def test_a_second_signal_stops_at_once(config, whole, tmp_path, monkeypatch, row
 
 def test_asked_to_it_saves_and_goes_on(config, tmp_path, monkeypatch, rows):
     """At the next update; killed after it, it goes on from there with all that the log sums up."""
-    chosen = config({"method.name": "gossip", "method.groups": 1})
+    chosen = config({"method.name": "gossip"})
     whole = tmp_path / "whole", train(chosen, tmp_path / "whole")
     cut = tmp_path / "cut"
     with monkeypatch.context() as patch:
@@ -205,7 +205,7 @@ def test_a_finished_run_is_believed_if_its_files_are_as_it_left_them(
 
 def test_sums_and_starts_are_those_of_the_checkpoint(config, tmp_path, monkeypatch):
     """Stopped between two log points; neither the summary nor the history is needed."""
-    values = {"method.name": "model_averaging", "method.groups": 1, "cluster.nodes": 2}
+    values = {"method.name": "model_averaging", "cluster.nodes": 2}
     whole = train(config(values), tmp_path / "whole")
     events = driver.events_of
     with monkeypatch.context() as patch:

@@ -30,7 +30,7 @@ COMMANDS = {
     "reality": Command("report.race", "a race of real workers, held against theory"),
     "momentum": Command("report.implicit_momentum", "implicit momentum, fitted to recordings"),
     "efficiency": Command("report.statistical_efficiency", "what staleness costs in updates"),
-    "prepare": Command("problem.data.prepare", "a data set, for config.data.name=tfds:NAME"),
+    "prepare": Command("problem.data.prepare", "a data set, for config.data.name=tfds"),
     "config": Command("cli.show", "a config as it is resolved, or what differs in two", APP),
     "list": Command("cli.listing", "what can be named in a config, shipped configs, keys"),
     "cite": Command("cli.cite", "BibTeX of the papers that a run used"),

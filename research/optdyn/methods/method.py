@@ -20,7 +20,7 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, meant, refuse
-from optdyn.base.fields import Value, name_of, nested, plain
+from optdyn.base.fields import Value, name_of, nested, not_one, plain
 from optdyn.base.trees import Choice, Json, Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster
@@ -115,6 +115,11 @@ class Method(Value, section="method", union=True):
     laws: ClassVar[tuple[str, ...]] = DRAWN  # of config.cluster.service, that its clock knows
     cluster: ClassVar[tuple[str, ...]] = ()  # of OPTIONAL, likewise
     info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        if args:
+            raise ConfigError(f"{cls.__name__}: its fields are given by name")
+        return super().__new__(cls, **given)
 
     @property
     def name(self) -> str:
@@ -280,8 +285,9 @@ def load(name: str) -> type[Method]:
 
     Raises `ConfigError` if there is none.
     """
-    known = {one: Method.members[one] for one in built_in()}
-    found = lookup.find(KEY, name, known, meant_method)
+    if name in built_in():
+        return Method.members[name]  # type: ignore[return-value]
+    found = lookup.find(KEY, name, dict.fromkeys(built_in()), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.method.name = {name!r}: must be a Method of optdyn.methods, and is "
@@ -323,6 +329,8 @@ class Methods:
 
     def __add__(self, other: "Method | Methods") -> "Methods":
         more = Methods.wrap(other)
+        if not isinstance(more, Methods):
+            raise ConfigError(not_one("method", other, Method))
         return Methods(f"{self.name}+{more.name}", (*self.every, *more.every)).checked()
 
     def checked(self) -> Self:

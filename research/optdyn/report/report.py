@@ -32,7 +32,6 @@ from optdyn.report import (
 )
 from optdyn.report.arms import GroupComparison
 from optdyn.report.curves import Compared
-from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.page import Section, number
 from optdyn.report.run_tables import NAME
 from optdyn.report.tables import Point, TableError
@@ -129,7 +128,7 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     if not points:
         return [], []
     for point in points:
-        if why := missing(point.config, (NAME, MOMENTUM)):
+        if why := missing(point.config, (NAME,)):
             raise TableError(f"{point.folder / 'config.json'}: {why}")
     it, tuned = _compared(points, target)
     overview = run_tables.overview(it.runs, it.keys, it.target, it.why)

@@ -68,6 +68,7 @@ def claim(
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
         if held:
+            configs.check_whole(held, config.to_dict(), workdir / "config.json")
             others = [
                 name
                 for name in configs.differences(held, json.loads(text))
