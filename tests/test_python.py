@@ -19,8 +19,8 @@ from flax import nnx
 
 import optdyn
 from optdyn import methods
+from optdyn.base import in_memory
 from optdyn.base.errors import ConfigError, InputError
-from optdyn.cli import in_memory
 from optdyn.evidence.intervals import ratio
 from optdyn.methods.setup import SHORTEST
 from optdyn.momentum.moments import FEWEST

@@ -30,7 +30,7 @@ from optdyn.methods.read.groups import Grouped
 from optdyn.methods.setup import Setup
 from optdyn.optimizers import schedules
 from optdyn.optimizers.kinds import SGD
-from optdyn.problem import losses, models, own_code
+from optdyn.problem import losses, models
 from optdyn.problem.data import tokenizers
 from optdyn.problem.models.convolution import LOWERINGS
 
@@ -111,14 +111,14 @@ def usual() -> Experiment:
 def read(
     held: Mapping[str, object],
     file: object = "config.json",
-    keys: Sequence[str] = own_code.KEYS,
+    keys: Sequence[str] = lookup.KEYS,
 ) -> Experiment:
     """The experiment of a run that wrote `held` as its `config.json`.
 
     Raises `ConfigError`, also where it lacks a key, or where one of the keys names what is not to
     be run (`check_read`).
     """
-    own_code.check_read(held, file, keys)
+    lookup.check_read(held, file, keys)
     experiment = Experiment.read(held)
     check_whole(held, experiment.to_dict(), file)
     return experiment
@@ -397,7 +397,7 @@ def _optimizer(config: Experiment) -> Iterator[Join]:
     said = "compares with plain momentum SGD, so it needs config.optimizer.name = 'sgd' without "
     said += "options or a chain"
     yield Join("replicas.matching", config.replicas.matching and not plain, said)
-    if not own_code.objects(config, own_code.OPTIMIZER):  # which may be for the model's alone
+    if not lookup.objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)
     length = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options

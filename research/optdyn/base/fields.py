@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Self
 
 from optdyn.base import calls, type_checks
 from optdyn.base.errors import ConfigError, and_, is_as_wanted, meant, one_of_these, shown
+from optdyn.base.in_memory import name_of
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 
@@ -323,13 +324,6 @@ def named(name: str, value: Any) -> Any:
         several = value if isinstance(value, (tuple, list)) else (value,)
         return tuple(name_of(one) if callable(one) else one for one in several)
     return name_of(value) if name in NAMES and callable(value) else value
-
-
-def name_of(thing: object, said: str = "") -> str:
-    """The name of what is given itself: `lookup.find` finds it by it, in this process."""
-    from optdyn.cli import in_memory
-
-    return in_memory.name_of(thing, said)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,8 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, meant, refuse
-from optdyn.base.fields import Value, name_of, nested, not_one, plain
+from optdyn.base.fields import Value, nested, not_one, plain
+from optdyn.base.in_memory import name_of
 from optdyn.base.trees import Choice, Json, Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster
