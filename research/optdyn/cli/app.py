@@ -226,16 +226,18 @@ def _no_flag(name: str) -> str:
     modules = flags.FLAGS.flags_by_module_dict().items()
     own = [its for module, its in modules if module.partition(".")[0] not in LIBRARIES]
     known = [f"--{flag.name}" for its in own for flag in its]
-    keys = list[str]()
+    keys: Mapping[str, Any] = {}
     if "--config" in known:
         from optdyn.cli.keys import keys as keys_of
 
-        keys = [f"--config.{key}" for key in keys_of()]
-    if f"--config.{name}.name" in keys:  # --model=cnn
+        keys = keys_of()
+    above, _, last = name.rpartition(".")
+    is_free = last and above in keys and isinstance(keys[above][1], dict)  # --data.options.size=1
+    if f"{name}.name" in keys:  # --model=cnn
         hint = f"; did you mean --config.{name}.name?"
-    elif f"--config.{name}" in keys:
+    elif name in keys or is_free:
         hint = f"; did you mean --config.{name}?"
     else:
-        hint = meant(name, known) or meant(name, [*known, *keys])
+        hint = meant(name, known) or meant(name, [*known, *(f"--config.{key}" for key in keys)])
         hint = hint or f"; there are {', '.join(known)}"
     return f"Unknown command line flag {name!r}{hint}"
