@@ -35,7 +35,11 @@ def changed(values):
     return Experiment().with_(values)
 
 
-def refusal(given, act=lambda values: check(changed(values))):
+def checked(given):
+    check(given if isinstance(given, Experiment) else changed(given))
+
+
+def refusal(given, act=checked):
     with pytest.raises(ConfigError) as caught:
         act(given)
     assert "\n" not in str(caught.value)

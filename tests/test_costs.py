@@ -100,11 +100,7 @@ def test_total_against_the_compiled_gradient_of_all_groups(name, parts):
 
 def of_update(config, classes, batch):
     """Operations of an update by the whole gradient, and the number of parameters."""
-    config = config.with_(
-        {
-            "model.remat": False,
-        }
-    )
+    config = config.with_({"model.remat": False})
     whole = problem.make(as_model(config.model), classes)
     params = jax.eval_shape(whole.init, jax.random.key(0), batch)
     found = block_costs(whole, params, batch)
@@ -131,11 +127,7 @@ def test_operations_of_resnet_50_are_the_published_ones():
         "label": jax.ShapeDtypeStruct((2,), jnp.int32),
     }
     config = resnet.get_config("50,synthetic")
-    config = config.with_(
-        {
-            "model.norm": "batch",
-        }
-    )
+    config = config.with_({"model.norm": "batch"})
     total, _ = of_update(config, 1000, batch)
     # Norms, additions and pooling are some percent more; the first block needs no gradient of
     # its input, and borders of images count as products where they are padded.

@@ -14,17 +14,18 @@ from optdyn import methods
 from optdyn.base.errors import ConfigError, InputError
 from optdyn.cli import price as command
 from optdyn.clock.cluster import Cluster
-from optdyn.experiment import usual
+from optdyn.clock.service import Constant, Exponential, LogNormal
+from optdyn.experiment import Experiment
 from optdyn.price import price
 from optdyn.price.shapes import of_model, of_parameters
-from optdyn.problem.data.kinds import Data
-from optdyn.problem.models import Model
+from optdyn.problem.data.kinds import MNIST5k
+from optdyn.problem.models import Quadratic, ResMLP
 from optdyn.train import trainer
 from tests.own_flags import called
 
 STEP, SIZE, NODES = 0.5, 124e6, 64
-FIXED = Cluster(nodes=NODES, service="constant")
-DRAWN = FIXED.with_(service="lognormal", variation=0.3)
+FIXED = Cluster(nodes=NODES, service=Constant())
+DRAWN = FIXED.with_(service=LogNormal(0.3))
 TEN = 10 * price.GIGABIT
 SHAPES = of_parameters(SIZE)
 MESSAGE = SHAPES.bytes / TEN  # seconds
@@ -33,7 +34,7 @@ MESSAGE = SHAPES.bytes / TEN  # seconds
 def experiment(name, cluster=FIXED, step=STEP, **keys):
     """Workers compute eight examples each, `step` seconds at speed 1."""
     workers = cluster.nodes * cluster.devices_per_node
-    config = usual().with_(cluster=cluster, batch_size=8 * workers)
+    config = Experiment(cluster=cluster, batch_size=8 * workers)
     return price.with_method(price.step_of(config, step), name, **keys)
 
 
@@ -43,9 +44,9 @@ def priced(name, cluster=FIXED, **keys):
 
 def small(name, nodes=4, **keys):
     """A quadratic that is trained in a moment, on a network that is slow for it."""
-    cluster = Cluster(nodes=nodes, service="lognormal", variation=0.3, bandwidth=1e4, latency=1e-3)
-    model, data = Model("quadratic", dimension=6, noise=0.5), Data(train_examples=100)
-    config = usual().with_(model=model, data=data, cluster=cluster, batch_size=4 * nodes, steps=24)
+    cluster = Cluster(nodes=nodes, service=LogNormal(0.3), bandwidth=1e4, latency=1e-3)
+    model, data = Quadratic(dimension=6, noise=0.5), MNIST5k(train_examples=100)
+    config = Experiment(model=model, data=data, cluster=cluster, batch_size=4 * nodes, steps=24)
     devices = {"cluster.devices_per_node": 2, "batch_size": 32} if "+" in name else {}
     return price.with_method(config.with_(devices, log_every=8), name, **keys)
 
@@ -117,8 +118,8 @@ def test_shares_are_of_the_seconds_of_the_same_update():
 
 def test_an_experiments_price_is_that_of_its_training():
     chosen = optdyn.Experiment(
-        model=Model("quadratic", dimension=6),
-        data=Data(train_examples=100),
+        model=Quadratic(dimension=6),
+        data=MNIST5k(train_examples=100),
         method=optdyn.DiLoCo(period=4),
         cluster=Cluster(nodes=2, bandwidth=1e4),
         batch_size=4,
@@ -131,7 +132,7 @@ def test_an_experiments_price_is_that_of_its_training():
     matrix = chosen.with_(cluster=Cluster(nodes=2, bandwidths=link))
     assert matrix.price(bandwidth=1e2).seconds == chosen.price(bandwidth=1e2).seconds
     settled = chosen.price(settled=True)
-    assert settled == price.price(chosen.config(), of_model(chosen.config()))
+    assert settled == price.price(chosen, of_model(chosen))
     assert settled.seconds == pytest.approx(seconds, rel=0.3) and settled.seconds != seconds
 
 
@@ -203,7 +204,7 @@ def test_the_busiest_link_is_a_roots_a_servers_or_a_leaders():
 
 def test_a_servers_link_is_busy_as_long_as_its_clock_says():
     """Where all wait for it, it has there and back of every node's step one after the other."""
-    cluster = Cluster(nodes=8, service="constant", server_bandwidth=TEN / 100)
+    cluster = Cluster(nodes=8, service=Constant(), server_bandwidth=TEN / 100)
     found = priced("asynchronous", cluster)
     busy = 2 * found.link_bytes / cluster.server_bandwidth
     assert 8 * found.seconds == pytest.approx(busy, rel=1e-4)  # but for the first step's computing
@@ -211,7 +212,7 @@ def test_a_servers_link_is_busy_as_long_as_its_clock_says():
 
 def test_parameters_that_are_read_for_nothing_go_over_the_servers_link():
     """Who is late has read and sends no gradient: a node has 2 messages, and one for each."""
-    cluster = Cluster(nodes=8, service="lognormal", variation=0.3)
+    cluster = Cluster(nodes=8, service=LogNormal(0.3))
     method = experiment("mindflayer", cluster, arrivals=2, allotted=1.1)
     found = price.price(method, SHAPES)
     late = found.network_bytes / SHAPES.bytes - 2
@@ -223,7 +224,7 @@ def test_parameters_that_are_read_for_nothing_go_over_the_servers_link():
 def test_what_k_sync_drops_is_waited_for(k):
     """The k-th of n exponential times has mean 1/n + ... + 1/(n - k + 1)."""
     n = 8
-    cluster = Cluster(nodes=n, service="exponential")
+    cluster = Cluster(nodes=n, service=Exponential())
     found = priced("buffered", cluster, arrivals=k, waiting="k_sync")
     mean = sum(1 / (n - i) for i in range(k))
     assert found.seconds == pytest.approx(STEP * mean, rel=0.08)
@@ -267,7 +268,7 @@ def test_compressed_messages_that_cannot_be_added_up_go_to_all_others():
 
 def test_unlike_speeds():
     """Synchronous workers wait for the slow one, shares of a batch follow, others don't wait."""
-    cluster = Cluster(nodes=2, service="constant", speeds=(1.0, 3.0))
+    cluster = Cluster(nodes=2, service=Constant(), speeds=(1.0, 3.0))
     wanted = {"sync": 2 / 3, "model_averaging": 2 / 3, "dynamic_batch": 1, "asynchronous": 1}
     for name, share in wanted.items():
         found = priced(name, cluster)
@@ -278,7 +279,7 @@ def test_unlike_speeds():
 
 def test_nodes_of_several_devices():
     """Devices of a node add up over its own links; groups inside nodes arrive by themselves."""
-    cluster = Cluster(nodes=4, devices_per_node=2, service="constant", bandwidth=TEN)
+    cluster = Cluster(nodes=4, devices_per_node=2, service=Constant(), bandwidth=TEN)
     cluster = cluster.with_(local_bandwidth=100 * price.GIGABIT)
     local = SHAPES.bytes / cluster.local_bandwidth
     found = priced("sync", cluster)
@@ -346,7 +347,7 @@ PRINTED = {
 def test_streaming_diloco_needs_what_its_paper_prints(model):
     """To a step of the paper's grid, but where the last layers' exchange alone is not hidden."""
     size, step, fragments = model
-    two = Cluster(nodes=2, service="constant", overlap=2 / 3)  # the backward pass
+    two = Cluster(nodes=2, service=Constant(), overlap=2 / 3)  # the backward pass
     streamed = {"period": 100, "fragments": fragments}
     kinds = ({"period": 1}, {"period": 100}, streamed, *[streamed | {"delay": 1}] * 2)
     for n, (keys, printed) in enumerate(zip(kinds, PRINTED[model], strict=True)):
@@ -359,7 +360,7 @@ def test_streaming_diloco_needs_what_its_paper_prints(model):
 
 
 def test_a_worker_has_as_many_examples_by_every_method():
-    cluster = Cluster(nodes=4, devices_per_node=2, service="constant")
+    cluster = Cluster(nodes=4, devices_per_node=2, service=Constant())
     for name in methods.built_in():
         one = price.with_method(experiment("sync", cluster), name, arrivals=2)
         assert price.examples_of_worker(one) == 8
@@ -376,9 +377,9 @@ def test_the_size_of_a_model_is_not_the_memory_of_its_price():
 @pytest.mark.parametrize("name", ["local", "stale_pipeline"])
 def test_stages_are_priced_of_a_model(name):
     """The run's own timeline; one stage computes all the time, and sends nothing."""
-    cluster = Cluster(nodes=2, service="constant", bandwidth=1e6)
-    model, data = Model("resmlp", blocks=4, width=8), Data(train_examples=400, train_evaluated=10)
-    config = usual().with_(model=model, data=data, cluster=cluster, batch_size=16, steps=20)
+    cluster = Cluster(nodes=2, service=Constant(), bandwidth=1e6)
+    model, data = ResMLP(blocks=4, width=8), MNIST5k(train_examples=400, train_evaluated=10)
+    config = Experiment(model=model, data=data, cluster=cluster, batch_size=16, steps=20)
     config = price.with_method(config, name)
     shapes = of_model(config)
     found = price.price(config, shapes, config.steps)

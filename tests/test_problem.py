@@ -101,11 +101,7 @@ def test_images_too_small_for_convolutions_are_refused_in_a_line(channels):
 def test_quadratic_loss_and_gradient(noise):
     """f = mean of 1/2 (x - xi)' H (x - xi) and grad f = H (x - mean xi)."""
     values = config(name="quadratic", dimension=6, condition=20.0, noise=noise)
-    values = values.with_(
-        {
-            "data.train_examples": 50,
-        }
-    )
+    values = values.with_({"data.train_examples": 50})
     made, data = problem.make(as_model(values.model), 0), loaded(values)
     h = curvatures(6, 20.0).astype(np.float64)
     x = np.random.default_rng(1).normal(size=6)
@@ -122,11 +118,7 @@ def test_quadratic_loss_and_gradient(noise):
 def test_quadratic_data():
     """The full training gradient vanishes at 0, where the test loss, which has no noise, does."""
     values = config(name="quadratic", dimension=6, noise=2.0)
-    values = values.with_(
-        {
-            "data.train_examples": 50,
-        }
-    )
+    values = values.with_({"data.train_examples": 50})
     made, data = problem.make(as_model(values.model), 0), loaded(values)
     assert data.train["optimum"].shape == (50, 6)
     at_zero = {"x": {"x": jnp.zeros(6)}}
@@ -136,11 +128,7 @@ def test_quadratic_data():
     assert float(made.loss(at_zero, data.test)) == 0
     again = loaded(values)
     np.testing.assert_array_equal(again.train["optimum"], data.train["optimum"])
-    values = values.with_(
-        {
-            "seed": 1,
-        }
-    )
+    values = values.with_({"seed": 1})
     assert not np.array_equal(loaded(values).train["optimum"], data.train["optimum"])
 
 
@@ -166,11 +154,7 @@ def test_descent_on_the_quadratic_contracts_each_coordinate():
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 def test_quadratic_with_spread_is_the_same_bowl_of_unlike_parts(noise):
     values = config(name="quadratic", dimension=6, condition=20.0, noise=noise, spread=0.7)
-    values = values.with_(
-        {
-            "data.train_examples": 4000,
-        }
-    )
+    values = values.with_({"data.train_examples": 4000})
     made, data = problem.make(as_model(values.model), 0), loaded(values)
     h, s = curvatures(6, 20.0).astype(np.float64), data.train["curvature"].astype(np.float64)
     xi = data.train["optimum"].astype(np.float64)
@@ -195,10 +179,6 @@ def test_quadratic_without_spread_is_as_it_was():
     values = config(name="quadratic", dimension=6, noise=2.0)
     plain = loaded(values)
     assert set(plain.train) == set(plain.test) == {"optimum"}
-    values = values.with_(
-        {
-            "model.spread": 1.0,
-        }
-    )
+    values = values.with_({"model.spread": 1.0})
     moved = loaded(values).train["optimum"] - plain.train["optimum"]
     np.testing.assert_allclose(moved, np.broadcast_to(moved[0], moved.shape), atol=1e-6)

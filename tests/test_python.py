@@ -1,8 +1,10 @@
 """`import optdyn`: experiments as values train to the floats of the command, and own loops too."""
 
 import copy
+import inspect
 import json
 import pickle
+import pydoc
 import subprocess
 import sys
 
@@ -16,11 +18,11 @@ import pytest
 from flax import nnx
 
 import optdyn
-from optdyn import methods, setup
+from optdyn import methods
 from optdyn.base.errors import ConfigError, InputError
 from optdyn.cli import in_memory
 from optdyn.evidence.intervals import ratio
-from optdyn.experiment import Experiment
+from optdyn.methods.setup import SHORTEST
 from optdyn.momentum.moments import FEWEST
 from optdyn.report import efficiency
 from optdyn.train import trainer
@@ -29,17 +31,12 @@ from optdyn.train import trainer
 def base(**more):
     values = {
         "model": optdyn.Quadratic(dimension=6, noise=0.5),
-        "data": optdyn.Data(train_examples=100),
+        "data": optdyn.MNIST5k(train_examples=100),
         "optimizer": optdyn.SGD(learning_rate=0.05, momentum=0.3),
         "cluster": optdyn.Cluster(workers=4, service=optdyn.Exponential()),
         **{"batch_size": 4, "steps": 60, "log_every": 20},
     }
     return optdyn.Experiment(**values | more)
-
-
-def test_every_key_is_a_field_and_every_default_is_that_of_the_config():
-    made = optdyn.Experiment().config()
-    assert made.to_dict() == Experiment().to_dict()
 
 
 def test_it_is_the_run_that_the_command_makes(tmp_path):
@@ -52,7 +49,7 @@ def test_it_is_the_run_that_the_command_makes(tmp_path):
         **{"optimizer.momentum": 0.3, "cluster.nodes": 4, "log_every": 20},
         **{"method.name": "asynchronous", "method.groups": 4},
     }
-    (tmp_path / "empty.py").write_text("from optdyn.experiment import default as get_config\n")
+    (tmp_path / "empty.py").write_text("from optdyn.experiment import Experiment as get_config\n")
     given = [f"--config.{key}={value}" for key, value in keys.items()]
     for workdir in ("command", "python"):
         subprocess.run(
@@ -125,7 +122,7 @@ def test_the_meter_is_read_though_it_was_not_asked_for():
         model=optdyn.Quadratic(noise=0.02),
         optimizer=optdyn.SGD(learning_rate=0.02),
         method=optdyn.Asynchronous(groups=4),
-        data=optdyn.Data(train_examples=100, replacement=True),
+        data=optdyn.MNIST5k(train_examples=100, replacement=True),
         steps=400,
     )
     reading, low, high, p = chosen.train().implicit_momentum()
@@ -153,7 +150,7 @@ class Line(nn.Module):
 def test_an_optax_optimizer_may_be_of_this_models_parameters_alone():
     """Labels in the form of the parameters, as of a layer that is kept as it is."""
     model = optdyn.MLP(hidden=(4,))
-    start = trainer.prepare(base(model=model).parsed()).params
+    start = trainer.prepare(base(model=model)).params
     labels = {name: jax.tree.map(lambda _, n=name: n, own) for name, own in start.items()}
     each = {"hidden0": optax.sgd(0.1), "classifier": optax.set_to_zero()}
     chosen = base(model=model, optimizer=optax.multi_transform(each, labels), steps=2)
@@ -285,7 +282,7 @@ def test_a_pickle_of_an_experiment_has_its_arrays(monkeypatch):
     """And one that cannot have what was given is refused, not made without it."""
     x = np.random.default_rng(0).normal(size=(20, 3))
     given = {"x": x, "label": (x[:, 0] > 0).astype(int)}
-    made = optdyn.Experiment(model=optdyn.Model(hidden=()), data=given, batch_size=4, steps=4)
+    made = optdyn.Experiment(model=optdyn.MLP(hidden=()), data=given, batch_size=4, steps=4)
     kept, wanted = pickle.dumps(made), made.train().summary["parameters_crc32"]
     monkeypatch.delattr(in_memory, made.data.name.rpartition(":")[2])  # as in another process
     monkeypatch.setattr(in_memory, "_names", {})
@@ -311,12 +308,12 @@ def test_ones_own_loop_over_rule_and_clock_makes_the_floats_of_the_trainer():
     chosen = base(method=optdyn.Asynchronous(groups=4), steps=30, batch_size=2)
     from optdyn.train.run import batches_of
 
-    run = trainer.prepare(chosen.config())
+    run = trainer.prepare(chosen)
     batches = {k: v[batches_of(run)(0, 30)] for k, v in run.data.train.items()}
     method = optdyn.Asynchronous(groups=4)
-    clock = method.clock(chosen.cluster, steps=30, batch_size=2, update_bytes=24)
+    clock = optdyn.timeline(method, chosen.cluster, steps=30, batch_size=2, update_bytes=24)
     np.testing.assert_array_equal(clock.seconds, run.timeline.seconds)
-    rule = method.around(run.program.problem.loss, optax.sgd(0.05, 0.3), clock.slots)
+    rule = optdyn.rule(method, run.program.problem.loss, optax.sgd(0.05, 0.3), clock.slots)
     state = rule.init(run.params)
 
     def step(state, update):
@@ -340,10 +337,14 @@ BAD = {
     "workers = 8: must be nodes * devices": lambda: optdyn.Cluster(workers=8, nodes=3),
     "config.cluster.nodes = 0: must be from 1 to": lambda: optdyn.Cluster(nodes=0),
     "config.batch_size = 0: must be at least 1": lambda: optdyn.Experiment(batch_size=0),
-    "config.model.width = 'a': must be a whole number": lambda: optdyn.MLP(width="a"),
-    "diloco has no field 'perod'; did you mean": lambda: optdyn.DiLoCo(perod=3),
-    "such as optdyn.Model('mlp'), not 'mlp'": lambda: optdyn.Experiment(model="mlp"),
-    "such as optdyn.DiLoCo(), not 'diloco'": lambda: optdyn.Experiment(method="diloco"),
+    "config.model.width = 'a': must be a whole number": lambda: optdyn.ResMLP(width="a"),
+    "DiLoCo has no field 'perod'; did you mean": lambda: optdyn.DiLoCo(perod=3),
+    "config.model = 'mlp': must be of type Model, such as MLP(...)": lambda: optdyn.Experiment(
+        model="mlp"
+    ),
+    "config.method = 'diloco': must be of type Method, such as DiLoCo(...)": lambda: (
+        optdyn.Experiment(method="diloco")
+    ),
     "Linear is of flax.nnx, so it must be given as a pair of functions (init, apply): lambda": (
         lambda: base(model=nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
     ),
@@ -351,51 +352,50 @@ BAD = {
     "Tree is of equinox, so it must be given as a pair": lambda: base(
         model=type("Tree", (), {"__module__": "equinox._module", "__call__": print})()
     ),
-    "Experiment.cluster must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
-    "such as optdyn.Method('MODULE:NAME'), not Sync": lambda: optdyn.Experiment(
-        method=methods.sync.Sync()  # a class of one's own has no name to be found by again
-    ),
+    "config.cluster = 3: must be of type Cluster": lambda: optdyn.Experiment(cluster=3),
     "experiments = (Experiment(...),): must be a dict": lambda: optdyn.compare([base()]),
     "compare: 'two' must be of type Experiment, not int": lambda: optdyn.compare(
         {"one": base(), "two": 3}, seeds=[0]
     ),
-    "only a method of reading is a rule by itself": lambda: optdyn.DiLoCo().around(
-        jnp.sum, optax.sgd(0.1)
+    "only a method of reading is a rule by itself": lambda: optdyn.rule(
+        optdyn.DiLoCo(), jnp.sum, optax.sgd(0.1)
     ),
-    "must be a dict of blocks, such as {'all': params}, not of type": lambda: (
-        optdyn.Asynchronous(groups=2).around(jnp.sum, optax.sgd(0.1)).init(jnp.zeros(3))
-    ),
+    "must be a dict of blocks, such as {'all': params}, not of type": lambda: optdyn.rule(
+        optdyn.Asynchronous(groups=2), jnp.sum, optax.sgd(0.1)
+    ).init(jnp.zeros(3)),
     "config.method.period = 'a': must be a whole number": lambda: optdyn.DiLoCo(period="a"),
-    "must divide": lambda: optdyn.Asynchronous(groups=3).clock(optdyn.Cluster(workers=4), 10),
-    "update_bytes = -8: must be at least 0": lambda: optdyn.Sync().clock(
-        optdyn.Cluster(), 10, update_bytes=-8
+    "must divide": lambda: optdyn.timeline(
+        optdyn.Asynchronous(groups=3), optdyn.Cluster(workers=4), 10
+    ),
+    "update_bytes = -8: must be at least 0": lambda: optdyn.timeline(
+        optdyn.Sync(), optdyn.Cluster(), 10, update_bytes=-8
     ),
     "config.method.groups = 3": lambda: base(method=optdyn.Asynchronous(groups=3)).train(),
     # Arguments of other names, too many, too few, or of another kind.
-    "Experiment has no field 'nosuch'": lambda: base().with_(nosuch=3),
+    "config has no key 'nosuch'": lambda: base().with_(nosuch=3),
     "Cluster has no field 'node'; did you mean nodes?": lambda: optdyn.Cluster(node=4),
-    "Cluster has no field 'varied'": lambda: optdyn.Cluster(
-        service=optdyn.Law("gamma", {"varied": 2.0})
-    ),
+    "Gamma has no field 'varied'": lambda: optdyn.Gamma(varied=2.0),
     "compare has no argument 'seed'; did you mean seeds?": lambda: optdyn.compare({}, seed=[0]),
     "compare: missing a required argument: 'experiments'": lambda: optdyn.compare(steps=3),
-    "diloco: too many positional arguments; its arguments are ": lambda: optdyn.DiLoCo(8),
+    "DiLoCo: its fields are given by name": lambda: optdyn.DiLoCo(8),
     "seeds = 5: must be a sequence of seeds, as range(5)": lambda: optdyn.compare(
         {"a": base()}, seeds=5
     ),
     "workdir = 5: must be a text, a path or None": lambda: base().train(workdir=5),
     "penalty = 3: must be a text or a path": lambda: base().which("runs", 3),
-    "name = a dict: must be a text": lambda: optdyn.method({}),
-    "keys = 3: must be a dict": lambda: optdyn.Method("diloco", 3),
-    "other = 'local': must be of type Method": lambda: optdyn.DiLoCo() + "local",
+    "method = 'local': must be of type Method, such as Local(...)": lambda: (
+        optdyn.DiLoCo() + "local"
+    ),
     "i = 'x': must be a whole number": lambda: optdyn.Comparison({"a": ()})["a"]["x"],
     "experiment = 'snc': must be one of 'sync'; did you mean sync?": lambda: optdyn.Comparison(
         {"sync": ()}
     )["snc"],
     "config.cluster.pieces = 3: must be of type Pieces": lambda: optdyn.Cluster(pieces=3),
-    "config.model.options = 3: must be a dict": lambda: optdyn.Model(options=3),
+    "config.optimizer.options = 3: must be a dict": lambda: optdyn.SGD(options=3),
     "devices_per_node = '2': must be": lambda: optdyn.Cluster(workers=4, devices_per_node="2"),
-    "Experiment.optimizer must be optdyn.SGD(...), not": lambda: base(optimizer=optdyn.sgd),
+    "config.optimizer = SGD: must be of type Optimizer, such as SGD(...)": lambda: base(
+        optimizer=optdyn.SGD
+    ),
     # Whole experiments, and what was given itself, are told in few words.
     "config.steps = Experiment(...): must be a whole number": lambda: base(steps=base()),
     "compare: Experiment(...) must be of type Experiment, not str": lambda: optdyn.compare(
@@ -421,7 +421,7 @@ def test_lines_call_arrays_that_were_given_arrays():
 
 def test_values_are_frozen_and_changed_by_copies():
     cluster = optdyn.Cluster(workers=8, devices_per_node=2, service=optdyn.Gamma(0.5))
-    assert (cluster.nodes, cluster.service, cluster.variation) == (4, "gamma", 0.5)
+    assert (cluster.nodes, cluster.service) == (4, optdyn.Gamma(variation=0.5))
     assert cluster.with_(nodes=2).nodes == 2 and cluster.with_(latency=1).latency == 1.0
     assert cluster.with_(workers=4).nodes == 2
     with pytest.raises(AttributeError):
@@ -429,19 +429,19 @@ def test_values_are_frozen_and_changed_by_copies():
     one, same, other = (base(method=optdyn.Asynchronous(groups=g)) for g in (2, 2, 4))
     assert len({one, same, other}) == 2
     joined = optdyn.DASO(wait=0) + optdyn.Local()
-    assert (joined.name, joined.keys) == ("daso+local", {"wait": 0})
+    assert (joined.name, joined.by_section["daso"].wait) == ("daso+local", 0)
 
 
-def test_joined_methods_have_each_their_own_numbers(tmp_path):
+def test_joined_methods_have_each_their_own_numbers():
     """What both have is of each its own, also where one of them leaves it at its default."""
     method = optdyn.DiLoCo(period=2) + optdyn.AsyncLocalSGD(groups=2)
     cluster = optdyn.Cluster(nodes=2, devices_per_node=2)
-    nodes, workers = base(method=method, cluster=cluster).config().methods.every
+    chosen = base(method=method, cluster=cluster)
+    nodes, workers = chosen.methods.every
     assert (nodes.period, workers.period, workers.groups) == (2, 8, 2)
-    alike = optdyn.DiLoCo(period=8) + optdyn.AsyncLocalSGD(period=8)
-    assert alike.keys == {}
-    other = optdyn.DiLoCo(period=2) + optdyn.AsyncLocalSGD(period=2)
-    assert other.keys == {"period": 2}
+    keys = {"method.diloco.period": 2, "method.async_local_sgd.groups": 2}
+    named = base(cluster=cluster).with_({"method.name": "diloco+async_local_sgd", **keys})
+    assert named == chosen and keys.items() <= chosen.changed_keys().items()
 
 
 def test_a_thing_has_one_name_and_an_importable_one_its_own():
@@ -453,12 +453,9 @@ def test_a_thing_has_one_name_and_an_importable_one_its_own():
 
 def test_what_has_no_name_is_called_the_same_in_every_process_and_no_other_is():
     said = "import optax, optdyn\n"
-    said += "print(optdyn.Experiment(optimizer=optax.lion(0.01)).config().optimizer.name)"
+    said += "print(optdyn.Experiment(optimizer=optax.lion(0.01)).optimizer.name)"
     found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    names = [
-        optdyn.Experiment(optimizer=optax.lion(rate)).config().optimizer.name
-        for rate in (0.01, 0.02)
-    ]
+    names = [optdyn.Experiment(optimizer=optax.lion(rate)).optimizer.name for rate in (0.01, 0.02)]
     assert names[0] == found.stdout.strip() != names[1]
     alike = in_memory.name_of(object()), in_memory.name_of(object())  # they show no difference
     assert len(set(alike)) == 2
@@ -507,7 +504,7 @@ def test_tables_of_pandas_are_the_data_that_they_hold():
 
 def test_what_is_said_twice_is_the_same():
     """Here, for the meter is not imported where keys are listed."""
-    assert setup.SHORTEST == FEWEST + 4
+    assert SHORTEST == FEWEST + 4
 
 
 def test_a_comparison_takes_any_seeds_and_arguments_of_an_optimizer():
@@ -552,10 +549,10 @@ def test_a_run_without_one_finite_loss_is_shown():
 @pytest.mark.parametrize("name", methods.built_in())
 def test_the_clock_of_every_method_needs_no_model_or_says_so(name):
     """Of one array it is that of the same bytes of a model; layers are not made up."""
-    method = getattr(optdyn, name)(**({"groups": 2} if name in GROUPED else {}))
+    method = methods.load(name)(**({"groups": 2} if name in GROUPED else {}))
     cluster = optdyn.Cluster(nodes=2, bandwidth=1e6, latency=1e-3, service=optdyn.Constant())
     try:
-        clock = method.clock(cluster, steps=20, update_bytes=4000)
+        clock = optdyn.timeline(method, cluster, steps=20, update_bytes=4000)
     except ConfigError as error:
         assert name in LAYERED and "depend on the model" in str(error)
     else:
@@ -566,13 +563,15 @@ def test_the_clock_of_every_method_needs_no_model_or_says_so(name):
 def test_a_clock_of_nodes_has_their_messages():
     """By hand: a ring of 4 sends 6 messages of a quarter of 4,000 bytes, after every 5 updates."""
     cluster = optdyn.Cluster(nodes=4, bandwidth=1e6, service=optdyn.Constant())
-    free = optdyn.ModelAveraging(period=5).clock(cluster, steps=20)
-    line = optdyn.ModelAveraging(period=5).clock(cluster, steps=20, update_bytes=4000)
+    free = optdyn.timeline(optdyn.ModelAveraging(period=5), cluster, steps=20)
+    line = optdyn.timeline(optdyn.ModelAveraging(period=5), cluster, steps=20, update_bytes=4000)
     ring = 6 * 1000 / 1e6
     gap = line.timeline.seconds - free.timeline.seconds
     # float64 sums of seconds; the message that has no byte is made of one number.
     np.testing.assert_allclose(gap[4::5], ring * np.arange(1, 5), rtol=0, atol=1e-4)
-    parts = optdyn.DiLoCo(period=5, fragments=2).clock(cluster, steps=20, update_bytes=4000)
+    parts = optdyn.timeline(
+        optdyn.DiLoCo(period=5, fragments=2), cluster, steps=20, update_bytes=4000
+    )
     assert parts.timeline.seconds[-1] > free.timeline.seconds[-1]
 
 
@@ -611,16 +610,12 @@ def test_numbers_of_numpy_and_jax_are_numbers():
         optdyn.DiLoCo(period=np.float32(3.5))
 
 
-def test_keys_need_not_suit_methods_that_were_not_chosen():
-    """DiLoCo's delay ends before its period's fragments; decoupled learners may be late."""
-    chosen = Experiment()
-    late = {"method.period": 8, "method.delay": 8}
-    own = chosen.with_({"method.name": "decoupled", **late}).methods.every[0]
+def test_a_delay_may_be_as_long_as_the_period_only_of_learners_that_may_be_late():
+    late = {"period": 8, "delay": 8}
+    own = optdyn.Decoupled(**late)
     assert (own.period, own.delay) == (8, 8)
     with pytest.raises(ConfigError, match="delay = 8: must be"):
-        _ = chosen.with_({"method.name": "diloco", **late}).methods
-    with pytest.raises(ConfigError, match="period = 0: must be at least 1"):
-        chosen.with_({"method.period": 0})  # which no method takes
+        optdyn.DiLoCo(**late)
 
 
 def test_links_between_nodes_are_none_of_the_groups_inside():
@@ -635,16 +630,34 @@ def test_links_between_nodes_are_none_of_the_groups_inside():
 
 
 def test_public_names_have_a_docstring_and_are_found():
-    assert set(methods.built_in()) <= set(optdyn.__all__)
+    classes = {methods.load(name).__name__ for name in methods.built_in()}
+    assert classes <= set(optdyn.__all__) <= set(dir(optdyn))
     for name in optdyn.__all__:
         assert getattr(optdyn, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'nosuch'"):
         optdyn.nosuch  # noqa: B018
-    assert {n for n, _ in setup.every_key()} < set(
-        f"{a}.{b}" if isinstance(v, dict) else a
-        for a, v in Experiment().to_dict().items()
-        for b in (v if isinstance(v, dict) else [""])
-    ) | {f"cluster.pieces.{k}" for k in Experiment().cluster.pieces}
+
+
+def test_what_is_chosen_has_its_fields_in_its_signature_each_with_its_words():
+    for kind in (optdyn.DiLoCo, optdyn.MLP, optdyn.Gamma, optdyn.Cluster, optdyn.AdamW):
+        names = [name for name in kind.field_table() if name != "pieces"]
+        assert set(names) <= set(inspect.signature(kind).parameters)
+        said = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+        for name in names:
+            if "about" in kind.field_table()[name].metadata:
+                assert " ".join(kind.field_table()[name].metadata["about"].split()) in " ".join(
+                    said.split()
+                )
+
+
+def test_an_experiment_prints_one_screen_of_what_differs():
+    chosen = base(
+        model=Line(), method=optdyn.DiLoCo(period=3) + optdyn.Asynchronous(groups=2), loss=jnp.sum
+    )
+    lines = str(chosen).splitlines()
+    assert len(lines) < 24 and any("method.diloco.period" in line for line in lines)
+    assert not any("in_memory" in line for line in lines)
+    assert str(optdyn.Experiment()) == "Experiment()"
 
 
 def test_what_is_hardly_meant_is_warned_of_at_the_users_line():

@@ -12,11 +12,12 @@ import optdyn
 from optdyn.base.errors import InputError
 from optdyn.cli import price as command
 from optdyn.clock.cluster import Cluster
-from optdyn.experiment import usual
+from optdyn.clock.service import Constant, LogNormal
+from optdyn.experiment import Experiment
 from optdyn.price import price
 from optdyn.price.shapes import of_parameters
-from optdyn.problem.data.kinds import Data
-from optdyn.problem.models import Model
+from optdyn.problem.data.kinds import MNIST5k
+from optdyn.problem.models import Quadratic
 from optdyn.report import penalties, sliders, which
 from optdyn.report.tables import TableError
 from tests.report.test_statistical_efficiency import TARGET, write
@@ -48,7 +49,7 @@ def sweep(folder, arms=ARMS, rates=RATES, **changes):
                     "optimizer": optimizer,
                     "model": {"name": "mlp"},
                     "data": {"name": "mnist5k"},
-                    "cluster": {"nodes": NODES, "service": "constant"},
+                    "cluster": {"nodes": NODES, "service": {"name": "constant"}},
                     "batch_size": batch,
                     "seed": seed,
                 } | changes
@@ -57,7 +58,7 @@ def sweep(folder, arms=ARMS, rates=RATES, **changes):
 
 
 def cluster(**keys):
-    config = usual().with_(cluster=Cluster(nodes=NODES, service="constant"), batch_size=32)
+    config = Experiment(cluster=Cluster(nodes=NODES, service=Constant()), batch_size=32)
     return price.step_of(config.with_({f"cluster.{k}": v for k, v in keys.items()}), STEP)
 
 
@@ -149,10 +150,10 @@ def test_noise_of_the_seeds_is_the_interval(tmp_path):
 def test_the_product_is_what_a_sweep_measures_in_seconds(tmp_path):
     """On the sweep's own cluster, of equal workers: the ratio of its simulated seconds."""
     base = optdyn.Experiment(
-        model=Model("quadratic", dimension=6, noise=0.2),
-        data=Data(train_examples=100),
+        model=Quadratic(dimension=6, noise=0.2),
+        data=MNIST5k(train_examples=100),
         optimizer=optdyn.SGD(learning_rate=0.05),
-        cluster=Cluster(nodes=2, bandwidth=2e3, service="constant", seconds_per_example=0.01),
+        cluster=Cluster(nodes=2, bandwidth=2e3, service=Constant(), seconds_per_example=0.01),
         batch_size=8,
         log_every=2,
     )
@@ -178,7 +179,7 @@ def test_what_a_method_is_tuned_by_changes_no_price(key):
         "momentum": "async_local_sgd",
     }
     name = owners.get(key.split("_")[0], "elastic")
-    one = price.with_method(cluster(service="lognormal", variation=0.3), name, period=4)
+    one = price.with_method(cluster(service=LogNormal(0.3)), name, period=4)
     other = one.with_({f"method.{key}": 0.35})
     assert other != one and price.price(one, SHAPES) == price.price(other, SHAPES)
 
@@ -227,7 +228,7 @@ def test_flags_of_a_penalty_need_one():
 def shown(tmp_path_factory):
     """Penalties, the experiment that the page is of, and its data."""
     found = penalties.measured([sweep(tmp_path_factory.mktemp("sweep"), rates=(0.1,))], TARGET)
-    config = cluster(service="lognormal", variation=0.3)
+    config = cluster(service=LogNormal(0.3))
     with pytest.MonkeyPatch.context() as few:
         few.setattr(sliders, "GIGABITS", (1.0, 100.0))
         few.setattr(sliders, "SPREADS", (0.0,))

@@ -14,14 +14,15 @@ from matplotlib.figure import Figure
 
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.dynamic_batch import clocked, waste
+from optdyn.clock.service import Constant
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, shown
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment, usual
+from optdyn.experiment import Experiment
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from optdyn.problem import shared_data
-from optdyn.problem.data.kinds import Data
-from optdyn.problem.models import Model
+from optdyn.problem.data.kinds import MNIST5k
+from optdyn.problem.models import MLP
 
 EPOCHS = {"small": 40, "full": 120}
 BATCH, NODES = 128, 4
@@ -51,17 +52,20 @@ CLAIM = Claim(
 
 
 def config(scale: str, probability: float, **method: Any) -> Experiment:
-    base = usual().with_(
-        model=Model(hidden=(32,)), data=Data(train_evaluated=1000), batch_size=BATCH
+    base = Experiment(
+        model=MLP(hidden=(32,)),
+        data=MNIST5k(train_evaluated=1000),
+        method=DynamicBatch(micro_batch=BATCH, **method),  # simulated in one pass
+        batch_size=BATCH,
     )
     examples = len(shared_data.load(base).train["label"])
-    keys = {"name": "dynamic_batch", "micro_batch": BATCH, **method}  # simulated in one pass
-    cluster = Cluster(NODES, service="constant", seconds_per_example=EPOCH * NODES / examples)
-    return base.with_(
-        {f"method.{key}": value for key, value in keys.items()},
-        steps=EPOCHS[scale] * (examples // BATCH),
-        cluster=cluster.with_(disturbance_probability=probability),
+    cluster = Cluster(
+        nodes=NODES,
+        service=Constant(),
+        seconds_per_example=EPOCH * NODES / examples,
+        disturbance_probability=probability,
     )
+    return base.with_(steps=EPOCHS[scale] * (examples // BATCH), cluster=cluster)
 
 
 def clock(config: Experiment, seed: int) -> tuple[float, float]:

@@ -31,6 +31,7 @@ from typing import Any
 from optdyn.base.arguments import Parser
 from optdyn.base.files import write_json
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import LogNormal
 from optdyn.evidence.arms import (
     MOMENTUM,
     OUTER,
@@ -45,7 +46,7 @@ from optdyn.evidence.arms import (
 )
 from optdyn.evidence.contest import Contest, Entry, measure, table
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment, usual
+from optdyn.experiment import Experiment
 from optdyn.train.grid import Point
 
 CLAIM = None  # it is judged by no rule
@@ -127,13 +128,12 @@ def config_of(name: str) -> Experiment:
     """An arm at the usual batch and period, on the network where arms are tuned."""
     cluster = Cluster(
         nodes=WORKERS,
-        service="lognormal",
-        variation=0.3,
+        service=LogNormal(0.3),
         overlap=2 / 3,
         seconds_per_example=WORKERS / BATCH,
         bandwidth=bandwidth(TUNED_ON),
     )
-    config = usual().with_(cluster=cluster).with_({**PROBLEM, **{**OPPONENTS, **ARMS}[name]})
+    config = Experiment(cluster=cluster).with_({**PROBLEM, **{**OPPONENTS, **ARMS}[name]})
     mean = config.method.name in MEETING
     return config.with_({"probes.mean": mean, "batch_size": _of_its_update(name, BATCH)})
 

@@ -14,16 +14,19 @@ from matplotlib.figure import Figure
 
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.nodes import synchronous
+from optdyn.clock.service import LogNormal
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
-from optdyn.experiment import Experiment, usual
+from optdyn.experiment import Experiment
+from optdyn.methods import Method
 from optdyn.methods.mix.daso import DASO, clock
+from optdyn.methods.sync import Sync
 from optdyn.problem import shared_data
-from optdyn.problem.data.kinds import Data
-from optdyn.problem.models import Model
+from optdyn.problem.data.kinds import MNIST5k
+from optdyn.problem.models import MLP
 
 WIDTHS = (784, 512, 512, 10)
 BYTES = 4 * sum((a + 1) * b for a, b in pairwise(WIDTHS))
@@ -51,22 +54,21 @@ CLAIM = Claim(
 )
 
 
+METHODS: dict[str, Method] = {
+    "sync": Sync(),
+    "daso": DASO(reset_batches=8, reset_wait=2, warmup_epochs=2, cooldown_epochs=2),
+}
+
+
 def config(method: str, scale: str) -> Experiment:
-    base = usual().with_(
-        {
-            "method.name": method,
-            "method.reset_batches": 8,
-            "method.reset_wait": 2,
-            "method.warmup_epochs": 2,
-            "method.cooldown_epochs": 2,
-        },
-        model=Model(hidden=WIDTHS[1:-1]),
-        data=Data(train_evaluated=1000),
+    base = Experiment(
+        method=METHODS[method],
+        model=MLP(hidden=WIDTHS[1:-1]),
+        data=MNIST5k(train_evaluated=1000),
         batch_size=BATCH,
         cluster=Cluster(
             nodes=NODES,
-            service="lognormal",
-            variation=0.1,
+            service=LogNormal(0.1),
             seconds_per_example=COMPUTING * NODES / BATCH,
             overlap=OVERLAP,
         ),

@@ -18,11 +18,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Law
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.study import Study, cores
-from optdyn.experiment import Experiment, usual
+from optdyn.experiment import Experiment
+from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.momentum import moments
-from optdyn.problem.data.kinds import Data
+from optdyn.problem.data.kinds import MNIST5k
 from optdyn.train import single
 
 GROUPS = (1, 4, 16)
@@ -77,15 +79,12 @@ CLAIM = Claim(
 
 
 def config(model: str, groups: int, service: str, seed: int) -> Experiment:
-    method = {"method.name": "asynchronous", "method.groups": groups}
     alone = {"optimizer.learning_rate": ALONE} if model == "quadratic" and groups == 1 else {}
-    return usual().with_(
-        {**MODELS[model], **alone, **method},
-        seed=seed,
-        steps=STEPS,
-        data=Data(train_examples=4000, replacement=True),
-        cluster=Cluster(nodes=groups, service=service),
-    )
+    return Experiment(
+        method=Asynchronous(groups=groups),
+        data=MNIST5k(train_examples=4000, replacement=True),
+        cluster=Cluster(nodes=groups, service=Law.named(service)),
+    ).with_({**MODELS[model], **alone}, seed=seed, steps=STEPS)
 
 
 def measure(study: Study) -> dict[str, Any]:

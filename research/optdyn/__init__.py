@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
     from optdyn.methods.mix.sparseloco import SparseLoCo
     from optdyn.methods.mix.sparta import Sparta
     from optdyn.methods.read.ad_psgd import ADPSGD
+    from optdyn.methods.read.async_local_sgd import AsyncLocalSGD
     from optdyn.methods.read.asynchronous import Asynchronous
     from optdyn.methods.read.buffered import Buffered
     from optdyn.methods.read.decoupled import Decoupled
@@ -99,6 +100,7 @@ _WHERE = {
     "methods.mix.sparseloco": "SparseLoCo",
     "methods.mix.sparta": "Sparta",
     "methods.read.ad_psgd": "ADPSGD",
+    "methods.read.async_local_sgd": "AsyncLocalSGD",
     "methods.read.asynchronous": "Asynchronous",
     "methods.read.buffered": "Buffered",
     "methods.read.decoupled": "Decoupled",

@@ -89,7 +89,9 @@ class Experiment(Setup):
         """One screen of what differs from the defaults."""
         changed = self.changed_keys()
         width = max(map(len, changed), default=0)
-        lines = [f"  {key:{width}}  {shown(value)}" for key, value in changed.items()]
+        words = {k: lookup.words(v) for k, v in changed.items() if lookup.words(str(v))}
+        said = {key: shown(value) for key, value in changed.items()} | words
+        lines = [f"  {key:{width}}  {text}" for key, text in said.items()]
         return "\n".join(["Experiment, all defaults but", *lines] if lines else ["Experiment()"])
 
     def timeline(self, **known: Any) -> Timeline:
@@ -187,8 +189,10 @@ def refuse_first(config: Experiment, joins: Iterable[Join]) -> None:
     for join in joins:
         if join.wrong:
             value = _at(config, join.key)
-            shows = "" if value is None else f" = {shown(value)}"
-            raise ConfigError(f"config.{join.key}{shows}: {join.said}")
+            where = f"config.{join.key}" + f" = {shown(value)}" * (value is not None)
+            if isinstance(value, str) and lookup.is_own(value):
+                where = lookup.setting(f"config.{join.key}", value)
+            raise ConfigError(f"{where}: {join.said}")
 
 
 def _at(config: Experiment, key: str) -> Any:
@@ -212,7 +216,7 @@ def _names(config: Experiment) -> Iterator[Join]:
     wrong = not tokenizers.is_known(tokenizer)
     yield Join("data.tokenizer", wrong, f"must be {tokenizers.WANTED}")
     workers = config.cluster.worker_count
-    said = f"x config.cluster.devices_per_node = {workers:,} workers: must be at most {WIDTH:,}"
+    said = f"makes {workers:,} workers with config.cluster.devices_per_node; {WIDTH:,} is the most"
     yield Join("cluster.nodes", workers > WIDTH, said)
     named = {
         "loss": ([config.loss] if config.loss else [], losses.LOSSES),
@@ -255,8 +259,7 @@ def _cluster(config: Experiment) -> Iterator[Join]:
         said += " and ".join(map(repr, those))
         changed = getattr(cluster, key) != getattr(plain, key)
         yield Join(f"cluster.{key}", changed and key not in heeded, said)
-    for method in dict.fromkeys((*methods.every, methods.outermost)):
-        method.check(config, methods)
+    methods.check(config)
 
 
 def _pieces(config: Experiment) -> Iterator[Join]:

@@ -4,6 +4,7 @@ import pytest
 
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.dynamic_batch import costs, dynamic_batch
+from optdyn.clock.service import Constant
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 
 SPEEDS = (1.0, 1.0, 2.0, 4.0)
@@ -15,7 +16,7 @@ def run():
     """`run(epochs, per_epoch, adapt=..., smoothing=..., ...)`: timeline and costs of 4 workers."""
 
     def make_both(epochs, per_epoch, *, adapt=True, smoothing=0.5, seed=0, bytes_=0, **values):
-        values = {"nodes": 4, "speeds": SPEEDS, "service": "constant", **values}
+        values = {"nodes": 4, "speeds": SPEEDS, "service": Constant(), **values}
         chosen = Cluster(**values)
         method = DynamicBatch(adapt=adapt, smoothing=smoothing)
         made = dynamic_batch(

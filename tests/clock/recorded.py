@@ -18,9 +18,8 @@ def config_of(name, **values):
     """The battery's config of a method or several, with times that are drawn where they can be."""
     config = battery.config_of(name, {"steps": STEPS, **values})
     if "exponential" in config.methods.outermost.laws:
-        return config.with_(
-            {"cluster.service.name": values.get("cluster.service.name", "exponential")}
-        )
+        law = values.get("cluster.service.name", "exponential")
+        return config.with_({"cluster.service.name": law})
     return config
 
 

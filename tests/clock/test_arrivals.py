@@ -14,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from optdyn.clock import make, service
+from optdyn.clock import make
 from optdyn.clock.arrivals import BLOCK, Work, arrivals
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.compute_groups import work_of
 from optdyn.clock.habits import Habits
+from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.several import several
 from optdyn.clock.volunteers import volunteers
 from tests.clock.lines import p_of_geometric
+from tests.values import as_law
 
 GROUPS = [2, 3, 8, 32]
 P = 1e-3
@@ -31,7 +33,7 @@ P = 1e-3
 def memoryless(request):
     """g workers with exponential services of mean one second, 40,000 arrivals of each."""
     g = request.param
-    values = Cluster(nodes=g, service="exponential", seconds_per_example=1.0)
+    values = Cluster(nodes=g, service=Exponential(), seconds_per_example=1.0)
     return g, make(values, groups=g, steps=40_000 * g, batch_size=1, seed=g)
 
 
@@ -93,7 +95,7 @@ def simulate(seed, law, means, steps):
     return [np.array(column) for column in zip(*events, strict=True)]
 
 
-@pytest.mark.parametrize("law", [service.exponential(), service.lognormal(2.0), service.gamma(2.0)])
+@pytest.mark.parametrize("law", [Exponential().draw, LogNormal(2.0).draw, Gamma(2.0).draw])
 @pytest.mark.parametrize("k", [1, 3])
 def test_arrivals_equal_a_simulation_event_by_event(law, k):
     means = np.random.default_rng(1).uniform(0.1, 3.0, (5, k))
@@ -107,8 +109,8 @@ def test_arrivals_equal_a_simulation_event_by_event(law, k):
 def test_blocks_of_draws_leave_no_seam():
     """A run longer than the blocks begins, to the bit, with the run of less than a block."""
     means = np.array([[1.0], [0.7]])
-    short = arrivals(3, service.exponential(), Work(means), 1000)
-    long = arrivals(3, service.exponential(), Work(means), 3 * BLOCK)
+    short = arrivals(3, Exponential().draw, Work(means), 1000)
+    long = arrivals(3, Exponential().draw, Work(means), 3 * BLOCK)
     np.testing.assert_array_equal(long.worker[:1000], short.worker)
     np.testing.assert_array_equal(long.seconds[:1000], short.seconds)
     # Across seams too: the services of a worker are still exponential with its mean.
@@ -120,7 +122,7 @@ def test_blocks_of_draws_leave_no_seam():
 @pytest.mark.parametrize("name", ["constant", "exponential", "lognormal", "gamma"])
 def test_arrivals_are_proportional_to_speed(name):
     speeds, steps = np.array([1.0, 2.0, 5.0, 0.5]), 100_000
-    values = Cluster(nodes=4, service=name, speeds=tuple(speeds), variation=0.8)
+    values = Cluster(nodes=4, service=as_law(name, 0.8), speeds=tuple(speeds))
     timeline = make(values, groups=4, steps=steps, batch_size=8)
     share = speeds / speeds.sum()
     # Counts of a renewal process with cv <= 1 vary no more than binomial ones: four deviations.
@@ -143,7 +145,7 @@ def test_what_groups_do_for_an_update():
 
 @pytest.mark.parametrize("variation", [0.0, 0.3, 1.0])
 def test_lognormal_has_unit_mean_and_the_coefficient_of_variation(variation):
-    draws = service.lognormal(variation)(np.random.default_rng(0), (1_000_000,))
+    draws = LogNormal(variation).draw(np.random.default_rng(0), (1_000_000,))
     # At cv = 1 the kurtosis is 41, so a million draws give the cv to 0.3 % and the mean to 0.1 %.
     assert draws.mean() == pytest.approx(1, rel=0.005)
     assert draws.std() == pytest.approx(variation, rel=0.015, abs=1e-12)
@@ -154,7 +156,7 @@ def test_lognormal_has_unit_mean_and_the_coefficient_of_variation(variation):
 
 @pytest.mark.parametrize("variation", [0.3, 1.0, 3.0])
 def test_gamma_has_unit_mean_and_the_coefficient_of_variation(variation):
-    draws = service.gamma(variation)(np.random.default_rng(0), (1_000_000,))
+    draws = Gamma(variation).draw(np.random.default_rng(0), (1_000_000,))
     # The mean of a million is right to 0.3 %; the kurtosis is 3 + 6 cv^2, so their cv to 0.4 %.
     assert draws.mean() == pytest.approx(1, rel=0.012)
     assert draws.std() == pytest.approx(variation, rel=0.015)
@@ -164,21 +166,21 @@ def test_gamma_has_unit_mean_and_the_coefficient_of_variation(variation):
 def test_gamma_between_its_limits():
     """1 is exponential, n^-1/2 the mean of n such, 0 constant; no draw is 0 or infinite."""
     rng = np.random.default_rng(0)
-    assert stats.kstest(service.gamma(1.0)(rng, (50_000,)), "expon").pvalue > P
-    means = service.exponential()(rng, (50_000, 9)).mean(axis=1)
-    assert stats.ks_2samp(service.gamma(1 / 3)(rng, (50_000,)), means).pvalue > P
-    np.testing.assert_array_equal(service.gamma(0.0)(rng, (2, 3)), np.ones((2, 3)))
-    wild = service.gamma(30.0)(rng, (10_000,))
+    assert stats.kstest(Gamma(1.0).draw(rng, (50_000,)), "expon").pvalue > P
+    means = Exponential().draw(rng, (50_000, 9)).mean(axis=1)
+    assert stats.ks_2samp(Gamma(1 / 3).draw(rng, (50_000,)), means).pvalue > P
+    np.testing.assert_array_equal(Gamma(0.0).draw(rng, (2, 3)), np.ones((2, 3)))
+    wild = Gamma(30.0).draw(rng, (10_000,))
     assert wild.min() > 0 and np.isfinite(wild).all()
 
 
 def test_exponential_services_are_exponential():
-    draws = service.exponential()(np.random.default_rng(0), (500, 100)).ravel()
+    draws = Exponential().draw(np.random.default_rng(0), (500, 100)).ravel()
     assert stats.kstest(draws, "expon").pvalue > P
 
 
 def test_replicas_are_consecutive_windows_of_one_timeline():
-    values = Cluster(nodes=4, service="exponential")
+    values = Cluster(nodes=4, service=Exponential())
     one = make(values, groups=4, steps=150, batch_size=8, seed=5)
     three = make(values, groups=4, steps=50, batch_size=8, seed=5, replicas=3)
     np.testing.assert_array_equal(three.worker.ravel(), one.worker)
@@ -234,6 +236,6 @@ ORDERS = {
 def test_arrivals_at_the_same_second_are_in_the_order_of_the_groups(order, speeds, unit, steps):
     """Constant services at rational speeds meet often, and sums of floats disagree on when."""
     means = np.array([[unit / speed] for speed in speeds])
-    line = ORDERS[order](0, service.constant(), Work(means), steps)
+    line = ORDERS[order](0, Constant().draw, Work(means), steps)
     assert line.worker.tolist() == exact([Fraction(1, speed) for speed in speeds], steps)
     assert np.all(np.diff(line.seconds) >= 0)

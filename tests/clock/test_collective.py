@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from optdyn.clock import make
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES, among, between_nodes, of_groups
+from optdyn.clock.service import Exponential, LogNormal
 from tests.clock.recorded import config_of, line_of
 
 SLOW = {"latency": 0.01, "bandwidth": 1e5}
@@ -20,7 +21,7 @@ CLUSTERS = {
     "nodes": {"nodes": 2, "devices_per_node": 4, **SLOW, "local_latency": 1e-3}
     | {"local_bandwidth": 1e6},
     "overlapping": {"nodes": 4, **SLOW, "overlap": 0.5, "speeds": (1.0, 2.0, 3.0, 4.0)},
-    "lognormal": {"nodes": 8, **SLOW, "service": "lognormal", "variation": 2.0},
+    "lognormal": {"nodes": 8, **SLOW, "service": LogNormal(2.0)},
     "tree": {"nodes": 6, **SLOW, "collective": "tree"},
     "server": {"nodes": 3, "devices_per_node": 2, **SLOW, "collective": "server"},
     "unlike links": {"nodes": 4, "latencies": FAR, "bandwidth": 1e5},
@@ -38,7 +39,7 @@ SAME = {
 
 
 def seconds(name, cluster, **values):
-    own = {"nodes": 1, "devices_per_node": 1, "speeds": (), "service": "exponential", **cluster}
+    own = {"nodes": 1, "devices_per_node": 1, "speeds": (), "service": Exponential(), **cluster}
     own = {f"cluster.{key}": value for key, value in own.items()}
     return line_of(config_of(name, **values, **own, batch_size=48)).seconds
 
@@ -60,7 +61,7 @@ def test_one_algorithm_has_one_clock(where, name):
 def test_a_straggler_does_not_slow_the_network():
     """The exchange is the same in every update, however long its slowest worker computes."""
     free, slow = (
-        np.diff(seconds("sync", {"nodes": 8, "service": "exponential", **network}), prepend=0)
+        np.diff(seconds("sync", {"nodes": 8, "service": Exponential(), **network}), prepend=0)
         for network in ({}, SLOW)
     )
     size = 14 * (0.01 + 1000 / 8 / 1e5)
@@ -69,7 +70,7 @@ def test_a_straggler_does_not_slow_the_network():
 
 def test_nor_the_way_of_a_group_to_its_server():
     """One worker a group: its services are those of a free network, and two messages each."""
-    cluster = Cluster(nodes=2, service="exponential")
+    cluster = Cluster(nodes=2, service=Exponential())
     size = {"groups": 2, "steps": 400, "batch_size": 8, "update_bytes": 1000, "seed": 3}
     free, slow = make(cluster, **size), make(cluster.with_(**SLOW), **size)
     for group in range(2):

@@ -9,8 +9,10 @@ from optdyn.base.errors import ConfigError
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import all_reduce
 from optdyn.clock.nodes import synchronous
+from optdyn.clock.service import Constant, Law
 from optdyn.methods.mix.daso import DASO, Phase, after_epoch, clock
 from tests.clock.lines import begins_with
+from tests.values import as_law
 
 
 def method_of(**values):
@@ -138,7 +140,7 @@ def test_warm_up_and_cool_down_block_and_the_last_epoch_may_be_cut():
 def test_a_loss_more_lengthens_the_timeline_and_changes_nothing_before(data):
     draw = data.draw
     steps, per_epoch = draw(st.integers(1, 60)), draw(st.integers(1, 12))
-    cluster = Cluster(nodes=3, latency=0.5, service=draw(st.sampled_from(LAWS)))
+    cluster = Cluster(nodes=3, latency=0.5, service=Law.named(draw(st.sampled_from(LAWS))))
     most = draw(st.integers(1, 6))
     method = method_of(
         max_batches=most,
@@ -184,7 +186,7 @@ def test_every_message_is_received_once_and_none_is_left_at_the_end_of_an_epoch(
 
 def one_second(**values):
     """Nodes of one device that take a second a batch and 2.5 s over an all-reduce of 250 bytes."""
-    values = {"nodes": 2, "service": "constant", "seconds_per_example": 1.0, **values}
+    values = {"nodes": 2, "service": Constant(), "seconds_per_example": 1.0, **values}
     return Cluster(**{"bandwidth": 100.0, **values})
 
 
@@ -255,7 +257,8 @@ def simulate(services, choice, transfer):
 def test_seconds_equal_a_simulation_of_the_whole_run(law, period, wait):
     """There in one go, here epoch by epoch. Services are those of the synchronous baseline, whose
     update takes as long as its slowest node."""
-    values = Cluster(nodes=3, service=law, seconds_per_example=1.0, variation=0.7, latency=0.4)
+    service = as_law(law, 0.7)
+    values = Cluster(nodes=3, service=service, seconds_per_example=1.0, latency=0.4)
     method = method_of(max_batches=period, wait=wait, patience=0, warmup_epochs=1)
     losses = [3, 2, 2, 2, 2, 1, 1, 1]
     timeline = make(values, method, losses, steps=80, per_epoch=9, seed=4)
@@ -282,7 +285,7 @@ def node_services(values, steps, seed):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_blocking_takes_as_long_as_synchronous_and_cycling_no_longer(law):
-    values = Cluster(nodes=4, service=law, seconds_per_example=1.0, latency=0.1)
+    values = Cluster(nodes=4, service=Law.named(law), seconds_per_example=1.0, latency=0.1)
     baseline = synchronous(values, steps=60, batch_size=4, update_bytes=0, seed=3)
     run = {"steps": 60, "per_epoch": 15, "seed": 3}
     blocking = make(values, method_of(warmup_epochs=9), [1, 1, 1], **run)

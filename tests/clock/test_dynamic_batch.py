@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base import seeds
-from optdyn.clock import TimelineError, make, service
+from optdyn.clock import TimelineError, make
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.dynamic_batch import (
     CHANGE,
@@ -18,8 +18,10 @@ from optdyn.clock.dynamic_batch import (
     smooth,
     waste,
 )
+from optdyn.clock.service import Constant, Geometric, LogNormal
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from tests.clock.conftest import BATCH, SPEEDS
+from tests.values import as_law
 
 
 def epoch_seconds(made, per_epoch):
@@ -161,14 +163,14 @@ def test_two_epochs_after_a_change_the_epoch_is_ideal_to_five_percent(run, smoot
 @pytest.mark.parametrize("seed", range(5))
 def test_five_percent_under_noise_too(run, seed):
     """Steps vary by 10 % a worker; an epoch of 50 gives rates to 1.4 %."""
-    noise = {"service": "lognormal", "variation": 0.1}
+    noise = {"service": LogNormal(0.1)}
     made, cost = run(16, 50, seed=seed, **noise, **SLOWDOWN)
     taken = made.choice.shares[::50]
     # The time that these shares take without the noise, which no division can avoid.
     ratio = (taken * cost.example).max(axis=1) / ideal_seconds(cost, BATCH)
     assert ratio[settled(16)].max() < 1.05
     # And against ideal shares that meet the same noise: a step ends with the unluckiest worker.
-    draws = service.lognormal(0.1)(seeds.generator(seed, "arrivals"), (800, 4))
+    draws = LogNormal(0.1).draw(seeds.generator(seed, "arrivals"), (800, 4))
     compute = made.choice.shares * cost.example.repeat(50, axis=0) * draws
     np.testing.assert_allclose(np.diff(made.seconds, prepend=0.0), compute.max(axis=1), rtol=1e-9)
     ideal = ideal_seconds(cost, BATCH) * draws.max(axis=1).reshape(16, 50).mean(axis=1)
@@ -177,7 +179,7 @@ def test_five_percent_under_noise_too(run, seed):
 
 def test_noise_moves_smoothed_shares_less(run):
     """By the standard deviation of a moving average, sqrt((1 - w) / (1 + w)), 0.58 for w = 1/2."""
-    noise = {"service": "lognormal", "variation": 0.1}
+    noise = {"service": LogNormal(0.1)}
     spread = {}
     for smoothing in (0.0, 0.5):
         made, _ = run(400, 20, smoothing=smoothing, seed=1, **noise)
@@ -208,7 +210,7 @@ def test_a_step_ends_with_the_slowest_worker_and_the_all_reduce(run):
     made, _ = run(2, 6, adapt=False, bytes_=1000, **network)
     # 64 examples at a millisecond, then two messages of 0.25 s and 1000 / 500 s.
     np.testing.assert_allclose(made.seconds, (0.064 + 4.5) * np.arange(1, 13), rtol=1e-13)
-    cluster = Cluster(nodes=4, speeds=SPEEDS, service="constant", **network)
+    cluster = Cluster(nodes=4, speeds=SPEEDS, service=Constant(), **network)
     other = make(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
     np.testing.assert_allclose(made.seconds, other.seconds, rtol=1e-13)  # sums in another order
     for field in ("worker", "staleness", "slots"):
@@ -220,7 +222,7 @@ def test_waste_by_hand():
 
     An epoch is one update, so of 4 + 2 + 2 = 8 s the slow worker works 8 and the fast one 16/3.
     """
-    values = Cluster(nodes=2, speeds=(1.0, 3.0), service="constant", seconds_per_example=1.0)
+    values = Cluster(nodes=2, speeds=(1.0, 3.0), service=Constant(), seconds_per_example=1.0)
     sizes = {"steps": 3, "steps_per_epoch": 1, "batch_size": 8}
     made, busy = clocked(values, DynamicBatch(), **sizes)
     np.testing.assert_allclose(busy, [[4, 4 / 3], [2, 2], [2, 2]], rtol=1e-14)
@@ -236,9 +238,9 @@ def test_communication_does_not_count_as_speed(run):
     np.testing.assert_array_equal(slow.choice.shares, fast.choice.shares)
 
 
-@pytest.mark.parametrize("service", ["constant", "exponential", "lognormal", "gamma"])
-def test_every_step_divides_the_batch_and_takes_time(run, service):
-    made, _ = run(12, 5, service=service, variation=0.8, disturbance_probability=0.3)
+@pytest.mark.parametrize("law", ["constant", "exponential", "lognormal", "gamma"])
+def test_every_step_divides_the_batch_and_takes_time(run, law):
+    made, _ = run(12, 5, service=as_law(law, 0.8), disturbance_probability=0.3)
     taken = made.choice.shares
     assert taken.dtype == np.int32 and taken.shape == (60, 4)
     assert np.all(taken.sum(axis=1) == BATCH) and taken.min() >= 1
@@ -314,4 +316,4 @@ def test_disturbances_that_cannot_be(run, bad):
 
 def test_a_law_without_a_meaning_is_refused(run):
     with pytest.raises(TimelineError, match="'geometric': must be one of constant, expo"):
-        run(2, 2, service="geometric")
+        run(2, 2, service=Geometric())

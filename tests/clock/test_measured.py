@@ -6,6 +6,7 @@ import pytest
 from optdyn.clock import TimelineError
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.dynamic_batch import measured
+from optdyn.clock.service import Measured
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from tests.clock.conftest import BATCH
 
@@ -14,7 +15,7 @@ def real(worker_seconds, epochs=6, per_epoch=5, **values):
     """What real workers that took those seconds are given next."""
     method = DynamicBatch(adapt=True, smoothing=0.5)
     return measured(
-        Cluster(nodes=4, service="measured", **values),
+        Cluster(nodes=4, service=Measured(), **values),
         method,
         steps=epochs * per_epoch,
         steps_per_epoch=per_epoch,

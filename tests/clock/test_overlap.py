@@ -9,9 +9,10 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.compute_groups import make
 from optdyn.clock.dynamic_batch import dynamic_batch
 from optdyn.clock.nodes import synchronous
-from optdyn.clock.service import with_exchange
+from optdyn.clock.service import Constant, with_exchange
 from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from optdyn.methods.mix.daso import DASO, clock
+from tests.values import as_law
 
 LAWS = ("constant", "exponential", "lognormal", "gamma")
 STEPS, PER_EPOCH, BATCH, BYTES = 60, 15, 8, 1000
@@ -34,7 +35,7 @@ def test_what_overlap_hides(compute, exchange, one, other):
 
 def cluster_of(**values):
     values = {"nodes": 4, "devices_per_node": 2, "seconds_per_example": 1.0, **values}
-    return Cluster(**{"variation": 0.3, "bandwidth": 2000.0, "latency": 0.01, **values})
+    return Cluster(**{"bandwidth": 2000.0, "latency": 0.01, **values})
 
 
 def daso_of(cluster, **values):
@@ -59,7 +60,7 @@ def clocks(cluster):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_free_network_has_nothing_to_hide(law):
-    free = {"service": law, "bandwidth": 0.0, "latency": 0.0}
+    free = {"service": as_law(law, 0.3), "bandwidth": 0.0, "latency": 0.0}
     with_, without = (clocks(cluster_of(overlap=overlap, **free)) for overlap in (0.8, 0.0))
     for name, seconds in with_.items():
         np.testing.assert_array_equal(seconds, without[name])
@@ -68,8 +69,10 @@ def test_a_free_network_has_nothing_to_hide(law):
 @pytest.mark.parametrize("law", LAWS)
 def test_computing_takes_its_time_whatever_is_hidden(law):
     """More overlap is never later, and never earlier than without a network."""
-    every = [clocks(cluster_of(service=law, overlap=overlap)) for overlap in (0.0, 0.4, 1.0)]
-    free = clocks(cluster_of(service=law, bandwidth=0.0, latency=0.0))
+    every = [
+        clocks(cluster_of(service=as_law(law, 0.3), overlap=overlap)) for overlap in (0.0, 0.4, 1.0)
+    ]
+    free = clocks(cluster_of(service=as_law(law, 0.3), bandwidth=0.0, latency=0.0))
     for name, least in free.items():
         none, some, all_ = (each[name] for each in every)
         if name != "four groups":  # which arrive in another order
@@ -84,7 +87,7 @@ def test_a_constant_update_by_hand():
     That is 6 messages of 250 bytes, 6 (0.01 + 0.125) = 0.81 s. Four groups, a node each, hide all
     that they send to the server, 2 (0.01 + 0.5) s, behind 0.4 of four seconds.
     """
-    cluster = cluster_of(service="constant", overlap=0.4)
+    cluster = cluster_of(service=Constant(), overlap=0.4)
     made = clocks(cluster)
     for name in ("one group", "shares", "rings"):
         np.testing.assert_allclose(made[name], 1.41 * np.arange(1, STEPS + 1), rtol=1e-13)
@@ -99,7 +102,7 @@ def test_both_rings_share_what_may_be_hidden():
     """
     inside = {"local_latency": 0.1, "local_bandwidth": 10_000.0}
     for overlap, update in ((0.0, 1 + 0.3 + 0.81), (0.2, 0.8 + 0.3 + 0.81), (1.0, 0.3 + 0.81)):
-        cluster = cluster_of(service="constant", overlap=overlap, **inside)
+        cluster = cluster_of(service=Constant(), overlap=overlap, **inside)
         expected = (max(update, 1.0) + 0.2) * np.arange(1, STEPS + 1)
         np.testing.assert_allclose(clocks(cluster)["rings"], expected, rtol=1e-13)
 
@@ -107,7 +110,7 @@ def test_both_rings_share_what_may_be_hidden():
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("overlap", [0.3, 0.9])
 def test_blocking_daso_is_synchronous_training_with_overlap_too(law, overlap):
-    cluster = cluster_of(service=law, overlap=overlap, devices_per_node=1)
+    cluster = cluster_of(service=as_law(law, 0.3), overlap=overlap, devices_per_node=1)
     made = clocks(cluster)
     # Sums of 60 float64 numbers in another order.
     np.testing.assert_allclose(made["blocking"], made["rings"], rtol=1e-13)

@@ -45,7 +45,7 @@ DRAWN = {
         "cluster.nodes": 2,
         "cluster.devices_per_node": 1,
     },
-    "local groups": {**GROUPS, "method.name": "asynchronous+local"},
+    "local groups": {"method.name": "asynchronous+local", "method.asynchronous.groups": 4},
 }
 # What ends a run in its own way: the last exchange of nodes, and epochs that wait for it.
 ENDING = {
@@ -53,7 +53,7 @@ ENDING = {
     "daso+dynamic_batch": {
         **NODES,
         "method.name": "daso+dynamic_batch",
-        "method.warmup_epochs": 1,
+        "method.daso.warmup_epochs": 1,
     },
     "model_averaging": {**NODES, "method.name": "model_averaging", "method.period": 8},
     "fragments": {
@@ -66,23 +66,15 @@ ENDING = {
     "model_averaging+asynchronous": {
         **NODES,
         "method.name": "model_averaging+asynchronous",
-        "method.groups": 2,
+        "method.asynchronous.groups": 2,
     },
 }
 
 
 def config_of(values, steps, seed=0):
-    config = Experiment()
-    config = config.with_(
-        {
-            "batch_size": BATCH,
-            "steps": steps,
-            "seed": seed,
-        }
-    )
+    config = Experiment().with_({"batch_size": BATCH, "steps": steps, "seed": seed})
     base = {"cluster.devices_per_node": WORKERS, "model.hidden": (5, 5, 5)}
-    config = config.with_({**base, **values})
-    return config
+    return config.with_({**base, **values})
 
 
 @pytest.fixture(scope="module")

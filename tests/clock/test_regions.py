@@ -14,6 +14,7 @@ from optdyn.clock import TimelineError, habits, network, regions
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.habits import Presence
 from optdyn.clock.regions import LIGHT, RADIUS, great_circle
+from optdyn.clock.service import Constant, Exponential
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
@@ -125,7 +126,7 @@ def test_who_comes_and_goes_all_the_time_is_refused():
 def meeting(values, steps=40):
     own = {
         "cluster.nodes": 4,
-        "cluster.service.name": "exponential",
+        "cluster.service": Exponential(),
         "cluster.seconds_per_example": 0.5,
     }
     return streaming(1, steps, own | {f"cluster.{key}": v for key, v in values.items()})
@@ -143,7 +144,7 @@ def test_who_never_leaves_and_has_no_hours_meets_as_ever():
 
 def test_nobody_waits_for_who_is_away():
     """By hand: a period of 4 updates of a constant 3 seconds, an all-reduce that takes no time."""
-    values = {"presence": 20.0, "absence": 15.0, "service": "constant"}
+    values = {"presence": 20.0, "absence": 15.0, "service": Constant()}
     config, _, line = meeting(values, 81)
     every = Presence(seeds.generator(config.seed, "presence"), 4, 20.0, 15.0)
     part, meets = line.choice.present, np.flatnonzero(line.choice.send[:, 0])
@@ -168,19 +169,19 @@ def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
     """A lone one begins again and again: (e^(T / P) - 1) (P + A) seconds for T, memoryless."""
     parts, seconds, presence, absence = 8000, 1.5 * period, 4.0, 1.0
     method = optdyn.ModelAveraging(period=period)
-    one = Cluster(service="constant", seconds_per_example=1.5, presence=presence, absence=absence)
-    line = method.clock(one, parts * period, batch_size=1)
+    one = Cluster(service=Constant(), seconds_per_example=1.5, presence=presence, absence=absence)
+    line = optdyn.timeline(method, one, parts * period, batch_size=1)
     expected = (np.exp(seconds / presence) - 1) * (presence + absence)
     # A part's deviation is less than twice its mean: 2 % of that of 8,000.
     assert line.seconds[-1] / parts == pytest.approx(expected, rel=0.06)
     with pytest.raises(TimelineError, match=r"presence = .* must be there for longer"):
-        method.clock(one.with_(presence=seconds / 20), parts, batch_size=1)
+        optdyn.timeline(method, one.with_(presence=seconds / 20), parts, batch_size=1)
 
 
 @pytest.mark.parametrize("presence", [2.0, 8.0, 30.0])
 def test_no_update_is_there_before_somebody_can_have_made_it(presence):
     """Of nodes that all leave before they meet, too: three seconds each, since the last meeting."""
-    line = meeting({"presence": presence, "absence": 5.0, "service": "constant"}, 81)[2]
+    line = meeting({"presence": presence, "absence": 5.0, "service": Constant()}, 81)[2]
     since, meets = 0.0, np.flatnonzero(line.choice.send[:, 0])
     for t, before in zip(meets, [-1, *meets], strict=False):
         made = since + 3.0 * np.arange(1, t - before + 1)
@@ -189,7 +190,7 @@ def test_no_update_is_there_before_somebody_can_have_made_it(presence):
 
 
 def test_a_later_hour_is_felt_at_the_barrier():
-    values = {"diurnal": 0.5, "day": 40.0, "service": "constant"}
+    values = {"diurnal": 0.5, "day": 40.0, "service": Constant()}
     line = meeting(values)[2]
     update, now = 3.0, 0.0
     for seconds in line.seconds:  # all have the hour of longitude 0, and the same services
@@ -198,37 +199,22 @@ def test_a_later_hour_is_felt_at_the_barrier():
 
 
 def test_a_refusal_names_methods_that_are_not_refused():
-    config = Experiment()
-    config = config.with_(
-        {
-            "method.name": "sync",
-            "cluster.nodes": 2,
-        }
-    )
-    config.cluster.presence = config.cluster.absence = 9.0
+    cluster = Cluster(nodes=2, presence=9.0, absence=9.0)
+    config = Experiment(cluster=cluster)
     with pytest.raises(ConfigError) as refused:
         check(config)
     named = re.findall(r"'(\w+)'", str(refused.value).partition("config.method.name")[2])
     assert {"gossip", "diloco"} <= {*named}
     for name in named:
-        config = config.with_(
-            {
-                "method.name": name,
-            }
-        )
-        check(config)
+        check(config.with_({"method.name": name}))
 
 
 def test_ten_thousand_workers_are_not_refused_for_memory():
-    config = Experiment()
-    config = config.with_(
-        {
-            "model.name": "quadratic",
-            "steps": 1_000_000,
-            "method.name": "asynchronous",
-            "method.groups": 10_000,
-            "cluster.nodes": 10_000,
-        }
+    config = Experiment(
+        model=optdyn.Quadratic(),
+        steps=1_000_000,
+        method=optdyn.Asynchronous(groups=10_000),
+        cluster=Cluster(nodes=10_000),
     )
     memory_checks.of_config(config)
 

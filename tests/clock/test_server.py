@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import experiment
-from optdyn.clock import make, service
-from optdyn.clock.cluster import Cluster
+from optdyn.clock import make
+from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.server import IterationSeconds, server
+from optdyn.clock.service import Constant, Exponential
 from optdyn.experiment import Experiment
 from optdyn.train import trainer
 from tests.clock.lines import numbers, replica
 from tests.clock.test_slots import check
 from tests.tune.hardware import seconds_per_iteration
+from tests.values import as_law
 
 SEVEN_TO_ONE = IterationSeconds(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)
 PIECES = {"conv_compute": 12.0, "conv_network": 0.5, "fc": 1.0, "fc_network": 2.0}
@@ -23,7 +24,7 @@ NETWORK = {"model.name": "cnn", "model.hidden": (5, 5), "model.channels": (2,)}
 
 
 def run(pieces, groups, k=1, law=None, steps=100_000, seed=0):
-    return server(pieces, groups, k, steps, law or service.exponential(), seeded(seed))[0]
+    return server(pieces, groups, k, steps, law or Exponential().draw, seeded(seed))[0]
 
 
 def seeded(seed):
@@ -32,15 +33,14 @@ def seeded(seed):
 
 def of(values, replicas=0):
     """The timeline of a run with these differences from the default."""
-    config = Experiment()
-    config = config.with_(NETWORK | CHOSEN | values)
+    config = Experiment().with_(NETWORK | CHOSEN | values)
     return config.timeline(steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
 
 
 @pytest.mark.parametrize("groups", [3, 8, 20])
 def test_constant_service(groups):
     """Round robin; the server deals with one batch at a time, a group with one of its own."""
-    timeline = run(SEVEN_TO_ONE, groups, law=service.constant(), steps=50 * groups)
+    timeline = run(SEVEN_TO_ONE, groups, law=Constant().draw, steps=50 * groups)
     t = np.arange(50 * groups)
     np.testing.assert_array_equal(timeline.worker, t % groups)
     np.testing.assert_array_equal(timeline.staleness, np.minimum(t, groups - 1))
@@ -77,9 +77,9 @@ LAWS = {"constant": 0.0, "exponential": 1.0, "lognormal": 0.4, "gamma": 0.4}
 )
 def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, replicas):
     """As of every other timeline, also of replicas, and of a server that takes no time."""
-    pieces, steps = experiment.Pieces(**dict(zip(PIECES, seconds, strict=True))), 40
-    known = {"service": law, "variation": LAWS[law], "pieces": pieces}
-    cluster = Cluster(nodes=groups, devices_per_node=k, **known)
+    pieces, steps = Pieces(**dict(zip(PIECES, seconds, strict=True))), 40
+    service = as_law(law, LAWS[law])
+    cluster = Cluster(nodes=groups, devices_per_node=k, service=service, pieces=pieces)
     sizes = {"groups": groups, "steps": steps, "batch_size": 8}
     many = make(cluster, **sizes, merged=merged, replicas=replicas)
     for i in range(replicas):
@@ -88,7 +88,7 @@ def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, rep
         check(many, groups, steps)
 
 
-@pytest.mark.parametrize("values", [{}, {"batch_size": 7}, {"method.groups": 4}])
+@pytest.mark.parametrize("values", [{}, {"batch_size": 7}])
 @pytest.mark.parametrize(
     ("fresh", "an_update"),
     # Eight workers: max(12 / 8, 0.5 x 8) = 4 of convolutions, then 1 dense. Unmerged, 2 more for
@@ -96,7 +96,7 @@ def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, rep
     [(FRESH, 5.0), ((), 7.0)],
 )
 def test_synchronous_runs_take_the_sum_of_the_pieces(fresh, an_update, values):
-    """The seconds are those of a whole batch, however large, and of one group whatever is said."""
+    """The seconds are those of a whole batch, however large."""
     base = {"cluster.nodes": 4, "cluster.devices_per_node": 2, "method.fresh": fresh}
     timeline = of(base | {"steps": 20, "cluster.service.name": "constant"} | values)
     # Sums of halves: exact in float64.
@@ -123,9 +123,7 @@ def test_asynchronous_runs_follow_the_closed_form(groups, fresh):
 def test_draws_are_of_the_law_of_the_cluster(law):
     """One worker and a server that takes no time: its services are all there is."""
     one = {"cluster.pieces.fc": 0.0, "cluster.pieces.fc_network": 0.0, "steps": 20_000}
-    timeline = of(
-        one | {"cluster.service.name": law, "cluster.service.variation": LAWS["lognormal"]}
-    )
+    timeline = of(one | {"cluster.service": as_law(law, LAWS["lognormal"])})
     services = np.diff(timeline.seconds, prepend=0.0) / 12.0
     # 20,000 draws give the mean to 0.7 % and, the kurtosis being 9 at most, the deviation to 1 %:
     # four deviations. Differences of sums near 2.4e5 are right to 3e-11.
@@ -143,7 +141,7 @@ def test_without_pieces_there_is_no_server():
 
 def test_a_run_has_the_seconds_of_its_pieces(config, mnist, tmp_path):
     """End to end: merged groups of a real run, as its log has them."""
-    chosen = CHOSEN | {"method.fresh": ("classifier",), "cluster.service.name": "constant"}
+    chosen = CHOSEN | {"method.fresh": ("classifier",), "cluster.service": Constant()}
     summary = trainer.train(config(mnist | chosen), tmp_path)
     # Four groups of one worker, max(12, 0.5) + 1 until the first delivers at 13, the others a
     # second apart behind it: the last of 60 updates is the fourth of round 15, 13 x 15 + 3.

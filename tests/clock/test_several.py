@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock import TimelineError, service
+from optdyn.clock import TimelineError
 from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.service import Constant, Exponential
 from optdyn.clock.several import WAITING, several
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_stale_synchronous import LAWS
@@ -30,7 +31,7 @@ def made(waiting, law, means, k, steps, seed):
 def test_expected_seconds_of_memoryless_groups(waiting):
     """Dutta et al.: n - i groups are still at work after i of a round, or n always."""
     n, k, rate, steps = 8, 3, 2.0, 4000
-    line = several(0, service.exponential(), Work(np.full((n, 1), 1 / rate)), steps, k, waiting)
+    line = several(0, Exponential().draw, Work(np.full((n, 1), 1 / rate)), steps, k, waiting)
     between = np.diff(line.seconds, prepend=0.0)
     at_work = np.full(k, n) if "batch" in waiting else n - np.arange(k)
     expected = (1 / (rate * at_work)).sum()
@@ -99,4 +100,4 @@ def test_a_straggler_is_waited_for_or_not():
 @pytest.mark.parametrize(("k", "waiting"), [(3, "k_sync"), (3, "k_async"), (0, "k_batch_async")])
 def test_arrivals_that_never_come_are_refused(k, waiting):
     with pytest.raises(TimelineError, match="never come"):
-        several(0, service.constant(), Work(np.ones((2, 1))), 5, k, waiting)
+        several(0, Constant().draw, Work(np.ones((2, 1))), 5, k, waiting)

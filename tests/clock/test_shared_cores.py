@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from optdyn.clock.arrivals import Work, arrivals
-from optdyn.clock.service import constant, exponential, is_constant, lognormal
+from optdyn.clock.service import Constant, Exponential, LogNormal, is_constant
 from optdyn.clock.shared_cores import shared_cores
 from tests.clock.lines import same_arrivals
 
@@ -17,7 +17,7 @@ def rate(line, first=0):
     return (len(line.seconds) - 1 - first) / (line.seconds[-1] - line.seconds[first])
 
 
-@pytest.mark.parametrize("law", [constant(), exponential(), lognormal(0.5)])
+@pytest.mark.parametrize("law", [Constant().draw, Exponential().draw, LogNormal(0.5).draw])
 def test_without_a_server_and_with_cores_enough_it_is_the_clock_of_arrivals(law):
     work = Work(np.array([[1.0], [2.0], [3.0], [0.7]]))
     for cores in (4, np.inf):
@@ -25,7 +25,7 @@ def test_without_a_server_and_with_cores_enough_it_is_the_clock_of_arrivals(law)
         same_arrivals(found, arrivals(3, law, work, 400))
 
 
-@pytest.mark.parametrize("law", [constant(), exponential()])
+@pytest.mark.parametrize("law", [Constant().draw, Exponential().draw])
 @pytest.mark.parametrize("workers", [1, 3, 8])
 def test_one_core_does_the_sum_of_the_work(law, workers):
     """It is never idle, so all work done is what has passed; left over is less than a round."""
@@ -44,11 +44,11 @@ def test_constant_times_by_hand():
     On one core both are done at 2, then the server has the core, 2.5; then it and the first
     worker share it: the server is done after 0.5 s of its own, at 3.5.
     """
-    two = shared_cores(0, constant(), alike(2), 0.5, 2.0, 6)
+    two = shared_cores(0, Constant().draw, alike(2), 0.5, 2.0, 6)
     np.testing.assert_allclose(two.seconds, [1.5, 2.0, 3.0, 3.5, 4.5, 5.0], rtol=1e-12)
     np.testing.assert_array_equal(two.worker, [0, 1] * 3)
     np.testing.assert_array_equal(two.staleness, [0] + [1] * 5)
-    one = shared_cores(0, constant(), alike(2), 0.5, 1.0, 2)
+    one = shared_cores(0, Constant().draw, alike(2), 0.5, 1.0, 2)
     np.testing.assert_allclose(one.seconds, [2.5, 3.5], rtol=1e-12)
 
 
@@ -63,7 +63,7 @@ def test_of_memoryless_times_it_has_the_stationary_rate(workers, serving, cores)
     law = np.cumprod(np.append(1.0, up[:-1] / down[1:]))
     known = float(law @ up / law.sum())
     served = np.random.default_rng(1).exponential(serving, 40_000)
-    line = shared_cores(7, exponential(), alike(workers), served, cores, 40_000)
+    line = shared_cores(7, Exponential().draw, alike(workers), served, cores, 40_000)
     # 40,000 updates of a variation of at most 1 have a standard error of 0.5 %: three of them.
     assert rate(line, 400) == pytest.approx(known, rel=0.015)
 
@@ -76,9 +76,9 @@ def test_it_is_what_small_steps_of_time_make_of_it():
     seed, workers, serving, cores, steps, dt = 11, 4, 0.3, 2.0, 60, 2e-4
     means = np.array([1.0, 1.3, 0.8, 2.0])
     served = np.random.default_rng(0).gamma(2.0, serving / 2, steps + 1)
-    line = shared_cores(seed, lognormal(0.4), Work(means[:, None]), served[:-1], cores, steps)
+    line = shared_cores(seed, LogNormal(0.4).draw, Work(means[:, None]), served[:-1], cores, steps)
     size = min(steps, 2 * -(-steps // workers) + 16)
-    draw = lognormal(0.4)
+    draw = LogNormal(0.4).draw
     streams = [iter(draw(np.random.default_rng((seed, w)), (size, 1))[:, 0]) for w in range(4)]
     left = np.array([next(streams[w]) * means[w] for w in range(workers)])
     queue, found, at, job = [], [], 0.0, None
@@ -104,7 +104,7 @@ def test_it_is_what_small_steps_of_time_make_of_it():
 
 def test_longer_runs_begin_with_shorter_ones_and_more_cores_are_no_slower():
     def drawn(cores, steps):
-        return shared_cores(2, lognormal(0.5), alike(6), 0.2, cores, steps)
+        return shared_cores(2, LogNormal(0.5).draw, alike(6), 0.2, cores, steps)
 
     np.testing.assert_array_equal(drawn(2.0, 50).worker[:20], drawn(2.0, 20).worker)
     rates = [rate(drawn(cores, 2000), 50) for cores in (1.0, 2.0, 3.0, 7.0, np.inf)]

@@ -9,6 +9,7 @@ from optdyn.clock.base import from_arrivals
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN
 from tests.clock.lines import begins_with, numbers, replica
+from tests.values import as_law
 
 
 @st.composite
@@ -18,8 +19,7 @@ def clusters(draw):
     cluster = Cluster(
         nodes=groups,
         devices_per_node=k,
-        service=draw(st.sampled_from((*DRAWN, "geometric"))),
-        variation=draw(numbers(3)),
+        service=as_law(draw(st.sampled_from((*DRAWN, "geometric"))), draw(numbers(3))),
         speeds=draw(
             st.just(())
             | st.lists(st.floats(0.1, 10), min_size=groups * k, max_size=groups * k).map(tuple)

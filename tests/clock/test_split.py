@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from optdyn.clock import TimelineError, make
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.nodes import compute_means
+from optdyn.clock.service import Constant
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 
@@ -72,7 +73,7 @@ def test_every_group_splits_a_batch_of_its_own():
 
 def test_updates_of_a_timeline():
     """A synchronous update of speeds 1 and 3 takes B / 4 seconds, not B / 2, and the exchange."""
-    two = {"nodes": 2, "speeds": (1, 3), "service": "constant", "seconds_per_example": 1.0}
+    two = {"nodes": 2, "speeds": (1, 3), "service": Constant(), "seconds_per_example": 1.0}
     for split, compute in (("equal", 4.0), ("proportional", 2.0)):
         cluster = Cluster(**two, latency=0.5, split=split)
         made = make(cluster, groups=1, steps=3, batch_size=8)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from optdyn.clock import pipeline
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.pipeline import StageWork, of_cluster
+from optdyn.clock.service import Constant
 
 WORK = StageWork(
     np.array([0.1, 0.05, 0.15, 0.1]),
@@ -18,7 +19,7 @@ RUN = {"steps": 30, "batch_size": 64}
 
 
 def cluster_of(**values):
-    return Cluster(**{"nodes": 4, "service": "constant", "seconds_per_example": 1e-3, **values})
+    return Cluster(**{"nodes": 4, "service": Constant(), "seconds_per_example": 1e-3, **values})
 
 
 @given(

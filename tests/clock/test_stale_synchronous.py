@@ -5,18 +5,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock import service
 from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.several import several
 from optdyn.experiment import Experiment
+from optdyn.methods.read.asynchronous import Asynchronous
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
 
 LAWS = {
-    "constant": service.constant(),
-    "exponential": service.exponential(),
-    "lognormal": service.lognormal(1.5),
-    "gamma": service.gamma(1.5),
+    "constant": Constant().draw,
+    "exponential": Exponential().draw,
+    "lognormal": LogNormal(1.5).draw,
+    "gamma": Gamma(1.5).draw,
 }
 drawn = given(
     st.sampled_from(list(LAWS)),
@@ -98,21 +100,9 @@ def test_a_straggler_holds_up_all_in_the_long_run(bound):
 
 def test_the_config_asks_for_it():
     """With bound 0 a gradient misses at most one update of each other group."""
-    config = Experiment()
-    config = config.with_(
-        {
-            "method.name": "asynchronous",
-            "method.groups": 4,
-            "cluster.nodes": 4,
-            "cluster.speeds": (1.0, 1.0, 1.0, 0.1),
-        }
-    )
-    stalest = {}
+    cluster, stalest = Cluster(nodes=4, speeds=(1.0, 1.0, 1.0, 0.1)), {}
     for bound in (-1, 0):
-        config = config.with_(
-            {
-                "method.staleness_bound": bound,
-            }
-        )
+        method = Asynchronous(groups=4, staleness_bound=bound)
+        config = Experiment(method=method, cluster=cluster)
         stalest[bound] = config.timeline(steps_per_epoch=10, update_bytes=0).staleness.max()
     assert stalest[0] <= 3 < stalest[-1]

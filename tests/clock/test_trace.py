@@ -6,6 +6,7 @@ import pytest
 from optdyn.clock import TimelineError
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.compute_groups import make as make_of
+from optdyn.clock.service import Trace
 from optdyn.clock.trace import read
 
 HEADER = "worker,seconds\n"
@@ -26,7 +27,7 @@ def make(cluster, *, steps, replicas=0, **values):
     """The timeline of groups whose arrivals are those of the file that the cluster names."""
     held = None
     if cluster.service.name == "trace":
-        held = read(cluster.trace, steps * max(replicas, 1))
+        held = read(cluster.service.path, steps * max(replicas, 1))
     return make_of(cluster, steps=steps, replicas=replicas, held=held, **values)
 
 
@@ -35,7 +36,7 @@ def test_round_trip(write):
     made = make(Cluster(nodes=3), groups=3, steps=500, batch_size=8)
     rows = zip(made.seconds, made.worker, strict=True)
     path = write("seconds,note,worker\n" + "".join(f"{float(s)!r},x,{w}\n" for s, w in rows))
-    values = Cluster(nodes=3, service="trace", trace=path)
+    values = Cluster(nodes=3, service=Trace(path))
     for steps in (500, 200):
         again = make(values, groups=3, steps=steps, batch_size=8)
         assert again.slots == made.slots
@@ -49,7 +50,7 @@ def test_round_trip(write):
 
 def test_replicas_share_the_file(write):
     text = HEADER + "".join(f"{t % 2},{t + 1}\n" for t in range(12))
-    values = Cluster(nodes=2, service="trace", trace=write(text))
+    values = Cluster(nodes=2, service=Trace(write(text)))
     timeline = make(values, groups=2, steps=4, batch_size=8, replicas=3)
     np.testing.assert_array_equal(timeline.seconds, [[1, 2, 3, 4]] * 3)
     np.testing.assert_array_equal(timeline.staleness, [[0, 1, 1, 1]] * 3)
@@ -83,7 +84,7 @@ def test_replicas_share_the_file(write):
 )
 def test_bad_files(write, text, message):
     path = write(text)
-    values = Cluster(nodes=2, service="trace", trace=path)
+    values = Cluster(nodes=2, service=Trace(path))
     with pytest.raises(TimelineError, match=message) as caught:
         make(values, groups=2, steps=3, batch_size=8)
     assert str(caught.value).startswith(f"trace {path}: ") and "\n" not in str(caught.value)
@@ -91,7 +92,7 @@ def test_bad_files(write, text, message):
 
 @pytest.mark.parametrize(("name", "message"), [("none.csv", "No such file"), ("", "directory")])
 def test_files_that_cannot_be_opened(tmp_path, name, message):
-    values = Cluster(nodes=2, service="trace", trace=str(tmp_path / name))
+    values = Cluster(nodes=2, service=Trace(str(tmp_path / name)))
     with pytest.raises(TimelineError, match=message) as caught:
         make(values, groups=2, steps=3, batch_size=8)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)

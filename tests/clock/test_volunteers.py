@@ -5,15 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock import TimelineError, make, service
+from optdyn.clock import TimelineError, make
 from optdyn.clock.arrivals import Work, arrivals
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.habits import Habits, Load
+from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.volunteers import volunteers
 from tests.clock.lines import begins_with
 from tests.clock.test_slots import check
 
-LAWS = [service.constant(), service.exponential(), service.lognormal(0.5), service.gamma(2.0)]
+LAWS = [Constant().draw, Exponential().draw, LogNormal(0.5).draw, Gamma(2.0).draw]
 
 
 @st.composite
@@ -83,7 +84,7 @@ def test_who_is_away_delivers_nothing_and_reads_anew(crowd, steps):
 
 def test_services_are_longer_by_the_hour_at_which_they_begin():
     load = Load(0.7, 2 * np.pi / 10, np.array([0.5]))
-    line, _ = volunteers(0, service.constant(), Work(np.array([[1.0]])), 50, Habits(load))
+    line, _ = volunteers(0, Constant().draw, Work(np.array([[1.0]])), 50, Habits(load))
     begins = np.append(0.0, line.seconds[:-1])
     expected = 1 + 0.7 * np.sin(2 * np.pi / 10 * begins + 0.5)
     np.testing.assert_allclose(np.diff(line.seconds, prepend=0.0), expected, rtol=1e-9)
@@ -97,7 +98,7 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
     """
     n, m, steps = 200, 0.5, 100_000
     habits = Habits(None, presence, absence)
-    line, away = volunteers(1, service.exponential(), Work(np.full((n, 1), m)), steps, habits)
+    line, away = volunteers(1, Exponential().draw, Work(np.full((n, 1), m)), steps, habits)
     end, begin = line.seconds[-1], line.seconds[steps // 5]  # by when the start is forgotten
     part = presence / (presence + absence) if presence else 1.0
     # 80,000 arrivals are known to 0.35 %; of 200 workers' some 20,000 renewals 0.5 % or less.
@@ -116,7 +117,7 @@ def test_a_servers_link_bounds_the_rate_however_many_workers_there_are():
     rates = []
     for n in (2, 8, 32, 128):
         means, habits = np.ones((n, 1)), Habits(sending=0.05)
-        line, _ = volunteers(2, service.exponential(), Work(means), 4000, habits)
+        line, _ = volunteers(2, Exponential().draw, Work(means), 4000, habits)
         rates.append(4000 / line.seconds[-1])
     assert rates[0] == pytest.approx(2, rel=0.12)  # 4,000 arrivals: 1.6 %; and some wait
     assert rates[2:] == pytest.approx([20, 20], rel=0.01)
@@ -125,11 +126,11 @@ def test_a_servers_link_bounds_the_rate_however_many_workers_there_are():
 def test_who_never_gets_anything_done_is_told_so():
     habits = Habits(presence=0.02, absence=1.0)
     with pytest.raises(TimelineError, match=r"presence = 0\.02"):
-        volunteers(0, service.constant(), Work(np.ones((3, 1))), 10, habits)
+        volunteers(0, Constant().draw, Work(np.ones((3, 1))), 10, habits)
 
 
 def test_the_config_decides():
-    values = {"nodes": 20, "service": "exponential", "seconds_per_example": 1.0, "latency": 0.1}
+    values = {"nodes": 20, "service": Exponential(), "seconds_per_example": 1.0, "latency": 0.1}
     usual = make(Cluster(**values), groups=10, steps=300, batch_size=2, update_bytes=100)
     flat = Cluster(**values, presence=1e12)
     same = make(flat, groups=10, steps=300, batch_size=2, update_bytes=100)

@@ -18,8 +18,7 @@ from optdyn.train import trainer
 
 def main(values: str, folder: str) -> None:
     processes.initialize()
-    config = Experiment()
-    config = config.with_(json.loads(Path(values).read_text()))
+    config = Experiment().with_(json.loads(Path(values).read_text()))
     run, rows, read = trainer.prepare(config), feed._rows, []
     train = run.data.train
     feed.BYTES = sum(leaf.nbytes // len(leaf) for leaf in train.values()) * run.examples

@@ -21,8 +21,7 @@ from optdyn.train.checkpoints import Checkpoints
 def main(configs: str, folder: str) -> None:
     processes.initialize()
     for name, values in json.loads(Path(configs).read_text()).items():
-        config = Experiment()
-        config = config.with_(values)
+        config = Experiment().with_(values)
         trainer.train(config, Path(folder) / name)
         if processes.is_writer():
             run = trainer.prepare(config)

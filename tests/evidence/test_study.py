@@ -6,6 +6,7 @@ import optdyn
 from analysis.studies import _problems as problems
 from optdyn.base import progress
 from optdyn.evidence.study import Job, Study
+from optdyn.experiment import Experiment
 
 
 def jobs(**most):
@@ -29,11 +30,11 @@ def test_trials_are_remembered_by_what_they_are_of(tmp_path):
 
 def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path):
     """A user's claim is written with `optdyn.Experiment`."""
-    model, data = optdyn.Quadratic(dimension=4), optdyn.Data(train_examples=20)
+    model, data = optdyn.Quadratic(dimension=4), optdyn.MNIST5k(train_examples=20)
     made = optdyn.Experiment(model=model, data=data, batch_size=4, steps=20)
     with Study(tmp_path, "small", (5,), (0,), processes=1) as study:
         (curve,) = study.trials([Job(made, 1e-9)])
-        assert study.trials([Job(made.parsed(), 1e-9)]) == [curve]
+        assert study.trials([Job(Experiment.read(made.to_dict()), 1e-9)]) == [curve]
     assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 1
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis.studies import _problems as problems
+from optdyn.clock.service import Constant
 from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, left_open, to_loss, trial
 from optdyn.experiment import ConfigError, Experiment
@@ -136,10 +137,11 @@ def test_seconds_to_a_mean_have_the_meeting_that_it_takes(method, delay):
     After a meeting with neighbours, or one of what was sent two updates before, nodes differ.
     """
     config = small(1).with_({"method.name": method, "probes.mean": True}, batch_size=4)
-    cluster = config.cluster.with_(nodes=4, service="constant", bandwidth=1e3)
+    cluster = config.cluster.with_(nodes=4, service=Constant(), bandwidth=1e3)
     config = config.with_(cluster=cluster)
     if method != "gossip":
-        config = config.with_({"method.period": 4, "method.delay": delay})
+        own = {"period": 4, "delay": delay}
+        config = config.with_(method=config.method.with_keys(own))
     curve = trial(config, first=1)
     more = dict(zip(curve.updates, np.subtract(curve.met, curve.seconds), strict=True))
     rarely = {"method.name": "model_averaging", "method.period": 40}

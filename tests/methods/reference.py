@@ -626,12 +626,17 @@ class Batch:
 def run(name, params, choices, hypers, images, labels, nodes, devices, keys):
     """Parameters of every node after each update, (steps,) lists of dicts.
 
-    `choices` and `hypers` are of each update; `keys` are those of config.method.
+    `choices` and `hypers` are of each update; `keys` are those of config.method, of several joined
+    a section each.
     """
     parts = name.split("+")
 
     def of(known, usual):
         return next((known[part] for part in parts if part in known), usual)
+
+    def section(known):
+        part = next((part for part in parts if part in known), "")
+        return keys.get(part, {}) if len(parts) > 1 else keys
 
     loss = of(GRADIENTS, whole)
     mix = of(JOINED if "gossip" in parts else MIXES, of(MIXES, Alone))
@@ -641,9 +646,10 @@ def run(name, params, choices, hypers, images, labels, nodes, devices, keys):
     def gradient(x, batch):
         return loss(x, batch.x, batch.label)[1]
 
-    own = [{**keys, **keys.get(part, {})} for part in parts if part in READS] or [keys]
-    every = [of(READS, Sync)(params, gradient, own[0]["groups"], own[0]) for _ in range(count)]
-    made, history = mix(every, keys), []
+    inside = section(READS)
+    groups = inside.get("groups", 1)
+    every = [of(READS, Sync)(params, gradient, groups, inside) for _ in range(count)]
+    made, history = mix(every, section(MIXES)), []
     for choice, hyper, x, label in zip(choices, hypers, images, labels, strict=True):
         x = np.float64(x).reshape(len(x), -1) / 255
         cut = [slice(i * len(x) // count, (i + 1) * len(x) // count) for i in range(count)]

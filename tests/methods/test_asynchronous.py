@@ -9,22 +9,23 @@ import pytest
 
 from optdyn import clock, optimizers
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Constant, Exponential, Geometric, LogNormal
 from optdyn.methods import Event
 from optdyn.problem import problem
-from optdyn.problem.models import Model
+from optdyn.problem.models import Quadratic
 from optdyn.problem.models.quadratic import curvatures
 from tests.methods.composed import asynchronous
 
 STEPS, DIMENSION, CONDITION, BATCH = 120, 6, 10.0, 4
-QUADRATIC = problem.make(Model("quadratic", dimension=DIMENSION, condition=CONDITION), 0)
+QUADRATIC = problem.make(Quadratic(dimension=DIMENSION, condition=CONDITION), 0)
 H = curvatures(DIMENSION, CONDITION).astype(np.float64)
 OPTIMA = np.random.default_rng(0).normal(0, 0.5, (STEPS, BATCH, DIMENSION)).astype(np.float32)
 TIMELINES = {
     "one group": {"groups": 1},
-    "round robin": {"groups": 5, "service": "constant"},
-    "memoryless": {"groups": 5, "service": "exponential"},
-    "unequal": {"groups": 4, "service": "lognormal", "speeds": (1, 2, 3, 9)},
-    "ring": {"groups": 3, "service": "geometric"},
+    "round robin": {"groups": 5, "service": Constant()},
+    "memoryless": {"groups": 5, "service": Exponential()},
+    "unequal": {"groups": 4, "service": LogNormal(), "speeds": (1, 2, 3, 9)},
+    "ring": {"groups": 3, "service": Geometric()},
 }
 
 
@@ -133,7 +134,7 @@ def test_implicit_momentum_of_memoryless_groups():
     replicas (arXiv 1605.09774), on independent geometric staleness where it holds without a queue.
     """
     g, steps, replicas, alpha = 4, 40, 4000, 0.2
-    cluster = Cluster(nodes=g, service="geometric")
+    cluster = Cluster(nodes=g, service=Geometric())
     made = clock.make(cluster, groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas)
     optimizer = optimizers.optimizer("sgd", ("learning_rate",))
     method = asynchronous(QUADRATIC.loss, optimizer, made.slots)

@@ -22,11 +22,12 @@ from optdyn import optimizers
 from optdyn.clock.base import Shares, choice_of
 from optdyn.clock.shares import columns, cut
 from optdyn.experiment import ConfigError, Experiment
-from optdyn.methods import Event, ModelInfo, Rule, built_in, chosen, compose
+from optdyn.methods import Event, Methods, ModelInfo, Rule, built_in, compose
 from optdyn.methods.mix import compression
 from optdyn.train import devices as parallel
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints
+from tests.values import with_values
 
 STEPS, BATCH, CLASSES = 12, 24, 5
 EPOCH = 4  # updates
@@ -125,7 +126,7 @@ CASES = {
 
 def go_together(name):
     try:
-        return bool(chosen(name))
+        return bool(Methods.named(name))
     except ConfigError:
         return False
 
@@ -195,13 +196,8 @@ class Run(NamedTuple):
 
 def config_of(name, values=()):
     """Constant service, so that arrivals are the same however they are drawn."""
-    config = Experiment()
-    config = config.with_(
-        {
-            "batch_size": BATCH,
-            "steps": STEPS,
-            "cluster.service.name": "constant",
-        }
+    config = Experiment().with_(
+        {"batch_size": BATCH, "steps": STEPS, "cluster.service.name": "constant"}
     )
     name, variant = VARIANTS.get(name, (name, {}))
     parts = name.split("+")
@@ -213,8 +209,7 @@ def config_of(name, values=()):
         **{f"model.{k}": v for k, v in MODEL.items()},
         **dict(values),
     }
-    config = config.with_(own)
-    return config
+    return with_values(config, own)
 
 
 @cache  # one rule a set of arguments: `step` and `scan` below compile once for all tests
@@ -324,15 +319,15 @@ def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
     assert {"asynchronous+local", "asynchronous+daso", "daso+dynamic_batch"} <= set(PAIRS)
     for name in apart:
         with pytest.raises(ConfigError, match=rf"config.method.name = '{re.escape(name)}': \w"):
-            chosen(name)
+            Methods.named(name)
     for name, like in ((name, case.like) for name, case in CASES.items() if case.like):
         for other in set(PAIRED) - {like}:
             assert go_together(f"{name}+{other}") == go_together(f"{like}+{other}")
         over_graph = name == "gossip"  # of nodes that meet now and then
         assert go_together(f"{name}+{like}") == over_graph
     with pytest.raises(ConfigError, match="'nosuch': must be one of sync, ad_psgd"):
-        chosen("nosuch")
-    assert chosen(PLAIN).simple
+        Methods.named("nosuch")
+    assert Methods.named(PLAIN).simple
 
 
 @pieces

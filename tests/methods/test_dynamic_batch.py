@@ -16,11 +16,11 @@ from optdyn.core import Event
 from optdyn.devices.simulated import over_workers
 from optdyn.methods.gradient.dynamic_batch import WEIGHTS
 from optdyn.problem import problem
-from optdyn.problem.models import Model
+from optdyn.problem.models import MLP
 from tests.methods.composed import by_shares
 
 WORKERS, BATCH, CLASSES = 4, 22, 5
-MLP = problem.make(Model("mlp", hidden=(7,)), CLASSES)
+NETWORK = problem.make(MLP(hidden=(7,)), CLASSES)
 # An optimizer whose state is the last gradient, to the bit.
 KEEP = optax.GradientTransformationExtraArgs(
     lambda params: jax.tree.map(jnp.zeros_like, params),
@@ -30,7 +30,7 @@ SPLITS = [(6, 6, 5, 5), (1, 1, 1, 19), (22, 0, 0, 0), (0, 3, 0, 19), (3, 6, 9, 4
 
 
 def losses(params, batch):
-    return MLP.losses(MLP.outputs(params, batch), batch)
+    return NETWORK.losses(NETWORK.outputs(params, batch), batch)
 
 
 def make_batch(rng, *shape):
@@ -41,7 +41,7 @@ def make_batch(rng, *shape):
 
 
 def make_params(rng, batch):
-    shapes = jax.eval_shape(MLP.init, jax.random.key(0), batch)
+    shapes = jax.eval_shape(NETWORK.init, jax.random.key(0), batch)
     return jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), shapes
     )
@@ -62,7 +62,7 @@ def handed(shares, batch, room=None):
     return jax.tree.map(lambda leaf: leaf[np.arange(len(own))[:, None], own], batch)
 
 
-GRADIENT = jax.jit(jax.value_and_grad(MLP.loss))
+GRADIENT = jax.jit(jax.value_and_grad(NETWORK.loss))
 BATCHES = make_batch(np.random.default_rng(0))
 PARAMS = make_params(np.random.default_rng(1), BATCHES)
 
@@ -104,7 +104,7 @@ FLOAT32 = 1.3e-6
 def test_the_split_gradient_is_that_of_the_whole_batch(shares, micro_batch):
     """Parts that micro-batches fill, overfill, reach beyond what is given with, or are nothing."""
     value, grads = split_gradient(shares, micro_batch)
-    assert error(MLP.loss, PARAMS, BATCHES, grads) < FLOAT32
+    assert error(NETWORK.loss, PARAMS, BATCHES, grads) < FLOAT32
     assert float(value) == pytest.approx(float(GRADIENT(PARAMS, BATCHES)[0]), rel=FLOAT32)
 
 
@@ -114,7 +114,7 @@ def test_any_split_gives_the_gradient_of_the_whole_batch(cuts, seed):
     shares = np.diff([0, *cuts, BATCH])
     batch = make_batch(np.random.default_rng(seed))
     _, grads = split_gradient(shares, 4, batch=batch)
-    assert error(MLP.loss, PARAMS, batch, grads) < FLOAT32
+    assert error(NETWORK.loss, PARAMS, batch, grads) < FLOAT32
 
 
 def test_in_float64_the_split_is_exact_to_float64():

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock import TimelineError, attendance, graphs
+from optdyn.clock.cluster import Cluster
 from optdyn.clock.graphs import DRAWN, GRAPHS, arrivals, graph, spectral_gap, weights
+from optdyn.clock.service import Constant, LogNormal
 from optdyn.experiment import Experiment
-from optdyn.methods.mix.gossip import Neighbours, gossip
+from optdyn.methods.mix.gossip import Gossip, Neighbours, gossip
 from optdyn.train import driver, trainer
 from tests.methods import nodes
 from tests.methods.nodes import EACH, RATE, START, STEPS, P, flattened, gradient, matrices
@@ -179,17 +181,16 @@ def test_where_all_have_left_the_first_to_be_back_goes_on():
 
 
 def test_nodes_must_stay_for_an_update():
-    values = {"cluster__presence": 1e-5, "cluster__absence": 1.0}
-    config = config_of(**values, cluster__service="constant")
+    config = config_of(presence=1e-5, absence=1.0, service=Constant())
     with pytest.raises(TimelineError, match=r"presence: no node is there for the 0\.008 seconds"):
         config.timeline(steps_per_epoch=10, update_bytes=1)
 
 
 def test_a_run_whose_nodes_come_and_go():
     """Who never leaves changes nothing; and on no ring does anybody have more weight."""
-    values = {"cluster__service": "lognormal", "cluster__bandwidth": 1e6, "steps": 200}
+    values = {"service": LogNormal(), "bandwidth": 1e6, "steps": 200}
     line = {
-        presence: config_of(**values, cluster__presence=presence, cluster__absence=0.1).timeline(
+        presence: config_of(**values, presence=presence, absence=0.1).timeline(
             steps_per_epoch=10,
             update_bytes=6000,
         )
@@ -327,20 +328,16 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
     np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
 
 
-def config_of(**values):
-    config = Experiment()
-    config = config.with_(
-        {"method.name": "gossip", "cluster.nodes": 8, "batch_size": 64, "steps": 20}
-        | {key.replace("__", "."): value for key, value in values.items()}
-    )
-    return config
+def config_of(method=Gossip(), steps=20, **cluster):  # noqa: B008
+    cluster = Cluster(nodes=8, **cluster)
+    return Experiment(method=method, cluster=cluster, batch_size=64, steps=steps)
 
 
 @pytest.mark.parametrize("order", ["combine", "adapt"])
 def test_the_clock_of_a_run(order):
     """Of constant service: 8 examples on each of 8 nodes, and two messages, one after the other."""
-    values = {"method__gossip_order": order, "cluster__service": "constant"}
-    config, known = config_of(**values, cluster__bandwidth=1e6), {"steps_per_epoch": 10}
+    config = config_of(Gossip(gossip_order=order), service=Constant(), bandwidth=1e6)
+    known = {"steps_per_epoch": 10}
     line = config.timeline(**known, update_bytes=6000)
     update = 0.012 if order == "combine" else 8e-3 + 0.012
     np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
@@ -352,7 +349,7 @@ def test_the_clock_of_a_run(order):
 
 
 def test_the_summary_says_the_gap():
-    config = config_of(method__graph="one_peer")
+    config = config_of(Gossip(graph="one_peer"))
     assert config.methods.mix.report(config, None) == {
         "spectral_gap": pytest.approx(1, abs=1e-12),
         "graph_period": 3,
@@ -373,8 +370,7 @@ BOWL = {
 
 def mean_of(name, **values):
     """(6,) parameters after 60 updates, the mean over the nodes."""
-    config = Experiment()
-    config = config.with_(BOWL | {"method.name": name, **values})
+    config = Experiment().with_(BOWL | {"method.name": name, **values})
     run = trainer.prepare(config)
     state, _ = run.program.advance(*driver.first(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])

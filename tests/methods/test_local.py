@@ -11,11 +11,11 @@ from optdyn import optimizers
 from optdyn.methods import Event
 from optdyn.methods.gradient.local_losses import gradients, groups, heads
 from optdyn.problem import models, problem
-from optdyn.problem.models import Model, base
+from optdyn.problem.models import MLP, base
 from tests.methods.composed import by_groups
 
 BATCH, WIDTH, CLASSES, K, STEPS = 6, 5, 4, 3, 4
-MODEL = Model("mlp", hidden=(WIDTH,) * K)
+MODEL = MLP(hidden=(WIDTH,) * K)
 TRUNK = [f"hidden{j}" for j in range(K)]
 HYPER = {"sgd": {"learning_rate": 0.3, "momentum": 0.7}, "adam": {"learning_rate": 0.03}}
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from optdyn.methods.gradient.local_losses import VARIANTS, groups, heads
 from optdyn.problem import models, problem
-from optdyn.problem.models import Model
+from optdyn.problem.models import MLP
 
 WIDTH, CLASSES, K = 5, 4, 3
-MODEL = Model("mlp", hidden=(WIDTH,) * K)
+MODEL = MLP(hidden=(WIDTH,) * K)
 TRUNK = [f"hidden{j}" for j in range(K)]
 BATCH = {"image": np.zeros((6, WIDTH, 1, 1), np.uint8)}
 

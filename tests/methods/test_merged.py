@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from optdyn import clock, optimizers
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Law
 from optdyn.methods import Event
 from tests.methods.composed import asynchronous, sync
 from tests.methods.test_battery import assert_same
@@ -55,8 +56,8 @@ def synchronous(optimizer):
     return sync(loss, optimizers.optimizer(optimizer, ("learning_rate",)))
 
 
-def arrivals(groups, service="exponential", seed=0):
-    cluster = Cluster(nodes=groups, service=service)
+def arrivals(groups, law="exponential", seed=0):
+    cluster = Cluster(nodes=groups, service=Law.named(law))
     drawn = clock.make(cluster, groups=groups, steps=STEPS, batch_size=4, seed=seed)
     assert drawn.slots <= SLOTS
     return drawn

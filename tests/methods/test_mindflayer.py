@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from optdyn.clock.arrivals import Work
 from optdyn.clock.base import TimelineError
-from optdyn.clock.service import lognormal
+from optdyn.clock.service import LogNormal
 from optdyn.clock.several import several
 from tests.clock.test_slots import versions_read
 from tests.clock.test_stale_synchronous import LAWS
@@ -74,7 +74,7 @@ def test_without_a_limit_nothing_is_dropped(waiting):
 
 def test_a_service_takes_the_closed_form():
     """E min(S, a) / P(S <= a), of heavy tails: half of the time without a limit."""
-    law, allotted, steps = lognormal(3.0), 0.5, 20_000
+    law, allotted, steps = LogNormal(3.0).draw, 0.5, 20_000
     draws = law(np.random.default_rng(1), (400_000, 1))[:, 0]
     expected = np.minimum(draws, allotted).mean() / (draws <= allotted).mean()
     line = several(0, law, Work(np.ones((1, 1))), steps, allotted=allotted)

@@ -15,17 +15,7 @@ GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 
 @pytest.mark.parametrize("name", names.NAMES)
 def test_a_name_can_be_run_as_it_is_told(name):
-    config = Experiment()
-    for key, value in names.NAMES[name].items():
-        section, *_, last = key.split(".")
-        if "options" in key:
-            config.optimizer.chain_options[last] = value
-        else:
-            config[section][last] = value
-    check(config)
-    chosen = methods.chosen(names.NAMES[name]["method.name"])
-    own = [k.removeprefix("method.") for k in names.NAMES[name] if k.startswith("method.")]
-    assert all(methods.owns(chosen.name, key) for key in own if key != "name")
+    check(Experiment().with_(names.NAMES[name]))
 
 
 def test_names_are_those_of_the_glossary_and_of_no_method():
@@ -48,5 +38,5 @@ def test_names_are_those_of_the_glossary_and_of_no_method():
 )
 def test_who_asks_for_another_name_is_told(name, said):
     with pytest.raises(ConfigError) as refused:
-        methods.chosen(name)
+        methods.Methods.named(name)
     assert said in str(refused.value) and "\n" not in str(refused.value)

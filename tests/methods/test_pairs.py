@@ -14,6 +14,7 @@ import pytest
 
 from optdyn import methods
 from optdyn.clock.base import Shares, at, choice_of
+from optdyn.clock.service import Exponential
 from optdyn.methods import Event
 from optdyn.train import devices as parallel
 from optdyn.train import program
@@ -82,7 +83,7 @@ def inside(parts):
     (*reads,) = set(parts) & set(reference.READS)
     if not reads or not set(parts) & set(reference.MIXES):
         return {}
-    known = methods.keys_of(methods.load(reads[0]))
+    known = methods.load(reads[0]).field_table()
     return {f"method.{reads[0]}.{key}": v for key, v in INSIDE.items() if key in known}
 
 
@@ -90,7 +91,7 @@ def inside(parts):
 def trained(name):
     """(nodes, STEPS, ...) parameters and (STEPS,) losses, and what the reference is given."""
     cluster = {"nodes": NODES, "devices_per_node": DEVICES, "speeds": (1.0, 3.0, 2.0, 2.0)}
-    cluster |= {"service": "exponential"} if "daso" in name.split("+") else {}
+    cluster |= {"service": Exponential()} if "daso" in name.split("+") else {}
     own = {f"cluster.{key}": value for key, value in cluster.items()} | inside(name.split("+"))
     config = config_of(name, **VALUES, **own, steps=STEPS)
     problem = program.problem_of(config, battery.CLASSES)

@@ -12,6 +12,7 @@ from optdyn.train import trainer
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
 from tests.clock.test_stale_synchronous import LAWS
+from tests.values import with_values
 
 BOUND = st.integers(1, 6)
 SIZES = st.integers(1, 60), st.integers(0, 2**32 - 1)  # steps and seed
@@ -86,7 +87,7 @@ def test_what_nobody_reaches_drops_nothing(law, means, steps, seed):
     same_arrivals(line, free)
 
 
-RUN = {"method.name": "ringmaster", "cluster.service.name": "exponential"}
+RUN = {"method.name": "ringmaster", "method.groups": 4, "cluster.service.name": "exponential"}
 
 
 @pytest.mark.parametrize("outer", ["", "daso+"])
@@ -99,7 +100,9 @@ def test_without_a_bound_its_timeline_is_that_of_asynchronous_sgd(config, outer)
     }
     values |= {"cluster.latency": 1e-3, "cluster.local_latency": 1e-3}
     one, other = (
-        trainer.prepare(config({**values, "method.name": outer + name})).timeline
+        trainer.prepare(
+            with_values(config(values), {"method.name": outer + name, "method.groups": 4})
+        ).timeline
         for name in ("ringmaster", "asynchronous")
     )
     assert jax.tree.structure(one) == jax.tree.structure(other)

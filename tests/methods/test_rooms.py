@@ -77,15 +77,12 @@ def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     values = {"method.name": "my_methods:Signed", "cluster.service.name": "constant"}
     one, other = (config({**values, "cluster.nodes": 1}) for _ in range(2))
-    other = other.with_(
-        {
-            "method.options.scale": 0.1,
-        }
-    )
+    other = other.with_({"method.scale": 0.1})
     losses = [train(c, tmp_path / str(i))["train_loss"] for i, c in enumerate((one, other))]
     assert losses[0] != losses[1]
-    pair = config({**values, "method.name": "asynchronous+my_methods:Signed"})
+    values |= {"method.name": "asynchronous+my_methods:Signed", "method.asynchronous.groups": 4}
+    pair = config(values)
     assert train(pair, tmp_path / "pair")["staleness_mean"] > 1
     assert issubclass(methods.load("my_methods:Signed"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):
-        methods.chosen("my_methods:Signed+local")
+        methods.Methods.named("my_methods:Signed+local")

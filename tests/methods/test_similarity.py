@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from optdyn.methods.gradient.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
 from optdyn.problem import problem
-from optdyn.problem.models import Model
+from optdyn.problem.models import MLP
 from optdyn.problem.problem import Problem
 from tests.methods.test_stale_pipeline import gradients
 
 BATCH, WIDTH, CLASSES = 8, 5, 3
 TRUNK = ["hidden0", "hidden1", "hidden2"]
-MLP = problem.make(Model("mlp", hidden=(WIDTH, WIDTH, WIDTH)), CLASSES, ("hidden0", "hidden1"))
+NETWORK = problem.make(MLP(hidden=(WIDTH, WIDTH, WIDTH)), CLASSES, ("hidden0", "hidden1"))
 GREEDY, PAIRS, BACKPROP = ((0, 1), (1, 2), (2, 3)), ((0, 2), (1, 3)), ((0, 3),)
 
 
@@ -30,7 +30,7 @@ def examples(rng, count=BATCH):
 
 
 def some(rng):
-    shapes = jax.eval_shape(MLP.init, jax.random.key(0), examples(rng))
+    shapes = jax.eval_shape(NETWORK.init, jax.random.key(0), examples(rng))
     return jax.tree.map(
         lambda leaf: jnp.asarray(rng.normal(0.1, 0.5, leaf.shape), leaf.dtype), shapes
     )
@@ -44,7 +44,7 @@ def float64(params):
     }
 
 
-MEASURES = {groups: jax.jit(cosines(MLP, groups)) for groups in (GREEDY, PAIRS, BACKPROP)}
+MEASURES = {groups: jax.jit(cosines(NETWORK, groups)) for groups in (GREEDY, PAIRS, BACKPROP)}
 
 
 def test_cosines_against_numpy():
@@ -217,7 +217,7 @@ def test_long_texts_are_sampled_evenly():
 def test_the_probe_of_a_network_against_numpy():
     rng = np.random.default_rng(3)
     params, train, test = some(rng), examples(rng, 200), examples(rng, 100)
-    measured = jax.jit(linear_probe(MLP))(params, train, test)
+    measured = jax.jit(linear_probe(NETWORK))(params, train, test)
     assert list(measured) == TRUNK
     x, y = (batch["image"].reshape(-1, WIDTH) / 255 for batch in (train, test))
     for name in TRUNK:

@@ -23,7 +23,7 @@ METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
 READERS = {
     "groups": {},
     "fresh": {"method.fresh": ("classifier",)},
-    "servers": {"method.name": "asynchronous+local"},
+    "servers": {"method.name": "asynchronous+local", "method.asynchronous.groups": 4},
     "ring": {"cluster.service.name": "geometric"},
     "compensated": {"optimizer.chain": ("delay_compensation",)},
     "metered": METERED,
@@ -38,17 +38,9 @@ def test_versions_on_the_host_are_exact(config, mnist, rows, final, tmp_path, na
         chosen = config(mnist | READERS[name] | {"method.snapshots": place})
         folder = tmp_path / (place or "device")
         if place and name in ("groups", "servers"):
-            chosen = chosen.with_(
-                {
-                    "steps": 37,
-                }
-            )
+            chosen = chosen.with_({"steps": 37})
             trainer.train(chosen, folder)
-            chosen = chosen.with_(
-                {
-                    "steps": 60,
-                }
-            )
+            chosen = chosen.with_({"steps": 60})
         trainer.train(chosen, folder)
         states.append(final(trainer.prepare(chosen, begun=True), folder)[1])
     steps = [row["step"] for row in rows(tmp_path / "device")]
@@ -131,20 +123,12 @@ def test_a_large_table_is_checkpointed_beside_the_rest(
     chosen = config(mnist | {"method.snapshots": kept})
     trainer.train(chosen, tmp_path / "small")
     monkeypatch.setattr(versions, "LARGE", 0)
-    chosen = chosen.with_(
-        {
-            "steps": 30,
-        }
-    )
+    chosen = chosen.with_({"steps": 30})
     trainer.train(chosen, tmp_path / "large")
     step, found = checkpoints.parameters(tmp_path / "large")
     leaves = list((tmp_path / "large/checkpoints/30/versions").rglob("*.npy"))
     assert step == 30 and len(leaves) == len(jax.tree.leaves(found))
-    chosen = chosen.with_(
-        {
-            "steps": 60,
-        }
-    )
+    chosen = chosen.with_({"steps": 60})
     summary = trainer.train(chosen, tmp_path / "large")
     assert (
         summary["parameters_crc32"]
@@ -167,11 +151,9 @@ def resident(kind):
     return int(Path("/proc/self/status").read_text().split(kind)[1].split()[0]) * 1024
 
 def updated(steps, snapshots, groups):
-    config = Experiment()
-    values = json.loads(sys.argv[1])
-    values |= {"steps": steps, "method.snapshots": snapshots, "method.groups": groups}
-    config.update_from_flattened_dict(values | {"cluster.nodes": groups})
-    config = config
+    values = json.loads(sys.argv[1]) | {"steps": steps, "cluster.nodes": groups}
+    values |= {"method.snapshots": snapshots, "method.groups": groups}
+    config = Experiment().with_(values)
     run = trainer.prepare(config)
     before = resident("VmRSS:")
     state, *rest, n = driver.first(run, steps)

@@ -17,8 +17,7 @@ RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 2}
 
 
 def blocks(values, lowering):
-    config = Experiment()
-    config = config.with_({**values, "model.lowering": lowering})
+    config = Experiment().with_({**values, "model.lowering": lowering})
     return models.make(as_model(config.model), classes=3)
 
 

@@ -21,8 +21,7 @@ UPDATES = 5
 
 
 def config(name):
-    made = Experiment()
-    made = made.with_(
+    made = Experiment().with_(
         {
             "model.name": "modern_transformer",
             "model.blocks": 1,

@@ -189,8 +189,7 @@ def test_steps_that_are_none_are_one_line(boundaries, scales):
 )
 @pytest.mark.parametrize("warmup", [0, 5])
 def test_which_rates_depend_on_the_number_of_steps(schedule, decay_steps, depends, warmup):
-    config = Experiment()
-    config = config.with_(
+    config = Experiment().with_(
         {
             "steps": 40,
             "optimizer.schedule": schedule,
@@ -227,12 +226,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", [name for name in known() if "." in name or name in REFUSED])
 def test_every_optimizer_of_contrib_can_be_used_or_is_refused_in_a_line(name):
-    config = Experiment()
-    config = config.with_(
-        {
-            "optimizer.name": name,
-        }
-    )
+    config = Experiment().with_({"optimizer.name": name})
     params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
     if name in REFUSED:
         with pytest.raises(ConfigError, match=REFUSED[name]) as caught:

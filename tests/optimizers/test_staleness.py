@@ -185,12 +185,7 @@ def test_rates_by_staleness_in_a_run():
 
 
 def chained(names, **options):
-    config = Experiment()
-    config = config.with_(
-        {
-            "optimizer.chain": names,
-        }
-    )
+    config = Experiment().with_({"optimizer.chain": names})
     config.optimizer.chain_options.update(options)
     return config
 

@@ -11,6 +11,7 @@ import pytest
 from analysis.studies import contest
 from optdyn.base.files import finite
 from optdyn.cli import papers
+from optdyn.clock.service import Constant
 from optdyn.evidence import contest as contested
 from optdyn.evidence.arms import (
     MOMENTUM,
@@ -62,7 +63,7 @@ class Known:
 
     def curve(self, job):
         config = job.config
-        self.tuned.add((config.batch_size, config.method.keys["period"]))
+        self.tuned.add((config.batch_size, config.method.get("period", 0)))
         step = config.optimizer.learning_rate / (1 - config.optimizer.momentum)
         off = abs(rung(rates, step)) + abs(config.optimizer.momentum)
         taken = math.ceil(self.updates(config) * 1.3**off)
@@ -159,7 +160,7 @@ def test_each_network_chooses_the_batch_of_the_fewest_seconds(network):
     seconds = {
         b: math.ceil(100 * (1 + 256 / b)) * max(b / 64, b / 192 + r) for b in contest.BATCHES
     }
-    side = side_of(contest.PLAIN, service="constant")
+    side = side_of(contest.PLAIN, service=Constant())
     study = Known(lambda config: 100 * (1 + 256 / config.batch_size))
     times = contested.chosen(study, side, place(r), 0.1)
     best = contested.least(times)
@@ -172,10 +173,10 @@ def test_a_batch_and_a_period_that_only_pay_together_are_found():
     """Twice the batch or four times the period alone is worse; a search of one at a time stays."""
 
     def updates(config):
-        together = (config.batch_size, config.method.keys["period"])
+        together = (config.batch_size, config.method.get("period", 0))
         return {(64, 8): 200, (128, 32): 50}.get(together, 600)
 
-    side, study = side_of("local SGD", service="constant"), Known(updates)
+    side, study = side_of("local SGD", service=Constant()), Known(updates)
     times = contested.chosen(study, side, place(0.2), 0.1)
     best = contested.values(side.entry, contested.least(times))
     assert best == {"batch_size": 128, "method.period": 32}
@@ -184,7 +185,7 @@ def test_a_batch_and_a_period_that_only_pay_together_are_found():
 
 
 def test_what_one_network_has_tuned_another_chooses_from():
-    side = side_of(contest.PLAIN, service="constant")
+    side = side_of(contest.PLAIN, service=Constant())
     study = Known(lambda config: 100 * (1 + 256 / config.batch_size))
     contested.chosen(study, side, place(0.2), 0.1)
     before = set(side.cells)
@@ -236,7 +237,7 @@ def test_every_entry_meets_the_best_opponent_on_nodes_like_its_own():
     made = contested.measure(
         Known(lambda _: 64),
         contested.Contest(
-            {contest.PLAIN: side_of(contest.PLAIN, service="constant").entry},
+            {contest.PLAIN: side_of(contest.PLAIN, service=Constant()).entry},
             {"alone": alone.entry, "pairs": pairs.entry},
             (0.5, 0.1),
             {"0.1 Gb/s": place(20.0).bandwidth},

@@ -99,7 +99,7 @@ def test_every_arm_takes_gradients_of_as_many_examples(law):
     for name in waiting.arms():
         config = waiting.config_of(law, name)
         check(config)
-        parts = config.method.keys["arrivals"] if waiting.waits(name) else 1
+        parts = config.method.get("arrivals", 0) if waiting.waits(name) else 1
         assert config.batch_size == waiting.EXAMPLES * parts
 
 

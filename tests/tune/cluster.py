@@ -14,11 +14,7 @@ class Cluster:
 
     def __init__(self, best=0.95, alpha=0.01, served=0.1, loss=None, losses=(), measured=None):
         self.best, self.alpha, self.served = best, alpha, served
-        self = self.with_(
-            {
-                "loss": loss or self.efficiency,
-            }
-        )
+        self.loss = loss or self.efficiency
         self.losses, self.asked = iter(losses), []
         self.measured = measured
         self.probes, self.epochs, self.notes = [], [], []

@@ -22,13 +22,8 @@ def resident(line: str) -> int:
 
 
 def main(lowering: str, bound: float, part: float) -> None:
-    config = configs.get_config()
-    config = config.with_(
-        {
-            "data.replacement": True,
-        }
-    )
-    run = prepare(config)
+    # Mini-batches may be larger than the data.
+    run = prepare(configs.get_config().with_({"data.replacement": True}))
     every = layers.convolutions(run)
     update, choice = layers.updates(run, every), layers.own(lowering, every)
     fits = planner.largest(lambda b: update(b, choice).bytes, bound, 2**14)

@@ -232,7 +232,7 @@ def test_groups_are_all_divisors_of_the_workers(config):
     ("values", "message"),
     [
         ({"method.name": "sync"}, "config.method.name = 'sync'"),
-        ({"optimizer.name": "adam", "optimizer.momentum": 0.0}, "config.optimizer.name = 'adam'"),
+        ({"optimizer.name": "adam"}, "config.optimizer.name = 'adam'"),
         ({"optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
         ({"optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
         ({"tune.probe_seconds": 1e-4}, "config.tune.probe_seconds = 0.0001"),

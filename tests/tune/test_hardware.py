@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock import service
 from optdyn.clock.server import IterationSeconds, t_conv
+from optdyn.clock.service import Constant, Exponential, LogNormal
 from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate
 
 ITERATIONS, NOISE = 100_000, 0.018
@@ -27,7 +27,7 @@ pieces_of = st.builds(IterationSeconds, seconds, seconds, seconds, st.booleans()
 
 
 def run(pieces, groups, k=1, law=None, iterations=ITERATIONS, seed=0):
-    return simulate(pieces, groups, k, iterations, law or service.exponential(), seed)
+    return simulate(pieces, groups, k, iterations, law or Exponential().draw, seed)
 
 
 def mean_values(think, served, groups):
@@ -73,7 +73,7 @@ def test_more_groups_of_the_same_workers_take_no_longer(pieces):
 def test_constant_service_follows_the_closed_form(seed):
     """After the first round the groups keep clear of one another, or the server never rests."""
     pieces, groups, k = random_cluster(seed)
-    simulated = run(pieces, groups, k, service.constant(), iterations=100 * groups)
+    simulated = run(pieces, groups, k, Constant().draw, iterations=100 * groups)
     expected = seconds_per_iteration(pieces, groups, k)
     assert simulated.seconds_per_iteration == pytest.approx(expected, rel=ROUNDING)
     served = pieces.t_fc if pieces.merged else pieces.t_fc_network
@@ -107,7 +107,7 @@ def test_events_by_hand():
 @pytest.mark.parametrize("iterations", [16, 17, 23, 24, 100, 1001])
 def test_the_start_and_a_broken_round_do_not_count(iterations):
     """All groups come to the server together at first; from the second round on they do not."""
-    simulated = run(SEVEN_TO_ONE, 5, law=service.constant(), iterations=iterations)
+    simulated = run(SEVEN_TO_ONE, 5, law=Constant().draw, iterations=iterations)
     assert simulated.seconds_per_iteration == pytest.approx(8 / 5, rel=ROUNDING)
 
 
@@ -163,7 +163,7 @@ def test_queueing_makes_it_slower_than_the_closed_form_most_of_all_at_saturation
 @pytest.mark.parametrize("seed", range(20))
 def test_random_service_is_never_faster_than_the_closed_form(seed):
     pieces, groups, k = random_cluster(seed)
-    simulated = run(pieces, groups, k, service.lognormal(0.5), iterations=10_000, seed=seed)
+    simulated = run(pieces, groups, k, LogNormal(0.5).draw, iterations=10_000, seed=seed)
     expected = seconds_per_iteration(pieces, groups, k)
     # 5,000 services of variation 0.5 have a mean right to 0.7 %: three deviations.
     assert simulated.seconds_per_iteration > expected * (1 - 0.021)

@@ -24,7 +24,6 @@ from optdyn.problem.models.convolution import LOWERINGS, serves
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK, parameter_bytes
 from tests.methods.composed import sync
-from tests.values import as_model
 
 FLOAT = 4  # bytes
 
@@ -39,10 +38,9 @@ def dense(config, mnist):
 
 def traced(values):
     """A run of which there are only shapes: nothing is compiled."""
-    config = Experiment()
-    config = config.with_(values)
+    config = Experiment().with_(values)
     one = {"image": np.zeros((1, 28, 28, 1), np.uint8), "label": np.zeros(1, np.int32)}
-    whole = problem.make(as_model(config.model), classes=10)
+    whole = problem.make(config.model, classes=10)
     rule = sync(whole.loss, optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     params = jax.eval_shape(partial(whole.init, jax.random.key(0)), one)
     program = SimpleNamespace(problem=whole, rule=rule)

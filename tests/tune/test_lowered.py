@@ -1,6 +1,5 @@
 """`config.model.lowering = 'measured'`: what is measured, and when it is not measured again."""
 
-import json
 from functools import partial
 
 import jax
@@ -8,37 +7,30 @@ import pytest
 
 from optdyn.base.errors import ConfigError
 from optdyn.base.files import read_json
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, to_json
+from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.setup import Plan
+from optdyn.optimizers.kinds import SGD
 from optdyn.plan import lowered
+from optdyn.problem.data.kinds import MNIST5k
+from optdyn.problem.models import CNN
 from optdyn.problem.models.convolution import LOWERINGS
 from optdyn.train.checks import check
 
 
 def config_of(**model):
-    config = Experiment()
-    config = config.with_(
-        {
-            "batch_size": 8,
-            "plan.rounds": 3,
-            "data.train_examples": 64,
-        }
+    chosen = {"channels": (2, 3), "hidden": (4,), "lowering": "measured", **model}
+    return Experiment(
+        batch_size=8,
+        plan=Plan(rounds=3),
+        data=MNIST5k(train_examples=64),
+        model=CNN(**chosen),
     )
-    config.model.update({"name": "cnn", "channels": (2, 3), "hidden": (4,), **model})
-    config = config.with_(
-        {
-            "model.lowering": "measured",
-        }
-    )
-    return config
 
 
 def test_one_lowering_that_serves_for_every_convolution(tmp_path):
-    config = config_of()
-    config = config.with_(
-        {
-            "model.lowering": resolved(config, tmp_path / "kept.json", tmp_path),
-        }
-    )
+    found = resolved(config_of(), tmp_path / "kept.json", tmp_path)
+    config = config_of(lowering=found)
     names = config.model.lowering.split(",")
     assert len(names) == 2 and set(names) <= set(LOWERINGS) - {"winograd"}  # kernels of 5 x 5
     check(config)
@@ -66,29 +58,15 @@ def test_measured_once_for_a_model_a_mini_batch_and_a_machine(tmp_path, measured
     asked = partial(resolved, kept=kept, workdir=tmp_path)
 
     assert asked(config_of()) == asked(config_of()) == "choice 1"
-    steps = config_of()
-    steps = steps.with_(
-        {
-            "steps": 7,
-            "optimizer.learning_rate": 0.3,
-            "method.name": "asynchronous",
-        }
+    trained = config_of().with_(
+        steps=7, optimizer=SGD(learning_rate=0.3), method=Asynchronous()
     )
-    assert asked(steps) == "choice 1"
+    assert asked(trained) == "choice 1"
     assert asked(config_of(channels=(2, 4))) == "choice 2"
-    larger = config_of()
-    larger = larger.with_(
-        {
-            "batch_size": 16,
-        }
-    )
+    larger = config_of().with_(batch_size=16)
     assert asked(larger) == "choice 3"
-    larger = larger.with_(
-        {
-            "parallel.accumulation": 2,
-        }
-    )
-    assert asked(larger) == "choice 1"  # gradients of 8 again
+    parts = larger.with_({"parallel.accumulation": 2})
+    assert asked(parts) == "choice 1"  # gradients of 8 again
     monkeypatch.setattr(jax, "__version__", "another")
     assert asked(config_of()) == "choice 4"
     assert len(read_json(kept)) == 4
@@ -96,9 +74,7 @@ def test_measured_once_for_a_model_a_mini_batch_and_a_machine(tmp_path, measured
 
 def test_a_workdir_keeps_its_lowerings_whatever_is_measured_since(tmp_path, measured):
     config, kept = config_of(), tmp_path / "kept.json"
-    held = json.loads(config.to_json_best_effort())
-    held["model"]["lowering"] = "fft,gemm"
-    (tmp_path / "config.json").write_text(json.dumps(held))
+    (tmp_path / "config.json").write_text(to_json(config_of(lowering="fft,gemm")))
     assert resolved(config, kept, tmp_path) == "fft,gemm"
     assert resolved(config_of(hidden=(5,)), kept, tmp_path) == "choice 1"
 

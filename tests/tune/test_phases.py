@@ -22,7 +22,6 @@ from optdyn.problem.models import base
 from optdyn.train.checks import check
 from tests.devices.started import ROOT, start
 from tests.tune.hardware import seconds_per_iteration
-from tests.values import as_model
 
 LENET = ("conv0", "conv1", "hidden0", "hidden1", "classifier")
 NETWORK = {
@@ -59,9 +58,8 @@ def test_a_server_has_the_last_blocks_but_not_all(fresh):
 @pytest.fixture(scope="module")
 def network():
     """Blocks conv0, hidden0, classifier; parameters, a batch, and the gradient of its loss."""
-    config = Experiment()
-    config = config.with_(NETWORK)
-    whole, rng = problem.make(as_model(config.model), 10), np.random.default_rng(0)
+    config = Experiment().with_(NETWORK)
+    whole, rng = problem.make(config.model, 10), np.random.default_rng(0)
     batch = {
         "image": jnp.asarray(rng.integers(256, size=(6, 12, 12, 1)), jnp.uint8),
         "label": jnp.asarray(rng.integers(10, size=6), jnp.int32),
@@ -100,7 +98,7 @@ def test_a_network_that_is_not_cut_is_one_phase(network):
 @pytest.fixture(scope="module")
 def work(config, mnist):
     """`work({...})`: what there is to measure of a small network with these differences."""
-    return lambda values=(): prepare(config(mnist | NETWORK | dict(values)))
+    return lambda values=(): prepare(config(mnist | NETWORK).with_(dict(values)))
 
 
 def test_the_network_follows_from_bytes_latency_and_bandwidth(work):
@@ -122,10 +120,7 @@ def test_a_network_without_convolutions_has_no_dense_pieces(work):
     assert found.known["fc"] == found.known["fc_network"] == 0
 
 
-ADAM = {"optimizer.name": "adam", "optimizer.momentum": 0.0}
-
-
-@pytest.mark.parametrize("values", [{}, ADAM | {"model.name": "mlp"}])
+@pytest.mark.parametrize("values", [{}, {"optimizer.name": "adam", "model.name": "mlp"}])
 def test_a_loop_goes_through_every_update_and_leaves_the_parameters(work, values):
     """With the optimizer: momentum has the sum of what Adam or SGD were given, and steps are 0."""
     loops = work(values).loops

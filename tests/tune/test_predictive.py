@@ -175,11 +175,7 @@ def test_an_epoch_that_hardly_lowers_the_loss_is_gone_on_from_with_half_the_step
 def test_groups_are_guarded_even_if_the_second_epoch_is_held_up():
     losses = [1.0, 0.9, 0.4, 0.2]
     cluster = Cluster(measured=Measures(0.1, 0.0, FREE), served=1e-9, losses=losses)
-    cluster = cluster.with_(
-        {
-            "loss": lambda s, seconds: 0.5 if s.groups == 1 else 1.0,
-        }
-    )
+    cluster.loss = lambda s, seconds: 0.5 if s.groups == 1 else 1.0
     run(cluster, RULES.with_(seconds=1500))
     assert [s.groups for _, _, s in cluster.epochs] == [8, 8, 8, 1]
 

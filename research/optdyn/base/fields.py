@@ -22,6 +22,7 @@ derive from, and `name` says which one it is:
 import ast
 import dataclasses
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -113,6 +114,7 @@ class Value:
             cls.root, cls.members = cls, {}
         if name:
             cls.members[name] = cls
+        cls.__doc__ = f"{cls.__doc__ or ''}\n\n{_described(cls)}".strip()
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         if args or given:  # a copy has its fields later
@@ -122,16 +124,17 @@ class Value:
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
             usual, name = default_of(each), f"config.{self.key(each.name)}"
-            value = like(named(each.name, getattr(self, each.name)), usual)
-            object.__setattr__(self, each.name, value)
-            if "about" in each.metadata:  # others are values by themselves
+            value = getattr(self, each.name)
+            if "about" in each.metadata:
+                value = like(named(each.name, value), usual)
                 check(name, value, each)
             elif isinstance(usual, Value):
                 kind = usual.root or type(usual)
-                value = value if isinstance(value, type) else kind.of(value)
+                is_class = isinstance(value, type) and issubclass(value, kind)
+                value = value if is_class else kind.of(value)
                 if not isinstance(value, kind):
                     raise ConfigError(not_one(name, value, kind))
-                object.__setattr__(self, each.name, value)
+            object.__setattr__(self, each.name, value)
 
     @property
     def name(self) -> Any:
@@ -222,6 +225,24 @@ class Value:
         return f"{section} has no key {key!r}{meant(key, known)}"
 
 
+def _described(kind: type[Value]) -> str:
+    """The fields of a class with their types, defaults, words and ranges, for `help`."""
+    inherited = {f.name: f for base in kind.__mro__[1:] for f in _fields_of(base)}
+    own = {key: f for key, f in vars(kind).items() if isinstance(f, dataclasses.Field)}
+    lines = ["Fields:"]
+    for name, each in (inherited | own).items():
+        if about := each.metadata.get("about"):
+            span = each.metadata["range"]
+            wanted = f" Must be {span.wanted}." if span else ""
+            said = textwrap.fill(f"{about}{wanted}", 92, initial_indent=" " * 8)
+            lines += [f"    {name} = {default_of(each)!r}", said.replace("\n", "\n" + " " * 8)]
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def _fields_of(kind: type) -> "Sequence[dataclasses.Field[Any]]":
+    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+
+
 def nested(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The values of whole keys, and of each part its changes."""
     whole, inner = dict[str, Any](), dict[str, dict[str, Any]]()
@@ -286,6 +307,9 @@ def not_one(name: str, value: Any, kind: type[Value]) -> str:
 
 def named(name: str, value: Any) -> Any:
     """The name of a function that is the value of one of `NAMES`; others as they are."""
+    if name == "metrics" and (callable(value) or isinstance(value, (tuple, list))):
+        several = value if isinstance(value, (tuple, list)) else (value,)
+        return tuple(name_of(one) if callable(one) else one for one in several)
     return name_of(value) if name in NAMES and callable(value) else value
 
 

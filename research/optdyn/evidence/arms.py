@@ -141,7 +141,8 @@ def point(arm: Arm, rungs: Sequence[int]) -> Point:
     values = {key: ladder(i) for (key, ladder), i in zip(arm.ladders.items(), rungs, strict=True)}
     if STEP in values:
         momentum = values.get(MOMENTUM, arm.config.optimizer.momentum)
-        values[RATE] = values.pop(STEP) * (1 - momentum) * (1 - values.get(OUTER, 0.0))
+        outer = values.get(arm.config.method.key("outer_momentum"), 0.0)
+        values[RATE] = values.pop(STEP) * (1 - momentum) * (1 - outer)
     return values
 
 

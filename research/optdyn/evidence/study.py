@@ -19,7 +19,7 @@ from optdyn.base.files import append, rows, write
 from optdyn.base.progress import Progress, end_line
 from optdyn.base.trees import Json
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
-from optdyn.experiment import Experiment, differences, usual
+from optdyn.experiment import Experiment
 from optdyn.problem import own_code
 
 TRIALS, MEASURED = "trials.jsonl", "measured.jsonl"
@@ -182,12 +182,7 @@ def _end_with_parent() -> None:
 
 
 def _with_code(job: Job) -> Job:
-    """The job, of the user's code that there is now, whichever process runs it.
-
-    Its config may be an `optdyn.Experiment`, which is not parsed yet.
-    """
-    if parsed := getattr(job.config, "parsed", None):
-        job = job._replace(config=parsed())
+    """The job, of the user's code that there is now, whichever process runs it."""
     if not (code := own_code.fingerprint(job.config)):
         return job
     return job._replace(config=job.config.with_(code=code))
@@ -205,17 +200,10 @@ def curve_of(line: Json) -> Curve:
 
 def line_of(job: Job, curve: Curve) -> Json:
     """A trial as it is remembered, with all that it is of: `config` has what is no default."""
-    own, code = job.config.to_dict(), job.config.code
-    config = {name: _at(own, name) for name in differences(own, usual().to_dict())}
+    config, code = job.config.changed_keys(), job.config.code
     config.pop("code", None)
     of = {"config": config, "target": job.target, "clock": job.clock, "most": job.most}
     return {**of, **curve._asdict(), **({"code": code} if code else {})}
-
-
-def _at(values: Any, dotted: str) -> Any:
-    for name in dotted.split("."):
-        values = values[name]
-    return values
 
 
 def of_job(job: Job) -> str:

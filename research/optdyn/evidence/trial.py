@@ -116,8 +116,10 @@ def timeline_of(config: Experiment, **known: Any) -> Timeline:
     """
     if known.get("epochs") or any(own_code.names(config)):
         return config.timeline(**known)
-    same = {"optimizer.learning_rate": 1.0, "optimizer.momentum": 0.0}
-    return _drawn(config.with_(same), _Decided(known))
+    optimizer = config.optimizer.with_(learning_rate=1.0)
+    if optimizer.momentum:
+        optimizer = optimizer.with_(momentum=0.0)
+    return _drawn(config.with_(optimizer=optimizer), _Decided(known))
 
 
 @lru_cache(maxsize=256)

@@ -7,19 +7,20 @@ no method replaces are plain SGD's.
 
 import pkgutil
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import jax
 import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, meant, refuse
-from optdyn.base.fields import Value, name_of, nested, plain
+from optdyn.base.fields import Value, name_of, nested, not_one, plain
 from optdyn.base.trees import Choice, Json, Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster
@@ -114,6 +115,11 @@ class Method(Value, section="method", union=True):
     laws: ClassVar[tuple[str, ...]] = DRAWN  # of config.cluster.service, that its clock knows
     cluster: ClassVar[tuple[str, ...]] = ()  # of OPTIONAL, likewise
     info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        if args:
+            raise ConfigError(f"{cls.__name__}: its fields are given by name")
+        return super().__new__(cls, **given)
 
     @property
     def name(self) -> str:
@@ -289,12 +295,14 @@ def load(name: str) -> type[Method]:
     return found
 
 
-def _changed(method: Method, changes: Mapping[str, Any], section: str) -> Any:
+@contextmanager
+def _in_section(section: str) -> Iterator[None]:
+    """Inside, an error names the keys of one of several methods by its section."""
     try:
-        return method.changed(changes)
+        yield
     except ConfigError as error:
-        where = f"config.method.{section}".removesuffix(".")
-        said = re.sub(r"config\.method\b(?!\.name)", where, str(error))
+        where = f"config.method.{section}"
+        said = re.sub(r"config\.method\b(?!\.name\b|\.\w+\.\w)", where, str(error))
         raise ConfigError(said) from error
 
 
@@ -320,6 +328,8 @@ class Methods:
 
     def __add__(self, other: "Method | Methods") -> "Methods":
         more = Methods.wrap(other)
+        if not isinstance(more, Methods):
+            raise ConfigError(not_one("method", other, Method))
         return Methods(f"{self.name}+{more.name}", (*self.every, *more.every)).checked()
 
     def checked(self) -> Self:
@@ -350,6 +360,14 @@ class Methods:
         )
         return self
 
+    def check(self, setup: Setup) -> None:
+        """Raises `ConfigError` if one of the methods cannot run with the rest of the experiment."""
+        for section, method in self.by_section.items():
+            with _in_section(section) if len(self.every) > 1 else nullcontext():
+                method.check(setup, self)
+        if self.outermost not in self.every:
+            self.outermost.check(setup, self)
+
     @property
     def sections(self) -> tuple[str, ...]:
         """What the keys of each method begin with, where there are several."""
@@ -371,7 +389,7 @@ class Methods:
         name = str(whole.pop("name", self.name))
         its = self if name == self.name else Methods.named(name)
         if len(its.every) == 1:
-            return Methods(name, (_changed(its.every[0], whole | inner, ""),))
+            return Methods(name, (cast(Method, its.every[0].changed(whole | inner)),))
         for key in list(whole):
             if key in its.sections and isinstance(whole[key], Mapping):
                 inner[key] = whole.pop(key) | inner.get(key, {})
@@ -381,7 +399,10 @@ class Methods:
                 known = [f"{s}.{k}" for s, m in its.by_section.items() for k in m.field_table()]
                 hint = f"; say {' or '.join(theirs)}" if theirs else meant(key, known)
                 raise ConfigError(f"config.method.{key}: {name!r} has no such key{hint}")
-        every = [_changed(m, inner.get(s, {}), f"{s}.") for s, m in its.by_section.items()]
+        every: list[Any] = []
+        for section, method in its.by_section.items():
+            with _in_section(section):
+                every.append(method.changed(inner.get(section, {})))
         return Methods(name, tuple(every))
 
     @property

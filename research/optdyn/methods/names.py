@@ -34,7 +34,6 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "fadas": BUFFERED
     | {
         "optimizer.name": "amsgrad",
-        "optimizer.momentum": 0.0,
         "optimizer.chain": ("staleness_rate",),
         "optimizer.chain_options.law": "bounded",
     },

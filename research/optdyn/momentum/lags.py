@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
-from optdyn.methods import arrives, is_simple, owns, seen
+from optdyn.methods import arrives, is_simple, seen
 from optdyn.momentum.moments import equivalent_momentum
 
 TAKING = ("latency", "bandwidth", "server_bandwidth")  # of the cluster: not memoryless times
@@ -34,9 +34,16 @@ def groups_of(config: Mapping[str, Any]) -> int:
 
     Of methods whose code is not run here as many as the config has.
     """
+    name = config["method"]["name"]
+    return number_of(config, "groups", 1) if not seen(name) or arrives(name) else 1
+
+
+def number_of(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """The value of a key of config.method, of the first of joined methods that has it."""
     method = config["method"]
-    methods = seen(method["name"])
-    return method["groups"] if not methods or arrives(method["name"]) else 1
+    sections = (one for one in method.values() if isinstance(one, Mapping))
+    every = [method, *sections] if "+" in method["name"] else [method]
+    return next((one[key] for one in every if key in one), default)
 
 
 def theory(config: Mapping[str, Any]) -> Theory | None:
@@ -62,7 +69,7 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
         implicit = 1 - 1 / groups
         phi = (mu + implicit, -mu * implicit) if mu else (implicit,)
         return Theory(phi, (alpha / groups,))
-    if config["cluster"]["service"] == "constant" and _is_whole(config) and _alike(config):
+    if config["cluster"]["service"]["name"] == "constant" and _is_whole(config) and _alike(config):
         return Theory((mu,) if mu else (), (0.0,) * (groups - 1) + (alpha,))
     return None
 
@@ -80,25 +87,24 @@ def memoryless(config: Mapping[str, Any]) -> bool:
         return True
     if not _is_whole(config):
         return False
-    if cluster["service"] == "geometric":
+    if cluster["service"]["name"] == "geometric":
         return True
     workers = cluster.get("nodes", groups) * cluster.get("devices_per_node", 1)
     network = any(cluster.get(key) for key in TAKING)
-    exponential = cluster["service"] == "exponential" and not network
+    exponential = cluster["service"]["name"] == "exponential" and not network
     return exponential and _alike(config) and workers == groups
 
 
 def _is_whole(config: Mapping[str, Any]) -> bool:
     """Whether a group brings all of its gradient, of blocks that are equally late."""
-    return not (config["method"].get("fresh") or config["method"].get("compression"))
+    return not (number_of(config, "fresh") or number_of(config, "compression"))
 
 
 def _alike(config: Mapping[str, Any]) -> bool:
     """Whether all workers are of one speed and link, and none waits or leaves or is dropped."""
-    cluster, method = config["cluster"], config["method"]
-    bounded = method.get("staleness_bound", -1) >= 0
-    if owns(method["name"], "delay_bound"):
-        bounded = bounded or method.get("delay_bound", 0) > 0
+    cluster = config["cluster"]
+    bounded = number_of(config, "staleness_bound", -1) >= 0
+    bounded = bounded or number_of(config, "delay_bound", 0) > 0
     pieces = any(cluster.get("pieces", {}).values())
     apart = pieces or any(cluster.get(key) for key in APART)
     return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not apart

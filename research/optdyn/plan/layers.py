@@ -27,6 +27,7 @@ from flax.linen.module import InterceptorContext
 from optdyn.base.trees import Tree, bytes_of, head
 from optdyn.clock.base import at
 from optdyn.core import Event
+from optdyn.experiment import Experiment
 from optdyn.plan import phases, planner
 from optdyn.plan.phases import Loop
 from optdyn.problem import problem
@@ -224,6 +225,12 @@ def terms(run: Run, layers: Layers, batch: int) -> Terms:
     return Terms(maps, weights, sum(classifier))
 
 
+def lowered(config: Experiment, lowering: str) -> Experiment:
+    """The experiment whose convolutions, where its model may have some, are computed so."""
+    has = "lowering" in config.model.field_table()
+    return config.with_({"model.lowering": lowering}) if has else config
+
+
 def updates(run: Run, layers: Layers) -> Updates:
     """The program for a mini-batch and a choice, compiled when it is first asked for.
 
@@ -235,8 +242,7 @@ def updates(run: Run, layers: Layers) -> Updates:
 
     @cache
     def update(batch: int, choice: Choice) -> UpdateProgram:
-        chosen = {"batch_size": batch, "model.lowering": lowering(layers, choice)}
-        config = run.config.with_(chosen)
+        config = lowered(run.config.with_(batch_size=batch), lowering(layers, choice))
         made = program.make(config, run.data.classes, run.timeline.slots)
         state = made.rule.init(jax.tree.map(jnp.copy, run.params))  # donated
         indices = problem.batches(config, run.examples, 0, CHUNK)

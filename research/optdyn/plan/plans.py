@@ -77,7 +77,7 @@ def prepare(config: Experiment) -> Run:
             f"examples (config.method.name = {PLAIN!r}; no parallel.api, streaming or "
             "replicas)"
         )
-    return trainer.prepare(config.with_({"steps": CHUNK, "model.lowering": "xla"}))
+    return trainer.prepare(layers.lowered(config.with_(steps=CHUNK), "xla"))
 
 
 def start(config: Experiment) -> Start:

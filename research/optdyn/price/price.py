@@ -96,10 +96,10 @@ def with_nodes(config: Experiment, nodes: int) -> Experiment:
     Where every worker is a group it stays so.
     """
     cluster, each = config.cluster, examples_of_worker(config)
-    changes = {"cluster.nodes": nodes}
+    there = config.with_({"cluster.nodes": nodes})
     if config.methods.groups == cluster.worker_count > 1:
-        changes["method.groups"] = nodes * cluster.devices_per_node
-    there = config.with_(changes)
+        groups = {"groups": nodes * cluster.devices_per_node}
+        there = there.with_(method=config.method.with_keys(groups))
     return there.with_(batch_size=max(round(each * at_work(there)), 1))
 
 
@@ -147,11 +147,10 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
     methods, cluster = config.methods, config.cluster
     window = _window(config, shapes, steps)
     _refuse(config, shapes, window)
-    whole = config.with_(
-        {"steps": window.steps, "method.warmup_epochs": 0, "method.cooldown_epochs": 0}
-    )
+    left_out = {"warmup_epochs": 0, "cooldown_epochs": 0}
     if window.settled:
-        whole = whole.with_({"method.synchronous_updates": 0})
+        left_out["synchronous_updates"] = 0
+    whole = config.with_(steps=window.steps, method=methods.with_keys(left_out))
     check_cluster(whole)
     free = whole.with_(cluster=cluster.with_(**FREE))
     without = _pace(free, shapes, window, _line(free, shapes, window)).computing
@@ -221,7 +220,7 @@ def check(config: Experiment) -> None:
     """Raises `ConfigError` where a cluster has no prices, by whatever method."""
     cluster = config.cluster
     if not cluster.service.is_drawn:
-        one_of("config.cluster.service", cluster.service, (*DRAWN, GEOMETRIC))
+        one_of("config.cluster.service.name", cluster.service.name, (*DRAWN, GEOMETRIC))
     always = "prices are of workers that are always there"
     refuse(
         (cluster.presence, f"config.cluster.presence: {always}"),

@@ -46,8 +46,8 @@ Connect = Callable[[Run], AbstractContextManager[Workers]]
 def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
-    `config.cluster.service` is 'race', and `connect` gives workers of so many `servers`. Raises
-    what `trainer.train` raises.
+    `config.cluster.service.name` is 'race', and `connect` gives workers of so many `servers`.
+    Raises what `trainer.train` raises.
     """
     run = prepared(config, servers, begun(workdir))
     training = trainer.training(run, workdir)

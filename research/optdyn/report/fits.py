@@ -9,7 +9,7 @@ from optdyn.base.arguments import called
 from optdyn.report import figures, run_tables
 from optdyn.report.page import Cell, Column, Picture, Section, Table, cell
 from optdyn.report.run_tables import GROUPS
-from optdyn.report.tables import Point
+from optdyn.report.tables import Point, value
 
 SPOKEN = 12  # fits that the picture's text names
 FIGURES = (
@@ -76,7 +76,7 @@ def _scope(config: Mapping[str, Any]) -> str:
     name, examples = config.get("model.name"), config.get("data.train_examples")
     data = f"{examples:,} examples" if examples else "all examples"
     return (
-        f"g = {config[GROUPS]}: {config['replicas.count']:,} replicas of the first "
+        f"g = {value(config, GROUPS) or 1}: {config['replicas.count']:,} replicas of the first "
         f"{config.get('steps', 0):,} updates of {name}, in batches of {config.get('batch_size')} "
         f"of {data}."
     )

@@ -52,8 +52,9 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     name = config[NAME]
     each = methods.arrives(name) and not methods.owns(name, "arrivals")
     memoryless = services <= set(MEMORYLESS) and each and methods.is_shared(name)
-    groups = config[GROUPS] if memoryless else None
-    caption = f"{run_tables.describe(config, labels)}: mean {mean:.3g}"
+    groups = tables.value(config, GROUPS) if memoryless else None
+    its = {key: tables.value(config, key) for key in labels}
+    caption = f"{run_tables.describe(its, labels)}: mean {mean:.3g}"
     alt = "Histogram of staleness. " + caption
     alt += f"; over it the geometric law of mean {groups - 1}." if groups else "."
     return Picture(figures.uri(figures.staleness(counts, groups)), alt, caption)

@@ -132,7 +132,7 @@ def fit_workdir(
     try:
         expected = theory(config)
         groups, optimizer = groups_of(config), config["optimizer"]
-        rate, explicit = optimizer["learning_rate"], optimizer["momentum"]
+        rate, explicit = optimizer["learning_rate"], optimizer.get("momentum", 0.0)
     except (KeyError, TypeError, AttributeError) as error:
         raise AnalysisError(f"{folder / 'config.json'}: is no config of a run ({error})") from error
     if lags is None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn.momentum.lags import groups_of, memoryless, theory
+from optdyn.momentum.lags import groups_of, memoryless, number_of, theory
 from optdyn.momentum.moments import REJECTED
 from optdyn.report import figures, run_tables, tables
 from optdyn.report.figures import DASHES, OKABE_ITO, Series
@@ -102,7 +102,7 @@ def _picture(name: str, label: str, theory: str, told: Sequence[Setting]) -> lis
     found = [its for its in told if its.log[name].notna().any()]
     if not found:
         return []
-    looks = _looks([its.config["method"]["groups"] for its in found])
+    looks = _looks([number_of(its.config, "groups", 1) for its in found])
     series = [
         Series(its.label, *look, _over_updates(its, name))
         for its, look in zip(found, looks, strict=True)
@@ -178,7 +178,7 @@ def _explicit(its: Setting) -> Cell:
     """The configured momentum, or the last that was steered to."""
     if its.config.get("probes", {}).get("steer") and "explicit_momentum" in its.runs:
         return of_seeds(its.runs["explicit_momentum"].dropna())
-    return cell(its.config["optimizer"]["momentum"])
+    return cell(its.config["optimizer"].get("momentum", 0.0))
 
 
 def _momentum(runs: pd.DataFrame, name: str) -> Cell:

@@ -77,7 +77,7 @@ class ProblemResults(NamedTuple):
 
 def is_synchronous(name: str, keys: Mapping[str, Any]) -> bool:
     """Whether it is plain SGD, or groups of which there is one."""
-    one = name == methods.GROUPED and keys.get("groups", 1) == 1
+    one = name == methods.GROUPED and tables.of_method(keys, "groups", 1) == 1
     return (one or name == methods.PLAIN) and not keys.get("fresh")
 
 

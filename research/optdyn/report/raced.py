@@ -14,7 +14,7 @@ from optdyn import methods
 from optdyn.clock.base import from_arrivals
 from optdyn.clock.trace import SERVED, table_of
 from optdyn.report import laws, tables
-from optdyn.report.tables import Point, TableError
+from optdyn.report.tables import Point, TableError, value
 from optdyn.train import history
 
 LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
@@ -54,7 +54,7 @@ def load(folder: Path) -> Race:
     """
     point = only(folder)
     path = folder / "trace.csv"
-    name, groups, batch = (point.config.get(key) for key in ("method.name", GROUPS, BATCH))
+    name, groups, batch = (value(point.config, key) for key in ("method.name", GROUPS, BATCH))
     alone = methods.arrives(name or "") and methods.is_simple(name or "")
     if not (path.exists() and alone and groups and batch):
         raise TableError(

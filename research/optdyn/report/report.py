@@ -129,7 +129,7 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     if not points:
         return [], []
     for point in points:
-        if why := missing(point.config, (NAME, MOMENTUM)):
+        if why := missing(point.config, (NAME,)):
             raise TableError(f"{point.folder / 'config.json'}: {why}")
     it, tuned = _compared(points, target)
     overview = run_tables.overview(it.runs, it.keys, it.target, it.why)

@@ -24,6 +24,7 @@ from optdyn.price.shapes import Shapes
 from optdyn.report import efficiency, page, which
 from optdyn.report.figures import OKABE_ITO
 from optdyn.report.penalties import ProblemResults
+from optdyn.report.tables import of_method
 
 GIGABITS = tuple(float(f"{n}e{e}") for e in range(-2, 3) for n in (1, 2, 5))
 SPREADS = (0.0, 0.1, 0.3, 1.0)  # standard deviation of a worker's times over their mean
@@ -62,7 +63,9 @@ def curves_of_arms(found: ProblemResults) -> Iterator[PricedMethod]:
     for arm, family, own in zip(found.arms, which.labels(found.arms, False), taken, strict=True):
         ratios = [which.over(own, each) for each in alone]
         of = partial(which.carried, arm=arm, anchor=found.anchor)
-        yield PricedMethod(family, int(arm.keys.get("period", 0)), arm.synchronous, ratios, of)
+        yield PricedMethod(
+            family, int(of_method(arm.keys, "period", 0)), arm.synchronous, ratios, of
+        )
 
 
 def spreads(config: Experiment) -> list[tuple[str, dict[str, Any]]]:

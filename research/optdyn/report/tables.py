@@ -164,12 +164,25 @@ def narrowed(every: Sequence[Point], where: Sequence[str]) -> list[Point]:
     return list(every)
 
 
+def value(config: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, None if there is none; of config.method as `of_method` has it."""
+    if key in config or not key.startswith("method."):
+        return config.get(key)
+    keys = {k.removeprefix("method."): v for k, v in config.items() if k.startswith("method.")}
+    return of_method(keys, key.removeprefix("method."))
+
+
+def of_method(keys: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """The value of a key of config.method, of the first of joined methods that has it."""
+    return next((v for k, v in keys.items() if k.rpartition(".")[2] == name), default)
+
+
 def runs(every: Sequence[Point], keys: Sequence[str]) -> pd.DataFrame:
     """One row a point: `point`, the config's keys, the summary's scalar figures."""
     return pd.DataFrame(
         [
             {"point": point.name}
-            | {key: point.config.get(key) for key in keys}
+            | {key: value(point.config, key) for key in keys}
             | {k: v for k, v in point.summary.items() if not isinstance(v, (dict, list))}
             for point in every
         ]

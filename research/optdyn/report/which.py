@@ -25,6 +25,7 @@ from optdyn.price.price import GIGABIT
 from optdyn.price.shapes import Shapes
 from optdyn.report import efficiency
 from optdyn.report.penalties import MethodResults, ProblemResults, is_synchronous
+from optdyn.report.tables import of_method
 
 DRAWN = 5  # orders of arrivals that seconds are of
 WIDE = 100  # characters of a line of notes
@@ -149,7 +150,10 @@ def over(above: np.ndarray, below: np.ndarray) -> Triple:
 def labels(arms: Sequence[MethodResults], periods: bool = True) -> list[str]:
     """The name of each arm, its period and groups, and whatever else tells it from others."""
     batches = len({arm.batch for arm in arms}) > 1
-    told_by = [{k: v for k, v in arm.keys.items() if periods or k != "period"} for arm in arms]
+    told_by = [
+        {k: v for k, v in arm.keys.items() if periods or k.rpartition(".")[2] != "period"}
+        for arm in arms
+    ]
     found = [
         _label(arm.name, keys, f"batch {arm.batch:,}" * batches)
         for arm, keys in zip(arms, told_by, strict=True)
@@ -164,8 +168,8 @@ def labels(arms: Sequence[MethodResults], periods: bool = True) -> list[str]:
 
 
 def _label(name: str, keys: Mapping[str, Any], batch: str = "") -> str:
-    groups, period = int(keys.get("groups", 1)), str(keys.get("period", ""))
-    said = " ".join(filter(None, (name, period, str(keys.get("compression") or ""))))
+    groups, period = int(of_method(keys, "groups", 1)), str(of_method(keys, "period", ""))
+    said = " ".join(filter(None, (name, period, str(of_method(keys, "compression") or ""))))
     more = ", ".join(filter(None, (f"{groups} groups" * (groups > 1), batch)))
     return f"{said} ({more})" if more else said
 
@@ -179,7 +183,7 @@ def has(found: ProblemResults, one: Experiment) -> bool:
     asked = {key: methods.get(key, usual) for key, usual in ASKED.items()}
     return methods.plain or any(
         arm.name == methods.name
-        and {key: arm.keys.get(key, usual) for key, usual in ASKED.items()} == asked
+        and {key: of_method(arm.keys, key, usual) for key, usual in ASKED.items()} == asked
         for arm in found.arms
     )
 

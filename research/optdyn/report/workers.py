@@ -19,7 +19,7 @@ from optdyn.problem.own_code import CLOCK
 from optdyn.report import figures
 from optdyn.report.page import Picture, Section
 from optdyn.report.run_tables import GROUPS
-from optdyn.report.tables import Point
+from optdyn.report.tables import Point, value
 
 MOST = 1_000_000  # updates of a timeline that is drawn again
 LANES = 16
@@ -32,7 +32,7 @@ def section(points: Sequence[Point]) -> Section | None:
     """Charts of who computes when, in the runs of fewest and of most groups."""
     arrangements: dict[int, Point] = {}
     for point in points:
-        arrangements.setdefault(int(point.config.get(GROUPS) or 1), point)
+        arrangements.setdefault(int(value(point.config, GROUPS) or 1), point)
     several = [arrangements[g] for g in sorted(arrangements) if 2 <= g <= LANES]
     found = [(point, first(point)) for point in several]
     known = [(point, its) for point, its in found if its]

@@ -78,7 +78,7 @@ def prepare(
     refuse(
         (
             config.cluster.service.name == "race" and not race,
-            "config.cluster.service = 'race': of real workers, which `optdyn race` (python -m "
+            "config.cluster.service.name = 'race': of real workers, which `optdyn race` (python -m "
             "launch.race) starts; here it must be a law that is simulated",
         ),
         (

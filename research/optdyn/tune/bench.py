@@ -101,7 +101,8 @@ def prepare(config: Experiment) -> SimulatedCluster:
     config.tune.require("probe_seconds", config.tune.probe_seconds >= least, wanted)
     part = shared_data.sample(run.data.train, config.data.train_evaluated)
     # Updates are of a set on the device, as it is.
-    plain = every.with_({"data.augment": "", "data.streaming": False})
+    images = {"augment": ""} if every.data.augment else {}
+    plain = every.with_(data=every.data.with_(streaming=False, **images))
     return SimulatedCluster(run._replace(config=plain), part, groups)
 
 

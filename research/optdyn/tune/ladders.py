@@ -59,7 +59,7 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
     for key, ladder in own.items():
         value = methods.get(key, None)
         if value is not None and (key == compressed or not key.startswith("compression_")):
-            found[f"method.{key}"] = ladder, value
+            found[methods.key(key)] = ladder, value
     return found
 
 

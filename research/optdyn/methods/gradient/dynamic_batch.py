@@ -188,8 +188,8 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
         refuse(
             (
                 setup.parallel.api != "shard_map" or methods.mix,
-                "config.cluster.service = 'measured': only of real workers that are one node, so "
-                "it needs config.parallel.api = 'shard_map'",
+                "config.cluster.service.name = 'measured': only of real workers that are one node, "
+                "so it needs config.parallel.api = 'shard_map'",
             ),
             (cluster.speeds, f"config.cluster.speeds: {said}"),
             (cluster.disturbance_probability, f"config.cluster.disturbance_probability: {said}"),

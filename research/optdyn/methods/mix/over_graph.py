@@ -81,20 +81,22 @@ def clock(graph: str, meeting: Meeting, setting: ClockInputs, methods: Methods) 
 
 def check(graph: str, methods: Methods) -> None:
     """Refuses a graph that there is not, or whose nodes cannot know for whom to wait."""
-    one_of("config.method.graph", graph, graphs.GRAPHS)
+    key = f"config.{methods.key('graph')}"
+    one_of(key, graph, graphs.GRAPHS)
     if graph == "push":
         raise ConfigError(
-            "config.method.graph = 'push': must be another with config.method.name = "
+            f"{key} = 'push': must be another with config.method.name = "
             f"{methods.name!r}, as nobody knows how many send to a node"
         )
 
 
 def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> None:
     """Refuses keys of a method that is joined by which nodes would send less than they have."""
+    (section,) = (name for name, method in methods.by_section.items() if method is of)
     for key in keys:
         if getattr(of, key) != (usual := getattr(ModelAveraging(), key)):
             raise ConfigError(
-                f"config.method.{key}: must be {usual!r} with config.method.name = "
+                f"config.method.{section}.{key}: must be {usual!r} with config.method.name = "
                 f"{methods.name!r}, whose nodes send all that they have, to neighbours"
             )
 

@@ -187,8 +187,8 @@ class AsyncLocalSGD(
             ),
             (
                 (self.age_decay or self.age_cutoff) and setup.cluster.service.name == "race",
-                "config.method.age_decay, age_cutoff: must be 0 with config.cluster.service = "
-                "'race', where ages are known when messages come",
+                "config.method.age_decay, age_cutoff: must be 0 with config.cluster.service."
+                "name = 'race', where ages are known when messages come",
             ),
         )
 

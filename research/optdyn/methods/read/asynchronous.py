@@ -203,7 +203,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed, name="asynchronous"
             (
                 bound >= 0 and (not ordered or cluster.pieces != Pieces()),
                 "config.method.staleness_bound: groups wait for one another only where their "
-                "times are drawn or recorded, config.cluster.service one of "
+                "times are drawn or recorded, config.cluster.service.name one of "
                 f"{', '.join((*DRAWN, *groups.RECORDED))} and no pieces",
             ),
             (
@@ -219,7 +219,7 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed, name="asynchronous"
                 self.compressed()
                 and (cluster.service.name in ("race", "geometric") or habit or pieces),
                 "config.method.compression: of groups whose times are drawn, config.cluster."
-                f"service one of {', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}",
+                f"service.name one of {', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}",
             ),
             (
                 self.compressed() and self.groups == 1,

@@ -41,7 +41,8 @@ class Grouped(Reads):
         divides(self.groups, setup, methods)
         local = methods.by_block
         if local and not cluster.service.is_drawn:
-            one_of("config.cluster.service", cluster.service, (*DRAWN, *RECORDED, "geometric"))
+            known = (*DRAWN, *RECORDED, "geometric")
+            one_of("config.cluster.service.name", cluster.service.name, known)
         if local and cluster.pieces != Pieces():
             raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
         if cluster.service.name == "race":
@@ -101,7 +102,7 @@ def in_host_memory(setup: Setup, methods: Methods) -> None:
 
 def races(snapshots: str, setup: Setup) -> None:
     """Raises `ConfigError` where groups cannot race on real workers (`race`)."""
-    wanted = "config.cluster.service = 'race':"
+    wanted = "config.cluster.service.name = 'race':"
     refuse(
         (
             snapshots,

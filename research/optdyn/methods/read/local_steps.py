@@ -66,7 +66,7 @@ def local_steps(
 def races(setup: Setup) -> None:
     """Raises `ConfigError` where local steps would depend on what their worker cannot know."""
     groups.races("", setup)
-    optimizer, wanted = setup.optimizer, "config.cluster.service = 'race':"
+    optimizer, wanted = setup.optimizer, "config.cluster.service.name = 'race':"
     refuse(
         (
             optimizer.schedule != "constant" or optimizer.warmup_steps,
