@@ -38,7 +38,7 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
     name = flags.DEFINE_string("config", None, "Config file, or the name of a shipped one.")
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
     flags.mark_flags_as_required(["config", *(["workdir"] if workdir is None else [])])
-    argv, changes = split(flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False))
+    argv, changes = split(_with_flagfiles(sys.argv))
 
     def guarded(arguments: Sequence[str]) -> int:
         quiet = not flags.FLAGS["verbosity"].present
@@ -207,6 +207,14 @@ def _settled(config: Any, workdir: Path) -> Any:
     lowering = verdict(lambda: resolved(plain, kept, workdir))
     key = "base.model.lowering" if run is not config else "model.lowering"
     return config.with_({key: lowering})
+
+
+def _with_flagfiles(argv: Sequence[str]) -> list[str]:
+    """The arguments, with those that stand in the files of `--flagfile`."""
+    try:
+        return flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    except flags.Error as error:
+        fail(str(error).removeprefix("ERROR:: "))
 
 
 def parse(argv: Sequence[str]) -> list[str]:
