@@ -139,7 +139,7 @@ def test_the_version_is_that_of_the_project(optdyn):
             ["train", "--config=quickstart", "--config.model.channels=(3,)", "--workdir={tmp}/x"],
             "config.model.channels: 'mlp' has no such key, which is of cnn and resnet",
         ),
-        (["tune", "--config=tune", "--nosuch"], "'nosuch'; there are --dry_run, --config, --work"),
+        (["tune", "--config=tune", "--nosuch"], "'nosuch'; there are --config, --workdir, --"),
         (["train", "--wrkdir=x"], "flag 'wrkdir'; did you mean --workdir?"),
         (["train", "--steps=3"], "flag 'steps'; did you mean --config.steps?"),
         (["train", "--optimizer=adam"], "'optimizer'; did you mean --config.optimizer.name?"),

@@ -185,11 +185,8 @@ BAD_FILES = {
         (["--config.optimizer.name=lbfgs"], "optax.lbfgs cannot be used"),
         (["--config.optimizer.name=adam", "--config.replicas.matching=(0.3,)"], "momentum SGD"),
         (["--config.model.name=nosuch"], "config.model.name = 'nosuch': must be one of"),
-        (
-            ["--config.model.name=mlp", "--config.data.name=nosuch"],
-            "config.data.name = 'nosuch': must be one of",
-        ),
-        (["--config.cluster.service.name=trace"], "config.cluster.service.path is empty"),
+        (["--config.data.name=nosuch"], "config.data.name = 'nosuch': must be one of"),
+        (["--config.cluster.service.name=trace"], "config.cluster.service.path = '': is empty"),
         (
             [
                 "--config.cluster.service.name=trace",

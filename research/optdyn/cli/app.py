@@ -231,7 +231,8 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 def _no_flag(name: str) -> str:
     """A line on a flag that there is not, and may be meant to be another or a key."""
-    modules = flags.FLAGS.flags_by_module_dict().items()
+    every = flags.FLAGS.flags_by_module_dict().items()
+    modules = sorted(every, key=lambda named: named[0] != __name__)  # those of all commands first
     own = [its for module, its in modules if module.partition(".")[0] not in LIBRARIES]
     known = [f"--{flag.name}" for its in own for flag in its]
     keys: Mapping[str, Any] = {}
