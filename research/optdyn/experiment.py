@@ -19,22 +19,26 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, meant, one_of_these, refused_at, shown
-from optdyn.base.fields import Value, default_of, not_one, plain
+from optdyn.base.fields import Value, default_of, every_field, not_one, plain
 from optdyn.base.ranges import WIDTH
 from optdyn.clock import service
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster, Pieces
-from optdyn.clock.service import DRAWN, OwnLaw, Trace
+from optdyn.clock.service import DRAWN, Law, OwnLaw, Trace
 from optdyn.methods.method import OPTIONAL, PLAIN, Method, Methods, built_in, load
 from optdyn.methods.read.groups import Grouped
 from optdyn.methods.setup import Setup
 from optdyn.optimizers import schedules
-from optdyn.optimizers.kinds import SGD
+from optdyn.optimizers.kinds import SGD, Optimizer
 from optdyn.problem import losses, models
 from optdyn.problem.data import tokenizers
+from optdyn.problem.data.kinds import Data
+from optdyn.problem.models.base import Model
 from optdyn.problem.models.convolution import LOWERINGS
 
 __all__ = ["ConfigError", "Experiment", "check", "differences", "read", "to_json", "usual"]
+
+UNIONS: tuple[type[Value], ...] = (Model, Data, Optimizer, Method, Law)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,14 @@ class Experiment(Setup):
     def read(cls, values: Mapping[str, Any]) -> Self:
         """The experiment of a nested dict, with defaults of what it lacks. Raises `ConfigError`."""
         return cls().with_(values)
+
+    def _no_key(self, key: str) -> str:
+        """With a hint of all keys there are, also of other models, methods and so on."""
+        built_in()
+        known = [*self.field_table(), *(name for name, _ in every_field(self))]
+        for kind in (kind for root in UNIONS for kind in root.members.values()):
+            known += [kind.key(name) for name in kind.field_table()]
+        return f"config has no key {key!r}{meant(key, dict.fromkeys(known))}"
 
     def changed_keys(self) -> dict[str, Any]:
         """The dotted keys whose values are not the defaults, with their values."""

@@ -213,6 +213,10 @@ class Value:
                 raise ConfigError(value._no_key(key))
         for key, one in new.items():
             held = getattr(value, key)
+            if isinstance(one, Text) and hasattr(held, "changed"):
+                where, is_union = f"config.{value.key(key)}", getattr(held, "root", held)
+                hint = f"; did you mean {where}.name?" * bool(is_union)
+                raise ConfigError(f"{where} = {shown(str(one))}: must be set key by key{hint}")
             if isinstance(one, Text):
                 new[key] = one.like(default_of(keys[key]), f"config.{value.key(key)}")
             if isinstance(one, Mapping) and hasattr(held, "changed"):

@@ -154,7 +154,7 @@ def names(config: Any, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
 def _at(config: Any, key: str) -> Any:
     """The value of a dotted key of an experiment, or of its nested dict, where that has it."""
     for part in key.split("."):
-        config = config.get(part, "") if isinstance(config, Mapping) else getattr(config, part)
+        config = config.get(part, "") if isinstance(config, Mapping) else getattr(config, part, "")
     return config
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dataclasses import field as made
 from typing import Any, Self
 
+from optdyn.base.errors import ConfigError
 from optdyn.base.fields import OPTIONS, Value, field
 from optdyn.base.ranges import PART, POSITIVE, momenta, positive
 from optdyn.clock.cluster import Cluster
@@ -193,5 +194,10 @@ class Setup(Value):
 
         Raises `ConfigError` for an unknown key or a value out of its range.
         """
+        for key, value in changes.items():
+            if key.startswith("base."):  # of a grid
+                inner = key.removeprefix("base.")
+                self.with_({inner: value})
+                raise ConfigError(f"config has no key {key!r}; that of a run has {inner!r}")
         changed: Any = self.changed({**changes, **more})
         return changed  # type: ignore[no-any-return]
