@@ -15,9 +15,12 @@ def written(folder, **keys):
 
 def test_every_methods_paper_has_an_entry():
     known = cite.references()
-    found = [sources.module_of(name) for name in methods.built_in()]
-    found += [sources.module_of("compression"), sources.module_of("powersgd")]
+    found = [next(cite.modules({"method": {"name": name}})) for name in methods.built_in()]
+    for compression in ("topk", "powersgd"):
+        used = {"name": "diloco", "compression": compression}
+        found += [*cite.modules({"method": used})][1:]
     found += ["optimizers.closed_loop", "optimizers.staleness"]
+    assert len(set(found)) == len(methods.built_in()) + 4
     for module in found:
         assert set(cite.NUMBER.findall(sources.doc(module))[:1]) <= set(known), module  # its own
     assert optimizers.TRANSFORMS.keys() == cite.STALENESS
@@ -29,7 +32,7 @@ def test_every_methods_paper_has_an_entry():
 
 def test_a_run_cites_what_it_used(tmp_path, capsys):
     """Of all points of a sweep each paper once, nothing of methods that were not used."""
-    joined = {"name": "diloco+asynchronous", "compression": "powersgd"}
+    joined = {"name": "diloco+asynchronous", "diloco": {"compression": "powersgd"}}
     written(tmp_path / "w" / "points" / "a", method=joined, optimizer={"name": "sgd"})
     chain = {"name": "closed_loop", "chain": ["staleness_rate"]}
     written(tmp_path / "w" / "points" / "b", method={"name": "asynchronous"}, optimizer=chain)

@@ -373,16 +373,19 @@ def test_a_point_that_cannot_go_on_stops_the_others_cleanly(sweeping, whole, tmp
 
 
 REPLICAS = """
-from configs import quickstart
-from optdyn.train.grid import grid, product
+import optdyn as od
+from optdyn.train.grid import Grid, product
 
 def get_config():
-    base = quickstart.get_config()
-    base.update({"steps": 8, "batch_size": 1})
-    base.model.update({"name": "quadratic", "dimension": 4})
-    base.method.groups = base.cluster.nodes = 2
-    base.optimizer.learning_rate = 0.5
-    return grid(base, product({"replicas.count": [0, 64, 65]}))
+    base = od.config("quickstart").with_(
+        {"cluster.nodes": 2},
+        model=od.Quadratic(dimension=4),
+        method=od.Asynchronous(groups=2),
+        optimizer=od.SGD(learning_rate=0.5),
+        steps=8,
+        batch_size=1,
+    )
+    return Grid(base, product({"replicas.count": [0, 64, 65]}))
 """
 
 

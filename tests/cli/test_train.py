@@ -64,9 +64,7 @@ def start(workdir, values=()):
 
 def complete(workdir, values=()):
     """The same run in this process, until it ends by itself; its summary."""
-    config = quickstart.get_config()
-    config = config.with_({**SMALL, **dict(values)})
-    return train.run(config, workdir)
+    return train.run(quickstart.get_config().with_({**SMALL, **dict(values)}), workdir)
 
 
 def start_until(workdir, values, count):
@@ -102,8 +100,11 @@ BAD_FILES = {
     "empty.py": "",
     "broken.py": "def get_config(:\n",
     "unknown.py": "get_config = nosuch\n",
-    "misspelt.py": "from configs.quickstart import get_config as base\n"
-    "def get_config():\n    config = base()\n    config.step = 3\n    return config\n",
+    "misspelt.py": "import optdyn as od\n"
+    "def get_config():\n    return od.config('quickstart').with_(step=3)\n",
+    "typed.py": "import optdyn as od\ndef get_config():\n    return od.Experiment(model='mlp')\n",
+    "assigned.py": "import optdyn as od\n"
+    "def get_config():\n    config = od.Experiment()\n    config.steps = 3\n    return config\n",
     "key.py": "CASES = {'a': 1}\ndef get_config(case):\n    return CASES[case]\n",
     "missing.py": "def get_config():\n    return open('/nosuch/file')\n",
     "value.py": "def get_config():\n    raise ValueError('two\\nlines')\n",
@@ -114,8 +115,11 @@ BAD_FILES = {
     "steps.json": '{"steps": "many"}',
     "other.json": '{"status": "completed"}',
     "torn.json": '{"steps": 3',
-    "grid.py": "from ml_collections import ConfigDict\n"
-    "def get_config():\n    return ConfigDict({'base': {}, 'points': ()})\n",
+    "list.json": "[3]",
+    "empty.json": "",
+    "member.json": '{"method": {"name": "sync", "groups": 2}}',
+    "grid.py": "import optdyn as od\n"
+    "def get_config():\n    return od.Grid(od.Experiment(), [{'seed': 1}])\n",
 }
 
 
@@ -124,36 +128,54 @@ BAD_FILES = {
     [
         (
             ["--config.optimizer.learnin_rate=1"],
-            "no key 'optimizer.learnin_rate'; did you mean optimizer.learning_rate",
+            "config.optimizer has no key 'learnin_rate'; did you mean learning_rate?",
         ),
         (["--config.base.steps=2"], "no key 'base.steps'; that of a run has 'steps'"),
-        (["--config.groups=2"], "no key 'groups'; did you mean method.groups"),
+        (["--config.groups=2"], "config has no key 'groups'; did you mean method.groups?"),
         (["--config.nosuch=1"], "no key 'nosuch'"),
-        (["--config.nosuch.key=1"], "no key 'nosuch.key'"),
-        (["--config.nosuch.options.key=1"], "no key 'nosuch.options.key'"),
-        (["--config.a..b=1"], "no key 'a..b'"),
-        (["--config.steps.key=1"], "steps.key"),
-        (["--config.model.hidden=wide"], "config.model.hidden = ('wide',): must be a list, of"),
+        (["--config.nosuch.key=1"], "config has no key 'nosuch'\n"),
+        (["--config.nosuch.options.key=1"], "config has no key 'nosuch'\n"),
+        (["--config.a..b=1"], "config has no key 'a'"),
+        (["--config.steps.key=1"], "config.steps has no keys of its own"),
+        (["--config.base.nosuch=2"], "config has no key 'nosuch'"),
+        (["--config.model.channels=(3,)"], "'quadratic' has no such key, which is of cnn and resn"),
+        (["--config.method.period=3"], "config.method.period: 'asynchronous' has no such key"),
+        (["--config.optimizer.b1=0.5"], "'sgd' has no such key, which is of adam and adamw"),
+        (
+            ["--config.cluster.service.variation=1"],
+            "config.cluster.service.variation: 'exponential' has no such key, which is of gamma",
+        ),
+        (
+            ["--config.method.name=diloco+asynchronous", "--config.method.period=3"],
+            "'diloco+asynchronous' has no such key; say config.method.diloco.period",
+        ),
+        (
+            ["--config.cluster.disturbance_epochs=wide"],
+            "config.cluster.disturbance_epochs = ('wide',): must be a list, of which each is a",
+        ),
         (["--nosuch=1"], "Unknown command line flag 'nosuch'; there are --"),
         (["--optimizer.learning_rate=1"], "; did you mean --config.optimizer.learning_rate?"),
-        (["--config.optimizer.lr=1"], "'optimizer.lr'; did you mean optimizer.learning_rate"),
-        (["--config.optimizer=adam"], "has keys of its own; did you mean --config.optimizer.name="),
-        (["--config.parallel=jit"], "--config.parallel=jit: must be set key by key"),
+        (["--config.optimizer.lr=1"], "config.optimizer has no key 'lr'; did you mean learning_r"),
+        (["--config.optimizer=adam"], "config.optimizer = 'adam': must be set key by key"),
+        (["--config.optimizer=adam"], "; did you mean config.optimizer.name?"),
+        (["--config.method=diloco"], "; did you mean config.method.name?"),
+        (["--config.parallel=jit"], "config.parallel = 'jit': must be set key by key\n"),
         (["--config.method.name=async"], "of your own; did you mean asynchronous or async_loc"),
         (["--config.method.name=daso+Local"], "config.method.name = 'Local': must be one of"),
-        (["--config.model.name=MLP"], "of your own; did you mean mlp?"),
+        (["--config.model.name=MLP"], "'transformer'; did you mean mlp?"),
         (["--config.optimizer.name=Adam"], "no such optimizer; did you mean adam?"),
         (["--config.optimizer.schedule=cosin"], "of your own; did you mean cosine?"),
         (["--config.cluster.service.name=exponental"], "; did you mean exponential?"),
         (["--config.parallel.api=shardmap"], "'pmap', 'overlap'; did you mean shard_map?"),
         (["config.steps=3"], "unexpected argument 'config.steps=3'"),
-        (["--config.steps=many"], "--config.steps=many: must be a whole number\n"),
-        (["--config.steps=1.5"], "--config.steps=1.5: must be a whole number\n"),
+        (["--config.steps=many"], "config.steps = 'many': must be a whole number"),
+        (["--config.steps=1.5"], "config.steps = 1.5: must be a whole number"),
+        (["--config.steps="], "config.steps = '': must be a whole number"),
         (
             ["--config.optimizer.learning_rate=fast: yes"],
-            "--config.optimizer.learning_rate=fast: yes: must be a number\n",
+            "config.optimizer.learning_rate = 'fast: yes': must be a number",
         ),
-        (["--config.data.streaming=2"], "--config.data.streaming=2: must be true or false\n"),
+        (["--config.data.streaming=2"], "config.data.streaming = '2': must be True or False\n"),
         (["--config.optimizer.options.nosuch=1"], "optax.sgd has no such argument"),
         (["--config.method.groups=0"], "config.method.groups = 0: must be at least 1"),
         (["--config.method.groups=7"], "config.method.groups = 7: must divide"),
@@ -163,8 +185,8 @@ BAD_FILES = {
         (["--config.optimizer.name=lbfgs"], "optax.lbfgs cannot be used"),
         (["--config.optimizer.name=adam", "--config.replicas.matching=(0.3,)"], "momentum SGD"),
         (["--config.model.name=nosuch"], "config.model.name = 'nosuch': must be one of"),
-        (["--config.model.name=mlp", "--config.data.name=nosuch"], "unknown data set 'nosuch'"),
-        (["--config.cluster.service.name=trace"], "config.cluster.service.path is empty"),
+        (["--config.data.name=nosuch"], "config.data.name = 'nosuch': must be one of"),
+        (["--config.cluster.service.name=trace"], "config.cluster.service.path = '': is empty"),
         (
             [
                 "--config.cluster.service.name=trace",
@@ -182,12 +204,13 @@ BAD_FILES = {
         (["--config={tmp}/nosuch.py"], "config file {tmp}/nosuch.py: not found"),
         (["--config=quikstart"], "quikstart: not found; did you mean quickstart or grids/quick"),
         (["--config=nosuch"], "nosuch: not found; shipped are gpt, images"),
-        (["--config={tmp}/none.py"], "none.py: its get_config() returns no ConfigDict"),
+        (["--config={tmp}/none.py"], "none.py: its get_config() returns no Experiment and no"),
         (["--config={tmp}/empty.py"], "error: empty.py: has no attribute 'get_config'"),
         (["--config={tmp}/broken.py"], "error: broken.py:1: SyntaxError: invalid syntax"),
         (["--config={tmp}/unknown.py"], "unknown.py:1: NameError: name 'nosuch' is not defined"),
-        (["--config={tmp}/misspelt.py"], "error: misspelt.py:4: AttributeError: "),
-        (["--config={tmp}/misspelt.py"], 'Did you mean "steps" instead of "step"?'),
+        (["--config={tmp}/misspelt.py"], "config has no key 'step'; did you mean steps"),
+        (["--config={tmp}/typed.py"], "config.model = 'mlp': must be of type Model, such as MLP("),
+        (["--config={tmp}/assigned.py"], "error: assigned.py:4: FrozenInstanceError: cannot assi"),
         (["--config={tmp}/key.py:b"], "error: key.py:3: KeyError: 'b'\n"),
         (["--config={tmp}/key.py"], "error: key.py: get_config() missing 1 required positional"),
         (["--config={tmp}/missing.py"], "missing.py:2: FileNotFoundError: "),
@@ -199,8 +222,16 @@ BAD_FILES = {
         (["--config={tmp}/steps.json"], "steps.json: is no config of a run: config.steps = 'many'"),
         (
             ["--config={tmp}/other.json"],
-            "other.json: is no config of a run: config.status: no such",
+            "other.json: is no config of a run: config has no key 'status'",
         ),
+        (["--config={tmp}/list.json"], "list.json: "),
+        (["--config={tmp}/empty.json"], "empty.json: "),
+        (
+            ["--config={tmp}/member.json"],
+            "member.json: is no config of a run: config.method.groups: 'sync' has no such key",
+        ),
+        (["--config={tmp}/nosuch.json"], "config file {tmp}/nosuch.json: not found"),
+        (["--flagfile={tmp}/nosuch"], "nosuch"),
         (["--config={tmp}/torn.json"], "torn.json: cannot be read (Expecting"),
         (["--config={tmp}/trace.csv"], "trace.csv: must be a .py file, which is run, or a .json"),
         (["--config={tmp}/run"], "is a workdir; its config is {tmp}/run/config.json"),
@@ -233,21 +264,33 @@ def test_required_flags(run, tmp_path, missing):
     assert errors.count("\n") == 1 and f"{missing} is required" in errors
 
 
-def test_a_key_that_nothing_reads_is_told(run, tmp_path):
-    """Of the command line only: the quickstart sets `groups`, which synchronous runs ignore."""
+def test_a_key_that_nothing_reads_is_told_and_one_of_another_member_is_refused(run, tmp_path):
+    """A new name drops what the file says of the old one: the quickstart's `groups`, say."""
     values = {"method.name": "sync", "steps": 20, "batch_size": 16}
     code, errors = run(arguments(tmp_path / "a", values))
     assert code == 0 and "warning" not in errors
     code, errors = run(arguments(tmp_path / "b", {**values, "method.period": 777}))
+    assert code == 2 and not (tmp_path / "b").exists()
+    assert errors.startswith("error: config.method.period: 'sync' has no such key, which is of ")
+    code, errors = run(arguments(tmp_path / "d", {**values, "cluster.absence": 0.5}))
     assert code == 0
-    assert "warning: config.method.period = 777: ignored, 'sync' has no such key; " in errors
-    code, errors = run(arguments(tmp_path / "d", {**values, "cluster.service.variation": 0.5}))
-    assert (
-        "warning: config.cluster.service.variation = 0.5: ignored, config.cluster.service = "
-        in errors
-    )
+    assert "warning: config.cluster.absence = 0.5: ignored, as config.cluster.presence" in errors
     lognormal = {"cluster.service.name": "lognormal", "cluster.service.variation": 0.5}
     assert "warning" not in run(arguments(tmp_path / "e", {**values, **lognormal}))[1]
+
+
+def test_keys_are_given_in_any_order_with_a_space_or_an_equals_sign_or_in_a_file(run, tmp_path):
+    """Those of the member that another key names, too, and flags stay flags between them."""
+    (tmp_path / "flags").write_text("--config.method.period=4\n--config.steps=20\n")
+    given = ["--config.method.period=2", "--config.method.name", "model_averaging"]
+    given += ["--workdir", tmp_path / "run", "--noconfig.data.replacement", f"--config={CONFIG}"]
+    given += ["--config.model.hidden", "(3,)", "--config.batch_size=16", "--config.probes.mean"]
+    code, errors = run([*given, f"--flagfile={tmp_path / 'flags'}"])
+    assert code == 0, errors
+    held = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (held["method"]["name"], held["method"]["period"]) == ("model_averaging", 4)
+    assert held["model"]["hidden"] == [3] and held["steps"] == 20
+    assert held["probes"]["mean"] is True and held["data"]["replacement"] is False
 
 
 def test_the_config_that_a_run_wrote_is_a_config(run, whole, tmp_path):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from optdyn.base.errors import ConfigError, require_known, shown
@@ -70,7 +70,9 @@ _signature = lru_cache(maxsize=256)(inspect.signature)
 def _kinds(function: Callable[..., Any]) -> Mapping[str, tuple[type, ...]]:
     """The classes that arguments may be of, by their names; of those without, all will do."""
     found = dict[str, tuple[type, ...]]()
-    for name, of in get_type_hints(function).items():
+    wanted = {name: of for name, of in function.__annotations__.items() if name != "return"}
+    hints = SimpleNamespace(__annotations__=wanted)
+    for name, of in get_type_hints(hints, function.__globals__).items():
         parts = get_args(of) if get_origin(of) in (Union, UnionType) else (of,)
         kinds = tuple(get_origin(part) or part for part in parts)
         if Any not in kinds:

@@ -38,7 +38,7 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
     name = flags.DEFINE_string("config", None, "Config file, or the name of a shipped one.")
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
     flags.mark_flags_as_required(["config", *(["workdir"] if workdir is None else [])])
-    argv, changes = split(flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False))
+    argv, changes = split(_with_flagfiles(sys.argv))
 
     def guarded(arguments: Sequence[str]) -> int:
         quiet = not flags.FLAGS["verbosity"].present
@@ -209,6 +209,14 @@ def _settled(config: Any, workdir: Path) -> Any:
     return config.with_({key: lowering})
 
 
+def _with_flagfiles(argv: Sequence[str]) -> list[str]:
+    """The arguments, with those that stand in the files of `--flagfile`."""
+    try:
+        return flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
+    except flags.Error as error:
+        fail(str(error).removeprefix("ERROR:: "))
+
+
 def parse(argv: Sequence[str]) -> list[str]:
     """What is left of the arguments once the flags are set. What is wrong is one line."""
     try:
@@ -223,19 +231,22 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 def _no_flag(name: str) -> str:
     """A line on a flag that there is not, and may be meant to be another or a key."""
-    modules = flags.FLAGS.flags_by_module_dict().items()
+    every = flags.FLAGS.flags_by_module_dict().items()
+    modules = sorted(every, key=lambda named: named[0] != __name__)  # those of all commands first
     own = [its for module, its in modules if module.partition(".")[0] not in LIBRARIES]
     known = [f"--{flag.name}" for its in own for flag in its]
-    keys = list[str]()
+    keys: Mapping[str, Any] = {}
     if "--config" in known:
         from optdyn.cli.keys import keys as keys_of
 
-        keys = [f"--config.{key}" for key in keys_of()]
-    if f"--config.{name}.name" in keys:  # --model=cnn
+        keys = keys_of()
+    above, _, last = name.rpartition(".")
+    is_free = last and above in keys and isinstance(keys[above][1], dict)  # --data.options.size=1
+    if f"{name}.name" in keys:  # --model=cnn
         hint = f"; did you mean --config.{name}.name?"
-    elif f"--config.{name}" in keys:
+    elif name in keys or is_free:
         hint = f"; did you mean --config.{name}?"
     else:
-        hint = meant(name, known) or meant(name, [*known, *keys])
+        hint = meant(name, known) or meant(name, [*known, *(f"--config.{key}" for key in keys)])
         hint = hint or f"; there are {', '.join(known)}"
     return f"Unknown command line flag {name!r}{hint}"

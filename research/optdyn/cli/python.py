@@ -25,13 +25,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pandas as pd
 
 from optdyn import experiment
 from optdyn.base.calls import checked
@@ -44,11 +43,13 @@ from optdyn.methods.compose import reading
 from optdyn.methods.method import ModelInfo
 from optdyn.price.price import GIGABIT, Price, price
 from optdyn.price.shapes import of_model
-from optdyn.report import tables
 from optdyn.train import trainer
 from optdyn.train.checkpoints import parameters
 from optdyn.train.checks import check
 from optdyn.train.warnings import probable_mistakes
+
+if TYPE_CHECKING:
+    import pandas as pd  # takes long, and a run needs none
 
 __all__ = ["Clock", "Experiment", "MomentumEstimate", "Trained", "rule", "timeline", "trained"]
 
@@ -124,7 +125,7 @@ class Experiment(experiment.Experiment):
         target: float | None = None,
         where: Mapping[str, Any] = MappingProxyType({}),
         bandwidth: float | None = None,
-    ) -> pd.DataFrame:
+    ) -> "pd.DataFrame":
         """Which of the measured methods takes the least time on this cluster.
 
         The runs of `penalty`, workdirs of sweeps, say how many updates each method takes to the
@@ -138,6 +139,8 @@ class Experiment(experiment.Experiment):
         of five orders of arrivals, and `told`, whether a difference from the best is seen. Raises
         `ConfigError` and `TableError`.
         """
+        import pandas as pd
+
         from optdyn.report import penalties, which
 
         config = self
@@ -261,7 +264,7 @@ class Trained:
     """
 
     experiment: Experiment
-    log: pd.DataFrame
+    log: "pd.DataFrame"
     summary: Mapping[str, Any]
     params: Any
 
@@ -296,6 +299,8 @@ class Trained:
 
 def trained(of: Experiment, folder: Path) -> Trained:
     """The run of an experiment that has ended in a folder."""
+    from optdyn.report import tables
+
     (point,) = tables.points(folder)
     log = tables.metrics([point]).drop(columns="point")
     kept = any((folder / "checkpoints").glob("*"))

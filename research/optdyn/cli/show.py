@@ -16,9 +16,9 @@ from absl import flags
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import read_json
+from optdyn.base.lookup import entries
 from optdyn.cli import app
-from optdyn.experiment import Experiment, differences, to_json
-from optdyn.problem.own_code import entries
+from optdyn.experiment import Experiment, check_whole, differences, to_json
 from optdyn.train.grid import Grid
 
 
@@ -33,6 +33,8 @@ def shown(config: Experiment | Grid, changed: bool) -> dict[str, Any]:
 def between(one: Path, other: Path) -> Iterator[str]:
     """A line for every key in which the configs of two workdirs differ. Raises `InputError`."""
     held = [_config(workdir) for workdir in (one, other)]
+    check_whole(held[0], held[1], one / "config.json")
+    check_whole(held[1], held[0], other / "config.json")
     files = [entries(config.pop("code")) for config in held]
     names = differences(held[0], held[1])
     first, second = (dict(_values(config, names)) for config in held)

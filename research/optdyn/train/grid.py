@@ -76,8 +76,9 @@ class Grid:
     def with_(self, changes: Mapping[str, Any]) -> "Grid":
         """A copy with other values of `note`, or of keys of the base, `base.KEY`."""
         base = {k.removeprefix("base."): v for k, v in changes.items() if k.startswith("base.")}
-        for key in changes:
+        for key, value in changes.items():
             if key != "note" and not key.startswith("base."):
+                self.base.with_({key: value})
                 raise ConfigError(
                     f"config has no key {key!r}; that of a grid has {'base.' + key!r}"
                 )
