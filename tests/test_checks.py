@@ -167,7 +167,10 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
         ({"cluster.nodes": 2**20}, "config.steps = 60, of 1,048,576 workers"),
         ({"batch_size": 2**30, "data.replacement": True}, "config.batch_size = 1,073,741,824"),
         ({"data.train_examples": 2**31 - 1}, "config.data.train_examples = 2,147,483,647"),
-        ({"cluster.nodes": 2**20, "cluster.devices_per_node": 2}, "config.cluster.nodes = 1048576: makes 2,097,152"),
+        (
+            {"cluster.nodes": 2**20, "cluster.devices_per_node": 2},
+            "config.cluster.nodes = 1048576: makes 2,097,152",
+        ),
     ],
 )
 def test_arrays_that_nothing_holds_are_refused_before_they_are_made(

@@ -58,9 +58,7 @@ def test_measured_once_for_a_model_a_mini_batch_and_a_machine(tmp_path, measured
     asked = partial(resolved, kept=kept, workdir=tmp_path)
 
     assert asked(config_of()) == asked(config_of()) == "choice 1"
-    trained = config_of().with_(
-        steps=7, optimizer=SGD(learning_rate=0.3), method=Asynchronous()
-    )
+    trained = config_of().with_(steps=7, optimizer=SGD(learning_rate=0.3), method=Asynchronous())
     assert asked(trained) == "choice 1"
     assert asked(config_of(channels=(2, 4))) == "choice 2"
     larger = config_of().with_(batch_size=16)
