@@ -16,7 +16,6 @@ from optdyn.train.trainer import prepare, train
 QUIET = Watch(lambda: 0, lambda step, text: None)
 LOCAL = {
     "method.name": "local",
-    "method.groups": 1,
     "model.name": "resmlp",
     "model.blocks": 2,
     "model.width": 8,
@@ -47,7 +46,7 @@ def varied(config, values, count):
         {},  # a noisy quadratic: every seed has data of its own
         {"mnist": True},
         pytest.param({"mnist": True, **LOCAL}, marks=pytest.mark.slow),
-        {"method.name": "dynamic_batch", "method.groups": 1, "method.micro_batch": 2},
+        {"method.name": "dynamic_batch", "method.micro_batch": 2},
     ],
     ids=["quadratic", "mlp", "local", "dynamic_batch"],
 )
@@ -74,7 +73,7 @@ def test_lanes_are_the_runs_alone(config, mnist, tmp_path, values, rows):
 
 def test_lanes_whose_shares_differ_are_the_runs_alone(config, tmp_path):
     """All have room for the largest share of any."""
-    values = {"method.name": "dynamic_batch", "method.groups": 1, "batch_size": 16}
+    values = {"method.name": "dynamic_batch", "batch_size": 16}
     speeds = [(1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 12.0)]
     configs = [config({**values, "cluster.speeds": each}) for each in speeds]
     assert prepare(configs[0]).columns < prepare(configs[1]).columns
@@ -175,17 +174,17 @@ TRACED = [
 COMPILED = [
     {"method.groups": 2},
     {"method.groups": 1},
-    {"method.name": "sync", "method.groups": 1},
+    {"method.name": "sync"},
     {"cluster.service.name": "geometric"},
     {"batch_size": 8},
     {"model.dimension": 7},
     {"model.condition": 3.0},
-    {"optimizer.name": "adam", "optimizer.momentum": 0.0},
+    {"optimizer.name": "adam"},
     {"optimizer.options.nesterov": True},
     {"data.train_examples": 50},
     {"data.train_evaluated": 50},
-    {"method.name": "dynamic_batch", "method.groups": 1, "method.micro_batch": 2},
-    {"method.name": "dynamic_batch", "method.groups": 1, "cluster.nodes": 2},
+    {"method.name": "dynamic_batch", "method.micro_batch": 2},
+    {"method.name": "dynamic_batch", "cluster.nodes": 2},
 ]
 
 
@@ -211,8 +210,8 @@ def test_what_is_called_the_same_is_one_program(config):
     "values, expected",
     [
         ({}, True),
-        ({"method.name": "sync", "method.groups": 1, "parallel.api": "jit"}, False),
-        ({"method.name": "daso", "method.groups": 1}, False),  # the losses decide what is next
+        ({"method.name": "sync", "parallel.api": "jit"}, False),
+        ({"method.name": "daso"}, False),  # the losses decide what is next
         ({"replicas.count": 5}, False),
     ],
 )
@@ -258,7 +257,7 @@ def test_memory_is_never_overdrawn_but_by_one():
 
 def test_measuring_changes_nothing(config, tmp_path, monkeypatch):
     monkeypatch.setattr(batched_runs, "SECONDS", 0.001)
-    configs = varied(config, {"method.name": "sync", "method.groups": 1}, 3)
+    configs = varied(config, {"method.name": "sync"}, 3)
     whole = [train(one, tmp_path / str(i)) for i, one in enumerate(configs)]
     runs = [prepare(one) for one in configs]
     rates = batched_runs.measure(runs, lanes=4, threads=2)

@@ -14,7 +14,7 @@ from configs import gpt, resnet
 from optdyn.methods.gradient.local_losses import gradients, groups, heads
 from optdyn.problem import problem
 from optdyn.problem.costs import BlockCost, BlockCosts, block_costs, communicated, of_groups
-from tests.values import as_model
+from optdyn.problem.models import MLP, ResMLP, Transformer
 
 BATCH, WIDTH, CLASSES, K = 32, 64, 10, 4
 GROUPS = {
@@ -24,10 +24,10 @@ GROUPS = {
     "backprop": ((0, 4),),
 }
 # An image has as many pixels as the network is wide, so that all its blocks are alike.
-MODELS: dict[str, dict] = {
-    "mlp": {"name": "mlp", "hidden": (WIDTH,) * K},
-    "resmlp": {"name": "resmlp", "blocks": 2, "width": WIDTH},
-    "transformer": {"name": "transformer", "blocks": 2, "width": 16, "attention_heads": 2},
+MODELS = {
+    "mlp": MLP(hidden=(WIDTH,) * K),
+    "resmlp": ResMLP(blocks=2, width=WIDTH),
+    "transformer": Transformer(blocks=2, width=16, attention_heads=2),
 }
 IMAGES = {
     "image": jax.ShapeDtypeStruct((BATCH, 8, 8, 1), jnp.uint8),
@@ -38,11 +38,9 @@ TEXTS = {"text": jax.ShapeDtypeStruct((BATCH, 9), jnp.int32)}
 
 def made(name, parts):
     """A problem with the heads that groups need, and the shapes of its parameters and batch."""
-    config, batch = ConfigDict(MODELS[name] | {"dtype": "float32"}), IMAGES
-    if name == "transformer":
-        batch = TEXTS
-    without = problem.make(as_model(config), CLASSES)
-    whole = problem.make(as_model(config), CLASSES, heads(without.blocks, parts, False))
+    model, batch = MODELS[name], TEXTS if name == "transformer" else IMAGES
+    without = problem.make(model, CLASSES)
+    whole = problem.make(model, CLASSES, heads(without.blocks, parts, False))
     return whole, jax.eval_shape(whole.init, jax.random.key(0), batch), batch
 
 
@@ -101,7 +99,7 @@ def test_total_against_the_compiled_gradient_of_all_groups(name, parts):
 def of_update(config, classes, batch):
     """Operations of an update by the whole gradient, and the number of parameters."""
     config = config.with_({"model.remat": False})
-    whole = problem.make(as_model(config.model), classes)
+    whole = problem.make(config.model, classes)
     params = jax.eval_shape(whole.init, jax.random.key(0), batch)
     found = block_costs(whole, params, batch)
     total = of_groups(found, ((0, len(found.trunk)),)).total

@@ -6,11 +6,9 @@ import pytest
 from optdyn.experiment import ConfigError
 from optdyn.train import trainer
 from optdyn.train.trainer import train
-from tests.values import as_experiment
 
 LOCAL = {
     "method.name": "local",
-    "method.groups": 1,
     "cluster.nodes": 1,
     "cluster.service.name": "constant",
     "model.name": "resmlp",
@@ -23,7 +21,7 @@ SIZE = 4  # of the batches of `config`
 @pytest.fixture(scope="module")
 def local(config, mnist):
     """`local({"method.variant": ...})`: the config of a small residual network."""
-    return lambda values=(): config({**mnist, **LOCAL, **dict(values)})
+    return lambda values=(): config(mnist).with_(LOCAL).with_(dict(values))
 
 
 def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
@@ -43,11 +41,6 @@ def test_one_group_of_all_blocks_is_synchronous(local, tmp_path, final):
 
 def test_an_interrupted_run_reaches_the_same_floats(local, tmp_path, monkeypatch):
     chosen = local({"method.variant": "overlapping", "optimizer.name": "adam"})
-    chosen = chosen.with_(
-        {
-            "optimizer.momentum": 0.0,
-        }
-    )
     straight = train(chosen, tmp_path / "straight")
     monkeypatch.setattr(trainer, "_summary", lambda *_: 1 / 0)  # after the last checkpoint
     with pytest.raises(ZeroDivisionError):
@@ -134,5 +127,5 @@ def test_equal_variants_share_a_program(local):
     )
     assert one is other
     chunked = local({"method.variant": "chunked", "method.chunks": 4})
-    own = [c.methods.gradient.over(4) for c in map(as_experiment, (chunked, local()))]
+    own = [c.methods.gradient.over(4) for c in (chunked, local())]
     assert own[0] == own[1]

@@ -7,8 +7,9 @@ import pytest
 
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.problem import problem
+from optdyn.problem.data.kinds import MNIST5k
+from optdyn.problem.models import CNN, MLP, Quadratic
 from optdyn.problem.models.quadratic import curvatures
-from tests.values import as_model
 
 CLASSES = 7
 RNG = np.random.default_rng(0)
@@ -18,22 +19,17 @@ BATCH = {
 }
 
 
-def config(**model):
-    config = Experiment()
-    config.model.update(model)
-    return config
+def config(examples=0, **model):
+    return Experiment(model=Quadratic(**model), data=MNIST5k(train_examples=examples))
 
 
 def loaded(config):
-    of = config
-    return problem.load_data(of.model, of.data, of.seed)
+    return problem.load_data(config.model, config.data, config.seed)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def classifier(request):
-    made = problem.make(
-        as_model(config(name="mlp", hidden=(11,), dtype=request.param).model), CLASSES
-    )
+    made = problem.make(MLP(hidden=(11,), dtype=request.param), CLASSES)
     return made, jax.tree.map(
         lambda leaf: jnp.asarray(RNG.normal(0, 0.3, leaf.shape), leaf.dtype),
         jax.eval_shape(made.init, jax.random.key(0), BATCH),
@@ -75,8 +71,8 @@ def test_images_are_scaled_to_one(classifier):
 
 def test_a_uniform_guess_loses_log_classes():
     """With all parameters zero every logit is zero."""
-    for name in ("mlp", "cnn"):
-        made = problem.make(as_model(config(name=name, channels=(2,), hidden=(4,)).model), CLASSES)
+    for model in (MLP(hidden=(4,)), CNN(channels=(2,), hidden=(4,))):
+        made = problem.make(model, CLASSES)
         shapes = jax.eval_shape(made.init, jax.random.key(0), BATCH)
         params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         # A logarithm in float32.
@@ -86,7 +82,7 @@ def test_a_uniform_guess_loses_log_classes():
 @pytest.mark.parametrize("channels", [(2,), (2, 2)])
 def test_images_too_small_for_convolutions_are_refused_in_a_line(channels):
     """5 x 5 and pooling leave (n - 4) / 2 pixels a side, so n = 6 one and n = 16 six."""
-    made = problem.make(as_model(config(name="cnn", channels=channels, hidden=()).model), CLASSES)
+    made = problem.make(CNN(channels=channels, hidden=()), CLASSES)
     least = {1: 6, 2: 16}[len(channels)]
     some = {
         side: {"image": np.zeros((1, side, 9 + side, 1), np.uint8), "label": np.zeros(1, np.int32)}
@@ -100,9 +96,8 @@ def test_images_too_small_for_convolutions_are_refused_in_a_line(channels):
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 def test_quadratic_loss_and_gradient(noise):
     """f = mean of 1/2 (x - xi)' H (x - xi) and grad f = H (x - mean xi)."""
-    values = config(name="quadratic", dimension=6, condition=20.0, noise=noise)
-    values = values.with_({"data.train_examples": 50})
-    made, data = problem.make(as_model(values.model), 0), loaded(values)
+    values = config(50, dimension=6, condition=20.0, noise=noise)
+    made, data = problem.make(values.model, 0), loaded(values)
     h = curvatures(6, 20.0).astype(np.float64)
     x = np.random.default_rng(1).normal(size=6)
     xi = data.train["optimum"][:8].astype(np.float64)
@@ -117,9 +112,8 @@ def test_quadratic_loss_and_gradient(noise):
 
 def test_quadratic_data():
     """The full training gradient vanishes at 0, where the test loss, which has no noise, does."""
-    values = config(name="quadratic", dimension=6, noise=2.0)
-    values = values.with_({"data.train_examples": 50})
-    made, data = problem.make(as_model(values.model), 0), loaded(values)
+    values = config(50, dimension=6, noise=2.0)
+    made, data = problem.make(values.model, 0), loaded(values)
     assert data.train["optimum"].shape == (50, 6)
     at_zero = {"x": {"x": jnp.zeros(6)}}
     grads = jax.jit(jax.grad(made.loss))(at_zero, data.train)
@@ -128,20 +122,20 @@ def test_quadratic_data():
     assert float(made.loss(at_zero, data.test)) == 0
     again = loaded(values)
     np.testing.assert_array_equal(again.train["optimum"], data.train["optimum"])
-    values = values.with_({"seed": 1})
+    values = values.with_(seed=1)
     assert not np.array_equal(loaded(values).train["optimum"], data.train["optimum"])
 
 
 def test_quadratic_without_noise_needs_one_example():
-    data = loaded(config(name="quadratic", dimension=6))
+    data = loaded(config(dimension=6))
     np.testing.assert_array_equal(data.train["optimum"], np.zeros((1, 6)))
-    assert len(loaded(config(name="quadratic", noise=1.0)).train["optimum"]) == 1000
+    assert len(loaded(config(noise=1.0)).train["optimum"]) == 1000
 
 
 def test_descent_on_the_quadratic_contracts_each_coordinate():
     """x_{t+1} = (1 - alpha h) x_t, which no sign or factor of the gradient survives."""
-    values = config(name="quadratic", dimension=4, condition=8.0)
-    made, data = problem.make(as_model(values.model), 0), loaded(values)
+    values = config(dimension=4, condition=8.0)
+    made, data = problem.make(values.model, 0), loaded(values)
     params = made.init(jax.random.key(0), data.train)
     gradient = jax.jit(jax.grad(made.loss))
     for _ in range(20):
@@ -153,9 +147,8 @@ def test_descent_on_the_quadratic_contracts_each_coordinate():
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 def test_quadratic_with_spread_is_the_same_bowl_of_unlike_parts(noise):
-    values = config(name="quadratic", dimension=6, condition=20.0, noise=noise, spread=0.7)
-    values = values.with_({"data.train_examples": 4000})
-    made, data = problem.make(as_model(values.model), 0), loaded(values)
+    values = config(4000, dimension=6, condition=20.0, noise=noise, spread=0.7)
+    made, data = problem.make(values.model, 0), loaded(values)
     h, s = curvatures(6, 20.0).astype(np.float64), data.train["curvature"].astype(np.float64)
     xi = data.train["optimum"].astype(np.float64)
     # Float32 means of 4,000 numbers of about one; the deviation of as many draws.
@@ -176,7 +169,7 @@ def test_quadratic_with_spread_is_the_same_bowl_of_unlike_parts(noise):
 
 def test_quadratic_without_spread_is_as_it_was():
     """No array more, and the draws of the optima are the same with one."""
-    values = config(name="quadratic", dimension=6, noise=2.0)
+    values = config(dimension=6, noise=2.0)
     plain = loaded(values)
     assert set(plain.train) == set(plain.test) == {"optimum"}
     values = values.with_({"model.spread": 1.0})

@@ -19,9 +19,10 @@ from flax import nnx
 
 import optdyn
 from optdyn import methods
+from optdyn.base import in_memory, lookup
 from optdyn.base.errors import ConfigError, InputError
-from optdyn.cli import in_memory
 from optdyn.evidence.intervals import ratio
+from optdyn.experiment import read, to_json
 from optdyn.methods.setup import SHORTEST
 from optdyn.momentum.moments import FEWEST
 from optdyn.report import efficiency
@@ -164,7 +165,9 @@ def test_an_optax_optimizer_may_be_of_this_models_parameters_alone():
     with pytest.raises(ConfigError, match=r"cannot be used .*1 child keys hidden1"):
         base(model=model, optimizer=other).train()
     # Where blocks have optimizers of their own, each is asked.
-    by_block = chosen.with_(method=optdyn.Local(), cluster=optdyn.Cluster(service="constant"))
+    by_block = chosen.with_(
+        method=optdyn.Local(), cluster=optdyn.Cluster(service=optdyn.Constant())
+    )
     with pytest.raises(ConfigError, match=r"cannot be used .*2 child keys"):
         by_block.train()
 
@@ -245,7 +248,7 @@ def test_linens_batch_norm_in_a_pair_is_the_norm_over_the_batch():
 
 def test_recorded_arrivals_are_told_by_their_columns():
     for column in ("`worker`", "`seconds`", "`version`", "`control.*`"):
-        assert column in optdyn.trace.__doc__
+        assert column in optdyn.Trace.__doc__
 
 
 def line(x, **values):
@@ -284,6 +287,7 @@ def test_a_pickle_of_an_experiment_has_its_arrays(monkeypatch):
     given = {"x": x, "label": (x[:, 0] > 0).astype(int)}
     made = optdyn.Experiment(model=optdyn.MLP(hidden=()), data=given, batch_size=4, steps=4)
     kept, wanted = pickle.dumps(made), made.train().summary["parameters_crc32"]
+    assert pickle.loads(kept) == made  # by the same name, as its numbers are the same
     monkeypatch.delattr(in_memory, made.data.name.rpartition(":")[2])  # as in another process
     monkeypatch.setattr(in_memory, "_names", {})
     found = pickle.loads(kept)
@@ -451,18 +455,32 @@ def test_a_thing_has_one_name_and_an_importable_one_its_own():
     assert in_memory.name_of("mlp") == "mlp"
 
 
-def test_what_has_no_name_is_called_the_same_in_every_process_and_no_other_is():
-    said = "import optax, optdyn\n"
-    said += "print(optdyn.Experiment(optimizer=optax.lion(0.01)).optimizer.name)"
+def test_what_has_no_name_is_named_in_order_and_told_by_its_hash():
+    """A rate in a closure of optax is part of the hash, which every process has alike."""
+    said = "import optax, optdyn\nfrom optdyn.base.lookup import fingerprint\n"
+    said += "made = optdyn.Experiment(optimizer=optax.lion(0.01))\n"
+    said += "print(made.optimizer.name, fingerprint(made))"
     found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
-    names = [optdyn.Experiment(optimizer=optax.lion(rate)).optimizer.name for rate in (0.01, 0.02)]
-    assert names[0] == found.stdout.strip() != names[1]
-    alike = in_memory.name_of(object()), in_memory.name_of(object())  # they show no difference
-    assert len(set(alike)) == 2
+    name, code = found.stdout.strip().split(" ", 1)
+    assert name == "optdyn.base.in_memory:an_optax_transformation_1"
+    made = [optdyn.Experiment(optimizer=optax.lion(rate)) for rate in (0.01, 0.01, 0.02)]
+    hashes = [lookup.fingerprint(each) for each in made]
+    assert code == hashes[0] == hashes[1] != hashes[2] and code.startswith("config.optimizer ")
+    assert len({each.optimizer.name for each in made}) == 3
+
+
+def test_a_name_that_another_process_wrote_is_not_what_has_it_here():
+    """The hash beside it tells."""
+    made = base(loss=lambda outputs, batch: outputs[:, 0])
+    lookup.objects(made, lookup.MODEL)
+    held = json.loads(to_json(made.with_(code=lookup.fingerprint(made))))
+    assert held["loss"] == made.loss and read(held).loss == made.loss
+    with pytest.raises(ConfigError, match="a file runs no code by itself"):
+        read(held | {"code": "config.loss 0123456789ab"})
 
 
 def test_what_is_made_again_alike_goes_on(tmp_path):
-    """As a cell of a notebook that is run again, in one process."""
+    """As a cell of a notebook that is run again, in one process; and what is another does not."""
     cell = """
 class Net(nn.Module):
     width: int = 4
@@ -479,11 +497,21 @@ made = dict(model=Net(), data=given, optimizer=optax.adam(0.01), loss=lambda o, 
     found = []
     for steps in (10, 20):
         exec(cell, names)
-        last = optdyn.Experiment(**names["made"], batch_size=4, log_every=10, steps=steps)
-        found.append(last.train(tmp_path / "run"))
+        made = optdyn.Experiment(**names["made"], batch_size=4, log_every=10, steps=steps)
+        found.append(made.train(tmp_path / "run"))
     assert [len(run.log) for run in found] == [2, 3]
-    exec(cell.replace("= 4", "= 5"), names)
-    assert optdyn.Experiment(**names["made"]).model != last.model
+    for old, new, what in (
+        ("= 4", "= 5", "config.model"),
+        ("(nn.Dense", "(2 * nn.Dense", "config.model"),
+        ("(-1", "(-2", "config.data"),
+        ("0.01", "0.02", "config.optimizer"),
+        ("** 2", "** 4", "config.loss"),
+    ):
+        exec(cell.replace(old, new), names)
+        other = optdyn.Experiment(**names["made"], batch_size=4, log_every=10, steps=30)
+        with pytest.raises(InputError, match=f"last started with another {what}; give") as caught:
+            other.train(tmp_path / "run")
+        assert "\n" not in str(caught.value)
 
 
 def _of_pandas(array):
@@ -642,7 +670,7 @@ def test_what_is_chosen_has_its_fields_in_its_signature_each_with_its_words():
     for kind in (optdyn.DiLoCo, optdyn.MLP, optdyn.Gamma, optdyn.Cluster, optdyn.AdamW):
         names = [name for name in kind.field_table() if name != "pieces"]
         assert set(names) <= set(inspect.signature(kind).parameters)
-        said = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+        said = pydoc.render_doc(kind, renderer=pydoc.plaintext).replace("|", " ")
         for name in names:
             if "about" in kind.field_table()[name].metadata:
                 assert " ".join(kind.field_table()[name].metadata["about"].split()) in " ".join(

@@ -9,7 +9,6 @@ from optdyn.experiment import ConfigError
 from optdyn.problem import data, models
 from optdyn.train.checks import check
 from tests.models.parameters import count, shapes
-from tests.values import as_model
 
 IMAGES = {"fashion_mnist": (28, 1, 10), "cifar10": (32, 3, 10), "imagenet2012": (224, 3, 1000)}
 
@@ -18,7 +17,7 @@ IMAGES = {"fashion_mnist": (28, 1, 10), "cifar10": (32, 3, 10), "imagenet2012": 
 def test_transformers_have_the_size_that_they_are_called(name):
     config, size = gpt.get_config(name), gpt.SIZES[name]
     check(config)
-    blocks = models.make(as_model(config.model), size.vocabulary)
+    blocks = models.make(config.model, size.vocabulary)
     made = count(shapes(blocks, jnp.zeros((2, 8), jnp.int32)))
     assert f"{made:,}" in gpt.__doc__
     assert round(made / 1e6) == int(name[:-1])
@@ -33,7 +32,7 @@ def test_residual_networks_are_for_the_images_that_they_are_of(variant, millions
     check(config)
     side, channels, classes = IMAGES[variant.partition(",")[2] or "fashion_mnist"]
     assert config.data.image_size in (0, side)
-    blocks = models.make(as_model(config.model), classes)
+    blocks = models.make(config.model, classes)
     x = jnp.zeros((2, side, side, channels))
     assert round(count(shapes(blocks, x)) / 1e6, 1) == millions
     assert f"{millions} million" in resnet.__doc__

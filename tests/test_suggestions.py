@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base.errors import closest, meant
-from optdyn.cli import sources
+from optdyn.cli.keys import keys
 
 METHODS = ("sync", "asynchronous", "async_local_sgd", "daso", "diloco", "gossip", "local")
-ALL = tuple(sources.keys())
+ALL = tuple(keys())
 KEYS = ("optimizer.learning_rate", "optimizer.momentum", "model.name", "batch_size", "steps")
 
 

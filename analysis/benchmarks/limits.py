@@ -69,13 +69,12 @@ def product() -> float:
 
 def operations_of(config: Experiment) -> float:
     """Floating-point operations of one update, by the model."""
-    experiment = config
-    run = trainer.prepare(experiment)
+    run = trainer.prepare(config)
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in run.data.train.items()
     }
-    problem = problem_of(experiment, run.data.classes)
+    problem = problem_of(config, run.data.classes)
     found = costs.block_costs(problem, run.params, batch)
     return costs.of_groups(found, ((0, len(found.trunk)),)).total
 

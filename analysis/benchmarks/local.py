@@ -69,9 +69,7 @@ LAUNCHERS = {
 
 
 def config_of(values: dict[str, Any]) -> Experiment:
-    config = Experiment()
-    config = config.with_(BASE | values)
-    return config
+    return Experiment().with_(BASE | values)
 
 
 def compilation(config: Experiment) -> Timer:

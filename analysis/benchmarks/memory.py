@@ -24,13 +24,12 @@ import pandas as pd
 from analysis.benchmarks.record import publish
 from optdyn import optimizers
 from optdyn.core import Event, by_block
-from optdyn.experiment import Experiment
 from optdyn.methods.gradient.local import local
 from optdyn.methods.gradient.local_losses import groups, heads
 from optdyn.methods.sync import sync
 from optdyn.problem import models, problem
 from optdyn.problem.costs import block_costs, of_groups
-from tests.values import as_model
+from optdyn.problem.models import ResMLP
 
 BATCH, WIDTH, CLASSES, CHUNKS = 4096, 128, 10, 4
 VARIANTS = ("greedy", "chunked", "backprop")
@@ -39,12 +38,8 @@ WITHOUT_LIBRARY = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 def update(depth: int, variant: str) -> tuple[jax.stages.Lowered, int]:
     """The program of one update, and the bytes of its largest group by `research.costs`."""
-    model = Experiment().model
-    model.update(name="resmlp", blocks=depth, width=WIDTH)
-    parts = groups(variant, depth, 0, CHUNKS)
-    whole = problem.make(
-        as_model(model), CLASSES, heads(models.make(as_model(model), CLASSES), parts, False)
-    )
+    model, parts = ResMLP(blocks=depth, width=WIDTH), groups(variant, depth, 0, CHUNKS)
+    whole = problem.make(model, CLASSES, heads(models.make(model, CLASSES), parts, False))
     batch = {
         "image": jax.ShapeDtypeStruct((BATCH, 28, 28, 1), jnp.uint8),
         "label": jax.ShapeDtypeStruct((BATCH,), jnp.int32),

@@ -29,14 +29,7 @@ WINDOW, SHARE = 100, 0.1
 
 
 def metered_config(model: str) -> Experiment:
-    config = config_of(model, 16)
-    config = config.with_(
-        {
-            "optimizer.momentum": 0.0,
-            "probes.momentum": True,
-        }
-    )
-    return config
+    return config_of(model, 16).with_({"optimizer.momentum": 0.0, "probes.momentum": True})
 
 
 def programs(model: str) -> tuple[dict[str, Timer], float]:

@@ -30,11 +30,18 @@ import pandas as pd
 
 from analysis.benchmarks.record import publish
 from configs import images
+from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Law
 from optdyn.experiment import Experiment
+from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.sync import Sync
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import NORMAL, REJECTED, NotIdentified, fit
+from optdyn.optimizers.kinds import SGD, Adam
 from optdyn.problem import data as datasets
 from optdyn.problem import shared_data
+from optdyn.problem.data.kinds import KJV, MNIST5k
+from optdyn.problem.models import MLP, ResNet, Transformer
 from optdyn.race.race import race
 from optdyn.report import raced
 from optdyn.train import meter, single
@@ -123,66 +130,34 @@ CELLS = {
 
 def config_of(cell: dict[str, Any], seed: int) -> Experiment:
     """Of what `small` and `real` say of a run."""
-    model = cell.get("model", "mlp")
-    config = images.get_config("fashion_mnist") if model in ("lenet", "resnet") else Experiment()
-    config = config.with_(
-        {
-            "batch_size": 64,
-            "steps": {"mlp": 1000, "lenet": 900}.get(model, 600),
-        }
+    name, groups, rate = cell.get("model", "mlp"), cell["groups"], cell.get("rate", 0.05)
+    steps = cell.get("steps", {"mlp": 1000, "lenet": 900}.get(name, 600))
+    if name in ("lenet", "resnet"):
+        config = images.get_config("fashion_mnist")
+    elif name == "mlp":
+        hidden = cell.get("hidden", (64, 64))
+        config = Experiment(model=MLP(hidden=hidden), data=MNIST5k(train_examples=4000))
+    else:
+        model = Transformer(blocks=2, width=64)
+        config = Experiment(model=model, data=KJV(sequence_length=64))
+    if name == "resnet":
+        config = config.with_(model=ResNet(blocks=3, channels=(8, 16, 32)))
+    law = Law.named(cell.get("service", "exponential"))
+    if "variation" in cell:
+        law = law.with_(variation=cell["variation"])
+    many = Asynchronous(groups=groups, staleness_bound=cell.get("bound", -1))
+    sgd = SGD(learning_rate=rate, momentum=cell.get("momentum", 0.0))
+    return config.with_(
+        data=config.data.with_(replacement=cell.get("replacement", False)),
+        optimizer=Adam(learning_rate=rate) if cell.get("optimizer") == "adam" else sgd,
+        method=many if groups > 1 else Sync(),
+        cluster=Cluster(nodes=groups, service=law),
+        batch_size=cell.get("batch", 32 if name == "transformer" else 64),
+        steps=steps,
+        log_every=steps,
+        checkpoint_every=0,
+        seed=seed,
     )
-    if model == "mlp":
-        config = config.with_(
-            {
-                "data.train_examples": 4000,
-                "model.hidden": cell.get("hidden", (64, 64)),
-            }
-        )
-    elif model == "resnet":
-        config.model.update(name="resnet", blocks=3, channels=(8, 16, 32))
-    elif model == "transformer":
-        config.data.update(name="kjv", sequence_length=64)
-        config.model.update(name="transformer", blocks=2, width=64)
-        config = config.with_(
-            {
-                "batch_size": 32,
-            }
-        )
-    config = config.with_(
-        {
-            "batch_size": cell.get("batch", config.batch_size),
-        }
-    )
-    config = config.with_(
-        {
-            "steps": cell.get("steps", config.steps),
-            "data.replacement": cell.get("replacement", False),
-        }
-    )
-    config = config.with_(
-        {
-            "seed": seed,
-            "checkpoint_every": 0,
-            "log_every": config.steps,
-            "optimizer.name": cell.get("optimizer", "sgd"),
-            "optimizer.learning_rate": cell.get("rate", 0.05),
-            "optimizer.momentum": cell.get("momentum", 0.0),
-            "method.name": "asynchronous" if cell["groups"] > 1 else "sync",
-        }
-    )
-    config.method.groups = config.cluster.nodes = cell["groups"]
-    config = config.with_(
-        {
-            "cluster.service.name": cell.get("service", "exponential"),
-        }
-    )
-    config = config.with_(
-        {
-            "cluster.service.variation": cell.get("variation", config.cluster.service.variation),
-            "method.staleness_bound": cell.get("bound", -1),
-        }
-    )
-    return config
 
 
 class RecordedRun(NamedTuple):
@@ -194,14 +169,14 @@ class RecordedRun(NamedTuple):
 
 
 def recorded(cell: dict[str, Any], config: Experiment) -> RecordedRun:
-    one, steps = config, config.steps
+    steps = config.steps
     if not cell.get("race"):
-        line = one.timeline(steps_per_epoch=1, update_bytes=0)
-        return RecordedRun(single.record(one), line.worker)
+        line = config.timeline(steps_per_epoch=1, update_bytes=0)
+        return RecordedRun(single.record(config), line.worker)
     from optdyn.race.on_ray import ray_workers  # an extra, which the other cells do without
 
     windows = {"probes.momentum": True, "probes.window": steps, "probes.every": steps}
-    one = one.with_({**windows, "cluster.service.name": "race"})
+    one = config.with_({**windows, "cluster.service.name": "race"})
     with TemporaryDirectory(prefix="optdyn-race-") as folder:
         workdir = Path(folder, "race")
         race(one, workdir, partial(ray_workers, gpus=0.0, servers=1, address=""))

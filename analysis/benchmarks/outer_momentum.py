@@ -21,11 +21,13 @@ import pandas as pd
 from analysis.benchmarks.record import publish
 from optdyn.base.trees import Params
 from optdyn.clock.cluster import Cluster
-from optdyn.experiment import Experiment, usual
+from optdyn.experiment import Experiment
+from optdyn.methods import Methods
 from optdyn.momentum.moments import Fit, NotIdentified, fit
 from optdyn.momentum.two_phase import effective_curvature
-from optdyn.problem.data.kinds import Data
-from optdyn.problem.models import Model
+from optdyn.optimizers.kinds import SGD
+from optdyn.problem.data.kinds import MNIST5k
+from optdyn.problem.models import Quadratic
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import driver, trainer
 
@@ -63,16 +65,15 @@ def config_of(case: Case, meetings: int, noise: float, seed: int) -> Experiment:
         if case.nesterov
         else {"slow_learning_rate": case.rate, "slow_momentum": case.momentum}
     )
-    keys = {f"method.{key}": value for key, value in outer.items()}
-    return usual().with_(
-        {"method.name": case.method, "method.period": case.period, **keys},
+    return Experiment(
         seed=seed,
         steps=meetings * case.period,
         batch_size=NODES,
-        model=Model("quadratic", dimension=DIMENSION, condition=CONDITION, noise=noise),
-        data=Data(train_examples=2000, replacement=True),
+        model=Quadratic(dimension=DIMENSION, condition=CONDITION, noise=noise),
+        data=MNIST5k(train_examples=2000, replacement=True),
+        optimizer=SGD(learning_rate=RATE, momentum=0.0),
+        method=Methods.named(case.method).with_keys({"period": case.period, **outer}),
         cluster=Cluster(nodes=NODES),
-        **{"optimizer.learning_rate": RATE, "optimizer.momentum": 0.0},
     )
 
 
@@ -83,7 +84,7 @@ def _flat(params: Params) -> np.ndarray:
 
 def after_meetings(config: Experiment) -> np.ndarray:
     """(meetings + 1, dimension) theta at the start and after every meeting."""
-    run, period = trainer.prepare(config), config.method.keys["period"]
+    run, period = trainer.prepare(config), config.method.get("period", 0)
     theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)
     for chunk in driver.drive(run, driver.initial(run), 0, stops):
         chunk.make()

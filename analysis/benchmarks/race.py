@@ -57,10 +57,8 @@ PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
 
 
 def config_of(groups: int, steps: int, values: dict[str, Any]) -> Experiment:
-    config = quickstart.get_config()
     shared = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
-    config = config.with_({**shared, "steps": steps, **values})
-    return config
+    return quickstart.get_config().with_({**shared, "steps": steps, **values})
 
 
 def started(

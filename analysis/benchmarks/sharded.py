@@ -42,14 +42,7 @@ Job = Callable[[str], float]  # of a model's name: seconds an update
 
 def sharded(model: str, api: str, batch: int) -> Experiment:
     """The model's config, over all devices there are."""
-    config = config_of(model, 1)
-    config = config.with_(
-        {
-            "parallel.api": api,
-            "batch_size": batch,
-        }
-    )
-    return config
+    return config_of(model, 1).with_({"parallel.api": api}, batch_size=batch)
 
 
 def one_device(rounds: int) -> list[dict[str, Any]]:

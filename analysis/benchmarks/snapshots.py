@@ -30,7 +30,12 @@ import pandas as pd
 
 from analysis.benchmarks.record import publish
 from configs import gpt
+from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment
+from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.sync import Sync
+from optdyn.optimizers.kinds import SGD
+from optdyn.problem.models import MLP
 from optdyn.train import driver, memory_checks, trainer
 from optdyn.train.program import CHUNK
 
@@ -42,46 +47,27 @@ FITTED = 3  # points of an exponent
 def config_of(size: str, groups: int, kept: str = "") -> Experiment:
     """Of a number of parameters, or a size of `configs/gpt.py`."""
     config = transformer(size) if size in gpt.SIZES else mlp(int(float(size)))
-    config.steps = config.log_every = CHUNK
-    config = config.with_(
-        {
-            "checkpoint_every": 0,
-            "optimizer.momentum": 0.9,
-            "optimizer.learning_rate": 0.01,
-            "cluster.nodes": groups,
-        }
+    return config.with_(
+        steps=CHUNK,
+        log_every=CHUNK,
+        checkpoint_every=0,
+        optimizer=SGD(learning_rate=0.01, momentum=0.9),
+        cluster=Cluster(nodes=groups),
+        method=Asynchronous(groups=groups, snapshots=kept) if groups > 1 else Sync(),
     )
-    if groups > 1:
-        config.method.update(name="asynchronous", groups=groups, snapshots=kept)
-    return config
 
 
 def mlp(size: int) -> Experiment:
     """795 h + 10 parameters of one hidden layer, h^2 + 796 h + 10 of two: whichever is wider."""
-    config = Experiment()
-    width = (math.sqrt(796**2 + 4 * size) - 796) / 2
-    config = config.with_(
-        {
-            "model.hidden": (size // 795,) if size < 2**18 else (int(width), int(width)),
-            "batch_size": 16,
-        }
-    )
-    return config
+    width = int((math.sqrt(796**2 + 4 * size) - 796) / 2)
+    hidden = (size // 795,) if size < 2**18 else (width, width)
+    return Experiment(model=MLP(hidden=hidden), batch_size=16)
 
 
 def transformer(size: str) -> Experiment:
-    config = Experiment()
     whole = gpt.get_config(f"{size},synthetic")
-    config.model, config.data = whole.model, whole.data
-    config = config.with_(
-        {
-            "model.dtype": "float32",
-            "data.options.length": 256,
-            "data.train_examples": 256,
-            "batch_size": 8,
-        }
-    )
-    return config
+    small = {"model.dtype": "float32", "data.options.length": 256, "data.train_examples": 256}
+    return Experiment(model=whole.model, data=whole.data, batch_size=8).with_(small)
 
 
 class Updates:

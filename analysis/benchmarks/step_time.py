@@ -27,8 +27,13 @@ import optax
 import pandas as pd
 
 from analysis.benchmarks.record import publish
+from optdyn.clock.cluster import Cluster
 from optdyn.core import Event
 from optdyn.experiment import Experiment
+from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.sync import Sync
+from optdyn.optimizers.kinds import SGD
+from optdyn.problem.models import CNN, MLP
 from optdyn.problem.models.convolution import convolve, max_pool
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
@@ -38,22 +43,16 @@ Timer = Callable[[], float]  # seconds an update
 
 
 def config_of(model: str, groups: int) -> Experiment:
-    config = Experiment()
-    config.steps = config.log_every = CHUNK
-    config = config.with_(
-        {
-            "checkpoint_every": 0,
-            "batch_size": BATCH,
-            "model.name": model,
-            "model.hidden": (256, 256) if model == "mlp" else (120, 84),
-            "optimizer.momentum": 0.9,
-            "optimizer.learning_rate": 0.01,
-            "cluster.nodes": groups,
-            "method.name": "asynchronous" if groups > 1 else "sync",
-            "method.groups": groups,
-        }
+    return Experiment(
+        steps=CHUNK,
+        log_every=CHUNK,
+        checkpoint_every=0,
+        batch_size=BATCH,
+        model=MLP(hidden=(256, 256)) if model == "mlp" else CNN(hidden=(120, 84)),
+        optimizer=SGD(learning_rate=0.01, momentum=0.9),
+        cluster=Cluster(nodes=groups),
+        method=Asynchronous(groups=groups) if groups > 1 else Sync(),
     )
-    return config
 
 
 def repeated(config: Experiment) -> Callable[[int], Any]:

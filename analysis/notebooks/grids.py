@@ -8,28 +8,21 @@ import itertools
 from collections.abc import Iterator
 
 import optdyn as od
-from optdyn.experiment import Experiment
-from optdyn.train.grid import Point, grid
+from optdyn.train.grid import Point
 
 MLP: Point = {"model.name": "mlp", "model.hidden": (32,)}
 GROUPS = 8  # whose losses `implicit_momentum` compares with those of momentum 1 - 1/g
 
 
-def get_config(table: str) -> Experiment:
+def get_config(table: str) -> od.Grid:
     """Raises KeyError if there is no such table."""
     return TABLES[table]()
 
 
-def implicit_momentum() -> Experiment:
+def implicit_momentum() -> od.Grid:
     """The grid of the notebook on implicit momentum."""
-    base = od.config("grids/implicit_momentum").base
-    base = base.with_(
-        {
-            "log_every": 5,
-            "checkpoint_every": 0,
-        }
-    )
-    return grid(base, [*fits(), *equivalents(), metered()])
+    base = od.config("grids/implicit_momentum").base.with_(log_every=5, checkpoint_every=0)
+    return od.Grid(base, [*fits(), *equivalents(), metered()])
 
 
 def fits() -> Iterator[Point]:
@@ -60,13 +53,11 @@ def equivalents() -> Iterator[Point]:
         },
         "momentum": {
             "method.name": "sync",
-            "method.groups": 1,
             "optimizer.momentum": 1 - 1 / GROUPS,
             "optimizer.learning_rate": alpha / GROUPS,
         },
         "plain": {
             "method.name": "sync",
-            "method.groups": 1,
             "optimizer.learning_rate": alpha,
         },
     }
@@ -99,24 +90,19 @@ def metered() -> Point:
     }
 
 
-def tradeoff() -> Experiment:
+def tradeoff() -> od.Grid:
     """The quickstart grid's batches of 64: momentum 0.9 kept, and tuned, at 1 to 16 groups."""
     whole = od.config("grids/quickstart")
     trained = (point for point in whole.points if not point["name"].startswith(("fit", "meter")))
-    return grid(whole.base, [point for point in trained if point["batch_size"] == 64])
+    return od.Grid(whole.base, [point for point in trained if point["batch_size"] == 64])
 
 
-def daso() -> Experiment:
+def daso() -> od.Grid:
     """20 epochs at 0.3 Gb/s: blocking, and an exchange every 2, 4, 8 batches throughout."""
-    base = od.config("grids/daso").base
-    base = base.with_(
-        {
-            "steps": 20 * 31,
-            "checkpoint_every": 0,
-            "method.cooldown_epochs": 2,
-        }
+    base = od.config("grids/daso").base.with_(
+        {"method.cooldown_epochs": 2}, steps=20 * 31, checkpoint_every=0
     )
-    return grid(base, exchanges())
+    return od.Grid(base, exchanges())
 
 
 def exchanges() -> Iterator[Point]:
@@ -125,7 +111,6 @@ def exchanges() -> Iterator[Point]:
         for seed in range(3):
             yield {
                 "name": f"every{batches}-seed{seed}" if batches else f"blocking-seed{seed}",
-                "method.name": "daso",
                 "method.max_batches": max(batches, 1),
                 "method.wait": max(batches // 4, 1),
                 "method.warmup_epochs": 2 if batches else 20,
@@ -135,42 +120,31 @@ def exchanges() -> Iterator[Point]:
             }
 
 
-def dynamic_batch() -> Experiment:
+def dynamic_batch() -> od.Grid:
     """Dynamic batches under disturbances, three seeds, and on unlike workers."""
     disturbed, unlike = (
         od.config(f"grids/dynamic_batch:{of}") for of in ("disturbed", "heterogeneity")
     )
     some = [point for point in disturbed.points if point["seed"] < 3]
-    return grid(disturbed.base, [*some, *unlike.points])
+    return od.Grid(disturbed.base, [*some, *unlike.points])
 
 
-def local_parallelism() -> Experiment:
+def local_parallelism() -> od.Grid:
     """The variants of local parallelism on a small network."""
     whole = od.config("grids/local")
-    base = whole.base
-    base = base.with_(
-        {
-            "steps": 400,
-            "log_every": 40,
-            "data.train_evaluated": 1000,
-        }
-    )
-    return grid(base, [{**point, "model.width": 64} for point in whole.points])
+    base = whole.base.with_({"data.train_evaluated": 1000}, steps=400, log_every=40)
+    return od.Grid(base, [{**point, "model.width": 64} for point in whole.points])
 
 
-def when_asynchrony_pays() -> Experiment:
+def when_asynchrony_pays() -> od.Grid:
     """An MLP with 1, 4, 16 memoryless groups at batches 4 and 64, three steps around the best."""
-    base = Experiment()
-    base = base.with_(
-        {
-            "model.hidden": (32,),
-            "data.train_evaluated": 1000,
-            "data.test_evaluated": 100,
-            "checkpoint_every": 0,
-            "method.name": "asynchronous",
-        }
+    base = od.Experiment(
+        model=od.MLP(hidden=(32,)),
+        data=od.MNIST5k(train_evaluated=1000, test_evaluated=100),
+        method=od.Asynchronous(),
+        checkpoint_every=0,
     )
-    return grid(base, penalties())
+    return od.Grid(base, penalties())
 
 
 def penalties() -> Iterator[Point]:

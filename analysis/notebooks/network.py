@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from optdyn.base.lookup import CLOCK
 from optdyn.clock.nodes import synchronous
 from optdyn.clock.service import DRAWN
 from optdyn.experiment import Experiment, read
 from optdyn.methods.mix.daso import DASO, clock
-from optdyn.problem.own_code import CLOCK
 from optdyn.report.tables import Point, TableError
 
 GIGABIT = 1e9 / 8  # bytes
@@ -46,8 +46,8 @@ def recorded(point: Point, folder: Path) -> Recorded:
         )
     if config.cluster.service.name not in DRAWN:
         raise TableError(
-            f"{folder}: config.cluster.service = {config.cluster.service!r} is of recorded times, "
-            f"must be one of {', '.join(DRAWN)}"
+            f"{folder}: config.cluster.service.name = {config.cluster.service.name!r} is of "
+            f"recorded times, must be one of {', '.join(DRAWN)}"
         )
     last = point.log[-1]
     examples = round(last["step"] * config.batch_size / last["epoch"])

@@ -30,7 +30,7 @@ from optdyn.methods.read.groups import Grouped
 from optdyn.methods.setup import Setup
 from optdyn.optimizers import schedules
 from optdyn.optimizers.kinds import SGD, Optimizer
-from optdyn.problem import losses, models, own_code
+from optdyn.problem import losses, models
 from optdyn.problem.data import tokenizers
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.models.base import Model
@@ -123,14 +123,14 @@ def usual() -> Experiment:
 def read(
     held: Mapping[str, object],
     file: object = "config.json",
-    keys: Sequence[str] = own_code.KEYS,
+    keys: Sequence[str] = lookup.KEYS,
 ) -> Experiment:
     """The experiment of a run that wrote `held` as its `config.json`.
 
     Raises `ConfigError`, also where it lacks a key, or where one of the keys names what is not to
     be run (`check_read`).
     """
-    own_code.check_read(held, file, keys)
+    lookup.check_read(held, file, keys)
     experiment = Experiment.read(held)
     check_whole(held, experiment.to_dict(), file)
     return experiment
@@ -265,12 +265,12 @@ def _cluster(config: Experiment) -> Iterator[Join]:
     yield Join("cluster.service.path", no_file, "is empty: a trace needs a CSV file")
     heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
     plain = Cluster()
-    for key, what in OPTIONAL.items():
+    changed = [key for key in OPTIONAL if getattr(cluster, key) != getattr(plain, key)]
+    for key in changed:
         those = [n for n in built_in() if key in load(n).cluster]
-        said = f"{name!r} does not know of {what}, only config.method.name = "
+        said = f"{name!r} does not know of {OPTIONAL[key]}, only config.method.name = "
         said += " and ".join(map(repr, those))
-        changed = getattr(cluster, key) != getattr(plain, key)
-        yield Join(f"cluster.{key}", changed and key not in heeded, said)
+        yield Join(f"cluster.{key}", key not in heeded, said)
     methods.check(config)
 
 
@@ -379,11 +379,12 @@ def _optimizer(config: Experiment) -> Iterator[Join]:
     """The optimizer, its arguments, its schedule and the transforms before it."""
     chosen, name = config.optimizer, config.optimizer.name
     taken, made_by = optimizers.arguments(name), optimizers.words(name)
-    said = f"optax has no such optimizer{meant(str(name), optimizers.known())}"
-    if lookup.is_own(name):
+    if "learning_rate" not in taken and lookup.is_own(name):
         said = "must be a function with an argument 'learning_rate' that returns an optax "
-        said += "transformation"
-    yield Join("optimizer.name", "learning_rate" not in taken, said)
+        yield Join("optimizer.name", True, f"{said}transformation")
+    if "learning_rate" not in taken:
+        said = f"optax has no such optimizer{meant(str(name), optimizers.known())}"
+        yield Join("optimizer.name", True, said)
     untaken = chosen.momentum and not optimizers.takes_momentum(name)
     said = f"{made_by} has no momentum; set its own arguments in config.optimizer.options"
     yield Join("optimizer.momentum", untaken, said)
@@ -400,15 +401,15 @@ def _optimizer(config: Experiment) -> Iterator[Join]:
         takers = sum(key in given for given in options)
         said = f"taken by {takers} of config.optimizer.chain = {chosen.chain}, must be by one"
         yield Join(f"optimizer.chain_options.{key}", takers != 1, said)
-    delayed = optimizers.follows_delays(name) and not config.methods.simple
-    said = f"must be one of {', '.join(map(repr, _simple()))} with config.optimizer.name = "
-    said += f"{name!r}, which is told the delay of an update's one gradient"
-    yield Join("method.name", delayed, said)
+    if optimizers.follows_delays(name) and not config.methods.simple:
+        said = f"must be one of {', '.join(map(repr, _simple()))} with config.optimizer.name = "
+        said += f"{name!r}, which is told the delay of an update's one gradient"
+        yield Join("method.name", True, said)
     plain = isinstance(chosen, SGD) and not chosen.options and not chosen.chain
     said = "compares with plain momentum SGD, so it needs config.optimizer.name = 'sgd' without "
     said += "options or a chain"
     yield Join("replicas.matching", config.replicas.matching and not plain, said)
-    if not own_code.objects(config, own_code.OPTIMIZER):  # which may be for the model's alone
+    if not lookup.objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)
     length = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options

@@ -18,9 +18,9 @@ RUN = {
     "data.train_evaluated": 100,
     "data.test_evaluated": 100,
     "optimizer.learning_rate": 0.02,
-    "optimizer.momentum": 0.9,
     "cluster.service.name": "constant",
 }
+MOMENTUM = {"optimizer.momentum": 0.9}  # of SGD
 SYNC = {
     f"{api}{devices}": {"parallel.api": api, "parallel.devices": devices}
     for api, sizes in {"jit": (1, 8), "shard_map": (1, 2), "pmap": (1, 2)}.items()
@@ -106,7 +106,6 @@ PIPELINES = {
     # Adam's updates are of one size, so that of what is nearly 0 rounding has the say; small ones.
     "no_stash": {
         "optimizer.name": "adam",
-        "optimizer.momentum": 0.0,
         "optimizer.learning_rate": 1e-4,
         "cluster.nodes": 2,
     },
@@ -173,7 +172,7 @@ METHODS = {
     # and the last bit turns the rest of a basis: by 0.05 of a parameter after the first renewal.
     "soap": (
         GROUPS
-        | {"optimizer.name": "soap", "optimizer.momentum": 0.0, "optimizer.learning_rate": 1e-3}
+        | {"optimizer.name": "soap", "optimizer.learning_rate": 1e-3}
         | {"data.image_size": 4, "steps": 60},
         ("shard_map",),
     ),
@@ -234,7 +233,10 @@ CLOSE = {"rtol": 0, "atol": 5e-6}
 
 
 def train(configs, folder, data_dir, *launcher):
-    every = {name: RUN | {"data.dir": data_dir} | values for name, values in configs.items()}
+    base, every = RUN | {"data.dir": data_dir}, {}
+    for name, values in configs.items():
+        momentum = {} if "optimizer.name" in values else MOMENTUM
+        every[name] = base | momentum | values
     return started.parameters(every, folder, *launcher)
 
 
@@ -436,7 +438,9 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
 @pytest.mark.slow
 def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
     """In every epoch those of its device's shares, each once; together the training set."""
-    values = RUN | VARIANTS["shares-real"] | {"data.dir": data_dir, "data.streaming": True}
+    values = (
+        RUN | MOMENTUM | VARIANTS["shares-real"] | {"data.dir": data_dir, "data.streaming": True}
+    )
     values |= {"steps": 60, "cluster.nodes": 2, "cluster.speeds": [1.0, 3.0]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     launcher = [sys.executable, "-m", "launch.local", "--processes=2", "--"]

@@ -37,10 +37,9 @@ def test_a_forward_meets_its_neighbours_backward(stages):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
     """All versions, in the middle of a run."""
-    config = Experiment()
     own = {"method.name": "stale_pipeline", "method.pipeline": kind, "steps": 13}
-    config = config.with_({**mnist, **own, "model.hidden": (9, 6, 7)})
-    config = config.with_({"cluster.service.name": "constant", "cluster.nodes": 2})
+    own |= {"cluster.service.name": "constant", "cluster.nodes": 2, "model.hidden": (9, 6, 7)}
+    config = Experiment().with_(mnist | own)
     trainer.train(config, tmp_path)
     run = trainer.prepare(config)
     with Checkpoints(tmp_path) as checkpoints:

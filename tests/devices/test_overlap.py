@@ -144,9 +144,9 @@ def test_the_devices_of_a_node_take_turns():
 )
 def test_what_cannot_leave_the_loop_is_refused_in_one_line(config, values, message):
     with pytest.raises(ConfigError, match=message) as refused:
-        check(config({"method.groups": 1, **values, "parallel.api": "overlap"}))
+        check(config({**values, "parallel.api": "overlap"}))
     assert "\n" not in str(refused.value)
-    check(config({"method.groups": 1, **values, "parallel.api": "jit"}))
+    check(config({**values, "parallel.api": "jit"}))
 
 
 @pytest.mark.parametrize("of", [[[0, 0], [0, 1]], [[1, 1], [1, 1]], [[0, 0], [1, 1], [1, 1]]])

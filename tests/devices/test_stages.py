@@ -27,7 +27,7 @@ from optdyn.methods.gradient.local_losses import heads
 from optdyn.methods.gradient.stacked import form_of, ravel, unravel
 from optdyn.methods.gradient.stages import stages
 from optdyn.problem import problem
-from optdyn.problem.models import Model
+from optdyn.problem.models import CNN, MLP
 from optdyn.train.program import _loop
 from tests.devices.started import start as run_all
 from tests.methods.composed import by_groups
@@ -39,8 +39,8 @@ AXES = ("stage", "data")
 
 GREEDY, CHUNKS, BACKPROP = ((0, 1), (1, 2), (2, 3), (3, 4)), ((0, 2), (2, 4)), ((0, 4),)
 MODELS = {  # of 4 trunk blocks, no two of one width
-    "mlp": {"name": "mlp", "hidden": (9, 6, 8, 7)},
-    "cnn": {"name": "cnn", "channels": (2, 3), "hidden": (9, 7), "lowering": ""},
+    "mlp": MLP(hidden=(9, 6, 8, 7)),
+    "cnn": CNN(channels=(2, 3), hidden=(9, 7)),
 }
 
 # Between devices a sum over 8 examples is made in another order: a relative 2^-24 sqrt(8) of a
@@ -76,7 +76,7 @@ COUNTED = []  # one entry a loss
 
 
 def make_problem(case):
-    model = Model(**MODELS[case.model])
+    model = MODELS[case.model]
     blocks = problem.make(model, CLASSES).blocks
     made = problem.make(model, CLASSES, heads(blocks, case.groups, False))
 

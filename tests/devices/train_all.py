@@ -16,12 +16,13 @@ from optdyn.base import processes
 from optdyn.experiment import Experiment
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
+from tests.values import with_values
 
 
 def main(configs: str, folder: str) -> None:
     processes.initialize()
     for name, values in json.loads(Path(configs).read_text()).items():
-        config = Experiment().with_(values)
+        config = with_values(Experiment(), values)
         trainer.train(config, Path(folder) / name)
         if processes.is_writer():
             run = trainer.prepare(config)

@@ -10,7 +10,6 @@ from optdyn.problem import models
 from optdyn.problem.models import base
 from optdyn.problem.models.convolution import Conv, each
 from tests.models import parameters
-from tests.values import as_model
 
 LENET = {"model.name": "cnn", "model.channels": (2, 3), "model.hidden": ()}
 RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 2}
@@ -18,7 +17,7 @@ RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 2}
 
 def blocks(values, lowering):
     config = Experiment().with_({**values, "model.lowering": lowering})
-    return models.make(as_model(config.model), classes=3)
+    return models.make(config.model, classes=3)
 
 
 def computed(values, lowering):

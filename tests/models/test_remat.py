@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.experiment import Experiment
 from optdyn.problem import costs, models, problem
-from optdyn.problem.models import base
+from optdyn.problem.models import OwnModel, base
+from optdyn.problem.models.base import Transformers
 from tests.models.parameters import shapes, some
 from tests.values import as_model
 
@@ -22,13 +22,11 @@ CASES = {
 
 
 def of(name, remat):
-    config = Experiment()
-    config.model.update(name=name, remat=remat, **CASES[name])
-    return config.model
+    return as_model({"name": name, "remat": remat, **CASES[name]})
 
 
 def examples(name, batch=2):
-    if name in problem.TEXT:
+    if isinstance(as_model({"name": name}), Transformers):
         return jnp.arange(batch * 64, dtype=jnp.int32).reshape(batch, 64) % 11
     return jnp.asarray(np.random.default_rng(0).normal(size=(batch, 12, 12, 3)), jnp.float32)
 
@@ -40,7 +38,7 @@ def gradient(blocks, x):
 @pytest.mark.parametrize("name", CASES)
 def test_is_the_same_function_with_the_same_parameters(name):
     x = examples(name)
-    plain, again = (models.make(as_model(of(name, remat)), 11) for remat in (False, True))
+    plain, again = (models.make(of(name, remat), 11) for remat in (False, True))
     params = some(plain, x)
     assert jax.tree.map(jnp.shape, shapes(again, x)) == jax.tree.map(jnp.shape, params)
     (loss, grads), (their_loss, theirs) = (gradient(blocks, x)(params) for blocks in (plain, again))
@@ -58,7 +56,7 @@ def test_is_the_same_function_with_the_same_parameters(name):
 
 def test_initial_parameters_are_the_same_to_the_bit():
     x = examples("resmlp")
-    every = [models.make(as_model(of("resmlp", remat)), 11) for remat in (False, True)]
+    every = [models.make(of("resmlp", remat), 11) for remat in (False, True)]
     draw = [jax.jit(partial(base.init, blocks, x=x)) for blocks in every]
     one, other = (each(jax.random.key(0)) for each in draw)
     jax.tree.map(np.testing.assert_array_equal, one, other)
@@ -69,7 +67,7 @@ def test_blocks_keep_their_inputs_only(name):
     x = examples(name)
     kept, operations = {}, {}
     for remat in (False, True):
-        task = problem.make(as_model(of(name, remat)), 11)
+        task = problem.make(of(name, remat), 11)
         batch = {"text" if name in problem.TEXT else "image": x}
         batch |= {"label": jnp.zeros(len(x), jnp.int32)}
         task = task._replace(losses=lambda y, _: (y**2).reshape(len(x), -1).mean(-1))
@@ -94,9 +92,7 @@ def base_inputs(task, x):
 
 
 def test_of_a_model_of_ones_own_all_blocks_but_the_last():
-    config = Experiment()
-    config.model.update(name="configs.own.model:make", remat=True)
-    blocks = models.make(as_model(config.model), 10)
+    blocks = models.make(OwnModel(name="configs.own.model:make", remat=True), 10)
     x = examples("resmlp")
     params = some(blocks, x)
     program = str(jax.make_jaxpr(jax.grad(lambda p: base.apply(blocks, p, x).sum()))(params))

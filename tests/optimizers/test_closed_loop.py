@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 
 from optdyn import clock, optimizers
 from optdyn.clock.base import at
-from optdyn.experiment import Experiment
+from optdyn.clock.cluster import Cluster
+from optdyn.clock.service import Law
 from optdyn.methods import Event
 from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from optdyn.problem import problem
+from optdyn.problem.models import Quadratic
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import trainer
 from tests.methods.composed import asynchronous
-from tests.values import as_model
 
 DIMENSION, CONDITION = 31, 10.0  # odd: the median is one of the ratios
-QUADRATIC = problem.make(
-    as_model({"name": "quadratic", "dimension": DIMENSION, "condition": CONDITION}), 0
-)
+QUADRATIC = problem.make(Quadratic(dimension=DIMENSION, condition=CONDITION), 0)
 H = curvatures(DIMENSION, CONDITION).astype(np.float64)
 GROUPS, SEEDS, STEPS = 16, 5, 1500
 
@@ -35,9 +34,8 @@ def loop(gamma, staleness):
 
 
 @cache
-def arrivals(groups, service, steps, replicas):
-    cluster = Experiment().cluster
-    cluster.update(nodes=groups, service=service)
+def arrivals(groups, law, steps, replicas):
+    cluster = Cluster(nodes=groups, service=Law.named(law))
     return clock.make(cluster, groups=groups, steps=steps, batch_size=1, replicas=replicas)
 
 
@@ -89,10 +87,10 @@ def reference(staleness, tau, gamma, alpha, target):
     return [np.array(column) for column in zip(*rows, strict=True)]
 
 
-@pytest.mark.parametrize("service", ["constant", "exponential"])
+@pytest.mark.parametrize("law", ["constant", "exponential"])
 @pytest.mark.parametrize("groups", [1, 2, 5])
-def test_follows_the_equations_in_iterates(groups, service):
-    made = arrivals(groups, service, 100, 0)
+def test_follows_the_equations_in_iterates(groups, law):
+    made = arrivals(groups, law, 100, 0)
     explicit, total, x = run(made, groups, 0.05, 0.05, 0.6)
     expected = reference(made.staleness, groups - 1, 0.05, 0.05, 0.6)
     # float32 rounds a velocity to 6e-8 of its size, and the median's is now and then a hundredth of
@@ -263,6 +261,7 @@ def test_a_run_has_the_staleness_of_its_groups(config):
 def test_a_run_logs_what_the_loop_measures(config, rows, tmp_path):
     """And with gamma = 0 it is, to the bit, the run with heavy ball."""
     values = {"optimizer.name": "closed_loop", "optimizer.learning_rate": 0.05}
+    values |= {"optimizer.momentum": 0.3}
     runs = {
         "loop": {"optimizer.options.gamma": 0.05},
         "open": {"optimizer.options.gamma": 0.0},

@@ -29,11 +29,8 @@ def config(name):
             "model.attention_heads": 2,
             "data.name": "kjv",
             "data.sequence_length": 16,
-        }
-    )
-    made.data.train_evaluated = made.data.test_evaluated = 128
-    made = made.with_(
-        {
+            "data.train_evaluated": 128,
+            "data.test_evaluated": 128,
             "batch_size": 16,
             "steps": 150,
             "optimizer.name": name,
@@ -97,7 +94,8 @@ def test_its_blocks_learn_locally_in_groups_that_take_turns():
     made = made.with_(
         {
             "method.name": "asynchronous+local",
-            "method.variant": "greedy",
+            "method.asynchronous.groups": 2,
+            "method.local.variant": "greedy",
             "model.blocks": 2,
             "model.width": 8,
             "steps": 100,

@@ -191,16 +191,14 @@ def test_steps_that_are_none_are_one_line(boundaries, scales):
 def test_which_rates_depend_on_the_number_of_steps(schedule, decay_steps, depends, warmup):
     config = Experiment().with_(
         {
-            "steps": 40,
             "optimizer.schedule": schedule,
+            "optimizer.schedule_options": SCALED.get(schedule, {}),
             "optimizer.decay_steps": decay_steps,
             "optimizer.warmup_steps": warmup,
         }
     )
-    config.optimizer.schedule_options.update(SCALED.get(schedule, {}))
-    rates = schedules.of_config(config)
-    config.steps *= 2
-    assert np.array_equal(rates, schedules.of_config(config)[:40]) != depends
+    rates, longer = (schedules.of_run(config.optimizer, steps) for steps in (40, 80))
+    assert np.array_equal(rates, longer[:40]) != depends
 
 
 def by_length(learning_rate, steps):

@@ -116,12 +116,12 @@ def test_nodes_that_train_by_themselves_have_bases_of_their_own():
             model=model,
             data={"train": data, "test": data},
             loss=lambda outputs, batch: ((outputs - batch["y"]) ** 2).sum(axis=-1),
-            optimizer=od.Optax(name="soap", learning_rate=RATE, every=2),
+            optimizer=od.Optax(name="soap", learning_rate=RATE, options={"every": 2}),
             method=od.ModelAveraging(period=3),
             cluster=od.Cluster(nodes=2),
             batch_size=8,
             steps=4,
-        ).parsed()
+        )
     )
     state, _ = run.program.advance(*driver.first(run, 4))
 

@@ -10,6 +10,7 @@ from optdyn import optimizers
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods import Event
 from optdyn.optimizers import staleness
+from optdyn.optimizers.kinds import SGD
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from tests.methods import composed
@@ -185,9 +186,7 @@ def test_rates_by_staleness_in_a_run():
 
 
 def chained(names, **options):
-    config = Experiment().with_({"optimizer.chain": names})
-    config.optimizer.chain_options.update(options)
-    return config
+    return Experiment(optimizer=SGD(chain=names, chain_options=options))
 
 
 def halved(by=0.5):

@@ -14,7 +14,6 @@ from optdyn.base.errors import ConfigError
 from optdyn.cli import app, price, show, train
 from optdyn.experiment import Experiment, read, to_json
 from optdyn.momentum.lags import groups_of
-from optdyn.problem import own_code
 from optdyn.report import implicit_momentum, penalties, report, windows
 from optdyn.report.relevant_keys import heeds
 from optdyn.report.tables import TableError, points
@@ -94,7 +93,7 @@ def command(folder, monkeypatch, capsys):
 
 
 def test_every_key_that_names_code_is_tried():
-    assert set(NAMED) == set(own_code.KEYS)
+    assert set(NAMED) == set(lookup.KEYS)
 
 
 @pytest.mark.parametrize("main", [train.main, price.main])

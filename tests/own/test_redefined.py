@@ -1,4 +1,4 @@
-"""One's own is known by what it is: defined anew under the same name, it is another run's."""
+"""In a process a thing is itself: defined again under the same name, it makes another program."""
 
 import gc
 import importlib
@@ -6,16 +6,13 @@ import sys
 import weakref
 from types import ModuleType
 
-import jax
-import numpy as np
 import pytest
 
-from optdyn.base import lookup, sources
+from optdyn.base import lookup
 from optdyn.experiment import ConfigError
-from optdyn.problem import costs, problem, shared_data
+from optdyn.problem import shared_data
 from optdyn.train import program
 from tests.train.runs import train
-from tests.values import as_model
 
 CELLS = """
 import numpy as np, optax
@@ -79,52 +76,23 @@ def loss_of(config, tmp_path):
 
 
 def test_what_a_notebook_defines_anew_is_trained_with(cells, loss_of):
-    """Each of the four, then a number that one reads, and a function that one calls."""
+    """Each of the four; what a function reads from its module is not followed, as in `jax.jit`."""
     first = loss_of()
     cells.run("def loss(o, b): return more(((o - b['y']) ** 2).sum(-1)) + 100")
     assert loss_of() == pytest.approx(100 + first)
     cells.run("PLUS = 200.0")
-    assert loss_of() == pytest.approx(300 + first)
-    cells.run("def more(errors): return errors - 100")
-    assert loss_of() == pytest.approx(first, abs=1e-4)  # float32 around 100
+    assert loss_of() == pytest.approx(100 + first)
     cells.run(CELLS)
     assert loss_of() == first
     found = {first}
     for text in (
         "def optimizer(learning_rate): return optax.sgd(0 * learning_rate)",
         "def model(classes): return nn.Sequential([nn.Dense(4), nn.tanh, nn.Dense(classes)])",
-        "X = 2 * X",
+        "def data(): return {'train': {'x': 2 * X, 'y': X[:, :2]}}",
     ):
         cells.run(text)
         found.add(loss_of())
     assert len(found) == 4
-
-
-def test_each_of_several_alike_numbers_is_heeded(cells, loss_of):
-    """1, 2 and 1 are not 1, 2 and 2, wherever they stand: as globals, arguments or a tuple."""
-    cells.run("A, B, C = 1.0, 2.0, 1.0\ndef loss(o, b): return (A * o ** 2).sum(-1) + B + 10 * C")
-    first = loss_of()
-    cells.run("C = 2.0")
-    assert loss_of() == pytest.approx(first + 10)
-    cells.run("from functools import partial\ndef of(o, b, p, q): return o.sum(-1) * 0 + p - 2 * q")
-    found = []
-    for text in ("partial(of, p=1.0, q=3.0)", "partial(of, q=1.0, p=3.0)"):
-        cells.run(f"loss = {text}")
-        found.append(loss_of())
-    assert found == [-5, 1]
-    found = []
-    for text in ("(1.0,), (2.0, 3.0)", "(1.0, 2.0), (3.0,)"):
-        cells.run(f"A, B = {text}\ndef loss(o, b): return 0 * o.sum(-1) + sum(A) - sum(B)")
-        found.append(loss_of())
-    assert found == [-4, 0]
-
-
-def test_what_an_object_holds_is_heeded(cells, loss_of):
-    cells.run("from types import SimpleNamespace\nheld = SimpleNamespace(plus=1.0)")
-    cells.run("def loss(o, b): return 0 * o.sum(-1) + held.plus")
-    assert loss_of() == 1
-    cells.run("held.plus = 2.0")
-    assert loss_of() == 2
 
 
 def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, config, tmp_path):
@@ -138,7 +106,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             "def a(learning_rate, steps): return lambda t: 0.1",
             "def a(learning_rate, steps): return lambda t: 0.2",
         ),
-        "cluster.service.name": (
+        "cluster.service": (
             "def a(): return lambda rng, shape: np.ones(shape)",
             "def a(): return lambda rng, shape: rng.standard_exponential(shape)",
         ),
@@ -147,7 +115,7 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             "a = load('sync')",
         ),
     }
-    heeded = {"metrics": "test_a", "cluster.service.name": "simulated_seconds"}
+    heeded = {"metrics": "test_a", "cluster.service": "simulated_seconds"}
     for key, both in texts.items():
         found = []
         for number, text in enumerate(both):
@@ -165,7 +133,6 @@ def test_what_stays_as_it_is_shares_its_compilation(cells, loss_of):
     assert traced > 0
     for rate in (0.1, 0.2):
         loss_of({**NAMES, "optimizer.learning_rate": rate})
-    cells.run("PLUS = 0.0")  # the same number
     cells.run("unheeded = 3")
     loss_of()
     assert traced == cells.TRACED and program._make.cache_info().misses == made
@@ -205,73 +172,20 @@ def test_a_file_is_read_again_when_it_was_edited(cells, loss_of, folder):
     assert program._make.cache_info().misses == made
 
 
-def test_what_a_file_imports_from_beside_itself_is_part_of_it(folder):
-    """However far; what two files import is executed once, and both have it."""
-    (folder / "deep").mkdir()
-    write(folder / "deep" / "inner.py", "value = 1\ncount = []")
-    write(folder / "deep" / "outer.py", "from inner import value\nimport inner as it")
-    for name in ("one", "other"):
-        write(folder / "deep" / f"{name}.py", "from outer import value, it\ndef f(): return value")
-
-    def found():
-        both = [lookup.find("key", f"deep/{name}.py:f", {}) for name in ("one", "other")]
-        return both, [function() for function in both]
-
-    before, values = found()
-    assert values == [1, 1] and found()[0] == before
-    write(folder / "deep" / "inner.py", "value = 2\ncount = []")
-    after, values = found()
-    assert values == [2, 2] and found()[0] == after
-    assert all(one is not other for one, other in zip(before, after, strict=True))
-    assert [function() for function in before] == [1, 1]  # a run that is under way has its own
-    write(folder / "deep" / "unheeded.py", "value = 3")
-    assert found()[0] == after
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import lab.parts\ndef f(): return lab.parts.value",
-        "from lab import parts\ndef f(): return parts.value",
-        "from lab.parts import value\ndef f(): return value",
-        "import lab\ndef f(): return lab.value",
-        "def f():\n    from lab.parts import value\n    return value",
-        "import lab.more\ndef f(): return lab.more.parts.value + lab.parts.value - lab.value",
-    ],
-)
-def test_packages_beside_a_file_are_part_of_it(folder, text):
-    (folder / "lab").mkdir()
-    write(folder / "lab" / "__init__.py", "from .parts import value")
-    write(folder / "lab" / "more.py", "from . import parts")
-    write(folder / "file.py", text)
-    for number in (1, 2, 3):
-        write(folder / "lab" / "parts.py", f"value = {number}")
-        function = lookup.find("key", "file.py:f", {})
-        assert function() == number
-        assert lookup.find("key", "file.py:f", {}) is function
-        digests = sources.digests(sys.modules[function.__module__])
-        assert {"", "lab", "lab.parts"} <= set(digests) <= {"", "lab", "lab.parts", "lab.more"}
-
-
 def test_an_edit_that_is_broken_is_a_line_until_it_is_repaired(folder):
-    write(folder / "inner.py", "value = 1")
-    write(folder / "file.py", "from inner import value\nthing = [value]")
+    path = write(folder / "file.py", "thing = [1]")
 
     def find():
         return lookup.find("key", "file.py:thing", {})
 
-    assert find() == [1]
-    write(folder / "inner.py", "value = = 2")
+    first = find()
+    write(path, "thing = = [2]")
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"inner.py, line 1: SyntaxError"):
+        with pytest.raises(ConfigError, match=r"file.py, line 1: SyntaxError"):
             find()
-    write(folder / "inner.py", "other = 2")
-    for _ in range(2):
-        with pytest.raises(ConfigError, match=r"cannot import name 'value'"):
-            find()
-    write(folder / "inner.py", "value = 3")
-    assert find() == [3]
-    (folder / "file.py").unlink()
+    write(path, "thing = [3]")
+    assert find() == [3] and first == [1]  # a run that is under way has its own
+    path.unlink()
     with pytest.raises(ConfigError, match="no file"):
         find()
 
@@ -298,25 +212,3 @@ def test_a_module_is_as_python_has_it(cells, loss_of, folder):
     assert loss_of(values) == pytest.approx(500 + first)
     sys.modules["my_module"].loss = lambda o, b: ((o - b["y"]) ** 2).sum(-1) + 700
     assert loss_of(values) == pytest.approx(700 + first)
-
-
-def test_the_operations_of_a_block_are_those_of_its_code(cells):
-    """A block whose class is the same, and which calls a function that is another."""
-    cells.run(
-        "class Block(nn.Module):\n"
-        "    @nn.compact\n"
-        "    def __call__(self, x): return inner(nn.Dense(4)(x))\n"
-        "def inner(x): return x\n"
-        "def model(classes): return [('a', Block()), ('b', nn.Dense(classes))]\n"
-    )
-
-    def forward():
-        made = problem.make(as_model({"name": "cells:model"}), 2)
-        examples = {"x": np.ones((5, 3), np.float32), "y": np.ones((5, 2), np.float32)}
-        params = made.init(jax.random.key(0), examples)
-        return costs.block_costs(made, params, examples).trunk[0].forward
-
-    first, analyzed = forward(), costs._analyzed.cache_info().misses
-    assert forward() == first and costs._analyzed.cache_info().misses == analyzed
-    cells.run("def inner(x): return x @ np.ones((4, 4), np.float32)")
-    assert forward() == first + 5 * 4 * 4 * 2

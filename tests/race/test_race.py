@@ -25,6 +25,10 @@ from optdyn.cli import race as launched
 from optdyn.clock import TimelineError
 from optdyn.clock.base import from_arrivals
 from optdyn.clock.versions import WAITING
+from optdyn.methods.gradient.local import Local
+from optdyn.methods.read.async_local_sgd import AsyncLocalSGD
+from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.read.buffered import Buffered
 from optdyn.race import race as races
 from optdyn.race import shards
 from optdyn.race.race import in_turn, replaying
@@ -35,20 +39,22 @@ from tests.train.runs import prepare, train
 
 
 def several(waiting):
-    return {"method.name": "buffered", "method.arrivals": 2, "method.waiting": waiting}
+    own = {"method.groups": 4, "method.arrivals": 2, "method.waiting": waiting}
+    return {"method.name": "buffered", **own}
 
 
 TIMES = ["seconds", "served"]  # of a trace, which no two races share
 # Of 5, 5, 2 and 1 local steps: exchanges are in the middle of log points and of checkpoints.
-LOCAL = {"method.name": "async_local_sgd", "method.period": 5, "method.momentum_delay": 2}
-LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25), "method.momentum_part": 0.5}
+LOCAL = {"method.name": "async_local_sgd", "method.groups": 4, "method.period": 5}
+LOCAL |= {"method.momentum_delay": 2, "method.momentum_part": 0.5}
+LOCAL |= {"cluster.speeds": (1.0, 1.0, 0.5, 0.25)}
 FRESH = {"method.fresh": ("classifier", "hidden1"), "model.hidden": (8, 8)}
 FRESH |= {"method.groups": 3, "cluster.nodes": 3}
 CLIPPED = {"optimizer.chain": ("optax:clip_by_global_norm",)}
 CLIPPED |= {"optimizer.chain_options": {"max_norm": 1.0}}
 MERGED = {
     "one group": {"method.groups": 1},
-    "adam, cosine": {"optimizer.name": "adam", "optimizer.momentum": 0.0}
+    "adam, cosine": {"optimizer.name": "adam"}
     | {"optimizer.learning_rate": 0.01, "optimizer.schedule": "cosine"},
     "by staleness, bounded": {"optimizer.chain": ("delay_compensation", "staleness_rate")}
     | {"method.staleness_bound": 1},
@@ -56,14 +62,15 @@ MERGED = {
     "augmented cnn": {"model.name": "cnn", "model.channels": (2, 2), "model.hidden": (5,)}
     | {"method.fresh": ("hidden0", "classifier"), "data.augment": "crop"},
 }
-ELASTIC = {"method.name": "elastic", "method.period": 3}
+ELASTIC = {"method.name": "elastic", "method.groups": 4, "method.period": 3}
 CASES = {
     "plain": {},
     "one group": {"method.groups": 1},
-    "adam": {"optimizer.name": "adam", "optimizer.momentum": 0.0, "data.replacement": True},
+    "adam": {"optimizer.name": "adam", "data.replacement": True},
     "compensated": {"optimizer.chain": ("delay_compensation",), "optimizer.learning_rate": 0.05},
     "bounded": {"method.staleness_bound": 1},
-    "too old are dropped": {"method.name": "ringmaster", "method.delay_bound": 2},
+    "too old are dropped": {"method.name": "ringmaster", "method.groups": 4}
+    | {"method.delay_bound": 2},
     "metered": {"probes.momentum": True},
     "buffered, metered": {
         **several("k_batch_async"),
@@ -72,7 +79,7 @@ CASES = {
     **{waiting: several(waiting) for waiting in WAITING},
     "one arrival, others dropped": {**several("k_sync"), "method.arrivals": 1},
     "local steps": LOCAL,
-    "local steps, adam": {**LOCAL, "optimizer.name": "adam", "optimizer.momentum": 0.0},
+    "local steps, adam": {**LOCAL, "optimizer.name": "adam"},
     "elastic": ELASTIC,
     "elastic, every step": {**ELASTIC, "method.period": 1},
 }
@@ -125,13 +132,15 @@ def test_the_simulator_replays_it(config, tmp_path, rows, case):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [{"method.name": "asynchronous"}, several("k_async"), LOCAL | {"cluster.speeds": ()}],
+    "method",
+    [
+        Asynchronous(groups=3),
+        Buffered(groups=3, arrivals=2, waiting="k_async"),
+        AsyncLocalSGD(groups=3, period=5, momentum_delay=2, momentum_part=0.5),
+    ],
 )
-def test_local_gradients_race_too(config, mnist, tmp_path, values):
-    name = f"{values['method.name']}+local"
-    values = {**mnist, **values, "method.name": name, "method.groups": 3}
-    values |= {"model.hidden": (8, 8), "cluster.nodes": 3}
+def test_local_gradients_race_too(config, mnist, tmp_path, method):
+    values = {**mnist, "method": method + Local(), "model.hidden": (8, 8), "cluster.nodes": 3}
     raced(config, values, tmp_path / "race", at_random(5))
     replayed(config, values, tmp_path)
 
@@ -247,8 +256,8 @@ def in_parts(servers, seed, dying=0.0):
     ("own", "servers"),
     [
         (CASES["compensated"], 2),
-        ({"method.name": "asynchronous+local"}, 3),
-        ({"optimizer.name": "adam", "optimizer.momentum": 0.0}, 3),
+        ({"method": Asynchronous(groups=4) + Local()}, 3),
+        ({"optimizer.name": "adam"}, 3),
     ],
 )
 def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, servers):
@@ -443,8 +452,8 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, chan
         ({"parallel.api": "jit"}, "config.parallel"),
         ({"replicas.count": 2}, "config.replicas.count"),
         ({"data.streaming": True}, "config.data.streaming"),
-        ({"method.name": "sync", "method.groups": 1}, "config.cluster.service"),
-        ({"method.name": "ad_psgd"}, "config.cluster.service"),
+        ({"method.name": "sync"}, "config.cluster.service.name"),
+        ({"method.name": "ad_psgd", "method.groups": 4}, "config.cluster.service.name"),
         ({"method.name": "buffered", "parallel.api": "jit"}, "config.parallel"),
         ({**LOCAL, "parallel.api": "jit"}, "config.parallel"),
         ({**ELASTIC, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
@@ -455,7 +464,8 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, chan
         ({**FRESH, "model.name": "mlp", "method.fresh": ("hidden0",)}, "must be the last of"),
         ({**FRESH, "model.name": "mlp", **CLIPPED}, "by the gradients of all"),
         (
-            {**FRESH, "model.name": "mlp", "method.name": "asynchronous+local"},
+            {"cluster.nodes": 3, "model.name": "mlp", "model.hidden": (8, 8)}
+            | {"method": Asynchronous(groups=3, fresh=("classifier", "hidden1")) + Local()},
             "the gradient of the whole model's loss",
         ),
     ],

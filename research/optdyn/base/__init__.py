@@ -1,1 +1,1 @@
-"""What every part is built on: refusals, fields of values, lookup by name, cache keys, files."""
+"""What every part is built on: refusals, fields of values, lookup by name, files."""

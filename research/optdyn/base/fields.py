@@ -28,6 +28,7 @@ from typing import Any, ClassVar, Self
 
 from optdyn.base import calls, type_checks
 from optdyn.base.errors import ConfigError, and_, is_as_wanted, meant, one_of_these, shown
+from optdyn.base.in_memory import name_of
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 
@@ -82,14 +83,22 @@ def field(
     holds: Callable[[Any], Any] | None = None,
     one_of: Sequence[str] = (),
     static: bool = False,
+    largest: float = type_checks.LARGEST,
 ) -> Any:
     """A field of a `Value`: its default, what it is, and its range.
 
     `wanted` and `holds` say a range that no two numbers say, `one_of` the texts that there are. A
-    program is compiled anew for another value of a `static` field; others are data of it.
+    program is compiled anew for another value of a `static` field; others are data of it. `largest`
+    is of whole numbers (`type_checks.refusal`).
     """
     of = Range(wanted, holds) if holds else _between(at_least, at_most, above, below)
-    metadata = {"about": about, "range": of, "one_of": tuple(one_of), "static": static}
+    metadata: dict[str, Any] = {
+        "about": about,
+        "range": of,
+        "one_of": tuple(one_of),
+        "static": static,
+    }
+    metadata |= {"default": default, "largest": largest}
     if default is OPTIONS:
         return dataclasses.field(default_factory=Options, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -123,12 +132,16 @@ class Value:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            usual, name = default_of(each), f"config.{self.key(each.name)}"
             value = getattr(self, each.name)
+            if "about" in each.metadata and value is each.metadata["default"]:
+                continue
             if "about" in each.metadata:
-                value = like(named(each.name, value), usual)
-                check(name, value, each)
-            elif isinstance(usual, Value):
+                value = like(named(each.name, value), each.metadata["default"])
+                if wanted := wrong(value, each):
+                    where = f"config.{self.key(each.name)} = {shown(value)}"
+                    raise ConfigError(f"{where}: must be {wanted}")
+            elif isinstance(usual := default_of(each), Value):
+                name = f"config.{self.key(each.name)}"
                 kind = usual.root or type(usual)
                 is_class = isinstance(value, type) and issubclass(value, kind)
                 value = value if is_class else kind.of(value)
@@ -322,13 +335,6 @@ def named(name: str, value: Any) -> Any:
     return name_of(value) if name in NAMES and callable(value) else value
 
 
-def name_of(thing: object, said: str = "") -> str:
-    """The name of what is given itself: `lookup.find` finds it by it, in this process."""
-    from optdyn.cli import in_memory
-
-    return in_memory.name_of(thing, said)
-
-
 @dataclasses.dataclass(frozen=True)
 class Returns:
     """A function that returns the thing, whatever it is given."""
@@ -339,15 +345,19 @@ class Returns:
         return self.thing
 
 
-def check(name: str, value: Any, of: "dataclasses.Field[Any]") -> None:
-    """Raises `ConfigError` unless the value is of the field's kind, and in its range."""
-    wanted, usual = type_checks.refusal(name, value, default_of(of)), of.metadata.get("range")
-    if not wanted and usual and not is_as_wanted(usual.holds, value):
-        wanted = usual.wanted
-    if not wanted and (known := of.metadata.get("one_of")) and value not in known:
-        wanted = one_of_these(value, known)
-    if wanted:
-        raise ConfigError(f"{name} = {shown(value)}: must be {wanted}")
+def wrong(value: Any, of: "dataclasses.Field[Any]") -> str:
+    """What the value of a field must be, by its type and range; '' if it is that."""
+    known = of.metadata
+    if wanted := type_checks.refusal(value, known["default"], known["largest"]):
+        return wanted
+    span: Range | None = known["range"]
+    if span and not is_as_wanted(span.holds, value):
+        return span.wanted
+    return (
+        one_of_these(value, known["one_of"])
+        if known["one_of"] and value not in known["one_of"]
+        else ""
+    )
 
 
 def default_of(of: "dataclasses.Field[Any]") -> Any:

@@ -1,41 +1,89 @@
-"""From a name in a config to the thing: one of ours, or one of a file of the user's own.
+"""A user's own things: from a name in a config to the thing, and how one is told from another.
 
 A name is that of a registry, or MODULE:ATTRIBUTE of a module that can be imported, also from the
 current folder, or some/folder/file.py:ATTRIBUTE. What the user's own code raises, on import or when
 it is called, becomes one line that says in which file and where.
 
 A module is what Python has of it in this process: after an edit `importlib.reload` is the user's to
-call. A file is looked at every time, and executed anew if it, or what it imports of the user's own,
-has been edited; `once` is for what must not change midway.
+call. A file is looked at every time, and executed anew if its bytes are others; `once` is for what
+must not change midway.
 
-Names in files that a run, or a stranger, wrote are not to run anything by themselves: whoever reads
-them asks first whether it `is_given` or `is_used`.
+In a process a thing is itself (`Is`): what is defined again is another one, and makes another
+program. What a function reads from its module is not followed, as in `jax.jit`. A run that goes on
+in another process compares hashes (`fingerprint`): of a file that of its bytes, of what has no file
+that of what is in it (`digest`).
+
+Names in files that a run, or a stranger, wrote run nothing by themselves (`check_read`).
 """
 
+import dataclasses
+import hashlib
 import importlib
 import importlib.util
+import inspect
+import os
 import re
+import shlex
 import sys
+import sysconfig
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import RLock
-from types import ModuleType
-from typing import Any
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
-from optdyn.base import sources
+import jax
+import numpy as np
+
 from optdyn.base.errors import ConfigError, InputError, meant, one_line
 
 Hint = Callable[[str, Mapping[str, Any]], str]
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
-# What Python was given itself, not by a name, has a name in that module of what it is.
-GIVEN = re.compile(r"optdyn\.cli\.in_memory:(.+?)_[0-9a-f]{6}(_\d+)?")
+MODEL = ("model.name", "loss", "metrics")
+OPTIMIZER = ("optimizer.name", "optimizer.chain")
+METHOD = ("method.name",)
+DATA = ("data.name",)
+# The keys of a config that may name what is the user's own.
+CLOCK = (*OPTIMIZER, *METHOD, "optimizer.schedule", "cluster.service.name")  # of pages on a run
+KEYS = (*MODEL, *DATA, *CLOCK)
+ANY = "any"  # of config.code: go on with the code that there is
+DIGITS = 12  # of a hash in config.code
+ENTRY = re.compile(rf"(.+?) ([0-9a-f]{{{DIGITS}}})(?:, |$)")
+# The name of what Python was given itself.
+IN_MEMORY = re.compile(r"optdyn\.base\.in_memory:(\w+)_\d+")
+PYTHONS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], *PYTHONS))
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), np.dtype)
 IMPORTING = RLock()
-_found = set[tuple[str, str]]()  # keys and names of the user's own that this process looked up
+_used = set[tuple[str, str]]()  # keys and names of the user's own that this process looked up
 _looked_at: ContextVar[dict[Path, ModuleType] | None] = ContextVar("looked_at", default=None)
+# Hashes of the files of modules, and the specs that these had: `importlib.reload` gives another.
+_hashes = WeakKeyDictionary[ModuleType, tuple[ModuleSpec | None, str]]()
+
+
+class Is(NamedTuple):
+    """A thing as a key of a cache, equal to itself only."""
+
+    thing: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Is) and self.thing is other.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+Key = tuple[Is, ...]
+
+
+# Names.
 
 
 @contextmanager
@@ -62,7 +110,7 @@ def is_own(name: str) -> bool:
 
 def is_used(key: str, name: str) -> bool:
     """Whether this process has looked it up already, as who runs it asked for it."""
-    return (key, name) in _found
+    return (key, name) in _used
 
 
 def is_given(key: str, name: str) -> bool:
@@ -74,14 +122,43 @@ def is_given(key: str, name: str) -> bool:
 
 def words(name: str) -> str:
     """What was given itself, and not by a name, as `arrays` or `a function`; else ''."""
-    match = GIVEN.fullmatch(str(name))
+    match = IN_MEMORY.fullmatch(str(name))
     return match[1].replace("_", " ") if match else ""
+
+
+def unnumbered(text: str) -> str:
+    """A text in which the names of what was given itself lack their numbers.
+
+    These follow the order of naming in a process; hashes tell one thing from another.
+    """
+    return IN_MEMORY.sub(r"\1", text)
 
 
 def setting(key: str, name: str) -> str:
     """`KEY = NAME`, the start of a line; or, as `words` has it, `config.data given as arrays`."""
     given = words(name)
     return f"{key.removesuffix('.name')} given as {given}" if given else f"{key} = {name!r}"
+
+
+def names(config: Any, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
+    """(key, name) of all of the user's own that these keys of a config name."""
+    for key in keys:
+        value = _at(config, key)
+        if key in METHOD:
+            value = str(value).split("+")
+        for name in value if isinstance(value, (list, tuple)) else [value]:
+            if is_own(name):
+                yield f"config.{key}", name
+
+
+def _at(config: Any, key: str) -> Any:
+    """The value of a dotted key of an experiment, or of its nested dict, where that has it."""
+    for part in key.split("."):
+        config = config.get(part, "") if isinstance(config, Mapping) else getattr(config, part, "")
+    return config
+
+
+# Things.
 
 
 def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = meant) -> Any:
@@ -95,27 +172,90 @@ def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = meant) -> A
             wanted = f"must be one of {', '.join(known)}, or {OWN}{hint(name, known)}"
             raise ConfigError(f"{key} = {name!r}: {wanted}")
         return known[name]
-    thing = own(key, name)
-    _found.add((key, name))
+    _, thing = _found(key, name)
+    _used.add((key, name))
     return thing
 
 
-def own(key: str, name: str) -> Any:
-    """The same of a name of the user's own, by which it does not count as used. `ConfigError`."""
-    module, attribute = module_of(key, name), name.rpartition(":")[2]
+def objects(config: Any, keys: Sequence[str]) -> Key:
+    """What of the user's own these keys name, as a key of caches; () if nothing. `ConfigError`."""
+    return tuple(Is(find(key, name, {})) for key, name in names(config, keys))
+
+
+def _found(key: str, name: str) -> tuple[ModuleType, Any]:
+    """The module or file that a name of the user's own is of, and the thing. `ConfigError`."""
+    (where, _, attribute), line = name.rpartition(":"), setting(key, name)
+    module = _file(line, Path(where)) if where.endswith(".py") else _module(line, where)
     if not hasattr(module, attribute):
-        here = [n for n in vars(module) if not n.startswith("_") and _is_of(module, n)]
+        public = {n: value for n, value in vars(module).items() if not n.startswith("_")}
+        here = [n for n, v in public.items() if getattr(v, "__module__", "") == module.__name__]
         raise ConfigError(
-            f"{setting(key, name)}: {getattr(module, '__file__', module.__name__)} has no "
-            f"{attribute!r}, only {', '.join(here) or 'nothing'}"
+            f"{line}: {getattr(module, '__file__', module.__name__)} has no {attribute!r}, only "
+            f"{', '.join(here) or 'nothing'}"
         )
-    return getattr(module, attribute)
+    return module, getattr(module, attribute)
 
 
-def module_of(key: str, name: str) -> ModuleType:
-    """The module or file that a name of the user's own is of. Raises `ConfigError`."""
-    where, said = name.rpartition(":")[0], setting(key, name)
-    return _file(said, Path(where)) if where.endswith(".py") else _module(said, where)
+def _module(line: str, name: str) -> ModuleType:
+    """Ours and those installed go before those of the current folder."""
+    _search(Path.cwd())
+    if name not in sys.modules:
+        importlib.invalidate_caches()  # it may have been written a moment ago
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        none = missing and (name == missing or name.startswith(missing + "."))
+        why = f"no module {name!r}, neither installed nor in {Path.cwd()}"
+        raise ConfigError(f"{line}: {why if none else _unimported(error)}") from error
+    _hash_of(module)  # now, before it is edited
+    return module
+
+
+def _file(line: str, path: Path) -> ModuleType:
+    """The module of a file as it is now, or inside `once` as it was when it was looked at."""
+    path, looked_at = path.expanduser().resolve(), _looked_at.get()
+    name = f"{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    with IMPORTING:
+        if looked_at is not None and path in looked_at:
+            return looked_at[path]
+        if not path.is_file():
+            raise ConfigError(f"{line}: no file {path}")
+        content = path.read_bytes()
+        module = sys.modules.get(name)
+        if module is None or _hash_of(module) != hashlib.sha256(content).hexdigest():
+            module = _executed(line, name, path, content)
+        if looked_at is not None:
+            looked_at[path] = module
+        return module
+
+
+def _executed(line: str, name: str, path: Path, content: bytes) -> ModuleType:
+    _search(path.parent)  # for what the file imports of its neighbours
+    importlib.invalidate_caches()
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        exec(compile(content, str(path), "exec"), module.__dict__)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{line}: {_unimported(error)}") from error
+    _hashes[module] = spec, hashlib.sha256(content).hexdigest()
+    return module
+
+
+def _search(folder: Path) -> None:
+    """Lets modules be imported from there, where no other place has them."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _unimported(error: Exception) -> str:
+    return f"cannot be imported ({told(error)})"
+
+
+# Lines.
 
 
 def call(key: str, name: str, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
@@ -140,7 +280,7 @@ def told(error: BaseException, *functions: object) -> str:
         frames.append((error.filename, error.lineno))
     codes = [getattr(f, "__code__", None) for f in functions]
     begun = [(code.co_filename, code.co_firstlineno) for code in codes if code]
-    mine = [frame for frame in (*begun, *frames) if sources.is_users(frame[0])]
+    mine = [frame for frame in (*begun, *frames) if is_users(frame[0])]
     where = f"{mine[-1][0]}, line {mine[-1][1]}: " if mine else ""
     return f"{where}{type(error).__name__}: {shown(str(error), 300)}"
 
@@ -156,63 +296,226 @@ def summary(thing: object) -> str:
     return ((getattr(thing, "__doc__", "") or "").strip().splitlines() or [""])[0]
 
 
-def _module(said: str, name: str) -> ModuleType:
-    """Ours and those installed go before those of the current folder."""
-    _search(Path.cwd())
-    if name not in sys.modules:
-        importlib.invalidate_caches()  # it may have been written a moment ago
+# Files.
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file is installed, Python's, or one of this package."""
+    installed = "site-packages" in filename or "dist-packages" in filename
+    return installed or filename.startswith((*LIBRARIES, "<frozen"))
+
+
+def is_users(filename: str) -> bool:
+    """Whether it is a file of the user's own."""
+    return not filename.startswith("<") and not is_library(filename)
+
+
+def file_of(module: ModuleType) -> Path | None:
+    """The Python file of a module; None of what is typed in, and of a script, `__main__`."""
+    path = getattr(module, "__file__", None)
+    is_text = path and path.endswith(".py") and module.__name__ != "__main__"
+    return Path(path) if path and is_text else None
+
+
+def _hash_of(module: ModuleType) -> str:
+    """The hash of a module's file when the module was first looked up, or reloaded; '' of none."""
+    spec, found = _hashes.get(module, (None, ""))
+    path = file_of(module)
+    if path and path.is_file() and not (found and spec is module.__spec__):
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        _hashes[module] = module.__spec__, found
+    return found
+
+
+# Contents.
+
+
+def digest(thing: Any, known: dict[int, tuple[Any, str]] | None = None) -> str:
+    """A hash of what is in a thing, the same in every process of this version of Python.
+
+    Of a function it is of its code and closure, of a library's of its name and closure. `known` are
+    the hashes of what was met before, by identity, beside the thing itself.
+    """
+    known = {} if known is None else known
+    if id(thing) not in known:
+        known[id(thing)] = thing, ""  # of what reaches itself
+        text = repr((_qualified(type(thing)), _inside(thing, partial(digest, known=known))))
+        known[id(thing)] = thing, hashlib.sha256(text.encode()).hexdigest()
+    return known[id(thing)][1]
+
+
+def _inside(thing: Any, of: Callable[[Any], str]) -> Any:
+    """What tells a thing from others of its type, and `of` its parts; '' if no more is known."""
+    if isinstance(thing, PLAIN):
+        return repr(thing)
+    if isinstance(thing, (list, tuple)):
+        return [of(part) for part in thing]
+    if isinstance(thing, (set, frozenset)):  # whose order is another in every process
+        return sorted(map(of, thing))
+    if isinstance(thing, Mapping):
+        return sorted((of(key), of(value)) for key, value in thing.items())
+    if isinstance(thing, CodeType):
+        return thing.co_code, thing.co_names, of(thing.co_consts)
+    if isinstance(thing, FunctionType):
+        is_theirs = is_library(thing.__code__.co_filename)
+        code = _qualified(thing) if is_theirs else of(thing.__code__)
+        cells = [of(_value(cell)) for cell in thing.__closure__ or ()]
+        return code, cells, of(thing.__defaults__), of(thing.__kwdefaults__)
+    if isinstance(thing, partial):
+        return of(thing.func), of(thing.args), of(thing.keywords)
+    if isinstance(thing, MethodType):
+        return of(thing.__func__), of(thing.__self__)
+    if isinstance(thing, type):
+        body = {n: v for n, v in vars(thing).items() if isinstance(v, FunctionType) or n[0] != "_"}
+        return _qualified(thing), of((thing.__bases__, body)) if _is_defined(thing) else ""
+    if dataclasses.is_dataclass(thing):
+        fields = [getattr(thing, field.name, None) for field in dataclasses.fields(thing)]
+        return of(type(thing)), of(fields)
+    if hasattr(type(thing), "__array__") and (array := _array(thing)) is not None:
+        if array.dtype.hasobject:
+            return array.shape, of(array.tolist())
+        return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
+    if isinstance(thing, SimpleNamespace) or (hasattr(thing, "__dict__") and _is_defined(thing)):
+        return of(type(thing)), of(vars(thing))
+    wrapped = inspect.getattr_static(thing, "__wrapped__", None)  # of jax.jit, say
+    return _qualified(thing), of(wrapped) if wrapped else ""
+
+
+def _qualified(thing: Any) -> str:
+    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", "")
+    return f"{getattr(thing, '__module__', '')}.{name}"
+
+
+def _value(cell: CellType) -> Any:
     try:
-        module = importlib.import_module(name)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        none = missing and (name == missing or name.startswith(missing + "."))
-        why = f"no module {name!r}, neither installed nor in {Path.cwd()}"
-        raise ConfigError(f"{said}: {why if none else _unimported(error)}") from error
-    sources.note(module)
-    return module
+        return cell.cell_contents
+    except ValueError:  # of a name that has no value yet
+        return None
 
 
-def _file(said: str, path: Path) -> ModuleType:
-    """The module of a file as it is now, or inside `once` as it was when it was looked at."""
-    path, looked_at = path.expanduser().resolve(), _looked_at.get()
-    name = f"{path.stem}_{zlib.crc32(bytes(path)):08x}"
-    with IMPORTING:
-        if looked_at is not None and path in looked_at:
-            return looked_at[path]
-        module = sys.modules.get(name)
-        if module is None or sources.is_old(module):
-            module = _executed(said, name, path, module)
-        if looked_at is not None:
-            looked_at[path] = module
-        return module
-
-
-def _executed(said: str, name: str, path: Path, before: ModuleType | None) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{said}: no file {path}")
-    _search(path.parent)  # for what the file imports of its neighbours
-    importlib.invalidate_caches()
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+def _array(thing: Any) -> np.ndarray | None:
+    """What has numbers as an array: of NumPy, JAX, pandas and the like; None if it has none."""
     try:
-        sources.renew(module, before)
-        sources.run(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise ConfigError(f"{said}: {_unimported(error)}") from error
-    return module
+        if isinstance(thing, jax.Array) and jax.dtypes.issubdtype(thing.dtype, jax.dtypes.prng_key):
+            return np.asarray(jax.random.key_data(thing))
+        return np.asarray(thing)
+    except Exception:  # a library's, of whatever it cannot show
+        return None
 
 
-def _unimported(error: Exception) -> str:
-    return f"cannot be imported ({told(error)})"
+def _is_defined(thing: Any) -> bool:
+    """Whether a class, or that of a thing, is the user's, which may be one that is typed in."""
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    return not is_library(file) if file else getattr(module, "__spec__", None) is None
 
 
-def _search(folder: Path) -> None:
-    """Lets modules be imported from there, where no other place has them."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+# What a run was started with.
 
 
-def _is_of(module: ModuleType, name: str) -> bool:
-    return getattr(getattr(module, name), "__module__", None) == module.__name__
+def fingerprint(config: Any, keys: Sequence[str] = KEYS) -> str:
+    """`WHAT HASH, WHAT HASH` of what of the user's own these keys name; '' if nothing.
+
+    WHAT is a file or a module; of what has no file its name, or the key that it was given for.
+    """
+    found = dict[str, str]()
+    for key, name in names(config, keys):
+        module, thing = _found(key, name)
+        where, given = name.rpartition(":")[0], key.removesuffix(".name")
+        if words(name):
+            found[given] = digest((found.get(given), thing))  # a chain has several
+        elif not (file := file_of(module)):
+            found[name] = digest(thing)
+        elif is_users(str(file)):
+            found[where] = _hash_of(module)
+    return ", ".join(f"{what} {text[:DIGITS]}" for what, text in sorted(found.items()))
+
+
+def entries(code: object) -> dict[str, str]:
+    """The hashes in a `fingerprint`, by what they are of; {} of what is none."""
+    return dict(ENTRY.findall(code)) if isinstance(code, str) else {}
+
+
+def changed(before: object, now: str) -> str:
+    """What is other now than in the `fingerprint` from before, in words.
+
+    '' if nothing is, and where there was none.
+    """
+    if not before or before == now:
+        return ""
+    held = entries(before)
+    other = [what for what, text in entries(now).items() if held.get(what) != text]
+    return " and ".join(other) or "your own files"
+
+
+def check(config: Any) -> None:
+    """Raises `ConfigError` where `config.code` asks for other code than there is."""
+    if config.code in ("", ANY):
+        return
+    if said := changed(config.code, found := fingerprint(config)):
+        good = " or ".join(map(repr, dict.fromkeys((found, ANY, ""))))
+        raise ConfigError(
+            f"config.code = {shown(repr(config.code))}: {said} is another; must be {good}"
+        )
+
+
+# What a file may have run.
+
+
+def check_read(config: Any, file: object, keys: Sequence[str] = KEYS) -> None:
+    """Raises `ConfigError` where a config that was read from a file names what it is not to run.
+
+    What it names of the user's own must stand on the command line too; and it must be of the kind
+    that the key wants, or code in a file of the user's. What this process has used before is both.
+    """
+    for key, name in names(config, keys):
+        is_known = is_used(key, name)
+        if is_known and words(name):  # whose number may be another thing's in this process
+            now = fingerprint(config, (key.removeprefix("config."),))
+            is_known = not changed(_at(config, "code"), now)
+        if is_known:
+            continue
+        where, is_named = f"{key} = {name!r} of {file}", is_given(key, name)
+        if _is_pythons(name) or (is_named and not _may_be_called(key, _found(key, name)[1])):
+            raise ConfigError(
+                f"{where}: must be code in a file of your own; what is installed is named in a "
+                "config in Python"
+            )
+        if not is_named:
+            flag = f"--{key}={_at(config, key.removeprefix('config.'))}"
+            raise ConfigError(
+                f"{where}: a file runs no code by itself; if it is yours, add {shlex.quote(flag)}"
+            )
+
+
+def _is_pythons(name: str) -> bool:
+    module = name.rpartition(":")[0]
+    return not module.endswith(".py") and module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _may_be_called(key: str, thing: Any) -> bool:
+    """Whether it is of the kind that the key wants, or code in a file of the user's.
+
+    The kind is that of a class, or of what a function says that it returns: nothing is called.
+    """
+    import flax.linen as nn  # here, for they take long
+    import optax
+
+    kinds = {
+        **dict.fromkeys(MODEL[:1], nn.Module),
+        **dict.fromkeys(OPTIMIZER, optax.GradientTransformation),
+        **dict.fromkeys(METHOD, object),  # of which only a Method is called (`methods.load`)
+    }
+    is_class = isinstance(thing, type)
+    made = thing if is_class else getattr(thing, "__annotations__", {}).get("return")
+    kind = kinds.get(key.removeprefix("config."), ())
+    is_of_kind = isinstance(made, type) and issubclass(made, kind)
+    return is_of_kind or is_users(_file_of_code(thing))
+
+
+def _file_of_code(thing: Any) -> str:
+    """The file of the code of a function, or of a thing's class; '<' of what has none."""
+    if code := getattr(inspect.unwrap(thing), "__code__", None):
+        return str(code.co_filename)
+    of = thing if isinstance(thing, type) else type(thing)
+    return getattr(sys.modules.get(of.__module__), "__file__", None) or "<"

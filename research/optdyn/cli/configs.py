@@ -60,12 +60,12 @@ def config(name: str, changes: Mapping[str, Any] = {}) -> "Experiment | Grid":
 
 
 def _written(path: Path, changes: Mapping[str, Any]) -> "Experiment":
+    from optdyn.base import lookup
     from optdyn.base.files import read_json
     from optdyn.cli.python import Experiment
-    from optdyn.problem import own_code
 
     held = read_json(path)
-    own_code.check_read(_merged(held, changes), path)
+    lookup.check_read(_merged(held, changes), path)
     try:
         return Experiment.read(held).with_(changes)
     except InputError as error:

@@ -29,7 +29,7 @@ from absl import app as absl_app
 from absl import flags, logging
 from matplotlib.figure import Figure
 
-from optdyn.base import lookup, processes, sources
+from optdyn.base import lookup, processes
 from optdyn.base.errors import InputError, meant
 from optdyn.base.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
 from optdyn.base.hold import held, writable
@@ -72,7 +72,7 @@ def load(name: str, folder: Path) -> ModuleType:
         module = importlib.import_module(name)
     except Exception as error:
         raise InputError(f"{file}: cannot be imported ({lookup.told(error)})") from error
-    if sources.file_of(module) != file:
+    if lookup.file_of(module) != file:
         raise InputError(f"{file}: another module is called {name!r}; it needs another name")
     if getattr(module, "CLAIM", file) is None:
         return module

@@ -16,9 +16,9 @@ from absl import flags
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import read_json
+from optdyn.base.lookup import entries
 from optdyn.cli import app
 from optdyn.experiment import Experiment, check_whole, differences, to_json
-from optdyn.problem.own_code import entries
 from optdyn.train.grid import Grid
 
 

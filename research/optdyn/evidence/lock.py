@@ -6,6 +6,7 @@ another rule or another file later is a *deviation*, and so is a claim that is g
 beside the verdict, and the lock file stays as it is: a rule that is rewritten is a new claim.
 """
 
+import ast
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 
-from optdyn.base import sources
+from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json, write_json
 from optdyn.base.trees import Json
 
@@ -82,12 +83,30 @@ def _made_of(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path]
     left, seen = [module], set[str]()
     while left:
         one = left.pop()
-        path, name = sources.file_of(one), one.__name__
+        path, name = lookup.file_of(one), one.__name__
         is_ours = name.partition(".")[0] == "optdyn"
-        counts = ours and name.startswith(JUDGING) if is_ours else sources.is_users(str(path))
+        counts = ours and name.startswith(JUDGING) if is_ours else lookup.is_users(str(path))
         if path and name not in seen and (counts or one is module):
             seen.add(name)
             yield one, path
             package = (one.__spec__.parent if one.__spec__ else "") or ""
-            names = sources.imports_of(path.read_bytes(), package)
+            names = _imports_of(path.read_bytes(), package)
             left += [sys.modules[other] for other in names if other in sys.modules]
+
+
+def _imports_of(content: bytes, package: str) -> set[str]:
+    """Names of what a module of a package imports, wherever, and of the packages of these."""
+    found = set[str]()
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):  # it was edited since it was imported
+        return found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            start = ".".join(filter(None, (above, node.module)))
+            found |= {f"{start}.{alias.name}" for alias in node.names}
+    parts = [name.split(".") for name in found]
+    return {".".join(of[:end]) for of in parts for end in range(1, len(of) + 1)}

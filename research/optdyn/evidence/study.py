@@ -15,12 +15,12 @@ from pathlib import Path
 from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
 
+from optdyn.base import lookup
 from optdyn.base.files import append, rows, write
 from optdyn.base.progress import Progress, end_line
 from optdyn.base.trees import Json
 from optdyn.evidence.trial import FIRST, Curve, cut, trial
 from optdyn.experiment import Experiment
-from optdyn.problem import own_code
 
 TRIALS, MEASURED = "trials.jsonl", "measured.jsonl"
 ARMS = 16  # that are tuned at a time: each waits for its own trials
@@ -117,7 +117,7 @@ class Study:
     def _known(self, key: str, job: Job) -> bool:
         """Whether what is remembered says all that the job asks for."""
         line = self._trials.at(key)
-        if line is None or own_code.changed(line.get("code"), job.config.code):
+        if line is None or lookup.changed(line.get("code"), job.config.code):
             return False
         return reaches(line, job.most)
 
@@ -183,7 +183,7 @@ def _end_with_parent() -> None:
 
 def _with_code(job: Job) -> Job:
     """The job, of the user's code that there is now, whichever process runs it."""
-    if not (code := own_code.fingerprint(job.config)):
+    if not (code := lookup.fingerprint(job.config)):
         return job
     return job._replace(config=job.config.with_(code=code))
 

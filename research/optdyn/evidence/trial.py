@@ -24,7 +24,7 @@ from optdyn.core import State
 from optdyn.evidence.crossing import Crossing, crossing, of_runs
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.optimizers import schedules
-from optdyn.problem import own_code, shared_data
+from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
 from optdyn.train import program, trainer
 from optdyn.train.driver import drive
@@ -114,7 +114,7 @@ def timeline_of(config: Experiment, **known: Any) -> Timeline:
 
     Searches try dozens of those with the same seeds. What is drawn must not be written to.
     """
-    if known.get("epochs") or any(own_code.names(config)):
+    if known.get("epochs") or any(lookup.names(config)):
         return config.timeline(**known)
     optimizer = config.optimizer.with_(learning_rate=1.0)
     if optimizer.momentum:

@@ -20,7 +20,8 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, meant, refuse, shown
-from optdyn.base.fields import Value, name_of, nested, not_one, plain
+from optdyn.base.fields import Value, nested, not_one, plain
+from optdyn.base.in_memory import name_of
 from optdyn.base.trees import Choice, Json, Tree
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster
@@ -285,8 +286,9 @@ def load(name: str) -> type[Method]:
 
     Raises `ConfigError` if there is none.
     """
-    known = {one: Method.members[one] for one in built_in()}
-    found = lookup.find(KEY, name, known, meant_method)
+    if name in built_in():
+        return Method.members[name]  # type: ignore[return-value]
+    found = lookup.find(KEY, name, dict.fromkeys(built_in()), meant_method)
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.method.name = {name!r}: must be a Method of optdyn.methods, and is "

@@ -129,7 +129,13 @@ class Tune(Value, section="tune"):
 class Plan(Value, section="plan"):
     """What `optdyn plan` chooses from (arXiv 1709.06622)."""
 
-    memory: int = field(2**28, "Bytes of a device.", wanted="bytes, more than 0", holds=positive)
+    memory: int = field(
+        2**28,
+        "Bytes of a device.",
+        wanted="bytes, more than 0",
+        holds=positive,
+        largest=2**63 - 1,
+    )
     batches: tuple[int, ...] = field(
         (), "Mini-batches to choose from; (): batch_size to the largest.",
         wanted="mini-batches of at least 1", holds=lambda v: all(b >= 1 for b in v),
@@ -139,7 +145,7 @@ class Plan(Value, section="plan"):
     devices: int = field(64, "Most devices.", at_least=1)
     noise_scale: float = field(
         0.0, "Noise scale of gradients, examples; 0: the worst of all is reckoned with.",
-        wanted="at least 0; infinite is one", holds=lambda v: v >= 0,
+        wanted="at least 0; infinite is one", holds=lambda v: v >= 0, largest=math.inf,
     )  # fmt: skip
 
 
@@ -152,7 +158,7 @@ class Setup(Value):
         "",
         "Checksums of your own files, filled in by a run; 'any': a run goes on with edited files.",
     )
-    seed: int = field(0, "Seed of everything that is drawn.", at_least=0)
+    seed: int = field(0, "Seed of everything that is drawn.", at_least=0, largest=2**32 - 1)
     steps: int = field(1000, "Updates of the run.", at_least=1)
     batch_size: int = field(
         64, "Examples an update, divided among the workers that make it.", at_least=1

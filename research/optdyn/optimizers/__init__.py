@@ -16,14 +16,13 @@ import optax
 from optax import contrib
 
 from optdyn.base import lookup
-from optdyn.base.cache_keys import Key
 from optdyn.base.errors import ConfigError, refuse
 from optdyn.base.fields import OPTIONS, Options, plain
+from optdyn.base.lookup import Key
 from optdyn.base.trees import Array, Hyper, Params, State, Tree
 from optdyn.optimizers import closed_loop, soap, staleness
 from optdyn.optimizers.kinds import Optimizer
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
-from optdyn.problem import own_code
 
 __all__ = [
     "KEY",
@@ -231,7 +230,7 @@ def check(setup: Optimized, groups: int, params: Params) -> None:
     """
     leaves, structure = jax.tree.flatten(params)
     given = options(setup, groups), chain(setup)
-    own = own_code.objects(setup, own_code.OPTIMIZER)
+    own = lookup.objects(setup, lookup.OPTIMIZER)
     shapes = tuple((x.shape, x.dtype) for x in leaves)
     _checked(setup.optimizer.name, *given, own, structure, shapes)
 

@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 import optax
 
-from optdyn.base.fields import OPTIONS, Options, Returns, Value, field, name_of
+from optdyn.base.fields import OPTIONS, Options, Returns, Value, field
+from optdyn.base.in_memory import name_of
 
 OPTAX = "an optax transformation"
 
@@ -63,7 +64,7 @@ class Optimizer(Value, section="optimizer", union=True):
     def of(cls, given: Any) -> Any:
         """The optimizer of a transformation of optax, or of a function that returns one."""
         if isinstance(given, optax.GradientTransformation):
-            return Optax(name=name_of(_Fixed(given), OPTAX), learning_rate=0.0)
+            return Optax(name=name_of(_Fixed(given), OPTAX, given), learning_rate=0.0)
         return Optax(name=given) if callable(given) else given
 
 
@@ -125,5 +126,5 @@ class _Fixed:
 def _named(each: Any) -> Any:
     """The name of a function or of a transformation of optax; others as they are."""
     if isinstance(each, optax.GradientTransformation):
-        return name_of(Returns(each), OPTAX)
+        return name_of(Returns(each), OPTAX, each)
     return name_of(each) if callable(each) else each

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import jax
 
+from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json, write_json
 from optdyn.base.trees import Json
 from optdyn.experiment import Experiment, usual
 from optdyn.plan import layers, planner, plans
-from optdyn.problem import own_code
 from optdyn.train import memory_checks
 
 
@@ -60,7 +60,7 @@ def key(config: Experiment) -> str:
     data = {"name": config.data.name, "image_size": getattr(config.data, "image_size", 0)}
     device = [jax.devices()[0].device_kind, os.cpu_count(), os.environ.get("NPROC", "")]
     about = [_of(config.to_dict()["model"]), data, config.batch_size, device, jax.__version__]
-    own = own_code.fingerprint(config, ("model.name",))
+    own = lookup.fingerprint(config, ("model.name",))
     return json.dumps([*about, own] if own else about, sort_keys=True)
 
 

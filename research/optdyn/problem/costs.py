@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Var
 
-from optdyn.base import cache_keys
+from optdyn.base.lookup import Is
 from optdyn.base.trees import Examples, Params, Tree, bytes_of
 from optdyn.clock.pipeline import StageWork
 from optdyn.problem.models import base
@@ -71,12 +71,12 @@ def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
     """
     leaves, structure = jax.tree.flatten((params, batch))
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return _block_costs(cache_keys.Is(problem), structure, shapes)
+    return _block_costs(Is(problem), structure, shapes)
 
 
 @lru_cache(maxsize=16)  # a clock asks for those of its model each time
 def _block_costs(
-    of: cache_keys.Is, structure: jax.tree_util.PyTreeDef, shapes: tuple[jax.ShapeDtypeStruct, ...]
+    of: Is, structure: jax.tree_util.PyTreeDef, shapes: tuple[jax.ShapeDtypeStruct, ...]
 ) -> BlockCosts:
     problem: Problem = of.thing
     params, batch = jax.tree.unflatten(structure, shapes)
@@ -189,13 +189,12 @@ def _cost(
 ) -> BlockCost:
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return BlockCost(name, *_analyzed(module, cache_keys.key(module), losses, structure, shapes))
+    return BlockCost(name, *_analyzed(module, losses, structure, shapes))
 
 
 @lru_cache(maxsize=256)
 def _analyzed(
     module: nn.Module,
-    own: cache_keys.Key,
     losses: Callable[..., jax.Array] | None,
     structure: jax.tree_util.PyTreeDef,
     shapes: tuple[jax.ShapeDtypeStruct, ...],

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optdyn.base.cache_keys import Is, Key
+from optdyn.base import lookup
+from optdyn.base.lookup import Is, Key
 from optdyn.base.trees import examples_in
 from optdyn.problem import data as datasets
-from optdyn.problem import own_code, problem
+from optdyn.problem import problem
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.data.loading import data_root
 from optdyn.problem.models import Quadratic
@@ -41,7 +42,7 @@ def load(config: Drawing) -> datasets.Dataset:
     """`problem.load_data`, the same object for all configs that name the same examples."""
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
-    own = own_code.objects(config, own_code.DATA)
+    own = lookup.objects(config, lookup.DATA)
     with COMPILE_LOCK:
         kind: Any = type(config.model)
         return _loaded(config.data, kind, own, data_root(config.data.dir))

@@ -32,7 +32,6 @@ from optdyn.report import (
 )
 from optdyn.report.arms import GroupComparison
 from optdyn.report.curves import Compared
-from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.page import Section, number
 from optdyn.report.run_tables import NAME
 from optdyn.report.tables import Point, TableError

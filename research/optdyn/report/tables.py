@@ -23,7 +23,7 @@ import pandas as pd
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import unlike, write
-from optdyn.problem.own_code import entries
+from optdyn.base.lookup import entries
 
 SELDOM = 20
 # Shown even where all points agree in them: they say what a run is.

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from optdyn.base.lookup import CLOCK
 from optdyn.experiment import Experiment, read
 from optdyn.momentum.lags import groups_of, memoryless, theory
 from optdyn.momentum.moments import NotIdentified, equivalent_momentum
-from optdyn.problem.own_code import CLOCK
 from optdyn.report import tables, workers
 from optdyn.report.tables import TableError, natural
 from optdyn.train import meter

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from optdyn.base.errors import InputError
+from optdyn.base.lookup import CLOCK
 from optdyn.clock.trace import table_of
 from optdyn.experiment import read
 from optdyn.methods import arrives
-from optdyn.problem.own_code import CLOCK
 from optdyn.report import figures
 from optdyn.report.page import Picture, Section
 from optdyn.report.run_tables import GROUPS

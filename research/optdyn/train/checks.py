@@ -1,9 +1,9 @@
 """Whether an experiment can run on this machine and these data, besides its own joins."""
 
 from optdyn import experiment
+from optdyn.base import lookup
 from optdyn.base.trees import Params, head
 from optdyn.experiment import Experiment, Join
-from optdyn.problem import own_code
 from optdyn.problem.data import Dataset
 from optdyn.train import memory_checks, program
 
@@ -18,7 +18,7 @@ def check(config: Experiment) -> None:
     """
     experiment.check(config)
     memory_checks.of_config(config)
-    own_code.check(config)
+    lookup.check(config)
 
 
 def check_parts(config: Experiment, data: Dataset, params: Params) -> None:

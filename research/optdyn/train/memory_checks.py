@@ -5,6 +5,7 @@ The bytes are lower bounds: what the run's own arrays take, without what XLA nee
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,8 +41,8 @@ def host_memory() -> float:
     """Bytes free in the machine and in the control group."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4  # where Linux does not say
     with contextlib.suppress(OSError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = 1024 * int(lines["MemAvailable"].split()[0])
+        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+        free = 1024 * int(found[1]) if found else free
     with contextlib.suppress(OSError, ValueError):  # no such group, or no limit
         most, used = (int((GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         free = min(free, most - used)

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import optimizers
-from optdyn.base.cache_keys import Key
+from optdyn.base import lookup
 from optdyn.base.fields import Options
+from optdyn.base.lookup import Key
 from optdyn.base.trees import Hyper, Tree, bytes_of, examples_in, head
 from optdyn.core import Event, Info, Rule, State
 from optdyn.devices.layout import Layout
@@ -23,7 +24,7 @@ from optdyn.experiment import Experiment
 from optdyn.methods import compose, pieces
 from optdyn.methods.merged import Merged, cut, merged
 from optdyn.optimizers import schedules
-from optdyn.problem import losses, models, own_code, problem
+from optdyn.problem import losses, models, problem
 from optdyn.problem.models import Model, Quadratic
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.train import devices as parallel
@@ -166,7 +167,7 @@ def _rest(config: Experiment, slots: int) -> Static:
         slots,
         config.probes.momentum,
         tuple(name for name in PROBES if getattr(config.probes, name)),
-        own_code.objects(config, (*own_code.OPTIMIZER, *own_code.METHOD)),
+        lookup.objects(config, (*lookup.OPTIMIZER, *lookup.METHOD)),
     )
 
 
@@ -193,7 +194,7 @@ def _model(config: Experiment, classes: int) -> Minimized:
     if gradient:
         heads = tuple(gradient.heads(models.make(config.model, classes)))
     pixels = problem.Pixels(config.data.mean, config.data.std, config.data.augment)
-    own = own_code.objects(config, own_code.MODEL)
+    own = lookup.objects(config, lookup.MODEL)
     model = config.model
     if isinstance(model, Quadratic):
         model = model.with_(noise=0.0, spread=0.0)  # which are of the data

@@ -11,12 +11,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, rows, write, write_json
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json
 from optdyn.devices.first_process import agreed
 from optdyn.experiment import Experiment
-from optdyn.problem import own_code
 from optdyn.train import history, program
 from optdyn.train.checkpoints import Checkpoints, held_in, latest
 from optdyn.train.run import Run, extended
@@ -77,7 +77,7 @@ def go_on(
         tell("there is no checkpoint to go on from: it starts again")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
-    if said := own_code.changed(held["code"], run.code):
+    if said := lookup.changed(held["code"], run.code):
         tell(f"other code from here on: {said}")
 
 

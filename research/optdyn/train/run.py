@@ -36,7 +36,7 @@ class Run(NamedTuple):
     columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
     origin: Mapping[str, object] = MappingProxyType({})  # the run that x_0 is of, if it is of one
     shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, where it has its own
-    code: str = ""  # checksums of the user's own (`own_code.fingerprint`)
+    code: str = ""  # checksums of the user's own (`lookup.fingerprint`)
 
     @property
     def examples(self) -> int:

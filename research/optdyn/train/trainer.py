@@ -32,7 +32,7 @@ from optdyn.devices.first_process import agreed, own, verdict
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.methods.metered import METERED
 from optdyn.methods.setup import APIS
-from optdyn.problem import own_code, problem, shared_data
+from optdyn.problem import problem, shared_data
 from optdyn.problem.data.feed import Feed
 from optdyn.train import history, memory_checks, program
 from optdyn.train.checkpoints import Checkpoints, fingerprint, held_in, parameters, saving
@@ -115,7 +115,7 @@ def prepare(
     memory_checks.of_state(config, compiled.rule, params, first.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
-    code = own_code.fingerprint(config)
+    code = lookup.fingerprint(config)
     return run._replace(columns=columns_of(first), origin=origin, shards=shards, code=code)
 
 
@@ -170,7 +170,7 @@ def training(run: Run, workdir: Path, watch: Watch | None = None) -> Training:
         held = verdict(lambda: claim(folder, config, free(config), run.code))
         before = agreed(read_json(folder / "summary.json"))
         if is_finished(before, config.steps) and not agreed(damaged(folder)):
-            said = own_code.changed(held["code"], run.code)
+            said = lookup.changed(held["code"], run.code)
             other = f", with other code of {said}" if said else ""
             tell(f"already finished at {before['step']:,}{other}: {workdir}")
             return finished_summary(folder, config, held, before)

@@ -23,6 +23,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 
 from optdyn import experiment as configs
+from optdyn.base import lookup
 from optdyn.base.files import (
     DiskFull,
     WorkdirError,
@@ -42,7 +43,6 @@ from optdyn.base.files import (
 )
 from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Experiment
-from optdyn.problem import own_code
 
 # Of a run: keys that cannot change its floats, and its length.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
@@ -69,9 +69,10 @@ def claim(
         held = read_json(workdir / "config.json")
         if held:
             configs.check_whole(held, config.to_dict(), workdir / "config.json")
+            before = json.loads(lookup.unnumbered(json.dumps(held)))
             others = [
                 name
-                for name in configs.differences(held, json.loads(text))
+                for name in configs.differences(before, json.loads(lookup.unnumbered(text)))
                 if not any(f"{name}.".startswith(f"{key}.") for key in (*free, "code"))
             ]
             if others:
@@ -96,7 +97,7 @@ def claim(
 
 def text_of(config: Experiment, code: str | None = None) -> str:
     """What `config.json` holds: the config with checksums of the user's code, by default of now."""
-    now = own_code.fingerprint(config) if code is None else code
+    now = lookup.fingerprint(config) if code is None else code
     return configs.to_json(config.with_(code=now))
 
 
@@ -139,11 +140,10 @@ def damaged(workdir: Path) -> str:
 
 
 def _of_its_code(workdir: Path, config: Experiment, held: object, now: str) -> None:
-    if config.code != own_code.ANY and (said := own_code.changed(held, now)):
+    if config.code != lookup.ANY and (said := lookup.changed(held, now)):
         raise WorkdirError(
-            f"workdir {workdir}: the code of {said}, or of what is imported there, is not what its "
-            "run was last started with; give another --workdir, or --config.code=any to go on with "
-            "other code"
+            f"workdir {workdir}: its run was last started with another {said}; give another "
+            "--workdir, or --config.code=any to go on with other code"
         )
 
 

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.fields import OPTIONS, Options, Returns, Value, field, name_of
+from optdyn.base.fields import OPTIONS, Options, Returns, Value, field
+from optdyn.base.in_memory import name_of
+from optdyn.base.lookup import digest
 from optdyn.base.ranges import A_CHANNEL, PIXELS
+
+_arrays = dict[str, Any]()  # that were given, by their digest
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,16 @@ class Data(Value, section="data", union=True):
 
     @classmethod
     def of(cls, given: Any) -> Any:
-        """The data of a dict of arrays, which are copied, or of a function that returns some."""
+        """The data of a dict of arrays, or of a function that returns some.
+
+        Arrays are copied: what is written into them later is other data. The same numbers are the
+        same data.
+        """
         if isinstance(given, Mapping):
             whole = given if "train" in given else {"train": given}
-            return OwnData(name=name_of(Returns(_copied(whole)), "arrays"))
+            copied = _copied(whole)
+            kept = _arrays.setdefault(digest(copied), copied)
+            return OwnData(name=name_of(Returns(kept), "arrays", kept))
         return OwnData(name=given) if callable(given) else given
 
 

@@ -9,7 +9,8 @@ import jax
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
-from optdyn.base.fields import OPTIONS, Options, Returns, field, name_of, plain
+from optdyn.base.fields import OPTIONS, Options, Returns, field, plain
+from optdyn.base.in_memory import name_of
 from optdyn.problem.models.base import Blocks, Model
 
 KEY = "config.model.name"
@@ -74,7 +75,7 @@ def of(given: Any) -> Any:
     Raises `ConfigError` for a module of another library, or its class.
     """
     if isinstance(given, nn.Module):
-        return OwnModel(name=name_of(Returns(given), f"the module {type(given).__name__}"))
+        return OwnModel(name=name_of(Returns(given), f"the module {type(given).__name__}", given))
     kind = given if isinstance(given, type) else type(given)
     for library, pair in PAIRS.items():
         if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
@@ -83,5 +84,5 @@ def of(given: Any) -> Any:
                 f"of functions (init, apply): {pair.format(kind.__name__)}"
             )
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-        return OwnModel(name=name_of(Returns(Pure(*given)), "two functions"))
+        return OwnModel(name=name_of(Returns(Pure(*given)), "two functions", *given))
     return OwnModel(name=given) if callable(given) else given
