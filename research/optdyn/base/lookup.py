@@ -105,7 +105,7 @@ def once() -> Iterator[None]:
 
 def is_own(name: str) -> bool:
     """Whether it names something of the user's own."""
-    return ":" in str(name)
+    return isinstance(name, str) and ":" in name
 
 
 def is_used(key: str, name: str) -> bool:
