@@ -10,7 +10,8 @@ from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
 from optdyn.base.fields import plain
 from optdyn.cli.registries import KINDS, listed
-from optdyn.experiment import Experiment, read, to_json
+from optdyn.experiment import Experiment, to_json
+from optdyn.problem.models import OwnModel
 from tests.train.runs import refusal as refused
 
 KEY = "config.some.key"
@@ -84,15 +85,11 @@ def test_what_a_call_raises_says_where(folder):
 
 
 def test_options_are_the_same_from_a_config_and_from_its_json():
-    config = Experiment()
-    config = config.with_(
-        {
-            "model.options.widths": (1, 2),
-            "model.options.deep": {"a": (3,), "b": "text"},
-        }
+    config = Experiment(
+        model=OwnModel("some:model", {"widths": (1, 2), "deep": {"a": (3,), "b": "text"}})
     )
     expected = {"widths": (1, 2), "deep": {"a": (3,), "b": "text"}}
-    for made in (config, read(json.loads(to_json(config)))):
+    for made in (config, Experiment.read(json.loads(to_json(config)))):
         options = plain(made.model.options)
         assert options == expected and type(options) is type(options["deep"]) is dict
         options["deep"].clear()  # it is whoever was given it that may
@@ -102,7 +99,7 @@ def test_options_are_the_same_from_a_config_and_from_its_json():
 def test_everything_registered_is_listed_with_a_line():
     some = {
         "models": {"mlp", "transformer"},
-        "data": {"mnist5k", "tfds:NAME", "text:PATH"},
+        "data": {"mnist5k", "tfds", "text"},
         "losses": {"cross_entropy", "huber"},
         "metrics": {"accuracy", "squared_error"},
         "optimizers": {"adam", "contrib.muon", "closed_loop"},
