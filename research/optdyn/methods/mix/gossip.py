@@ -187,7 +187,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
     def joined(self, other: Mixes) -> Mixes | None:
         """The graph of nodes that meet now and then."""
         if isinstance(other, ModelAveraging) and other.over_graphs:
-            return OverGraph(other, self.graph)
+            return OverGraph(meets=other, graph=self.graph)
         return None
 
     def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
