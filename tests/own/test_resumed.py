@@ -13,10 +13,11 @@ import pytest
 from optdyn.base import lookup
 from optdyn.cli.points import plan
 from optdyn.evidence.study import Job, Study
+from optdyn.experiment import Experiment
 from optdyn.race.race import race
 from optdyn.report import tables
 from optdyn.train import checks, trainer
-from optdyn.train.grid import grid
+from optdyn.train.grid import Grid
 from optdyn.train.replicas import record
 from tests.own.test_own import ROOT, started
 from tests.race.test_race import at_random
@@ -118,7 +119,7 @@ def test_an_interrupted_run_and_one_that_diverged(by_path, folder, files):
 
 def test_a_config_that_was_written_is_one_and_asks_for_its_code(by_path, folder):
     first = trainer.train(by_path(), folder / "run")
-    back = ConfigDict(json.loads((folder / "run" / "config.json").read_text()))
+    back = Experiment.read(json.loads((folder / "run" / "config.json").read_text()))
     checks.check(back)
     again = trainer.train(back, folder / "again")
     assert again["parameters_crc32"] == first["parameters_crc32"]
@@ -128,11 +129,7 @@ def test_a_config_that_was_written_is_one_and_asks_for_its_code(by_path, folder)
     said = refusal(trainer.train, back, folder / "new")
     assert "config.code = 'my_loss.py " in said and "my_loss.py is another; must be" in said
     assert not (folder / "new").exists()
-    back = back.with_(
-        {
-            "code": "any",
-        }
-    )
+    back = back.with_(code="any")
     assert trainer.train(back, folder / "new")["status"] == "completed"
     plain = by_path(loss="", code="my_loss.py 0123456789ab")
     assert refusal(checks.check, plain).endswith("your own files is another; must be '' or 'any'")
@@ -163,7 +160,7 @@ def test_a_hash_is_of_the_bytes_of_a_file_and_not_of_what_it_imports(config, fol
     assert code() == first
     for name in ("huber", "optax:l2_loss", "operator:add"):  # of no file of the user's
         assert code(name) == ""
-    named = config({"data.name": "text:my_loss.py"})
+    named = config({"data.name": "text", "data.path": "my_loss.py"})
     assert lookup.fingerprint(named) == ""
 
 
@@ -255,9 +252,9 @@ def test_a_changed_method_of_a_class_shows_and_what_a_function_reads_does_not(mo
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
     """Or it could not be given more steps. And in every process alike."""
     text = (
-        "from optdyn.base import lookup\nfrom optdyn.experiment import default, parse\n"
+        "from optdyn.base import lookup\nfrom optdyn.experiment import Experiment\n"
         "def loss(o, b): return o.sum(-1) * (1 if 'x' in {'x', 'y', 'z'} else 2)\n"
-        "config = Experiment()\nconfig.loss = '__main__:loss'\nconfig.steps = 100\n"
+        "config = Experiment(loss='__main__:loss', steps=100)\n"
         "print(lookup.fingerprint(config))\n"
     )
     found = []
@@ -272,7 +269,7 @@ def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
 def test_recordings_and_grids_are_refused_likewise(by_path, config, folder, files):
     recording = {"replicas.count": 2, "steps": 5}
     made = record(by_path(**recording), folder / "recorded")
-    points = grid(config({**RUN, "loss": "my_loss.py:f"}), [{"seed": 1}, {"seed": 2}])
+    points = Grid(config({**RUN, "loss": "my_loss.py:f"}), [{"seed": 1}, {"seed": 2}])
     trainer.train(by_path(seed=2, steps=10), folder / "grid" / "points" / "seed=2")
     before = files(folder / "grid")
     write(folder, 2)
@@ -284,12 +281,12 @@ def test_recordings_and_grids_are_refused_likewise(by_path, config, folder, file
     assert record(by_path(**recording), folder / "recorded")["status"] == "completed"
     assert "another my_loss.py;" in refusal(plan, points, folder / "grid")
     assert files(folder / "grid") == before
-    points.base.code = "any"
+    points = points.with_({"base.code": "any"})
     assert [entry.status for entry in plan(points, folder / "grid")] == ["", "to go on"]
 
 
 def test_a_race_is_refused_likewise(by_path, folder):
-    values = {"cluster.service": "race"}
+    values = {"cluster.service.name": "race"}
     race(by_path(**values), folder / "race", at_random(0))
     write(folder, 1000)
     longer = {**values, "steps": 40}
@@ -322,8 +319,8 @@ def test_tables_have_a_column_of_the_files_whose_code_differs(by_path, config, f
 
 def test_the_command(tmp_path):
     """An edited file is a line and exit code 2, and with `--config.code=any` the run goes on."""
-    text = "from optdyn.experiment import default\ndef get_config():\n    config = Experiment()\n"
-    text += "    config.model.name, config.loss = 'quadratic', 'my_loss.py:f'\n    return config\n"
+    text = "import optdyn as od\ndef get_config():\n"
+    text += "    return od.Experiment(model=od.Quadratic(), loss='my_loss.py:f')\n"
     (tmp_path / "my_all.py").write_text(text)
     write(tmp_path, 0)
     every = ["--workdir=run", "--config.log_every=10", "--config.checkpoint_every=10"]
