@@ -192,7 +192,7 @@ def test_a_linear_model_learns_a_regression_as_least_squares_does(config, tmp_pa
             "batch_size": 64,
         },
         **{"model.name": "mlp", "model.hidden": (), "steps": 300, "log_every": 100},
-        **{"checkpoint_every": 0, "method.name": "sync", "method.groups": 1},
+        **{"checkpoint_every": 0, "method.name": "sync"},
         **{"optimizer.learning_rate": 0.2, "optimizer.momentum": 0.5},
     }
     summary = train(config(values), tmp_path / "run")

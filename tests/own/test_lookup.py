@@ -87,6 +87,7 @@ def test_options_are_the_same_from_a_config_and_from_its_json():
     config = Experiment()
     config = config.with_(
         {
+            "model.name": "a.py:model",
             "model.options.widths": (1, 2),
             "model.options.deep": {"a": (3,), "b": "text"},
         }
@@ -102,7 +103,7 @@ def test_options_are_the_same_from_a_config_and_from_its_json():
 def test_everything_registered_is_listed_with_a_line():
     some = {
         "models": {"mlp", "transformer"},
-        "data": {"mnist5k", "tfds:NAME", "text:PATH"},
+        "data": {"mnist5k", "tfds", "text"},
         "losses": {"cross_entropy", "huber"},
         "metrics": {"accuracy", "squared_error"},
         "optimizers": {"adam", "contrib.muon", "closed_loop"},

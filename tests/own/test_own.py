@@ -26,7 +26,7 @@ import jax, jax.numpy as jnp, optax
 from flax import linen as nn
 from optdyn.problem import data
 from optdyn.problem.models.mlp import mlp
-from optdyn.methods.chosen import load
+from optdyn.methods import load
 from optdyn.clock import service
 
 
@@ -80,7 +80,7 @@ def test_ones_own_gives_the_floats_of_what_is_registered(config, mnist, folder):
             "optimizer.name": "again:optimizer",
             "optimizer.schedule": "again:schedule",
             "method.name": "again:SYNC",
-            "method.options.groups": 4,
+            "method.groups": 4,
             "cluster.service.name": "again:law",
         }
     )
@@ -277,11 +277,7 @@ def test_a_run_of_ones_own_is_one_compilation_with_others_that_differ_in_numbers
         }
     )
     same.add(batched_runs.compilation(made))
-    made = made.with_(
-        {
-            "cluster.service_options.shape": 5.0,
-        }
-    )
+    made = made.with_({"cluster.service.options.shape": 5.0})
     same.add(batched_runs.compilation(made))
     assert len(same) == 1
     made = made.with_(

@@ -106,16 +106,16 @@ def test_a_metric_a_method_a_transform_a_schedule_and_a_law_likewise(cells, conf
             "def a(learning_rate, steps): return lambda t: 0.1",
             "def a(learning_rate, steps): return lambda t: 0.2",
         ),
-        "cluster.service": (
+        "cluster.service.name": (
             "def a(): return lambda rng, shape: np.ones(shape)",
             "def a(): return lambda rng, shape: rng.standard_exponential(shape)",
         ),
         "method.name": (
-            "from optdyn.methods.chosen import load\na = load('asynchronous')",
+            "from optdyn.methods import load\na = load('asynchronous')",
             "a = load('sync')",
         ),
     }
-    heeded = {"metrics": "test_a", "cluster.service": "simulated_seconds"}
+    heeded = {"metrics": "test_a", "cluster.service.name": "simulated_seconds"}
     for key, both in texts.items():
         found = []
         for number, text in enumerate(both):
