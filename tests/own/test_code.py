@@ -320,9 +320,9 @@ def code_of(workdir):
     return json.loads((workdir / "config.json").read_text())["code"]
 
 
-def test_other_code_is_refused_in_a_line_and_goes_on_when_told(own, folder, files, capsys):
+def test_other_code_is_refused_in_a_line_and_goes_on_when_told(own, folder, files, rows, capsys):
     run = folder / "run"
-    first = train(own(), run)
+    whole, first = train(own(steps=40), folder / "whole"), train(own(), run)
     before, held = files(run), code_of(run)
     write(folder, 1000)
     said = refusal(train, own(steps=40), run)
@@ -333,25 +333,18 @@ def test_other_code_is_refused_in_a_line_and_goes_on_when_told(own, folder, file
     assert train(own(), run) == first  # there is nothing left to do
     assert "already finished at 20, with other code of my_loss" in capsys.readouterr().err
     assert files(run) == before
-    more = train(own(steps=40, code="any"), run)
+    write(folder, 0)  # put back it goes on to the same floats
+    assert train(own(steps=40), run)["parameters_crc32"] == whole["parameters_crc32"]
+    assert rows(run) == rows(folder / "whole")
+    write(folder, 1000)
+    more = train(own(steps=60, code="any"), run)
     assert "other code from here on: my_loss" in capsys.readouterr().err
     assert more["train_loss"] == pytest.approx(1000, abs=first["train_loss"])
     assert code_of(run) not in (held, "any")
-    assert [start["own_code"] for start in more["starts"]] == [held, code_of(run)]
-    assert train(own(steps=60), run)["step"] == 60  # that code is the run's now
+    assert [start["own_code"] for start in more["starts"]] == [held, held, code_of(run)]
+    assert train(own(steps=80), run)["step"] == 80  # that code is the run's now
     write(folder, 0)
-    assert "another my_loss" in refusal(train, own(steps=80), run)
-
-
-def test_what_is_edited_and_put_back_goes_on_to_the_same_floats(own, folder, rows):
-    whole = train(own(steps=40), folder / "whole")
-    train(own(), folder / "run")
-    write(folder, 7)
-    refusal(train, own(steps=40), folder / "run")
-    write(folder, 0)
-    again = train(own(steps=40), folder / "run")
-    assert again["parameters_crc32"] == whole["parameters_crc32"]
-    assert rows(folder / "run") == rows(folder / "whole")
+    assert "another my_loss" in refusal(train, own(steps=100), run)
 
 
 def test_an_interrupted_run_and_one_that_diverged(by_path, folder):
