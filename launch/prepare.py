@@ -1,4 +1,4 @@
-"""`optdyn prepare`: a data set, for config.data.name=tfds --config.data.dataset=NAME."""
+"""`optdyn prepare`: a data set, for config.data.name=tfds."""
 
 from optdyn.cli.main import run
 

@@ -31,7 +31,7 @@ from optdyn.race.worker import Workers, worker
 from optdyn.report import export, raced, report, tables, windows
 from optdyn.train import batched_runs, trainer, versions
 from optdyn.train.checkpoints import latest
-from optdyn.train.grid import grid
+from optdyn.train.grid import Grid
 from optdyn.train.trainer import train
 from optdyn.train.workdir import Metrics
 
@@ -143,7 +143,7 @@ def workdir(config, tmp_path_factory):
     ],
 )
 def test_workdirs(config, workdir, tmp_path, seed, count, reports, least):
-    seeds = grid(config(), [{"seed": seed} for seed in range(2)])
+    seeds = Grid(config(), [{"seed": seed} for seed in range(2)])
     uses = {
         "train": lambda folder: train(config({"seed": 0}), folder / "points" / "seed=0"),
         "resume": lambda folder: train(config({"seed": 1}), folder / "points" / "seed=1"),
@@ -168,12 +168,8 @@ def test_traces(config, tmp_path):
     chosen = config(values | {"cluster.service.name": "trace"})
 
     def replay(folder):
-        chosen = chosen.with_(
-            {
-                "cluster.service.path": str(folder / "trace.csv"),
-            }
-        )
-        return chosen.timeline(steps_per_epoch=10, update_bytes=0)
+        replayed = chosen.with_({"cluster.service.path": str(folder / "trace.csv")})
+        return replayed.timeline(steps_per_epoch=10, update_bytes=0)
 
     uses = {"arrivals": lambda folder: read(str(folder / "trace.csv"), 50), "replay": replay}
     replay(original)
@@ -199,9 +195,9 @@ def test_own_images(tmp_path):
         assert refused > 50
 
 
-NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2, "method.groups": 1}
+NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 KINDS = {
-    "synchronous": {"method.name": "sync", "method.groups": 1},
+    "synchronous": {"method.name": "sync"},
     "metered": {"probes.momentum": True, "probes.window": 54, "probes.every": 80},
     "daso": {
         **NODES,
@@ -211,7 +207,6 @@ KINDS = {
     },
     "measured": {
         "method.name": "dynamic_batch",
-        "method.groups": 1,
         "cluster.nodes": 1,
         "cluster.service.name": "measured",
         "parallel.api": "shard_map",

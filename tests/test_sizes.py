@@ -57,5 +57,5 @@ def test_what_is_drawn_is_what_the_config_says():
     config = gpt.get_config("10m,synthetic")
     config = config.with_({"data.options.examples": 10})
     made = data.load(config.data.name, options=dict(config.data.options))
-    assert made.train["text"].shape == (8, config.data.sequence_length + 1)
+    assert made.train["text"].shape == (8, gpt.SIZES["10m"].tokens + 1)
     assert made.classes == gpt.SIZES["10m"].vocabulary

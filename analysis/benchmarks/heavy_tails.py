@@ -18,7 +18,7 @@ from optdyn.evidence.arms import RATE, Arm, Ladder, rates, reported, tuned
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import FIRST, to_loss
-from optdyn.experiment import usual
+from optdyn.experiment import Experiment
 from optdyn.train.grid import Point
 
 TARGET, ALLOTTED = 0.25, "method.allotted"
@@ -37,7 +37,7 @@ WAITING = ("k_batch_async", "k_batch_sync")
 def arm(name: str, waiting: str) -> Arm:
     """The method, from a rate of 1/4 and half a mean service on."""
     keys = {"method.name": name, "method.waiting": waiting}
-    config = usual().with_({**PROBLEM, **CLUSTER, **keys})
+    config = Experiment().with_({**PROBLEM, **CLUSTER, **keys})
     ladders: dict[str, Ladder] = {RATE: rates}
     start = {RATE: -2}
     if name == "mindflayer":

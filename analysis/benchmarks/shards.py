@@ -20,7 +20,7 @@ from optdyn.evidence.arms import Arm, reported, sgd, tuned
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import FIRST, to_loss
-from optdyn.experiment import usual
+from optdyn.experiment import Experiment
 from optdyn.train.grid import Point
 
 GROUPS, EACH = 16, 64
@@ -47,7 +47,7 @@ def arm(name: str, speeds: str) -> Arm:
     keys: Point = {"method.name": name, "batch_size": batch, "steps": steps}
     keys |= {"cluster.speeds": SPEEDS[speeds] * (GROUPS // 2)}
     keys |= {} if name == "sync" else {"method.groups": GROUPS}
-    config = usual().with_({**PROBLEM, **CLUSTER, **keys})
+    config = Experiment().with_({**PROBLEM, **CLUSTER, **keys})
     return sgd(config, 0.25, 0.0)
 
 

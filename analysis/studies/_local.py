@@ -22,7 +22,7 @@ from optdyn.evidence.claim import Verdict, below
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment, usual
+from optdyn.experiment import Experiment
 from optdyn.methods import ModelInfo
 from optdyn.methods.gradient import local
 from optdyn.problem import shared_data
@@ -70,7 +70,7 @@ UPDATES = 50  # that the clocks are taken over
 
 
 def config(task: str, variant: str, scale: str) -> Experiment:
-    return usual().with_(
+    return Experiment().with_(
         {
             "model.blocks": STAGES,
             "data.train_evaluated": 300,

@@ -19,7 +19,7 @@ from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import mean_ratio, ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment, usual
+from optdyn.experiment import Experiment
 from optdyn.train.grid import Point
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}
@@ -82,7 +82,7 @@ def waits(name: str) -> bool:
 def config_of(law: str, name: str) -> Experiment:
     """An arm; a gradient is of `EXAMPLES`, and takes a worker of speed 1 a second in the mean."""
     arm = arms()[name]
-    base = usual().with_(
+    base = Experiment().with_(
         {
             "model.hidden": (32,),
             "data.train_examples": 4000,

@@ -18,7 +18,7 @@ def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> 
         "method__groups": 1,
         "optimizer__momentum": 0.0,
         "optimizer__learning_rate": 0.1,
-        "cluster__service": "exponential",
+        "cluster__service__name": "exponential",
         "seed": 0,
         "replicas__count": 0,
     } | config

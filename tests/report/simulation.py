@@ -57,8 +57,9 @@ def deviation(value, interval, truth):
 
 
 def config(groups=4, *, mu=0.0, alpha=0.3, name="asynchronous", service="exponential", **cluster):
+    shape = {"service": {"name": service}, "nodes": groups, "devices_per_node": 1}
     return {
-        "method": {"name": name, "groups": groups},
+        "method": {"name": name} if name in ("sync", "daso") else {"name": name, "groups": groups},
         "optimizer": {"name": "sgd", "learning_rate": alpha, "momentum": mu},
-        "cluster": {"service": service, "nodes": groups, "devices_per_node": 1, **cluster},
+        "cluster": shape | cluster,
     }

@@ -26,7 +26,7 @@ def run(workdir, variant, losses, seed=0, status="completed", flops=None, **conf
         "method": {"name": "local", "variant": variant},
         "model": {"width": values["width"]},
         "optimizer": {"momentum": 0.0, "learning_rate": 0.1},
-        "cluster": {"service": "constant"},
+        "cluster": {"service": {"name": "constant"}},
         "batch_size": values["batch_size"],
         "seed": seed,
     }

@@ -82,7 +82,7 @@ def test_a_steered_momentum_is_shown_beside_its_aim(tmp_path):
 
 
 def test_no_theory_where_service_has_a_memory(tmp_path):
-    keys = {"method__groups": 4, "cluster__service": "constant"}
+    keys = {"method__groups": 4, "cluster__service__name": "constant"}
     probed(tmp_path / "w", [(0.83, 0.8, 0.86)], **keys)
     say(tmp_path / "w", implicit_momentum_p=1e-9)
     text, parsed = page(tmp_path / "w")

@@ -15,7 +15,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment, to_json
+from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.report import laws, race, raced, reality
 from optdyn.report.tables import TableError
 
@@ -45,20 +47,13 @@ def arrivals(services):
 
 def workdir(folder, worker, seconds, losses=(), log_every=10**6, **columns):
     """Of a race; `losses` are logged evenly over the updates."""
-    config = Experiment()
-    config = config.with_(
-        {
-            "method.name": "asynchronous",
-            "method.groups": int(max(worker)) + 1,
-        }
-    )
-    config = config.with_(
-        {
-            "cluster.nodes": config.method.groups,
-            "steps": len(worker),
-            "log_every": log_every,
-            "checkpoint_every": 0,
-        }
+    groups = int(max(worker)) + 1
+    config = Experiment(
+        method=Asynchronous(groups=groups),
+        cluster=Cluster(nodes=groups),
+        steps=len(worker),
+        log_every=log_every,
+        checkpoint_every=0,
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(to_json(config))

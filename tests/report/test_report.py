@@ -142,7 +142,7 @@ def test_names_are_escaped(tmp_path):
 
 
 def test_no_geometric_law_over_constant_service(tmp_path):
-    keys = {"method__groups": 2, "cluster__service": "constant"}
+    keys = {"method__groups": 2, "cluster__service__name": "constant"}
     run(tmp_path / "w", [2.0, 1.0], histogram=[0, 5], **keys)
     _, parsed = page(tmp_path / "w")
     assert parsed.images[-1]["alt"] == "Histogram of staleness. g = 2: mean 1."

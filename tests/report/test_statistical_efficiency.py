@@ -153,12 +153,13 @@ def test_asynchronous_with_one_group_is_synchronous(sweep):
 def test_points_that_differ_in_more_are_chosen_from(sweep):
     for seed in range(len(SLOW)):
         for law in ("constant", "lognormal"):
-            values = config(16, 0.9, 0.1, seed, cluster={"service": law})
+            values = config(16, 0.9, 0.1, seed, cluster={"service": {"name": law}})
             taken = 300 if law == "constant" else 600
             write(sweep, f"{law}-seed{seed}", values, taken, 1.0)
-    with pytest.raises(TableError, match=r"differ in cluster\.service; choose one with --where="):
+    told = r"differ in cluster\.service\.name; choose one with --where="
+    with pytest.raises(TableError, match=told):
         tried(sweep, TARGET)
-    (only,) = tried(sweep, TARGET, ["cluster.service=constant"])
+    (only,) = tried(sweep, TARGET, ["cluster.service.name=constant"])
     assert only.groups == 16 and only.updates == pytest.approx(np.full((1, 5), 300.0))
     summary = summarize([only], 0.9, TARGET)
     assert summary["groups"][0]["tuned"] == pytest.approx([300] * 3)

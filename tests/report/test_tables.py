@@ -12,7 +12,8 @@ from optdyn.report.tables import TableError, load, natural, points, tidy
 def workdirs(tmp_path):
     """Two runs that differ in their model; a null loss, a torn line, one without a summary."""
     for name, hidden in (("a", [64]), ("b", [32, 32])):
-        config = {"model": {"hidden": hidden}, "cluster": {"service": "constant"}, "seed": 3}
+        cluster = {"service": {"name": "constant"}}
+        config = {"model": {"hidden": hidden}, "cluster": cluster, "seed": 3}
         summary = {"status": "diverged", "train_loss": 2.0, "versions": {"jax": "0"}}
         log = '{"step": 0, "train_loss": 2.0}\n{"step": 5, "train_loss": null}\n{"step": 10, "tr'
         (tmp_path / name).mkdir()

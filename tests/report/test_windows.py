@@ -36,7 +36,7 @@ def sweep(config, tmp_path_factory):
     adam = {"optimizer.name": "adam", "optimizer.learning_rate": 0.03}
     points = {"s0": {"seed": 0}, "s1": {"seed": 1}, "adam": adam}
     for name, values in points.items():
-        trainer.train(config(PROBED | values), workdir / "points" / name)
+        trainer.train(config(PROBED).with_(values), workdir / "points" / name)
     return workdir
 
 

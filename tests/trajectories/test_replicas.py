@@ -12,6 +12,7 @@ from optdyn.base.hold import LOCK
 from optdyn.cli import app
 from optdyn.clock.base import at
 from optdyn.methods import Event
+from optdyn.optimizers.kinds import SGD
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, replicas, trainer
 from optdyn.train.replicas import record, whole_gradient
@@ -196,12 +197,8 @@ def test_more_replicas_begin_with_the_fewer(config, small, tmp_path):
 def test_matching_series_are_heavy_balls_that_start_alike(config, tmp_path):
     """v <- g + mu v, x <- x - alpha (1 - mu) v from v = G_0 / (1 - mu): x_1 = x_0 - alpha G_0."""
     alpha = 0.3
-    chosen = config({**SMALL, "model.noise": 0.0, "optimizer.learning_rate": alpha})
-    chosen = chosen.with_(
-        {
-            "optimizer.momentum": 0.0,
-        }
-    )
+    chosen = config({**SMALL, "model.noise": 0.0})
+    chosen = chosen.with_(optimizer=SGD(learning_rate=alpha, momentum=0.0))
     record(chosen, tmp_path)
     stored = arrays(tmp_path)
     np.testing.assert_array_equal(stored["matching_momenta"], MOMENTA)
@@ -298,7 +295,7 @@ def test_one_compilation_serves_all_replicas(config, small, tmp_path):
     made = {series.program for series in replicas._series(events)}
     assert made == {
         events.program,
-        program.make(config({**SMALL, "method.name": "sync"}), 0, 1),
+        program.make(config(SMALL).with_({"method.name": "sync"}), 0, 1),
     }
     recorders = [replicas._recorder(one, 1, chosen.replicas.subspace) for one in made]
     compilations = [recorder._cache_size() for recorder in recorders]

@@ -6,11 +6,13 @@ import pytest
 
 from optdyn.methods import metered
 from optdyn.momentum import moments
+from optdyn.optimizers.kinds import SGD, Adam
 from optdyn.problem import data as datasets
 from optdyn.problem.problem import batches
 from optdyn.train import program, single, trainer
 
-STEPS = 12
+STEPS, RATE = 12, 0.01
+OPTIMIZERS = {"sgd": SGD(learning_rate=RATE), "adam": Adam(learning_rate=RATE)}
 METHODS = {
     "sync": {"method.name": "sync"},
     "asynchronous": {"method.groups": 3, "cluster.nodes": 3},
@@ -18,6 +20,8 @@ METHODS = {
     "local": {
         "method.name": "local",
         "model.name": "resmlp",
+        "model.blocks": 2,
+        "model.width": 4,
         "cluster.nodes": 1,
         "cluster.service.name": "constant",
     },
@@ -37,24 +41,14 @@ def sketched(tree, like):
     return np.asarray(metered.sketch(tree, like, 10_000))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_recording_is_of_the_run_itself(
     config, mnist, final, tmp_path, unmixed, optimizer, method
 ):
     """Displacements add up to x_T - x_0, and raw steps are what plain SGD multiplies by alpha."""
-    values = {
-        **mnist,
-        "steps": STEPS,
-        "data.train_examples": 60,
-        "model.blocks": 2,
-        "model.width": 4,
-        "optimizer.name": optimizer,
-        "optimizer.learning_rate": 0.01,
-        "optimizer.momentum": 0.0,
-        **METHODS[method],
-    }
-    chosen = config(values)
+    chosen = config({**mnist, "steps": STEPS, "data.train_examples": 60})
+    chosen = chosen.with_(METHODS[method], optimizer=OPTIMIZERS[optimizer])
     recorded = single.record(chosen)
     run = trainer.prepare(chosen)
     trainer.train(chosen, tmp_path)
@@ -63,7 +57,7 @@ def test_a_recording_is_of_the_run_itself(
     # Another compilation of the same float32 sums, of numbers below 1.
     np.testing.assert_allclose(recorded.displacements.sum(0), moved, atol=1e-5)
     if optimizer == "sgd":
-        np.testing.assert_allclose(recorded.displacements, 0.01 * recorded.raw_steps, atol=1e-6)
+        np.testing.assert_allclose(recorded.displacements, RATE * recorded.raw_steps, atol=1e-6)
     assert recorded.losses.shape == (STEPS,)
     if method != "local":
         gradient = jax.grad(run.program.problem.loss)
@@ -83,17 +77,16 @@ def test_nodes_are_metered_between_their_meetings(config, mnist, unmixed, inner)
             "steps": STEPS,
             "batch_size": 8,
             "data.train_examples": 60,
-            "optimizer.learning_rate": 0.01,
-            "optimizer.momentum": 0.0,
             "method.name": "model_averaging" + inner,
-            "method.groups": 2,
             "cluster.nodes": 2,
             "cluster.devices_per_node": 2,
         }
     )
+    many = chosen.method.with_keys({"groups": 2})
+    chosen = chosen.with_(method=many, optimizer=OPTIMIZERS["sgd"])
     recorded = single.record(chosen)
     # float32 sums of numbers below 0.1, in another order.
-    np.testing.assert_allclose(recorded.displacements, 0.01 * recorded.raw_steps, atol=1e-6)
+    np.testing.assert_allclose(recorded.displacements, RATE * recorded.raw_steps, atol=1e-6)
     assert np.linalg.norm(recorded.gradients, axis=1).min() > 0
 
 

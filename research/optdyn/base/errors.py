@@ -82,7 +82,8 @@ def one_of(name: str, value: object, values: Sequence[str]) -> None:
 
 def one_of_these(value: object, values: Sequence[str]) -> str:
     """The words for what a value must be, where it is none of these."""
-    return f"one of {', '.join(map(repr, values))}{meant(str(value), values)}"
+    hint = meant(value, values) if isinstance(value, str) else ""
+    return f"one of {', '.join(map(repr, values))}{hint}"
 
 
 def and_(names: Sequence[str]) -> str:

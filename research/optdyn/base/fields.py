@@ -158,7 +158,7 @@ class Value:
     def named(cls, name: Any) -> "Value":
         """The one of this union that has the name, with its defaults. Raises `ConfigError`."""
         assert cls.root
-        if name not in cls.root.members:
+        if not isinstance(name, str) or name not in cls.root.members:
             wanted = one_of_these(name, [*cls.root.members])
             raise ConfigError(f"config.{cls.section}.name = {shown(name)}: must be {wanted}")
         return cls.root.members[name]()
@@ -206,7 +206,10 @@ class Value:
         value: Value = self
         if self.root and "name" in new:
             name = new.pop("name")
-            value = self if name == self.name else self.root.named(name)
+            if isinstance(name, str):
+                name = str(name)  # of a `Text`
+            is_same = isinstance(name, str) and name == self.name
+            value = self if is_same else self.root.named(name)
         keys = value.field_table()
         for key in (*new, *inner):
             if key not in keys:
@@ -264,6 +267,8 @@ def nested(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[s
     """The values of whole keys, and of each part its changes."""
     whole, inner = dict[str, Any](), dict[str, dict[str, Any]]()
     for key, value in changes.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"config: keys must be texts, and one is {shown(key)}")
         first, _, rest = key.partition(".")
         if rest:
             inner.setdefault(first, {})[rest] = value

@@ -105,7 +105,7 @@ def once() -> Iterator[None]:
 
 def is_own(name: str) -> bool:
     """Whether it names something of the user's own."""
-    return ":" in str(name)
+    return isinstance(name, str) and ":" in name
 
 
 def is_used(key: str, name: str) -> bool:
@@ -148,7 +148,7 @@ def names(config: Any, keys: Sequence[str] = KEYS) -> Iterator[tuple[str, str]]:
             value = str(value).split("+")
         for name in value if isinstance(value, (list, tuple)) else [value]:
             if is_own(name):
-                yield f"config.{key}", str(name)
+                yield f"config.{key}", name
 
 
 def _at(config: Any, key: str) -> Any:

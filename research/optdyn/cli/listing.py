@@ -3,9 +3,9 @@
 KIND is one of models, data, losses, metrics, optimizers, transforms, schedules, methods, names,
 laws, configs and keys; `names` are other names of methods, and how each is asked for. PREFIX keeps
 the names that begin with it, as in `optdyn list keys method.` and `optdyn list names rennala`.
-Each line has a name and what it is, that of a key its default and what `experiment.py` or
-the method's file says of it; that of a key of methods says last which methods have it. A word after
-`keys`, as in `optdyn list keys momentum`, finds every key that has it in its name or in its line.
+Each line has a name and what it is, that of a key its default, what its field says, and last, if
+not all models, data sets, optimizers, methods or laws have it, which do. A word after `keys`, as in
+`optdyn list keys momentum`, finds every key that has it in its name or in its line.
 `--json` prints an object, {name: what it is}.
 """
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, meant, refuse
+from optdyn.base.errors import ConfigError, meant, refuse, shown
 from optdyn.base.fields import Value, nested, not_one, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.trees import Choice, Json, Tree
@@ -388,7 +388,10 @@ class Methods:
         Raises `ConfigError` for a key that there is not.
         """
         whole, inner = nested(changes)
-        name = str(whole.pop("name", self.name))
+        name = whole.pop("name", self.name)
+        if not isinstance(name, str):
+            raise ConfigError(f"{KEY} = {shown(name)}: must be a name, or several joined by '+'")
+        name = str(name)  # of a `Text`
         its = self if name == self.name else Methods.named(name)
         if len(its.every) == 1:
             return Methods(name, (cast(Method, its.every[0].changed(whole | inner)),))

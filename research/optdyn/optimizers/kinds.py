@@ -57,7 +57,7 @@ class Optimizer(Value, section="optimizer", union=True):
 
     @classmethod
     def named(cls, name: Any) -> Value:
-        known = name in cls.members or not isinstance(name, str)
+        known = not isinstance(name, str) or name in cls.members
         return super().named(name) if known else Optax(name=name)
 
     @classmethod

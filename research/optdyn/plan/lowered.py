@@ -17,7 +17,7 @@ import jax
 from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json, write_json
 from optdyn.base.trees import Json
-from optdyn.experiment import Experiment, usual
+from optdyn.experiment import Experiment
 from optdyn.plan import layers, planner, plans
 from optdyn.train import memory_checks
 
@@ -46,7 +46,7 @@ def plain(config: Experiment) -> Experiment:
     """Synchronous training of the same model, on the mini-batch that one device computes."""
     nodes, devices = config.methods.devices(config) if config.parallel.api else (1, 1)
     batch = max(config.batch_size // (nodes * devices * config.parallel.accumulation), 1)
-    return usual().with_(
+    return Experiment(
         model=config.model.with_(lowering="") if config.model.lowering else config.model,
         data=config.data.with_(streaming=False, dirichlet=0.0),
         loss=config.loss,

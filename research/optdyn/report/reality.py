@@ -21,7 +21,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Gamma, LogNormal
 from optdyn.clock.shared_cores import shared_cores
 from optdyn.clock.trace import SERVED
-from optdyn.experiment import usual
+from optdyn.experiment import Experiment
 from optdyn.momentum.lags import geometric_distance
 from optdyn.momentum.moments import equivalent_momentum
 from optdyn.report import laws, raced, tables, windows
@@ -63,7 +63,7 @@ def keys(race: Race, law: FittedLaw, source: Race) -> dict[str, Any]:
 
 def _cluster(values: Mapping[str, Any]) -> Cluster:
     keys = {key: value for key, value in values.items() if key.startswith("cluster.")}
-    return usual().with_(keys).cluster
+    return Experiment().with_(keys).cluster
 
 
 def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,11 @@ def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, 
     again = called("report")
     facts += [("this page again", f"{again} {shlex.join(['--workdir', *map(str, workdirs)])}")]
     differing = tables.differing(points)
-    shared = [(key, str(v)) for key, v in points[0].config.items() if key not in differing]
+    shared = [
+        (key, str(value))
+        for key, value in points[0].config.items()
+        if key not in differing and all(key in point.config for point in points)
+    ]
     return {"provenance": facts, "shared": shared, "simulated": SIMULATED}
 
 

@@ -1,4 +1,4 @@
-"""Prepares a data set for 'tfds:NAME', from the network or from files of this machine.
+"""Prepares a data set for `config.data.name=tfds`, from the network or from files of this machine.
 
     optdyn prepare NAME[/CONFIG][:VERSION] [--data_dir=DIR] [--image_size=N]
     optdyn prepare fashion_mnist           [--data_dir=DIR] [--source=FOLDER]
@@ -139,7 +139,9 @@ def _reach(url: str) -> None:
 
 def main() -> None:
     """The command `optdyn prepare`."""
-    parser = Parser(prog="optdyn prepare", description="Prepares a data set for 'tfds:NAME'.")
+    parser = Parser(
+        prog="optdyn prepare", description="Prepares a data set for config.data.name=tfds."
+    )
     parser.add_argument("spec", metavar="NAME[/CONFIG][:VERSION]")
     parser.add_argument("--data_dir", help="default: $OPTDYN_DATA_DIR, or that of TFDS")
     parser.add_argument("--source", default="", help="folder of idx or npz files to prepare")
