@@ -7,7 +7,7 @@ A worker is a compute group of `asynchronous.py`, with its law of service. A row
 worker i has: parameters, what it has read, an optimizer's state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.errors import ConfigError
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Tree, bytes_of
 from optdyn.clock.arrivals import Work, arrivals
@@ -81,16 +81,13 @@ class WorkerMethod(Reads):
     workers = True
     info = ("sent_bytes",)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        """Raises `ConfigError` where workers are not of equally many devices, or cannot race."""
-        divides(self.groups, setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield divides(self.groups, setup, methods)
         if setup.cluster.service.name == "race":
-            local_steps.races(setup)
-        if setup.cluster.pieces != Pieces():
-            raise ConfigError(
-                "config.cluster.pieces: no server queues with config.method.name = "
-                f"{methods.name!r}"
-            )
+            yield from local_steps.races(setup)
+        queues = setup.cluster.pieces != Pieces()
+        said = f"no server queues with config.method.name = {methods.name!r}"
+        yield Join("cluster.pieces", queues, said)
 
 
 def local_work(of: WorkerMethod, setting: ClockInputs, methods: Methods, sent: bool) -> Work:
