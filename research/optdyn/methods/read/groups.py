@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from optdyn.base.errors import Join, one_of_these
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import make
-from optdyn.clock.service import DRAWN
 from optdyn.core import Gradient, Message, Update, send_gradient
 from optdyn.core.snapshots import KEPT
 from optdyn.methods.method import ClockInputs, Methods, Reads, slowed
@@ -37,14 +36,10 @@ class Grouped(Reads):
         return send_gradient(gradient, update)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
-        cluster, local = setup.cluster, methods.by_block
         yield divides(self.groups, setup, methods)
-        known, law = (*DRAWN, *RECORDED, "geometric"), cluster.service
-        served = local and not law.is_drawn and law.name not in known
-        yield Join("cluster.service.name", served, f"must be {one_of_these(law.name, known)}")
-        said = "no block of local learning has such a server"
-        yield Join("cluster.pieces", local and cluster.pieces != Pieces(), said)
-        if law.name == "race":
+        served = methods.by_block and setup.cluster.pieces != Pieces()
+        yield Join("cluster.pieces", served, "no block of local learning has such a server")
+        if setup.cluster.service.name == "race":
             yield from races(self.snapshots, setup)
         if self.snapshots == "host":
             yield from in_host_memory(setup, methods)

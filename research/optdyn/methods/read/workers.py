@@ -21,7 +21,6 @@ from optdyn.base.fields import field
 from optdyn.base.trees import Tree, bytes_of
 from optdyn.clock.arrivals import Work, arrivals
 from optdyn.clock.base import Timeline, from_arrivals
-from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import habits_of, work_of
 from optdyn.clock.exchanges import batches, exchanges
 from optdyn.clock.versions import empty
@@ -85,9 +84,6 @@ class WorkerMethod(Reads):
         yield divides(self.groups, setup, methods)
         if setup.cluster.service.name == "race":
             yield from local_steps.races(setup)
-        queues = setup.cluster.pieces != Pieces()
-        said = f"no server queues with config.method.name = {methods.name!r}"
-        yield Join("cluster.pieces", queues, said)
 
 
 def local_work(of: WorkerMethod, setting: ClockInputs, methods: Methods, sent: bool) -> Work:
