@@ -19,12 +19,13 @@ W = 0. So does the last batch of every epoch: all epochs end with equal nodes an
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.ranges import FINITE
 from optdyn.clock.base import Meeting, Timeline
@@ -144,8 +145,8 @@ class DASO(Mixes, name="daso"):
     def follows(self, setup: Setup) -> bool:
         return setup.cluster.service.name != "trace"
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        nodes.check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)
 
     def why_no_overlap(self) -> str:
         return ""

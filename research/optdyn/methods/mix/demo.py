@@ -12,6 +12,7 @@ is SGD of the mean gradient, or of its sign. With numbers in the place of coeffi
 SparseLoCo at H = 1.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Tree
 from optdyn.clock.base import Timeline
@@ -107,7 +109,7 @@ class DeMo(Mixes, name="demo"):
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
         return line._replace(choice=line.choice._replace(numbers={"momentum_decay": beta}))
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        nodes.check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)
         if self.signed:
-            nodes.needs_rate(setup)
+            yield nodes.has_rate(setup)

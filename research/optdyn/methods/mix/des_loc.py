@@ -10,11 +10,12 @@ and all other floats of its state are u. With K_u = K_v = K_x it is model averag
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from optdyn.base.errors import ConfigError
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.clock.base import Meeting
 from optdyn.methods.method import Methods
@@ -47,11 +48,9 @@ class DesLoc(ModelAveraging, name="des_loc"):
         count = np.asarray(meeting.receive).any(axis=1).cumsum()[:, None]
         return count % np.array([self.first_moment_meetings, self.second_moment_meetings]) == 0
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
         for key, usual in (("inner_state", "kept"), ("fragments", 1), ("delay", 0)):
-            if getattr(self, key) != usual:
-                raise ConfigError(
-                    f"config.method.{key}: must be {usual!r} with config.method.name = "
-                    "'des_loc', whose nodes meet whole and at once, and whose moments have periods"
-                )
+            said = f"must be {usual!r} with config.method.name = 'des_loc', whose nodes meet whole "
+            said += "and at once, and whose moments have periods"
+            yield Join(f"method.{key}", getattr(self, key) != usual, said)

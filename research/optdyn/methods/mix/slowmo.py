@@ -9,6 +9,7 @@ was. The rule of `outer.py` around what `model_averaging` does: beta = 0, a = 1 
 constant it is DiLoCo with heavy ball in place of Nesterov's momentum.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Params, Tree
 from optdyn.methods.method import Methods
@@ -61,6 +63,6 @@ class SlowMo(ModelAveraging, name="slowmo"):
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return slow()
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
-        nodes.needs_rate(setup)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
+        yield nodes.has_rate(setup)
