@@ -1,13 +1,18 @@
 """The configuration: its defaults run, and what cannot run is refused in one line."""
 
+import ast
 import dataclasses
 import json
+import sys
+from pathlib import Path
 
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import experiment
+from optdyn import experiment, methods
+from optdyn.base.errors import Join
 from optdyn.cli.keys import keys
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES
@@ -15,6 +20,8 @@ from optdyn.experiment import ConfigError, Experiment, differences, to_json
 from optdyn.methods.mix.diloco import DiLoCo
 from optdyn.problem.models.resnet import NORMS, STEMS, ResNet
 from optdyn.train.checks import check
+from tests.conftest import RUN
+from tests.methods.test_refused import ROWS, whole
 
 HUGE = float("inf")
 NAN = float("nan")
@@ -147,6 +154,13 @@ PIECES = {"cluster.pieces.conv_compute": 1.0, "cluster.pieces.fc": 0.1}
 BOUND = {"method.name": "asynchronous", "method.staleness_bound": 0}
 DROPPING = {"method.name": "ringmaster", "method.delay_bound": 2}
 GRID = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
+SHARDS = {"data.dirichlet": 0.5, "cluster.nodes": 2}
+ARRIVING = {"method.name": "asynchronous", "method.groups": 2}
+RACE = {"method.name": "asynchronous", "cluster.service.name": "race"}
+LOCAL_RACE = RACE | {"method.name": "async_local_sgd"}
+STEPS = {"method.name": "async_local_sgd"}
+METER = {"probes.momentum": True}
+JOINED = {"method.name": "daso+asynchronous"}
 COMBINATIONS = [
     (
         {"method.name": "asynchronous", "method.groups": 3, "cluster.nodes": 4},
@@ -264,12 +278,132 @@ COMBINATIONS = [
     ),
     ({"optimizer.options": {"momentum": 0.5}}, "optimizer.options.momentum"),
     ({"optimizer.options": {"learning_rate": 1.0}}, "optimizer.options.learning_rate"),
+    ({"data.name": "text", "data.tokenizer": "nosuch"}, "data.tokenizer = 'nosuch': must be "),
+    ({"cluster.nodes": 2**20, "cluster.devices_per_node": 2}, "cluster.nodes = 1048576: makes "),
+    ({"method.fresh": ("nosuch",)}, "method.fresh = ('nosuch',): must be of the blocks hidden0"),
+    (
+        {"method.name": "sync+buffered", "method.sync.fresh": ("classifier",)},
+        "method.sync.fresh = ('classifier',): no block is merged",
+    ),
+    (SHARDS | {"method.name": "dynamic_batch"}, "data.dirichlet = 0.5: nodes have shards"),
+    (SHARDS | {"cluster.nodes": 3}, "batch_size = "),
+    (SHARDS | ARRIVING | {"cluster.nodes": 4}, "data.dirichlet = 0.5: each group has a node's"),
+    (
+        SHARDS | ARRIVING | {"method.name": "buffered", "method.arrivals": 2},
+        "data.dirichlet = 0.5: a group has a shard",
+    ),
+    (SHARDS | ARRIVING | RACE, "data.dirichlet = 0.5: of groups whose times are drawn"),
+    (SHARDS | ARRIVING | METER, "data.dirichlet = 0.5: config.probes.momentum must be False"),
+    (SHARDS | {"replicas.count": 3}, "data.dirichlet = 0.5: replicas are of one objective"),
+    (METER | {"replicas.count": 3}, "probes.momentum = True: replicas are recorded whole"),
+    ({"probes.steer": True}, "probes.steer = True: needs config.probes.momentum"),
+    ({"probes.similarity": True}, "probes.similarity = True: of nodes with parameters of"),
+    (
+        METER | {"probes.window": 54, "probes.every": 53},
+        "probes.window = 54: at most config.probes",
+    ),
+    (
+        METER | LOCAL | {"parallel.api": "shard_map", "cluster.nodes": 2},
+        "probes.momentum = True: not with blocks",
+    ),
+    (
+        {"optimizer.name": "lion", "optimizer.momentum": 0.5},
+        "optimizer.momentum = 0.5: optax.lion has",
+    ),
+    ({"optimizer.chain": (3,)}, "optimizer.chain = (3,): must be of texts"),
+    ({"optimizer.name": "optax:identity"}, "optimizer.name = 'optax:identity': must be a function"),
+    (
+        {"optimizer.chain": ("delay_compensation",), "optimizer.chain_options": {"nosuch": 1}},
+        "optimizer.chain_options.nosuch: taken by 0",
+    ),
+    (
+        {"replicas.matching": (0.5,), "optimizer.name": "adam"},
+        "replicas.matching = (0.5,): compares",
+    ),
+    (
+        {"method.name": "slowmo", "optimizer.learning_rate": 0.0},
+        "optimizer.learning_rate = 0.0: must be other than 0",
+    ),
+    (
+        GRID | JOINED | {"cluster.server_bandwidth": 1.0},
+        "cluster.server_bandwidth = 1.0: nodes that meet",
+    ),
+    (
+        GRID | JOINED | {"cluster.presence": 1.0},
+        "cluster.presence = 1.0: of nodes that compute as a whole",
+    ),
+    (
+        STEPS | {"method.server": "adam", "method.momentum_part": 0.5},
+        "method.momentum_part = 0.5: must be 0 with",
+    ),
+    (
+        LOCAL_RACE | {"method.server": "heloco", "method.age_decay": 0.5},
+        "method.age_decay = 0.5: must be 0 with",
+    ),
+    (
+        LOCAL_RACE | {"optimizer.warmup_steps": 5},
+        "cluster.service.name = 'race': config.optimizer.schedule must",
+    ),
+    (
+        LOCAL_RACE | {"optimizer.chain": ("staleness_rate",)},
+        "cluster.service.name = 'race': config.optimizer.chain: local",
+    ),
+    (LOCAL_RACE | METER, "cluster.service.name = 'race': config.probes.momentum must"),
+    (RACE | {"method.fresh": ("hidden0",)}, "method.fresh = ('hidden0',): of a real server they"),
+    (
+        RACE | {"method.name": "asynchronous+local", "method.asynchronous.fresh": ("classifier",)},
+        "method.asynchronous.fresh = ('classifier',): in a race groups must",
+    ),
+    (
+        RACE | METER | {"method.fresh": ("classifier",), "probes.steer": True},
+        "method.fresh = ('classifier',): in a race config.probes.steer",
+    ),
+    (
+        RACE | {"method.snapshots": "bfloat16"},
+        "cluster.service.name = 'race': config.method.snapshots must",
+    ),
+    (RACE | {"parallel.api": "jit"}, "cluster.service.name = 'race': config.parallel must"),
+    (RACE | {"replicas.count": 3}, "cluster.service.name = 'race': config.replicas.count must"),
+    (RACE | {"data.streaming": True}, "cluster.service.name = 'race': config.data.streaming must"),
+    (
+        PIECES | {"method.name": "asynchronous+local"},
+        "cluster.pieces = Pieces(...): no block of local",
+    ),
+    (METER | {"optimizer": optax.adam(0.1)}, "probes.momentum = True: needs the"),
 ]
 
 
 @pytest.mark.parametrize(("values", "name"), COMBINATIONS, ids=[name for _, name in COMBINATIONS])
 def test_values_that_do_not_go_together(values, name):
     assert refusal(values).startswith(f"config.{name}")
+
+
+def test_every_join_is_reached(monkeypatch):
+    """Each row of the joins, of the experiment and of the methods, is wrong in one of the cases."""
+    reached = set()
+
+    def new(cls, key, wrong, said, made=Join.__new__):
+        if wrong:
+            frame = sys._getframe(1)
+            reached.add((frame.f_code.co_filename, frame.f_lineno))
+        return made(cls, key, wrong, said)
+
+    monkeypatch.setattr(Join, "__new__", new)
+    cases = [values for values, _ in COMBINATIONS]
+    cases += [owned(name) | {name: value} for name, value in BAD]
+    for values in cases:
+        refusal(values)
+    run = changed(RUN)
+    for name, values, _ in ROWS:
+        refusal(whole(name, values), lambda given: check(run.with_(given)))
+    missed = [
+        f"{path}:{call.lineno}: {ast.unparse(call)}"
+        for path in [experiment.__file__, *map(str, Path(methods.__file__).parent.rglob("*.py"))]
+        for call in ast.walk(ast.parse(Path(path).read_text("utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Join"
+        if not {(path, line) for line in range(call.lineno, call.end_lineno + 1)} & reached
+    ]
+    assert not missed
 
 
 GOOD = [

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as made
 from functools import cache
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
 
 from optdyn import optimizers
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, meant, one_of_these, refused_at, shown
+from optdyn.base.errors import ConfigError, Join, meant, one_of_these, refused_at, shown
 from optdyn.base.fields import Value, default_of, every_field, not_one, plain
 from optdyn.base.ranges import WIDTH
 from optdyn.clock import service
@@ -172,14 +172,6 @@ def differences(
     return names
 
 
-class Join(NamedTuple):
-    """Two values that may not go together: a key, whether it is wrong here, what is said of it."""
-
-    key: str
-    wrong: object
-    said: str
-
-
 def check(config: Experiment) -> None:
     """Raises `ConfigError` at the first value that cannot run, though it is in its range."""
     refuse_first(config, _names(config))
@@ -211,7 +203,9 @@ def _at(config: Experiment, key: str) -> Any:
     """The value of a dotted key; None of one that there is not."""
     section, _, rest = key.partition(".")
     if section == "method" and rest != "name":
-        return config.method.get(rest.rpartition(".")[2], None)
+        part, _, name = rest.rpartition(".")
+        every = [config.method.by_section[part]] if part else config.method.every
+        return next((getattr(one, name) for one in every if name in one.field_table()), None)
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part, None)
@@ -271,7 +265,7 @@ def _cluster(config: Experiment) -> Iterator[Join]:
         said = f"{name!r} does not know of {OPTIONAL[key]}, only config.method.name = "
         said += " and ".join(map(repr, those))
         yield Join(f"cluster.{key}", key not in heeded, said)
-    methods.check(config)
+    yield from methods.joins(config)
 
 
 def _pieces(config: Experiment) -> Iterator[Join]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from difflib import SequenceMatcher
 from operator import attrgetter
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from optdyn.base.streams import put
 
@@ -30,6 +30,14 @@ class InputError(ValueError):
 
 class ConfigError(InputError):
     """A configuration that cannot run; the message is one line: what, where, what would do."""
+
+
+class Join(NamedTuple):
+    """Two values that may not go together: a key, whether it is wrong here, what is said of it."""
+
+    key: str
+    wrong: object
+    said: str
 
 
 def require(config: object, name: str, holds: Callable[[Any], object], wanted: str) -> None:

@@ -20,6 +20,7 @@ from optdyn.problem.models import base
 from optdyn.problem.problem import Params, Problem
 
 Back = Callable[[jax.Array], Params]  # dl/dh -> dl/dx; a pytree, which programs may return
+LAST = "of a real server they must be the last of the blocks {}, and not all"
 
 
 class Merged(NamedTuple):
@@ -49,15 +50,15 @@ def _first(pull: Callable[[jax.Array], tuple[Params]], slope: jax.Array) -> Para
     return pull(slope)[0]
 
 
-def cut(names: Sequence[str], fresh: Sequence[str]) -> int:
-    """How many of a model's blocks come before the fresh ones.
+def before(names: Sequence[str], fresh: Sequence[str]) -> int:
+    """How many of a model's blocks come before the fresh ones, its last; 0 if these are others."""
+    first = max(len(names) - len(set(fresh)), 0)
+    return first if set(names[first:]) == set(fresh) else 0
 
-    Raises `ConfigError` if these are not the last ones, or are all.
-    """
-    first = len(names) - len(set(fresh))
-    if not first or set(names[first:]) != set(fresh):
-        raise ConfigError(
-            f"config.method.fresh = {tuple(fresh)!r}: of a real server they must be the last of "
-            f"the blocks {', '.join(names)}, and not all"
-        )
+
+def cut(names: Sequence[str], fresh: Sequence[str]) -> int:
+    """The same. Raises `ConfigError` if the fresh blocks are not the last ones, or are all."""
+    if not (first := before(names, fresh)):
+        said = LAST.format(", ".join(names))
+        raise ConfigError(f"config.method.fresh = {tuple(fresh)!r}: {said}")
     return first

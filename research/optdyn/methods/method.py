@@ -8,7 +8,6 @@ no method replaces are plain SGD's.
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -19,7 +18,7 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, meant, refuse, shown
+from optdyn.base.errors import ConfigError, Join, meant, shown
 from optdyn.base.fields import Value, nested, not_one, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.trees import Choice, Json, Tree
@@ -138,8 +137,9 @@ class Method(Value, section="method", union=True):
         """
         raise NotImplementedError
 
-    def check(self, setup: Setup, methods: "Methods") -> None:
-        """Raises `ConfigError` if the method cannot run with the rest of the experiment."""
+    def joins(self, setup: Setup, methods: "Methods") -> Iterator[Join]:
+        """What of the rest of the experiment the method cannot run with, a row for each."""
+        yield from ()
 
     def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         """What `summary.json` says of the method, by key."""
@@ -297,15 +297,10 @@ def load(name: str) -> type[Method]:
     return found
 
 
-@contextmanager
-def _in_section(section: str) -> Iterator[None]:
-    """Inside, an error names the keys of one of several methods by its section."""
-    try:
-        yield
-    except ConfigError as error:
-        where = f"config.method.{section}"
-        said = re.sub(r"config\.method\b(?!\.name\b|\.\w+\.\w)", where, str(error))
-        raise ConfigError(said) from error
+def _in_section(section: str, text: object) -> str:
+    """The text, which names the keys of one of several methods by its section."""
+    where = f"config.method.{section}"
+    return re.sub(r"config\.method\b(?!\.name\b|\.\w+\.\w)", where, str(text))
 
 
 @dataclass(frozen=True)
@@ -336,39 +331,40 @@ class Methods:
 
     def checked(self) -> Self:
         """The same. Raises `ConfigError` if they do not go together."""
-        where, taken = f"config.method.name = {self.name!r}", dict[str, str]()
+        for join in self._pieces():
+            if join.wrong:
+                raise ConfigError(f"config.{join.key} = {self.name!r}: {join.said}")
+        return self
+
+    def _pieces(self) -> Iterator[Join]:
+        """The pieces of plain SGD that they replace, of which each is replaced once."""
+        taken = dict[str, str]()
         mixes = [method for method in self.every if isinstance(method, Mixes)]
         for part, method in zip(self.name.split("+"), self.every, strict=True):
             for piece in method.pieces:
                 both = piece == "mix" and len(mixes) == 2 and as_one(*mixes) is not None
-                if piece in taken and not both:
-                    raise ConfigError(
-                        f"{where}: {taken[piece]} and {part} both say {MEANING[piece]}, of which "
-                        "there is one"
-                    )
+                said = f"{taken.get(piece)} and {part} both say {MEANING[piece]}, of which there "
+                yield Join("method.name", piece in taken and not both, f"{said}is one")
                 taken[piece] = part
         gradient, read, mix = (taken.get(piece) for piece in MEANING)
-        refuse(
-            (
-                self.reduces_itself and self.read and not self.read.barrier,
-                f"{where}: {gradient} divides the work of workers that wait for one another, and "
-                f"those of {read} do not",
-            ),
-            (
-                self.gradient and self.gradient.staged and self.mix,
-                f"{where}: {gradient} cuts one model over the nodes, and those of {mix} have a "
-                "model each",
-            ),
-        )
-        return self
+        alone = self.reduces_itself and self.read and not self.read.barrier
+        said = f"{gradient} divides the work of workers that wait for one another, and those of "
+        yield Join("method.name", alone, f"{said}{read} do not")
+        staged = self.gradient and self.gradient.staged and self.mix
+        said = f"{gradient} cuts one model over the nodes, and those of {mix} have a model each"
+        yield Join("method.name", staged, said)
 
-    def check(self, setup: Setup) -> None:
-        """Raises `ConfigError` if one of the methods cannot run with the rest of the experiment."""
+    def joins(self, setup: Setup) -> Iterator[Join]:
+        """What of the rest of the experiment the methods cannot run with, a row for each."""
         for section, method in self.by_section.items():
-            with _in_section(section) if len(self.every) > 1 else nullcontext():
-                method.check(setup, self)
+            for join in method.joins(setup, self):
+                if len(self.every) > 1:
+                    key = _in_section(section, f"config.{join.key}").removeprefix("config.")
+                    yield join._replace(key=key, said=_in_section(section, join.said))
+                else:
+                    yield join
         if self.outermost not in self.every:
-            self.outermost.check(setup, self)
+            yield from self.outermost.joins(setup, self)
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -406,8 +402,10 @@ class Methods:
                 raise ConfigError(f"config.method.{key}: {name!r} has no such key{hint}")
         every: list[Any] = []
         for section, method in its.by_section.items():
-            with _in_section(section):
+            try:
                 every.append(method.changed(inner.get(section, {})))
+            except ConfigError as error:
+                raise ConfigError(_in_section(section, error)) from error
         return Methods(name, tuple(every))
 
     @property

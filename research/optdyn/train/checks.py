@@ -2,8 +2,9 @@
 
 from optdyn import experiment
 from optdyn.base import lookup
+from optdyn.base.errors import Join
 from optdyn.base.trees import Params, head
-from optdyn.experiment import Experiment, Join
+from optdyn.experiment import Experiment
 from optdyn.problem.data import Dataset
 from optdyn.train import memory_checks, program
 

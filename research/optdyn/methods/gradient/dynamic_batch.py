@@ -12,7 +12,7 @@ as many as its part needs, and meets the others once, in the sum of the gradient
 others' examples (`problem/data/parts.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from optdyn.base.errors import refuse
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.clock import dynamic_batch as clocks
 from optdyn.clock.base import Shares, Timeline, from_arrivals
@@ -117,18 +117,16 @@ def _recorded(held: Held, shape: tuple[int, ...], batch_size: int) -> Shares:
 
 @dataclass(frozen=True)
 class DynamicBatch(Gradients, name="dynamic_batch"):
-    adapt: bool = field(True, "dynamic_batch: False keeps the shares of the batch equal.")
+    adapt: bool = field(True, "False keeps the shares of the batch equal.")
     weights: str = field(
         "share",
-        "dynamic_batch: of the workers' gradients, b_i / B, or 'equal', 1 / N, the authors'.",
+        "Of the workers' gradients, b_i / B, or 'equal', 1 / N, the authors'.",
         one_of=WEIGHTS,
         static=True,
     )
-    smoothing: float = field(
-        0.5, "dynamic_batch: weight of the rates measured before.", at_least=0, below=1
-    )
+    smoothing: float = field(0.5, "Weight of the rates measured before.", at_least=0, below=1)
     micro_batch: int = field(
-        8, "dynamic_batch: examples that a worker computes at a time.", at_least=1, static=True
+        8, "Examples that a worker computes at a time.", at_least=1, static=True
     )
 
     reduces_itself = True
@@ -180,17 +178,14 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
     def follows(self, setup: Setup) -> bool:
         return setup.cluster.service.name == "measured"
 
-    def check(self, setup: Setup, methods: Methods) -> None:
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         cluster = setup.cluster
-        if cluster.service.name != "measured":
-            return
-        said = "simulated, so not of service 'measured'"
-        refuse(
-            (
-                setup.parallel.api != "shard_map" or methods.mix,
-                "config.cluster.service.name = 'measured': only of real workers that are one node, "
-                "so it needs config.parallel.api = 'shard_map'",
-            ),
-            (cluster.speeds, f"config.cluster.speeds: {said}"),
-            (cluster.disturbance_probability, f"config.cluster.disturbance_probability: {said}"),
+        measured = cluster.service.name == "measured"
+        apart = setup.parallel.api != "shard_map" or methods.mix
+        said = (
+            "only of real workers that are one node, so it needs config.parallel.api = 'shard_map'"
         )
+        yield Join("cluster.service.name", measured and apart, said)
+        for key in ("speeds", "disturbance_probability"):
+            said = "simulated, so not of service 'measured'"
+            yield Join(f"cluster.{key}", measured and getattr(cluster, key), said)

@@ -6,7 +6,7 @@ The gradients are made in `local_losses.py`; this file makes a method of them. B
 one by one, so with several servers (`asynchronous.py`) none waits for another.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 
-from optdyn.base.errors import ConfigError, refuse, refused_at
+from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Json, Tree
 from optdyn.clock import pipeline
@@ -68,18 +68,18 @@ def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pi
 class Local(Gradients, MicroBatches, name="local"):
     variant: str = field(
         "greedy",
-        "local: which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
+        "Which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
         one_of=VARIANTS,
         static=True,
     )
     window: int = field(2, "local, overlapping: blocks of a group.", at_least=1, static=True)
     chunks: int = field(2, "local, chunked: groups of consecutive blocks.", at_least=1, static=True)
     shared_heads: bool = field(
-        False, "local: whether every head is the model's own last block.", static=True
+        False, "Whether every head is the model's own last block.", static=True
     )
     probes: bool = field(
         False,
-        "local: whether the log has gradient cosines and linear probes of the blocks.",
+        "Whether the log has gradient cosines and linear probes of the blocks.",
         static=True,
     )
 
@@ -124,36 +124,30 @@ class Local(Gradients, MicroBatches, name="local"):
         each = equal_parts(setup.cluster, setup.batch_size)
         return draws * each * self.slower(setup, setting.model), ()
 
-    def check(self, setup: Setup, methods: Methods) -> None:
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         cluster = setup.cluster
         blocks = len(models.make(setup.model, classes=2)) - 1
-        with refused_at("config.method", ValueError):
+        try:
             own = self.over(blocks)
+        except ValueError as error:
+            yield Join("method", True, str(error))
+            return
         if methods.read or methods.mix:  # then no device has but a part of the blocks
             return
-        refuse(
-            (
-                blocks % cluster.nodes,
-                f"config.cluster.nodes = {cluster.nodes}: must divide the model's {blocks} blocks",
-            ),
-            (
-                self.shared_heads and cluster.nodes > 1,
-                "config.method.shared_heads: several nodes share no parameters",
-            ),
-        )
+        said = f"must divide the model's {blocks} blocks"
+        yield Join("cluster.nodes", blocks % cluster.nodes, said)
+        shared = self.shared_heads and cluster.nodes > 1
+        yield Join("method.shared_heads", shared, "several nodes share no parameters")
         parts = cluster.devices_per_node * self.parts(cluster.nodes)
-        wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of backprop on several "
-        wanted += "nodes x method.micro_batches)"
-        setup.require("batch_size", setup.batch_size % parts == 0, wanted)
+        said = f"must be a multiple of {parts} (config.cluster.devices_per_node, of backprop on "
+        said += "several nodes x method.micro_batches)"
+        yield Join("batch_size", setup.batch_size % parts, said)
         cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
-        crossing = [group for group in own if any(group[0] < cut < group[1] for cut in cuts)]
-        if crossing and self.variant != "backprop":
-            a, b = crossing[0]
-            raise ConfigError(
-                f"config.cluster.nodes = {cluster.nodes}: blocks {a} to {b - 1} learn together and "
-                "must be on one node; on several, variants are 'greedy', 'backprop', or 'chunked' "
-                "with chunks that end where nodes do"
-            )
+        crossing = [(a, b) for a, b in own if any(a < cut < b for cut in cuts)]
+        for a, b in crossing[: self.variant != "backprop"]:
+            said = f"blocks {a} to {b - 1} learn together and must be on one node; on several, "
+            said += "variants are 'greedy', 'backprop', or 'chunked' with chunks that end where "
+            yield Join("cluster.nodes", True, f"{said}nodes do")
 
     def report(self, setup: Setup, network: ModelInfo) -> Json:
         """Operations, bytes and memory of an update. Raises `ConfigError`."""

@@ -12,6 +12,7 @@ is SGD of the mean gradient, or of its sign. With numbers in the place of coeffi
 SparseLoCo at H = 1.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Tree
 from optdyn.clock.base import Timeline
@@ -77,15 +79,13 @@ def demo(
 @dataclass(frozen=True)
 class DeMo(Mixes, name="demo"):
     momentum_decay: float = field(
-        0.999, "demo: beta, what is kept of a node's momentum until the next update.", **FRACTION
+        0.999, "beta, what is kept of a node's momentum until the next update.", **FRACTION
     )
     chunk: int = field(
-        64, "demo: c, rows and columns of a chunk at most.", at_least=1, at_most=256, static=True
+        64, "c, rows and columns of a chunk at most.", at_least=1, at_most=256, static=True
     )
-    coefficients: int = field(
-        32, "demo: k, of every chunk, that are sent.", at_least=1, static=True
-    )
-    signed: bool = field(True, "demo: whether steps are of the sign only.", static=True)
+    coefficients: int = field(32, "k, of every chunk, that are sent.", at_least=1, static=True)
+    signed: bool = field(True, "Whether steps are of the sign only.", static=True)
 
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
@@ -107,7 +107,7 @@ class DeMo(Mixes, name="demo"):
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
         return line._replace(choice=line.choice._replace(numbers={"momentum_decay": beta}))
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        nodes.check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)
         if self.signed:
-            nodes.needs_rate(setup)
+            yield nodes.has_rate(setup)

@@ -10,11 +10,12 @@ and all other floats of its state are u. With K_u = K_v = K_x it is model averag
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from optdyn.base.errors import ConfigError
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.clock.base import Meeting
 from optdyn.methods.method import Methods
@@ -25,10 +26,10 @@ from optdyn.methods.setup import Setup
 @dataclass(frozen=True)
 class DesLoc(ModelAveraging, name="des_loc"):
     first_moment_meetings: int = field(
-        3, "des_loc: K_u / K_x, meetings from one mean of first moments to the next.", at_least=1
+        3, "K_u / K_x, meetings from one mean of first moments to the next.", at_least=1
     )
     second_moment_meetings: int = field(
-        6, "des_loc: K_v / K_x, meetings from one mean of second moments to the next.", at_least=1
+        6, "K_v / K_x, meetings from one mean of second moments to the next.", at_least=1
     )
 
     over_graphs = False
@@ -47,11 +48,9 @@ class DesLoc(ModelAveraging, name="des_loc"):
         count = np.asarray(meeting.receive).any(axis=1).cumsum()[:, None]
         return count % np.array([self.first_moment_meetings, self.second_moment_meetings]) == 0
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
         for key, usual in (("inner_state", "kept"), ("fragments", 1), ("delay", 0)):
-            if getattr(self, key) != usual:
-                raise ConfigError(
-                    f"config.method.{key}: must be {usual!r} with config.method.name = "
-                    "'des_loc', whose nodes meet whole and at once, and whose moments have periods"
-                )
+            said = f"must be {usual!r} with config.method.name = 'des_loc', whose nodes meet whole "
+            said += "and at once, and whose moments have periods"
+            yield Join(f"method.{key}", getattr(self, key) != usual, said)

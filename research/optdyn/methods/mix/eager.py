@@ -11,6 +11,7 @@ have sent nothing yet. So an all-reduce has H updates of time, and nodes are nev
 one node it is DiLoCo's rule, and with mu = 0 Lookahead's.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from optdyn.base.errors import Join
 from optdyn.base.trees import Params, Tree
 from optdyn.clock.base import Meeting, Timeline, undelayed
 from optdyn.clock.network import between_nodes, broadcast
@@ -96,8 +98,8 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         seconds = setting.held.seconds if setting.held else _seconds(setting, within, meeting)
         return of_meetings(meeting, within, seconds)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        nodes.check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)
 
 
 def _seconds(setting: ClockInputs, within: Within, meeting: Meeting) -> np.ndarray:

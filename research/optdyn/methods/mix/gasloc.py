@@ -14,7 +14,7 @@ it is `model_averaging+gossip`.
 The equation is that of a catalogue (junaidaliop.github.io/zij); the paper itself was not read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from optdyn.base.errors import Join
 from optdyn.base.trees import Tree
 from optdyn.clock import graphs
 from optdyn.clock.base import Timeline
@@ -99,9 +100,9 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
         outer = {key: np.full(steps, value, np.float32) for key, value in numbers.items()}
         return line._replace(choice=line.choice._replace(outer=outer))
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        nodes.check(setup, methods)
-        over_graph.check(self.graph, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)
+        yield from over_graph.joins(self.graph, methods)
 
     def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         return graphs.report(self.graph, setup.cluster.nodes)

@@ -19,7 +19,7 @@ timeline knows P, and so w. A node holds z, and with R_ij = P_ij w_j / w_i', who
 (`choco.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax
 
 from optdyn.base import seeds
-from optdyn.base.errors import one_of, require
+from optdyn.base.errors import Join, one_of_these
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Choice, bytes_of
 from optdyn.clock import attendance, graphs, habits
@@ -112,12 +112,12 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
 class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
     gossip_order: str = field(
         "combine",
-        "gossip: nodes send what they had before an update, 'combine', or have after it, 'adapt'.",
+        "Nodes send what they had before an update, 'combine', or have after it, 'adapt'.",
         one_of=ORDERS,
         static=True,
     )
     consensus_rate: float = field(
-        0.5, "gossip: c, the step toward neighbours where messages are compressed.", **ABOVE_0
+        0.5, "c, the step toward neighbours where messages are compressed.", **ABOVE_0
     )
 
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence")
@@ -168,26 +168,31 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         staleness = none if within.staleness is None else within.staleness
         return Timeline(none, staleness, seconds, within.slots, choice)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        nodes.check(setup, methods)
-        one_of("config.method.graph", self.graph, graphs.GRAPHS)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)
+        said = f"must be {one_of_these(self.graph, graphs.GRAPHS)}"
+        yield Join("method.graph", self.graph not in graphs.GRAPHS, said)
         pushes = self.graph in ("push", "complete")
-        wanted = f"at most {ROWS:,} that gossip on {self.graph!r}, where many send to one"
-        require(setup, "cluster.nodes", lambda v: v <= ROWS or not pushes, wanted)
+        said = f"must be at most {ROWS:,} that gossip on {self.graph!r}, where many send to one"
+        yield Join("cluster.nodes", setup.cluster.nodes > ROWS and pushes, said)
         if not self.compressed():
             return
         if isinstance(methods.outermost, OverGraph):
-            all_is_sent(self, COMPRESSED, methods)
-        one_of("config.method.compression of gossip", self.compression, ("", "top_k", "sign"))
-        one_of("config.method.graph of compressed messages", self.graph, graphs.CONSTANT)
-        wanted = "'adapt' with config.method.compression, as nodes send what they have then"
-        self.require("gossip_order", self.gossip_order == "adapt", wanted)
-        require(setup, "cluster.presence", lambda v: not v, "0 with compressed gossip")
+            yield from all_is_sent(self, COMPRESSED, methods)
+        small = ("", "top_k", "sign")
+        said = f"of gossip must be {one_of_these(self.compression, small)}"
+        yield Join("method.compression", self.compression not in small, said)
+        said = f"of compressed messages must be {one_of_these(self.graph, graphs.CONSTANT)}"
+        yield Join("method.graph", self.graph not in graphs.CONSTANT, said)
+        said = "must be 'adapt' with config.method.compression, as nodes send what they have then"
+        yield Join("method.gossip_order", self.gossip_order != "adapt", said)
+        said = "must be 0 with compressed gossip"
+        yield Join("cluster.presence", setup.cluster.presence, said)
 
     def joined(self, other: Mixes) -> Mixes | None:
         """The graph of nodes that meet now and then."""
         if isinstance(other, ModelAveraging) and other.over_graphs:
-            return OverGraph(other, self.graph)
+            return OverGraph(meets=other, graph=self.graph)
         return None
 
     def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:

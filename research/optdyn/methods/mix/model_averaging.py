@@ -11,7 +11,7 @@ parameters, which take turns, and with what was sent tau updates before:
     x_i <- 1/P sum_j x_j(t - tau) + (x_i - x_i(t - tau))      where merges correct, as in CO2
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ import optax
 from jax import lax
 
 from optdyn import optimizers
-from optdyn.base.errors import ConfigError, refuse
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.clock.base import Meeting, Timeline
 from optdyn.core import Rule
@@ -41,26 +41,25 @@ ALWAYS_THERE = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diur
 class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averaging"):
     synchronous_updates: int = field(
         0,
-        "model_averaging, diloco, slowmo: T_0, the first updates, with an average after each.",
+        "T_0, the first updates, with an average after each.",
         at_least=0,
     )
     mixing: float = field(
         0.0,
-        "model_averaging, diloco, slowmo: a, the part that nodes keep of their own parameters.",
+        "a, the part that nodes keep of their own parameters.",
         **FRACTION,
         static=True,
     )
     merging: str = field(
         "mix",
-        "model_averaging, diloco, slowmo: what nodes make of what arrives and their own, 'mix', or "
+        "What nodes make of what arrives and their own, 'mix', or "
         "'correct', which keeps all that they did since the sending.",
         one_of=MERGINGS,
         static=True,
     )
     inner_state: str = field(
         "kept",
-        "model_averaging, diloco, slowmo: what a node's optimizer is where it receives, 'kept', "
-        "'averaged' or 'reset'.",
+        "What a node's optimizer is where it receives, 'kept', 'averaged' or 'reset'.",
         one_of=INNER_STATES,
         static=True,
     )
@@ -128,29 +127,31 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         }
         return line._replace(choice=line.choice._replace(outer=numbers)) if numbers else line
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        nodes.check(setup, methods)
-        name = setup.optimizer.name
-        refuse(
-            (
-                self.state_where_met == "averaged" and optimizers.has_bases(name),
-                f"config.optimizer.name = {name!r}: must be another where nodes average their "
-                "optimizers' states, as the mean of several bases is none",
-            )
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)
+        averages = self.state_where_met == "averaged"
+        said = (
+            "must be another where nodes average their optimizers' states, as the mean of several "
         )
+        bases = averages and optimizers.has_bases(setup.optimizer.name)
+        yield Join("optimizer.name", bases, f"{said}bases is none")
         if not setup.cluster.presence:
             return
-        more = [key for key in ("delay", "mixing", "compression") if getattr(self, key)]
-        more += ["merging"] * (self.merging == "correct")
-        more += ["compression_bits"] * (self.compression_bits != WHOLE)
-        more += ["fragments"] * (self.fragments > 1)
-        more += ["inner_state"] * (self.state_where_met == "averaged")
-        if more or setup.parallel.api == "overlap":
-            which = f"method.{more[0]}" if more else "parallel.api"
-            raise ConfigError(
-                f"config.{which}: must be as it is by default with config.cluster.presence, where "
-                "nodes meet whole and at once, those that are there"
+        changed = {
+            "method.delay": self.delay,
+            "method.mixing": self.mixing,
+            "method.compression": self.compression,
+            "method.merging": self.merging == "correct",
+            "method.compression_bits": self.compression_bits != WHOLE,
+            "method.fragments": self.fragments > 1,
+            "method.inner_state": averages,
+            "parallel.api": setup.parallel.api == "overlap",
+        }
+        for key, wrong in changed.items():
+            said = (
+                "must be as it is by default with config.cluster.presence, where nodes meet whole "
             )
+            yield Join(key, wrong, f"{said}and at once, those that are there")
 
     def why_no_overlap(self) -> str:
         """What takes more of the nodes than one sum of messages."""

@@ -1,12 +1,13 @@
 """What nodes with parameters of their own do between their meetings, and how long it takes them."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import jax
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.errors import refuse
+from optdyn.base.errors import Join
 from optdyn.clock import nodes as hierarchy
 from optdyn.clock.nodes import Inside, Within
 from optdyn.methods.method import ClockInputs, Gradients, Methods
@@ -15,39 +16,28 @@ from optdyn.methods.setup import Setup
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
 
 
-def needs_rate(setup: Setup) -> None:
-    """Raises `ConfigError` if there is no learning rate, as where optax has one of its own."""
-    setup.optimizer.require(
-        "learning_rate",
-        setup.optimizer.learning_rate != 0,
-        "other than 0 for this method, which scales what it keeps by it; an optax transformation "
-        "has a rate of its own, which the method does not see (optdyn.sgd and others tell it)",
-    )
+def has_rate(setup: Setup) -> Join:
+    """There is a learning rate; a transformation of optax has one of its own."""
+    said = "must be other than 0 for this method, which scales what it keeps by it; an optax "
+    said += "transformation has a rate of its own, which the method does not see (optdyn.sgd and "
+    said += "others tell it)"
+    return Join("optimizer.learning_rate", not setup.optimizer.learning_rate, said)
 
 
-def check(setup: Setup, methods: Methods) -> None:
-    """Raises `ConfigError` if the batch cannot be divided among all devices."""
-    devices = setup.cluster.worker_count
-    wanted = f"a multiple of the cluster's {devices} devices (config.cluster.nodes x config."
-    wanted += "cluster.devices_per_node)"
-    setup.require("batch_size", setup.batch_size % devices == 0, wanted)
+def joins(setup: Setup, methods: Methods) -> Iterator[Join]:
+    """The batch is divided among all devices, and nodes are no groups."""
     cluster = setup.cluster
-    far = [key for key in ("regions", "diurnal", "presence") if getattr(cluster, key)]
-    refuse(
-        (
-            far and methods.read,
-            f"config.cluster.{''.join(far[:1])}: of nodes that compute as a whole, not of groups "
-            "inside them",
-        ),
-        (
-            cluster.regions and (cluster.latencies or cluster.bandwidths),
-            "config.cluster.regions: says all links, beside latencies and bandwidths",
-        ),
-        (
-            cluster.server_bandwidth,
-            "config.cluster.server_bandwidth: nodes that meet have no server",
-        ),
-    )
+    devices = cluster.worker_count
+    said = f"must be a multiple of the cluster's {devices} devices (config.cluster.nodes x config."
+    said += "cluster.devices_per_node)"
+    yield Join("batch_size", setup.batch_size % devices, said)
+    for key in ("regions", "diurnal", "presence"):
+        said = "of nodes that compute as a whole, not of groups inside them"
+        yield Join(f"cluster.{key}", methods.read and getattr(cluster, key), said)
+    linked = cluster.regions and (cluster.latencies or cluster.bandwidths)
+    yield Join("cluster.regions", linked, "says all links, beside latencies and bandwidths")
+    said = "nodes that meet have no server"
+    yield Join("cluster.server_bandwidth", cluster.server_bandwidth, said)
 
 
 def inside(setting: ClockInputs, methods: Methods) -> Inside:

@@ -12,13 +12,13 @@ mu m - eta D_i, as its two means are over the same pair. On `complete` it is the
 A node waits for those that send to it, and for nobody else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.errors import ConfigError, one_of
+from optdyn.base.errors import Join, one_of_these
 from optdyn.clock import graphs, habits
 from optdyn.clock.base import Meeting, Timeline, undelayed
 from optdyn.clock.network import broadcast, links
@@ -54,14 +54,12 @@ class OverGraph(Mixes):
         meeting = turns(setting.setup.steps, of.period, 1, of.delay, of.synchronous_updates)
         return of.with_numbers(clock(self.graph, meeting, setting, methods))
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        all_is_sent(self.meets, ("fragments", "inner_state"), methods)
-        all_is_sent(self.meets, COMPRESSED, methods)
-        if setup.cluster.presence:
-            raise ConfigError(
-                f"config.cluster.presence: must be 0 with config.method.name = {methods.name!r}"
-            )
-        check(self.graph, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from all_is_sent(self.meets, ("fragments", "inner_state"), methods)
+        yield from all_is_sent(self.meets, COMPRESSED, methods)
+        said = f"must be 0 with config.method.name = {methods.name!r}"
+        yield Join("cluster.presence", setup.cluster.presence, said)
+        yield from joins(self.graph, methods)
 
     def why_no_overlap(self) -> str:
         return "exchanges otherwise than by sums"
@@ -79,26 +77,23 @@ def clock(graph: str, meeting: Meeting, setting: ClockInputs, methods: Methods) 
     return of_meetings(meeting, within, seconds)
 
 
-def check(graph: str, methods: Methods) -> None:
-    """Refuses a graph that there is not, or whose nodes cannot know for whom to wait."""
-    key = f"config.{methods.key('graph')}"
-    one_of(key, graph, graphs.GRAPHS)
-    if graph == "push":
-        raise ConfigError(
-            f"{key} = 'push': must be another with config.method.name = "
-            f"{methods.name!r}, as nobody knows how many send to a node"
-        )
+def joins(graph: str, methods: Methods) -> Iterator[Join]:
+    """There is such a graph, whose nodes know for whom to wait."""
+    key = methods.key("graph")
+    said = f"must be {one_of_these(graph, graphs.GRAPHS)}"
+    yield Join(key, graph not in graphs.GRAPHS, said)
+    said = f"must be another with config.method.name = {methods.name!r}, as nobody knows how many "
+    yield Join(key, graph == "push", f"{said}send to a node")
 
 
-def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> None:
-    """Refuses keys of a method that is joined by which nodes would send less than they have."""
+def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> Iterator[Join]:
+    """No key of a method that is joined makes nodes send less than they have."""
     (section,) = (name for name, method in methods.by_section.items() if method is of)
     for key in keys:
-        if getattr(of, key) != (usual := getattr(ModelAveraging(), key)):
-            raise ConfigError(
-                f"config.method.{section}.{key}: must be {usual!r} with config.method.name = "
-                f"{methods.name!r}, whose nodes send all that they have, to neighbours"
-            )
+        usual = getattr(ModelAveraging(), key)
+        said = f"must be {usual!r} with config.method.name = {methods.name!r}, whose nodes send "
+        said += "all that they have, to neighbours"
+        yield Join(f"method.{section}.{key}", getattr(of, key) != usual, said)
 
 
 def _seconds(setting: ClockInputs, within: Within, meeting: Meeting) -> np.ndarray:

@@ -9,6 +9,7 @@ was. The rule of `outer.py` around what `model_averaging` does: beta = 0, a = 1 
 constant it is DiLoCo with heavy ball in place of Nesterov's momentum.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Params, Tree
 from optdyn.methods.method import Methods
@@ -51,16 +53,14 @@ def slow() -> optax.GradientTransformationExtraArgs:
 
 @dataclass(frozen=True)
 class SlowMo(ModelAveraging, name="slowmo"):
-    slow_learning_rate: float = field(1.0, "slowmo: a, learning rate of the slow step.", **ABOVE_0)
-    slow_momentum: float = field(
-        0.5, "slowmo: beta, momentum of the slow step.", at_least=0, below=1
-    )
+    slow_learning_rate: float = field(1.0, "a, learning rate of the slow step.", **ABOVE_0)
+    slow_momentum: float = field(0.5, "beta, momentum of the slow step.", at_least=0, below=1)
 
     mean = MappingProxyType({"slow_learning_rate": 1.0, "slow_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return slow()
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
-        nodes.needs_rate(setup)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
+        yield nodes.has_rate(setup)

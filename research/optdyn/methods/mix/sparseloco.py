@@ -11,13 +11,14 @@ beta its decay. With beta = 1, a = 1 and numbers as they are (b = 32) it is mode
 top-k and error feedback. There is no outer momentum: what is not sent yet is one, of each node.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import jax
 import optax
 
-from optdyn.base.errors import one_of
+from optdyn.base.errors import Join, one_of_these
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Params, Tree
 from optdyn.methods.method import Methods
@@ -48,7 +49,7 @@ def descent() -> optax.GradientTransformationExtraArgs:
 @dataclass(frozen=True)
 class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     error_decay: float = field(
-        0.95, "sparseloco: beta, what is kept of an error until the next message.", **FRACTION
+        0.95, "beta, what is kept of an error until the next message.", **FRACTION
     )
 
     cluster = ALWAYS_THERE  # nobody says what the errors of those who are away become
@@ -62,9 +63,11 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
         sent = numbers(self.compression_bits, self.compression_block)
         return compression.top_k(self.compression_share, sent)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
-        one_of("config.method.compression of sparseloco", self.compression, ("", "top_k"))
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
+        known = ("", "top_k")
+        said = f"of sparseloco must be {one_of_these(self.compression, known)}"
+        yield Join("method.compression", self.compression not in known, said)
 
     def why_no_overlap(self) -> str:
         return "sends the largest numbers of an array only"

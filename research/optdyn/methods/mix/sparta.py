@@ -9,12 +9,14 @@ from one seed, so that no places travel, and the numbers are added up on their w
 model averaging after every update, and with SGD inside synchronous SGD.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from optdyn.base import seeds
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.ranges import PART
 from optdyn.base.trees import Array
@@ -57,7 +59,7 @@ def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
 class Sparta(Mixes, name="sparta"):
     averaged_share: float = field(
         0.01,
-        "sparta: s, the share of an array's numbers that are averaged after an update.",
+        "s, the share of an array's numbers that are averaged after an update.",
         **PART,
         static=True,
     )
@@ -81,5 +83,5 @@ class Sparta(Mixes, name="sparta"):
         draw = rng.integers(2**31, size=len(line.seconds)).astype(np.int32)
         return line._replace(choice=line.choice._replace(draw=draw))
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        nodes.check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)

@@ -9,7 +9,7 @@ gradient is stale. Meeting keeps the mean of all x_i, which is evaluated; a grad
 gamma / p, of p workers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.errors import one_of
+from optdyn.base.errors import Join, one_of_these
 from optdyn.base.trees import Array
 from optdyn.clock.base import Timeline
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
@@ -110,6 +110,7 @@ class ADPSGD(own.WorkerMethod, OnGraph, name="ad_psgd"):
         each = peers(line.worker, self.groups, self.graph, rng)
         return line._replace(choice=Encounter(line.worker, each))
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
-        one_of("config.method.graph", self.graph, GRAPHS)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
+        said = f"must be {one_of_these(self.graph, GRAPHS)}"
+        yield Join("method.graph", self.graph not in GRAPHS, said)

@@ -14,7 +14,7 @@ stalest: the paper's dynamic local updates.
 Two other servers make something else of G: those of CGAD (`cgad.py`) and HeLoCo (`heloco.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.base.errors import refuse
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Tree
 from optdyn.clock.base import Timeline
@@ -127,24 +127,21 @@ def async_local_sgd(
 class AsyncLocalSGD(
     own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco.Turned, name="async_local_sgd"
 ):
-    steps_by_speed: bool = field(
-        True, "async_local_sgd: whether slower workers take fewer local steps, H_i."
-    )
+    steps_by_speed: bool = field(True, "Whether slower workers take fewer local steps, H_i.")
     momentum_delay: int = field(
         0,
-        "async_local_sgd: N, exchanges from one step of the momentum to the next; 0: the groups.",
+        "N, exchanges from one step of the momentum to the next; 0: the groups.",
         wanted="at least 1, or 0 for the groups",
         holds=lambda v: v >= 0,
     )
     momentum_part: float = field(
         0.0,
-        "async_local_sgd: c N, of the momentum, that comes in the steps between.",
+        "C N, of the momentum, that comes in the steps between.",
         **FRACTION,
     )
     server: str = field(
         "nesterov",
-        "async_local_sgd: what the server makes of what comes, delayed 'nesterov', 'adam' or "
-        "'heloco'.",
+        "What the server makes of what comes, delayed 'nesterov', 'adam' or 'heloco'.",
         one_of=tuple(SERVERS),
         static=True,
     )
@@ -177,20 +174,15 @@ class AsyncLocalSGD(
         )
         return line._replace(choice=choice)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
-        refuse(
-            (
-                self.server != "nesterov" and (self.momentum_delay or self.momentum_part),
-                "config.method.momentum_delay, momentum_part: must be 0 with config.method."
-                f"server = {self.server!r}, which waits for nothing",
-            ),
-            (
-                (self.age_decay or self.age_cutoff) and setup.cluster.service.name == "race",
-                "config.method.age_decay, age_cutoff: must be 0 with config.cluster.service."
-                "name = 'race', where ages are known when messages come",
-            ),
-        )
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
+        for key in ("momentum_delay", "momentum_part"):
+            said = f"must be 0 with config.method.server = {self.server!r}, which waits for nothing"
+            yield Join(f"method.{key}", self.server != "nesterov" and getattr(self, key), said)
+        for key in ("age_decay", "age_cutoff"):
+            raced = setup.cluster.service.name == "race" and getattr(self, key)
+            said = "must be 0 with config.cluster.service.name = 'race', where ages are known when "
+            yield Join(f"method.{key}", raced, f"{said}messages come")
 
     def periods(self, setting: ClockInputs, methods: Methods) -> list[int]:
         """H_i."""

@@ -19,7 +19,7 @@ parameters ask of a config is in `groups.py`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.errors import ConfigError, one_of, refuse
+from optdyn.base.errors import ConfigError, Join, one_of_these
 from optdyn.base.fields import field
 from optdyn.base.trees import bytes_of
 from optdyn.clock.base import Timeline, staleness_of
@@ -48,7 +48,7 @@ from optdyn.core import (
     Update,
 )
 from optdyn.core.snapshots import Slot, SnapshotState, is_rounded, packed
-from optdyn.methods.merged import cut
+from optdyn.methods.merged import LAST, before
 from optdyn.methods.method import ClockInputs, Methods, slowed
 from optdyn.methods.mix.compression import fed_back
 from optdyn.methods.mix.messages import Compression
@@ -126,7 +126,7 @@ def asynchronous(
 @dataclass(frozen=True)
 class Asynchronous(groups.Grouped, MergedServer, Compressed, name="asynchronous"):
     staleness_bound: int = field(
-        -1, "asynchronous: updates that a group may be ahead of the slowest; -1: any.", at_least=-1
+        -1, "Updates that a group may be ahead of the slowest; -1: any.", at_least=-1
     )
 
     laws = (*DRAWN, "race", "geometric")
@@ -182,50 +182,38 @@ class Asynchronous(groups.Grouped, MergedServer, Compressed, name="asynchronous"
         ]
         return _of_servers(each)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        cluster = setup.cluster
-        super().check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        cluster, bound = setup.cluster, self.staleness_bound
+        yield from super().joins(setup, methods)
         if cluster.service.name == "race" and self.fresh:
-            _merges(setup, methods, self.fresh)
-        local, bound = methods.by_block, self.staleness_bound
-        pieces, small = cluster.pieces != Pieces(), ("", "top_k", "sign")
-        one_of("config.method.compression of asynchronous", self.compression, small)
-        habit = next((key for key in HABITS if getattr(cluster, key)), "")
-        apart = local or bound >= 0 or cluster.pieces != Pieces()
+            yield from _merges(setup, methods, self.fresh)
+        small, pieces = ("", "top_k", "sign"), cluster.pieces != Pieces()
+        said = f"of asynchronous must be {one_of_these(self.compression, small)}"
+        yield Join("method.compression", self.compression not in small, said)
+        apart = methods.by_block or bound >= 0 or pieces or setup.replicas.count
+        apart = apart or not cluster.service.is_drawn
+        for key in HABITS:
+            said = "of one run of groups by themselves, whose times are drawn from a law, without "
+            said += "config.cluster.pieces, a staleness bound, or blocks with servers of their own"
+            yield Join(f"cluster.{key}", getattr(cluster, key) and apart, said)
         ordered = cluster.service.is_drawn or cluster.service.name in groups.RECORDED
-        refuse(
-            (
-                habit and (apart or setup.replicas.count or not cluster.service.is_drawn),
-                f"config.cluster.{habit}: of one run of groups by themselves, whose times are "
-                "drawn from a law, without config.cluster.pieces, a staleness bound, or blocks "
-                "with servers of their own",
-            ),
-            (
-                bound >= 0 and (not ordered or cluster.pieces != Pieces()),
-                "config.method.staleness_bound: groups wait for one another only where their "
-                "times are drawn or recorded, config.cluster.service.name one of "
-                f"{', '.join((*DRAWN, *groups.RECORDED))} and no pieces",
-            ),
-            (
-                bound >= 0 and setup.replicas.count,
-                "config.method.staleness_bound: only of runs, not of replicas",
-            ),
-            (
-                self.compressed() and (methods.gradient or self.fresh or self.snapshots == "host"),
-                "config.method.compression: of groups that send whole gradients, all of which "
-                "their server keeps on the device",
-            ),
-            (
-                self.compressed()
-                and (cluster.service.name in ("race", "geometric") or habit or pieces),
-                "config.method.compression: of groups whose times are drawn, config.cluster."
-                f"service.name one of {', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}",
-            ),
-            (
-                self.compressed() and self.groups == 1,
-                "config.method.compression: of 2 groups at least, as one has no server",
-            ),
-        )
+        said = "groups wait for one another only where their times are drawn or recorded, config."
+        said += f"cluster.service.name one of {', '.join((*DRAWN, *groups.RECORDED))} and no pieces"
+        yield Join("method.staleness_bound", bound >= 0 and (not ordered or pieces), said)
+        said = "only of runs, not of replicas"
+        yield Join("method.staleness_bound", bound >= 0 and setup.replicas.count, said)
+        if not self.compressed():
+            return
+        part = methods.gradient or self.fresh or self.snapshots == "host"
+        said = "of groups that send whole gradients, all of which their server keeps on the device"
+        yield Join("method.compression", part, said)
+        undrawn = cluster.service.name in ("race", "geometric")
+        undrawn = undrawn or pieces or any(getattr(cluster, key) for key in HABITS)
+        said = "of groups whose times are drawn, config.cluster.service.name one of "
+        said += f"{', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}"
+        yield Join("method.compression", undrawn, said)
+        said = "of 2 groups at least, as one has no server"
+        yield Join("method.compression", self.groups == 1, said)
 
     def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
         """The order of arrivals in a race, which writes who reads when."""
@@ -254,14 +242,11 @@ def _of_servers(each: Sequence[Timeline]) -> Timeline:
     return each[0]._replace(seconds=last, staleness=staleness, choice=choice, batch=None)
 
 
-def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> None:
-    """Raises `ConfigError` where a race can have no merged server."""
-    cut([name for name, _ in models.make(setup.model, classes=2)], fresh)
-    wanted = f"config.method.fresh = {fresh!r}: in a race"
-    refuse(
-        (methods.gradient, f"{wanted} groups must take the gradient of the whole model's loss"),
-        (
-            setup.probes.steer,
-            f"{wanted} config.probes.steer must be False, as these blocks are ahead",
-        ),
-    )
+def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> Iterator[Join]:
+    """A race has a merged server, of the last blocks."""
+    names = [name for name, _ in models.make(setup.model, classes=2)]
+    yield Join("method.fresh", not before(names, fresh), LAST.format(", ".join(names)))
+    said = "in a race groups must take the gradient of the whole model's loss"
+    yield Join("method.fresh", methods.gradient, said)
+    said = "in a race config.probes.steer must be False, as these blocks are ahead"
+    yield Join("method.fresh", setup.probes.steer, said)

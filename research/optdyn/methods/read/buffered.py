@@ -10,7 +10,7 @@ it is elsewhere: with K = n all of `k_sync` is synchronous SGD, and `k_batch_asy
 asynchronous SGD.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from optdyn import core
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import bytes_of
 from optdyn.clock.base import Timeline
@@ -75,7 +76,7 @@ def buffered(
 @dataclass(frozen=True)
 class Buffered(groups.Grouped, name="buffered"):
     arrivals: int = field(
-        1, "buffered: K, gradients of an update, a Kth of the batch each.", at_least=1, static=True
+        1, "K, gradients of an update, a Kth of the batch each.", at_least=1, static=True
     )
     waiting: str = field("k_batch_async", "buffered: who waits for whom meanwhile.", one_of=WAITING)
 
@@ -109,14 +110,13 @@ class Buffered(groups.Grouped, name="buffered"):
         """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, arrivals=self.arrivals, waiting=self.waiting)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
         nodes, devices = methods.devices(setup)
-        wanted = f"at most config.method.groups = {self.groups}, of which each delivers once "
-        wanted += f"with {self.waiting!r}"
-        self.require("arrivals", self.arrivals <= self.groups or "batch" in self.waiting, wanted)
+        many = self.arrivals > self.groups and "batch" not in self.waiting
+        said = f"must be at most config.method.groups = {self.groups}, of which each delivers once "
+        yield Join("method.arrivals", many, f"{said}with {self.waiting!r}")
         parts = self.arrivals * setup.parallel.accumulation
         parts *= nodes * devices if methods.mix else devices if setup.parallel.api else 1
-        wanted = f"a multiple of {parts} (config.method.arrivals x devices that share it x "
-        wanted += "config.parallel.accumulation)"
-        setup.require("batch_size", setup.batch_size % parts == 0, wanted)
+        said = f"must be a multiple of {parts} (config.method.arrivals x devices that share it x "
+        yield Join("batch_size", setup.batch_size % parts, f"{said}config.parallel.accumulation)")

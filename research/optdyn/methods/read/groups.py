@@ -1,15 +1,14 @@
 """Compute groups that arrive by themselves: when they do, and what they ask of a config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from optdyn.base.errors import ConfigError, one_of, refuse
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import make
-from optdyn.clock.service import DRAWN
 from optdyn.core import Gradient, Message, Update, send_gradient
 from optdyn.core.snapshots import KEPT
 from optdyn.methods.method import ClockInputs, Methods, Reads, slowed
@@ -25,7 +24,7 @@ class Grouped(Reads):
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1)
     snapshots: str = field(
         "",
-        "asynchronous, buffered, ringmaster: how versions are kept, '' exactly and on the device, "
+        "How versions are kept, '' exactly and on the device, "
         "rounded to 'bfloat16', or on the 'host'.",
         one_of=KEPT,
         static=True,
@@ -36,19 +35,14 @@ class Grouped(Reads):
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
         return send_gradient(gradient, update)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        cluster = setup.cluster
-        divides(self.groups, setup, methods)
-        local = methods.by_block
-        if local and not cluster.service.is_drawn:
-            known = (*DRAWN, *RECORDED, "geometric")
-            one_of("config.cluster.service.name", cluster.service.name, known)
-        if local and cluster.pieces != Pieces():
-            raise ConfigError("config.cluster.pieces: no block of local learning has such a server")
-        if cluster.service.name == "race":
-            races(self.snapshots, setup)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield divides(self.groups, setup, methods)
+        served = methods.by_block and setup.cluster.pieces != Pieces()
+        yield Join("cluster.pieces", served, "no block of local learning has such a server")
+        if setup.cluster.service.name == "race":
+            yield from races(self.snapshots, setup)
         if self.snapshots == "host":
-            in_host_memory(setup, methods)
+            yield from in_host_memory(setup, methods)
 
 
 def together(of: Grouped, setting: ClockInputs, methods: Methods, **more: Any) -> Timeline:
@@ -65,53 +59,34 @@ def together(of: Grouped, setting: ClockInputs, methods: Methods, **more: Any) -
     return make(slowed(setting, methods), **usual | more)
 
 
-def divides(groups: int, setup: Setup, methods: Methods) -> None:
-    """Raises `ConfigError` if groups are not of equally many workers."""
+def divides(groups: int, setup: Setup, methods: Methods) -> Join:
+    """Groups are of equally many workers."""
     cluster = setup.cluster
-    workers = cluster.worker_count
-    if methods.mix:
-        workers = cluster.devices_per_node
-    if workers % groups:
-        where = "a node's" if methods.mix else "the cluster's"
-        raise ConfigError(
-            f"config.method.groups = {groups}: must divide {where} {workers} workers "
-            "(config.cluster.nodes x config.cluster.devices_per_node)"
-        )
+    workers = cluster.devices_per_node if methods.mix else cluster.worker_count
+    where = "a node's" if methods.mix else "the cluster's"
+    said = f"must divide {where} {workers} workers (config.cluster.nodes x config.cluster."
+    return Join("method.groups", workers % groups, f"{said}devices_per_node)")
 
 
-def in_host_memory(setup: Setup, methods: Methods) -> None:
-    """Raises `ConfigError` where versions cannot lie in the host's memory."""
-    wanted = "config.method.snapshots = 'host':"
-    refuse(
-        (
-            methods.mix or not methods.read or not methods.read.single,
-            f"{wanted} of one set of parameters and one version an update, not of "
-            f"config.method.name = {methods.name!r}; 'bfloat16' halves the table of all",
-        ),
-        (
-            setup.parallel.api,
-            f"{wanted} of one device, config.parallel.api = ''; on several "
-            "config.parallel.shard_snapshots gives each a part of the table",
-        ),
-        (
-            setup.replicas.count,
-            f"{wanted} config.replicas.count must be 0, replicas share a device",
-        ),
-    )
+def in_host_memory(setup: Setup, methods: Methods) -> Iterator[Join]:
+    """Versions lie in the host's memory."""
+    several = methods.mix or not methods.read or not methods.read.single
+    said = "of one set of parameters and one version an update, not of config.method.name = "
+    said += f"{methods.name!r}; 'bfloat16' halves the table of all"
+    yield Join("method.snapshots", several, said)
+    said = "of one device, config.parallel.api = ''; on several config.parallel.shard_snapshots "
+    yield Join("method.snapshots", setup.parallel.api, f"{said}gives each a part of the table")
+    said = "config.replicas.count must be 0, replicas share a device"
+    yield Join("method.snapshots", setup.replicas.count, said)
 
 
-def races(snapshots: str, setup: Setup) -> None:
-    """Raises `ConfigError` where groups cannot race on real workers (`race`)."""
-    wanted = "config.cluster.service.name = 'race':"
-    refuse(
-        (
-            snapshots,
-            f"{wanted} config.method.snapshots must be '', as workers are sent x_t",
-        ),
-        (
-            setup.parallel.api or setup.parallel.accumulation > 1,
-            f"{wanted} config.parallel must be as it is by default",
-        ),
-        (setup.replicas.count, f"{wanted} config.replicas.count must be 0, one race is one run"),
-        (setup.data.streaming, f"{wanted} config.data.streaming must be False"),
-    )
+def races(snapshots: str, setup: Setup) -> Iterator[Join]:
+    """Groups race on real workers (`race`)."""
+    key, real = "cluster.service.name", setup.parallel
+    said = "config.method.snapshots must be '', as workers are sent x_t"
+    yield Join(key, snapshots, said)
+    changed = real.api or real.accumulation > 1
+    yield Join(key, changed, "config.parallel must be as it is by default")
+    said = "config.replicas.count must be 0, one race is one run"
+    yield Join(key, setup.replicas.count, said)
+    yield Join(key, setup.data.streaming, "config.data.streaming must be False")

@@ -5,13 +5,13 @@
 In a race a worker takes all steps up to its next exchange by itself, and sends where it is then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
 from jax import lax
 
-from optdyn.base.errors import refuse
+from optdyn.base.errors import Join
 from optdyn.base.trees import Hyper, Tree
 from optdyn.core import Array, Batch, Event, Gradient, Params, Update
 from optdyn.methods.read import groups
@@ -63,22 +63,14 @@ def local_steps(
     return work
 
 
-def races(setup: Setup) -> None:
-    """Raises `ConfigError` where local steps would depend on what their worker cannot know."""
-    groups.races("", setup)
-    optimizer, wanted = setup.optimizer, "config.cluster.service.name = 'race':"
-    refuse(
-        (
-            optimizer.schedule != "constant" or optimizer.warmup_steps,
-            f"{wanted} config.optimizer.schedule must be 'constant', without warmup_steps, for "
-            "workers that take local steps do not know the number of an update",
-        ),
-        (
-            "staleness_rate" in optimizer.chain,
-            f"{wanted} config.optimizer.chain: local steps know no staleness",
-        ),
-        (
-            setup.probes.momentum,
-            f"{wanted} config.probes.momentum must be False, of local steps unseen",
-        ),
-    )
+def races(setup: Setup) -> Iterator[Join]:
+    """Local steps do not depend on what their worker cannot know."""
+    yield from groups.races("", setup)
+    key, optimizer = "cluster.service.name", setup.optimizer
+    changing = optimizer.schedule != "constant" or optimizer.warmup_steps
+    said = "config.optimizer.schedule must be 'constant', without warmup_steps, for workers that "
+    yield Join(key, changing, f"{said}take local steps do not know the number of an update")
+    stale = "staleness_rate" in optimizer.chain
+    yield Join(key, stale, "config.optimizer.chain: local steps know no staleness")
+    said = "config.probes.momentum must be False, of local steps unseen"
+    yield Join(key, setup.probes.momentum, said)

@@ -16,10 +16,10 @@ elsewhere batch t is that of update t.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from optdyn.base.errors import refuse
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.clock.base import Timeline
 from optdyn.clock.service import DRAWN
@@ -36,7 +36,7 @@ from optdyn.methods.setup import Setup
 class Ringmaster(groups.Grouped, name="ringmaster"):
     delay_bound: int = field(
         0,
-        "ringmaster: R, a gradient that is R or more updates old is dropped; 0: none is.",
+        "R, a gradient that is R or more updates old is dropped; 0: none is.",
         wanted="at least 1, or 0 for none",
         holds=lambda v: v >= 0,
     )
@@ -58,15 +58,9 @@ class Ringmaster(groups.Grouped, name="ringmaster"):
         """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, delay_bound=self.delay_bound or math.inf)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        super().check(setup, methods)
-        refuse(
-            (
-                self.delay_bound and setup.replicas.count,
-                "config.method.delay_bound: only of runs, not of replicas",
-            ),
-            (
-                methods.gradient and self.snapshots == "host",
-                f"config.method.snapshots = 'host': not of {methods.name!r}",
-            ),
-        )
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from super().joins(setup, methods)
+        said = "only of runs, not of replicas"
+        yield Join("method.delay_bound", self.delay_bound and setup.replicas.count, said)
+        hosted = methods.gradient and self.snapshots == "host"
+        yield Join("method.snapshots", hosted, f"not of config.method.name = {methods.name!r}")

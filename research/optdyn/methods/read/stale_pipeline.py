@@ -16,7 +16,7 @@ Here one device computes all stages in turn; `methods/read/never_flushed.py` has
 devices of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optdyn.base.errors import refuse
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Json
 from optdyn.clock import pipeline
@@ -137,7 +137,7 @@ def work(setup: Setup, network: ModelInfo) -> pipeline.StageWork:
 class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     pipeline: str = field(
         "stash",
-        "stale_pipeline: which parameters stages use, 'stash', '2bw', 'no_stash' or 'predict'.",
+        "Which parameters stages use, 'stash', '2bw', 'no_stash' or 'predict'.",
         one_of=KINDS,
         static=True,
     )
@@ -175,28 +175,21 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         seconds = pipeline.never_flushed(setup.cluster, self.parts(stages), own, **size)
         return stale_stages(self.pipeline, stages, blocks, seconds)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         cluster = setup.cluster
         blocks = len(models.make(setup.model, classes=2)) - 1
-        refuse(
-            (
-                not 1 <= cluster.nodes <= blocks,
-                f"config.cluster.nodes = {cluster.nodes}: stages of a pipeline, must be from 1 to "
-                f"the model's {blocks} blocks before its last",
-            ),
-            (
-                self.pipeline == "predict" and setup.optimizer.name != "sgd",
-                f"config.optimizer.name = {setup.optimizer.name!r}: 'predict' is of heavy ball, "
-                "must be 'sgd'",
-            ),
+        said = (
+            f"stages of a pipeline, must be from 1 to the model's {blocks} blocks before its last"
         )
-        many = self.pipeline != "2bw" or self.micro_batches >= cluster.nodes
-        wanted = f"at least the {cluster.nodes} stages, or '2bw' is later than by one update"
-        self.require("micro_batches", many, wanted)
+        yield Join("cluster.nodes", not 1 <= cluster.nodes <= blocks, said)
+        light = self.pipeline == "predict" and setup.optimizer.name != "sgd"
+        yield Join("optimizer.name", light, "'predict' is of heavy ball, must be 'sgd'")
+        few = self.pipeline == "2bw" and self.micro_batches < cluster.nodes
+        said = f"must be at least the {cluster.nodes} stages, or '2bw' is later than by one update"
+        yield Join("method.micro_batches", few, said)
         parts = cluster.devices_per_node * self.parts(cluster.nodes)
-        wanted = f"a multiple of {parts} (config.cluster.devices_per_node, of '2bw' x config."
-        wanted += "method.micro_batches)"
-        setup.require("batch_size", setup.batch_size % parts == 0, wanted)
+        said = f"must be a multiple of {parts} (config.cluster.devices_per_node, of '2bw' x config."
+        yield Join("batch_size", setup.batch_size % parts, f"{said}method.micro_batches)")
 
     def report(self, setup: Setup, network: ModelInfo) -> Json:
         """Bytes of an update between stages, activations forward and their gradients back."""

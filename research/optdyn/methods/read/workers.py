@@ -7,7 +7,7 @@ A worker is a compute group of `asynchronous.py`, with its law of service. A row
 worker i has: parameters, what it has read, an optimizer's state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,12 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.errors import ConfigError
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Tree, bytes_of
 from optdyn.clock.arrivals import Work, arrivals
 from optdyn.clock.base import Timeline, from_arrivals
-from optdyn.clock.cluster import Pieces
 from optdyn.clock.compute_groups import habits_of, work_of
 from optdyn.clock.exchanges import batches, exchanges
 from optdyn.clock.versions import empty
@@ -81,16 +80,10 @@ class WorkerMethod(Reads):
     workers = True
     info = ("sent_bytes",)
 
-    def check(self, setup: Setup, methods: Methods) -> None:
-        """Raises `ConfigError` where workers are not of equally many devices, or cannot race."""
-        divides(self.groups, setup, methods)
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield divides(self.groups, setup, methods)
         if setup.cluster.service.name == "race":
-            local_steps.races(setup)
-        if setup.cluster.pieces != Pieces():
-            raise ConfigError(
-                "config.cluster.pieces: no server queues with config.method.name = "
-                f"{methods.name!r}"
-            )
+            yield from local_steps.races(setup)
 
 
 def local_work(of: WorkerMethod, setting: ClockInputs, methods: Methods, sent: bool) -> Work:
