@@ -28,30 +28,25 @@ import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
 
+import optdyn as od
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import repeated, spread
 from configs import quickstart
 from optdyn.base import processes
 from optdyn.clock.server import t_conv
-from optdyn.clock.service import Constant, Exponential, LogNormal
-from optdyn.experiment import Experiment
-from optdyn.methods.setup import Parallel
-from optdyn.methods.sync import Sync
-from optdyn.optimizers.kinds import SGD
 from optdyn.plan.phases import Loop, MeasurementPlan, all_reduces, measure, prepare
-from optdyn.problem.models import CNN, MLP, Model
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
 from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate
 
-MODELS: dict[str, Model] = {"mlp": MLP(hidden=(256, 256)), "cnn": CNN(hidden=(120, 84))}
+MODELS: dict[str, od.Model] = {"mlp": od.MLP(hidden=(256, 256)), "cnn": od.CNN(hidden=(120, 84))}
 PROCESSES = (1, 2, 4)
 SINGLES = 500  # updates timed one by one
 CLUSTERS, ITERATIONS = 20, 20_000
 LAWS = {
-    "constant": Constant().draw,
-    "lognormal 0.5": LogNormal(0.5).draw,
-    "exponential": Exponential().draw,
+    "constant": od.Constant().draw,
+    "lognormal 0.5": od.LogNormal(0.5).draw,
+    "exponential": od.Exponential().draw,
 }
 
 
@@ -76,19 +71,19 @@ def _cluster(seed: int) -> dict[str, Any]:
 def slowest(seconds: np.ndarray, k: int) -> float:
     """E max of k processes that each take what one of these measured updates took, at random.
 
-        E max_k = sum_i x_(i) ((i / n)^k - ((i - 1) / n)^k)        x_(1) <= ... <= x_(n)
+    E max_k = sum_i x_(i) ((i / n)^k - ((i - 1) / n)^k)        x_(1) <= ... <= x_(n)
     """
     weights = np.diff((np.arange(len(seconds) + 1) / len(seconds)) ** k)
     return float(weights @ np.sort(seconds))
 
 
-def config_of(model: str, batch: int) -> Experiment:
+def config_of(model: str, batch: int) -> od.Experiment:
     """Synchronous training over all devices there are."""
     return quickstart.get_config().with_(
         model=MODELS[model],
-        optimizer=SGD(learning_rate=0.01, momentum=0.9),
-        method=Sync(),
-        parallel=Parallel(api="shard_map"),
+        optimizer=od.SGD(learning_rate=0.01, momentum=0.9),
+        method=od.Sync(),
+        parallel=od.Parallel(api="shard_map"),
         steps=CHUNK,
         log_every=CHUNK,
         checkpoint_every=0,

@@ -28,20 +28,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+import optdyn as od
 from analysis.benchmarks.record import publish
 from configs import images
-from optdyn.clock.cluster import Cluster
-from optdyn.clock.service import Law
-from optdyn.experiment import Experiment
-from optdyn.methods.read.asynchronous import Asynchronous
-from optdyn.methods.sync import Sync
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import NORMAL, REJECTED, NotIdentified, fit
-from optdyn.optimizers.kinds import SGD, Adam
 from optdyn.problem import data as datasets
 from optdyn.problem import shared_data
-from optdyn.problem.data.kinds import KJV, MNIST5k
-from optdyn.problem.models import MLP, ResNet, Transformer
 from optdyn.race.race import race
 from optdyn.report import raced
 from optdyn.train import meter, single
@@ -128,7 +121,7 @@ CELLS = {
 }
 
 
-def config_of(cell: dict[str, Any], seed: int) -> Experiment:
+def config_of(cell: dict[str, Any], seed: int) -> od.Experiment:
     """Of what `small` and `real` say of a run."""
     name, groups, rate = cell.get("model", "mlp"), cell["groups"], cell.get("rate", 0.05)
     steps = cell.get("steps", {"mlp": 1000, "lenet": 900}.get(name, 600))
@@ -136,22 +129,22 @@ def config_of(cell: dict[str, Any], seed: int) -> Experiment:
         config = images.get_config("fashion_mnist")
     elif name == "mlp":
         hidden = cell.get("hidden", (64, 64))
-        config = Experiment(model=MLP(hidden=hidden), data=MNIST5k(train_examples=4000))
+        config = od.Experiment(model=od.MLP(hidden=hidden), data=od.MNIST5k(train_examples=4000))
     else:
-        model = Transformer(blocks=2, width=64)
-        config = Experiment(model=model, data=KJV(sequence_length=64))
+        model = od.Transformer(blocks=2, width=64)
+        config = od.Experiment(model=model, data=od.KJV(sequence_length=64))
     if name == "resnet":
-        config = config.with_(model=ResNet(blocks=3, channels=(8, 16, 32)))
-    law = Law.named(cell.get("service", "exponential"))
+        config = config.with_(model=od.ResNet(blocks=3, channels=(8, 16, 32)))
+    law = od.Law.named(cell.get("service", "exponential"))
     if "variation" in cell:
         law = law.with_(variation=cell["variation"])
-    many = Asynchronous(groups=groups, staleness_bound=cell.get("bound", -1))
-    sgd = SGD(learning_rate=rate, momentum=cell.get("momentum", 0.0))
+    many = od.Asynchronous(groups=groups, staleness_bound=cell.get("bound", -1))
+    sgd = od.SGD(learning_rate=rate, momentum=cell.get("momentum", 0.0))
     return config.with_(
         data=config.data.with_(replacement=cell.get("replacement", False)),
-        optimizer=Adam(learning_rate=rate) if cell.get("optimizer") == "adam" else sgd,
-        method=many if groups > 1 else Sync(),
-        cluster=Cluster(nodes=groups, service=law),
+        optimizer=od.Adam(learning_rate=rate) if cell.get("optimizer") == "adam" else sgd,
+        method=many if groups > 1 else od.Sync(),
+        cluster=od.Cluster(nodes=groups, service=law),
         batch_size=cell.get("batch", 32 if name == "transformer" else 64),
         steps=steps,
         log_every=steps,
@@ -168,7 +161,7 @@ class RecordedRun(NamedTuple):
     momentum: float | None = None
 
 
-def recorded(cell: dict[str, Any], config: Experiment) -> RecordedRun:
+def recorded(cell: dict[str, Any], config: od.Experiment) -> RecordedRun:
     steps = config.steps
     if not cell.get("race"):
         line = config.timeline(steps_per_epoch=1, update_bytes=0)
@@ -205,7 +198,7 @@ def truth(cell: dict[str, Any]) -> list[float]:
     return [explicit if cell["groups"] == 1 else implicit]
 
 
-def fitted(cell: dict[str, Any], config: Experiment, run: RecordedRun) -> dict[str, Any]:
+def fitted(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> dict[str, Any]:
     """A line: coefficients, standard errors and p-values, or why there are none."""
     recorded = run.recording
     lags, updates = cell.get("lags", 1), len(recorded.losses)

@@ -18,16 +18,11 @@ import jax
 import numpy as np
 import pandas as pd
 
+import optdyn as od
 from analysis.benchmarks.record import publish
 from optdyn.base.trees import Params
-from optdyn.clock.cluster import Cluster
-from optdyn.experiment import Experiment
-from optdyn.methods import Methods
 from optdyn.momentum.moments import Fit, NotIdentified, fit
 from optdyn.momentum.two_phase import effective_curvature
-from optdyn.optimizers.kinds import SGD
-from optdyn.problem.data.kinds import MNIST5k
-from optdyn.problem.models import Quadratic
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import driver, trainer
 
@@ -59,21 +54,21 @@ CASES = (
 )
 
 
-def config_of(case: Case, meetings: int, noise: float, seed: int) -> Experiment:
+def config_of(case: Case, meetings: int, noise: float, seed: int) -> od.Experiment:
     outer = (
         {"outer_learning_rate": case.rate, "outer_momentum": case.momentum}
         if case.nesterov
         else {"slow_learning_rate": case.rate, "slow_momentum": case.momentum}
     )
-    return Experiment(
+    return od.Experiment(
         seed=seed,
         steps=meetings * case.period,
         batch_size=NODES,
-        model=Quadratic(dimension=DIMENSION, condition=CONDITION, noise=noise),
-        data=MNIST5k(train_examples=2000, replacement=True),
-        optimizer=SGD(learning_rate=RATE, momentum=0.0),
-        method=Methods.named(case.method).with_keys({"period": case.period, **outer}),
-        cluster=Cluster(nodes=NODES),
+        model=od.Quadratic(dimension=DIMENSION, condition=CONDITION, noise=noise),
+        data=od.MNIST5k(train_examples=2000, replacement=True),
+        optimizer=od.SGD(learning_rate=RATE, momentum=0.0),
+        method=od.Methods.named(case.method).with_keys({"period": case.period, **outer}),
+        cluster=od.Cluster(nodes=NODES),
     )
 
 
@@ -82,7 +77,7 @@ def _flat(params: Params) -> np.ndarray:
     return np.concatenate([np.asarray(x, float).ravel() for x in jax.tree.leaves(params)])
 
 
-def after_meetings(config: Experiment) -> np.ndarray:
+def after_meetings(config: od.Experiment) -> np.ndarray:
     """(meetings + 1, dimension) theta at the start and after every meeting."""
     run, period = trainer.prepare(config), config.method.get("period", 0)
     theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)

@@ -30,16 +30,12 @@ import numpy as np
 import pandas as pd
 from jax.experimental import multihost_utils
 
+import optdyn as od
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import Timer, in_turn, spread
 from optdyn.base import processes
 from optdyn.clock.base import Meeting
-from optdyn.clock.cluster import Cluster
 from optdyn.devices import ring
-from optdyn.experiment import Experiment
-from optdyn.methods.mix.daso import DASO
-from optdyn.methods.setup import Parallel
-from optdyn.problem.models import MLP
 from optdyn.train import driver, trainer
 from optdyn.train.program import parameter_bytes
 from optdyn.train.run import Run
@@ -54,15 +50,15 @@ WANTED = 0.65
 
 
 def run_of(api: str, hidden: int, batch: int) -> Run:
-    config = Experiment(
+    config = od.Experiment(
         steps=UPDATES,
         log_every=UPDATES,
         checkpoint_every=0,
         batch_size=batch,
-        model=MLP(hidden=(hidden, hidden)),
-        method=DASO(warmup_epochs=0, cooldown_epochs=0),
-        cluster=Cluster(nodes=2, devices_per_node=1),
-        parallel=Parallel(api=api),
+        model=od.MLP(hidden=(hidden, hidden)),
+        method=od.DASO(warmup_epochs=0, cooldown_epochs=0),
+        cluster=od.Cluster(nodes=2, devices_per_node=1),
+        parallel=od.Parallel(api=api),
     )
     return trainer.prepare(config)
 

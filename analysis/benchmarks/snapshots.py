@@ -28,14 +28,9 @@ import jax
 import numpy as np
 import pandas as pd
 
+import optdyn as od
 from analysis.benchmarks.record import publish
 from configs import gpt
-from optdyn.clock.cluster import Cluster
-from optdyn.experiment import Experiment
-from optdyn.methods.read.asynchronous import Asynchronous
-from optdyn.methods.sync import Sync
-from optdyn.optimizers.kinds import SGD
-from optdyn.problem.models import MLP
 from optdyn.train import driver, memory_checks, trainer
 from optdyn.train.program import CHUNK
 
@@ -44,36 +39,36 @@ SECONDS = 0.2  # of updates in a row that are timed together
 FITTED = 3  # points of an exponent
 
 
-def config_of(size: str, groups: int, kept: str = "") -> Experiment:
+def config_of(size: str, groups: int, kept: str = "") -> od.Experiment:
     """Of a number of parameters, or a size of `configs/gpt.py`."""
     config = transformer(size) if size in gpt.SIZES else mlp(int(float(size)))
     return config.with_(
         steps=CHUNK,
         log_every=CHUNK,
         checkpoint_every=0,
-        optimizer=SGD(learning_rate=0.01, momentum=0.9),
-        cluster=Cluster(nodes=groups),
-        method=Asynchronous(groups=groups, snapshots=kept) if groups > 1 else Sync(),
+        optimizer=od.SGD(learning_rate=0.01, momentum=0.9),
+        cluster=od.Cluster(nodes=groups),
+        method=od.Asynchronous(groups=groups, snapshots=kept) if groups > 1 else od.Sync(),
     )
 
 
-def mlp(size: int) -> Experiment:
+def mlp(size: int) -> od.Experiment:
     """795 h + 10 parameters of one hidden layer, h^2 + 796 h + 10 of two: whichever is wider."""
     width = int((math.sqrt(796**2 + 4 * size) - 796) / 2)
     hidden = (size // 795,) if size < 2**18 else (width, width)
-    return Experiment(model=MLP(hidden=hidden), batch_size=16)
+    return od.Experiment(model=od.MLP(hidden=hidden), batch_size=16)
 
 
-def transformer(size: str) -> Experiment:
+def transformer(size: str) -> od.Experiment:
     whole = gpt.get_config(f"{size},synthetic")
     small = {"model.dtype": "float32", "data.options.length": 256, "data.train_examples": 256}
-    return Experiment(model=whole.model, data=whole.data, batch_size=8).with_(small)
+    return od.Experiment(model=whole.model, data=whole.data, batch_size=8).with_(small)
 
 
 class Updates:
     """A run's program and its state, to be timed."""
 
-    def __init__(self, config: Experiment):
+    def __init__(self, config: od.Experiment):
         self.run = trainer.prepare(config)
         self.state, *self.rest, _ = driver.first(self.run, CHUNK)
         self.seconds(1)  # compiles

@@ -26,14 +26,9 @@ import numpy as np
 import optax
 import pandas as pd
 
+import optdyn as od
 from analysis.benchmarks.record import publish
-from optdyn.clock.cluster import Cluster
 from optdyn.core import Event
-from optdyn.experiment import Experiment
-from optdyn.methods.read.asynchronous import Asynchronous
-from optdyn.methods.sync import Sync
-from optdyn.optimizers.kinds import SGD
-from optdyn.problem.models import CNN, MLP
 from optdyn.problem.models.convolution import convolve, max_pool
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
@@ -42,20 +37,20 @@ BATCH = 64
 Timer = Callable[[], float]  # seconds an update
 
 
-def config_of(model: str, groups: int) -> Experiment:
-    return Experiment(
+def config_of(model: str, groups: int) -> od.Experiment:
+    return od.Experiment(
         steps=CHUNK,
         log_every=CHUNK,
         checkpoint_every=0,
         batch_size=BATCH,
-        model=MLP(hidden=(256, 256)) if model == "mlp" else CNN(hidden=(120, 84)),
-        optimizer=SGD(learning_rate=0.01, momentum=0.9),
-        cluster=Cluster(nodes=groups),
-        method=Asynchronous(groups=groups) if groups > 1 else Sync(),
+        model=od.MLP(hidden=(256, 256)) if model == "mlp" else od.CNN(hidden=(120, 84)),
+        optimizer=od.SGD(learning_rate=0.01, momentum=0.9),
+        cluster=od.Cluster(nodes=groups),
+        method=od.Asynchronous(groups=groups) if groups > 1 else od.Sync(),
     )
 
 
-def repeated(config: Experiment) -> Callable[[int], Any]:
+def repeated(config: od.Experiment) -> Callable[[int], Any]:
     """The trainer's own compiled program for so many updates, called as the trainer calls it."""
     run = trainer.prepare(config)
     layout, rng = run.program.layout, np.random.default_rng(0)
@@ -74,7 +69,7 @@ def repeated(config: Experiment) -> Callable[[int], Any]:
     return loop
 
 
-def ours(config: Experiment, updates: int) -> Timer:
+def ours(config: od.Experiment, updates: int) -> Timer:
     """Seconds of one of so many updates of the trainer's own program."""
     loop = repeated(config)
 

@@ -12,17 +12,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.clock.cluster import Cluster
+import optdyn as od
 from optdyn.clock.dynamic_batch import clocked, waste
-from optdyn.clock.service import Constant
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, shown
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment
-from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from optdyn.problem import shared_data
-from optdyn.problem.data.kinds import MNIST5k
-from optdyn.problem.models import MLP
 
 EPOCHS = {"small": 40, "full": 120}
 BATCH, NODES = 128, 4
@@ -51,28 +46,28 @@ CLAIM = Claim(
 )
 
 
-def config(scale: str, probability: float, **method: Any) -> Experiment:
-    base = Experiment(
-        model=MLP(hidden=(32,)),
-        data=MNIST5k(train_evaluated=1000),
-        method=DynamicBatch(micro_batch=BATCH, **method),  # simulated in one pass
+def config(scale: str, probability: float, **method: Any) -> od.Experiment:
+    base = od.Experiment(
+        model=od.MLP(hidden=(32,)),
+        data=od.MNIST5k(train_evaluated=1000),
+        method=od.DynamicBatch(micro_batch=BATCH, **method),  # simulated in one pass
         batch_size=BATCH,
     )
     examples = len(shared_data.load(base).train["label"])
-    cluster = Cluster(
+    cluster = od.Cluster(
         nodes=NODES,
-        service=Constant(),
+        service=od.Constant(),
         seconds_per_example=EPOCH * NODES / examples,
         disturbance_probability=probability,
     )
     return base.with_(steps=EPOCHS[scale] * (examples // BATCH), cluster=cluster)
 
 
-def clock(config: Experiment, seed: int) -> tuple[float, float]:
+def clock(config: od.Experiment, seed: int) -> tuple[float, float]:
     """Barrier waste, and simulated seconds, of a run."""
     per_epoch = len(shared_data.load(config).train["label"]) // config.batch_size
     sizes: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
-    method = config.methods.of(DynamicBatch)
+    method = config.methods.of(od.DynamicBatch)
     made, busy = clocked(config.cluster, method, steps_per_epoch=per_epoch, **sizes)
     return waste(made, busy), float(made.seconds[-1])
 

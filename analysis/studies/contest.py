@@ -28,10 +28,9 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
+import optdyn as od
 from optdyn.base.arguments import Parser
 from optdyn.base.files import write_json
-from optdyn.clock.cluster import Cluster
-from optdyn.clock.service import LogNormal
 from optdyn.evidence.arms import (
     MOMENTUM,
     OUTER,
@@ -46,7 +45,6 @@ from optdyn.evidence.arms import (
 )
 from optdyn.evidence.contest import Contest, Entry, measure, table
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment
 from optdyn.train.grid import Point
 
 CLAIM = None  # it is judged by no rule
@@ -124,16 +122,16 @@ def bandwidth(network: str) -> float:
     return 2 * (1 - 1 / WORKERS) * BYTES / NETWORKS[network]
 
 
-def config_of(name: str) -> Experiment:
+def config_of(name: str) -> od.Experiment:
     """An arm at the usual batch and period, on the network where arms are tuned."""
-    cluster = Cluster(
+    cluster = od.Cluster(
         nodes=WORKERS,
-        service=LogNormal(0.3),
+        service=od.LogNormal(0.3),
         overlap=2 / 3,
         seconds_per_example=WORKERS / BATCH,
         bandwidth=bandwidth(TUNED_ON),
     )
-    config = Experiment(cluster=cluster).with_({**PROBLEM, **{**OPPONENTS, **ARMS}[name]})
+    config = od.Experiment(cluster=cluster).with_({**PROBLEM, **{**OPPONENTS, **ARMS}[name]})
     mean = config.method.name in MEETING
     return config.with_({"probes.mean": mean, "batch_size": _of_its_update(name, BATCH)})
 

@@ -12,21 +12,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from optdyn.clock.cluster import Cluster
+import optdyn as od
 from optdyn.clock.nodes import synchronous
-from optdyn.clock.service import LogNormal
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
-from optdyn.experiment import Experiment
-from optdyn.methods import Method
-from optdyn.methods.mix.daso import DASO, clock
-from optdyn.methods.sync import Sync
+from optdyn.methods.mix.daso import clock
 from optdyn.problem import shared_data
-from optdyn.problem.data.kinds import MNIST5k
-from optdyn.problem.models import MLP
 
 WIDTHS = (784, 512, 512, 10)
 BYTES = 4 * sum((a + 1) * b for a, b in pairwise(WIDTHS))
@@ -54,21 +48,21 @@ CLAIM = Claim(
 )
 
 
-METHODS: dict[str, Method] = {
-    "sync": Sync(),
-    "daso": DASO(reset_batches=8, reset_wait=2, warmup_epochs=2, cooldown_epochs=2),
+METHODS: dict[str, od.Method] = {
+    "sync": od.Sync(),
+    "daso": od.DASO(reset_batches=8, reset_wait=2, warmup_epochs=2, cooldown_epochs=2),
 }
 
 
-def config(method: str, scale: str) -> Experiment:
-    base = Experiment(
+def config(method: str, scale: str) -> od.Experiment:
+    base = od.Experiment(
         method=METHODS[method],
-        model=MLP(hidden=WIDTHS[1:-1]),
-        data=MNIST5k(train_evaluated=1000),
+        model=od.MLP(hidden=WIDTHS[1:-1]),
+        data=od.MNIST5k(train_evaluated=1000),
         batch_size=BATCH,
-        cluster=Cluster(
+        cluster=od.Cluster(
             nodes=NODES,
-            service=LogNormal(0.1),
+            service=od.LogNormal(0.1),
             seconds_per_example=COMPUTING * NODES / BATCH,
             overlap=OVERLAP,
         ),
@@ -77,7 +71,7 @@ def config(method: str, scale: str) -> Experiment:
 
 
 def on(
-    network: float, config: Experiment, curve: Curve, seed: int, overlap: float = OVERLAP
+    network: float, config: od.Experiment, curve: Curve, seed: int, overlap: float = OVERLAP
 ) -> Curve:
     """The curve with the seconds of a network; both arms exchange over the same ring."""
     bandwidth = 2 * (1 - 1 / config.cluster.nodes) * BYTES / (network * COMPUTING)
@@ -89,7 +83,7 @@ def on(
         losses = dict(zip(curve.updates, curve.losses, strict=True))
         ends = [losses[step] for step in range(epoch, config.steps, epoch)]
         run |= {"steps_per_epoch": epoch, "epoch_losses": ends}
-        seconds = clock(cluster, config.methods.of(DASO), **run).seconds
+        seconds = clock(cluster, config.methods.of(od.DASO), **run).seconds
     else:
         seconds = synchronous(cluster, **run).seconds
     return curve._replace(seconds=[float(seconds[n - 1]) if n else 0.0 for n in curve.updates])
@@ -177,5 +171,5 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
     axes.legend()
 
 
-def _per_epoch(config: Experiment) -> int:
+def _per_epoch(config: od.Experiment) -> int:
     return len(shared_data.load(config).train["label"]) // config.batch_size

@@ -17,14 +17,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.clock.cluster import Cluster
-from optdyn.clock.service import Law
+import optdyn as od
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.study import Study, cores
-from optdyn.experiment import Experiment
-from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.momentum import moments
-from optdyn.problem.data.kinds import MNIST5k
 from optdyn.train import single
 
 GROUPS = (1, 4, 16)
@@ -78,12 +74,12 @@ CLAIM = Claim(
 )
 
 
-def config(model: str, groups: int, service: str, seed: int) -> Experiment:
+def config(model: str, groups: int, service: str, seed: int) -> od.Experiment:
     alone = {"optimizer.learning_rate": ALONE} if model == "quadratic" and groups == 1 else {}
-    return Experiment(
-        method=Asynchronous(groups=groups),
-        data=MNIST5k(train_examples=4000, replacement=True),
-        cluster=Cluster(nodes=groups, service=Law.named(service)),
+    return od.Experiment(
+        method=od.Asynchronous(groups=groups),
+        data=od.MNIST5k(train_examples=4000, replacement=True),
+        cluster=od.Cluster(nodes=groups, service=od.Law.named(service)),
     ).with_({**MODELS[model], **alone}, seed=seed, steps=STEPS)
 
 

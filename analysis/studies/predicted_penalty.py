@@ -16,23 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.clock.cluster import Cluster
-from optdyn.clock.service import Law
+import optdyn as od
 from optdyn.evidence.arms import at, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
-from optdyn.methods.read.asynchronous import Asynchronous
-from optdyn.problem.data.kinds import MNIST5k
-from optdyn.problem.models import CNN
 from optdyn.tune import prediction
 from optdyn.tune.prediction import Measured, penalty, stability
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}
 MODEL, BOUND = "cnn", 1.5
-NETWORK = CNN(channels=(4, 8), hidden=(32,))
+NETWORK = od.CNN(channels=(4, 8), hidden=(32,))
 TARGET = 0.25  # training loss
 REFERENCE = 64  # batch of the synchronous run that is measured along
 # About what is measured on the perceptron: where searches start, and how long runs may take.
@@ -75,13 +70,13 @@ def said(cell: PenaltyCase) -> dict[str, Any]:
     return {"model": MODEL, **cell._asdict()}
 
 
-def config_of(cell: PenaltyCase) -> Experiment:
-    return Experiment(
+def config_of(cell: PenaltyCase) -> od.Experiment:
+    return od.Experiment(
         model=NETWORK,
-        data=MNIST5k(train_evaluated=250),
-        method=Asynchronous(groups=cell.groups),
+        data=od.MNIST5k(train_evaluated=250),
+        method=od.Asynchronous(groups=cell.groups),
         batch_size=cell.batch,
-        cluster=Cluster(nodes=cell.groups, service=Law.named(cell.law)),
+        cluster=od.Cluster(nodes=cell.groups, service=od.Law.named(cell.law)),
     )
 
 

@@ -72,7 +72,7 @@ ENDING = {
 
 
 def config_of(values, steps, seed=0):
-    config = Experiment().with_({"batch_size": BATCH, "steps": steps, "seed": seed})
+    config = Experiment(batch_size=BATCH, steps=steps, seed=seed)
     base = {"cluster.devices_per_node": WORKERS, "model.hidden": (5, 5, 5)}
     return config.with_({**base, **values})
 

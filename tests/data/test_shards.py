@@ -143,20 +143,26 @@ def test_data_without_labels_is_cut_into_stretches(config):
     [
         (
             {"method.name": "asynchronous", "method.groups": 1},
-            "config.data.dirichlet: each group has a node's shard",
+            "config.data.dirichlet = 0.1: each group has a node's shard",
         ),
         (
             GROUPS | {"method.name": "buffered", "method.arrivals": 2},
-            "config.data.dirichlet: a group has a shard where",
+            "config.data.dirichlet = 0.1: a group has a shard where",
         ),
         (
             GROUPS | {"cluster.service.name": "race"},
-            "config.data.dirichlet: of groups whose times are",
+            "config.data.dirichlet = 0.1: of groups whose times are",
         ),
-        (GROUPS | {"probes.momentum": True}, "config.data.dirichlet: config.probes.momentum must"),
-        ({"method.name": "dynamic_batch"}, "config.data.dirichlet: nodes have shards of their"),
+        (
+            GROUPS | {"probes.momentum": True},
+            "config.data.dirichlet = 0.1: config.probes.momentum must",
+        ),
+        (
+            {"method.name": "dynamic_batch"},
+            "config.data.dirichlet = 0.1: nodes have shards of their",
+        ),
         ({"method.name": "sync", "batch_size": 10}, "config.batch_size = 10: must be a multi"),
-        ({"method.name": "sync", "replicas.count": 2}, "config.data.dirichlet: replicas are"),
+        ({"method.name": "sync", "replicas.count": 2}, "config.data.dirichlet = 0.1: replicas are"),
         ({"data.dirichlet": -1.0}, "config.data.dirichlet = -1.0: must be at least 0"),
         ({"model.noise": 0.0}, "config.data.dirichlet: 1 examples are too few for shards of"),
     ],

@@ -196,9 +196,7 @@ class Run(NamedTuple):
 
 def config_of(name, values=()):
     """Constant service, so that arrivals are the same however they are drawn."""
-    config = Experiment().with_(
-        {"batch_size": BATCH, "steps": STEPS, "cluster.service.name": "constant"}
-    )
+    usual = {"batch_size": BATCH, "steps": STEPS, "cluster.service.name": "constant"}
     name, variant = VARIANTS.get(name, (name, {}))
     parts = name.split("+")
     own = {} if set(parts) <= {"sync", "local"} else dict(NODES)
@@ -209,7 +207,7 @@ def config_of(name, values=()):
         **{f"model.{k}": v for k, v in MODEL.items()},
         **dict(values),
     }
-    return with_values(config, own)
+    return with_values(Experiment(), usual | own)
 
 
 @cache  # one rule a set of arguments: `step` and `scan` below compile once for all tests

@@ -21,21 +21,15 @@ CLOSE = {"rtol": 0, "atol": 2e-5}
 
 def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **values):
     """The timeline of a method; memoryless arrivals unless the cluster's `values` say else."""
-    config = (
-        Experiment()
-        .with_(
-            {
-                "batch_size": 12,
-                "steps": steps,
-                "cluster.nodes": groups,
-                "method.name": name,
-                "method.groups": groups,
-                "cluster.service.name": "exponential",
-                "cluster.seconds_per_example": 1 / 12,
-            }
-        )
-        .with_(values)
-    )
+    usual = {
+        "batch_size": 12,
+        "steps": steps,
+        "cluster.nodes": groups,
+        "method.name": name,
+        "method.groups": groups,
+        "cluster.seconds_per_example": 1 / 12,
+    }
+    config = Experiment().with_(usual | values)
     return config.timeline(steps_per_epoch=1, update_bytes=update_bytes, network=network)
 
 

@@ -6,8 +6,8 @@ import optax
 import pytest
 from optax import contrib
 
+import optdyn as od
 from optdyn.evidence.trial import trial
-from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
 from optdyn.train import driver, program, trainer
 from optdyn.train.checks import check
@@ -21,26 +21,14 @@ UPDATES = 5
 
 
 def config(name):
-    made = Experiment().with_(
-        {
-            "model.name": "modern_transformer",
-            "model.blocks": 1,
-            "model.width": 16,
-            "model.attention_heads": 2,
-            "data.name": "kjv",
-            "data.sequence_length": 16,
-            "data.train_evaluated": 128,
-            "data.test_evaluated": 128,
-            "batch_size": 16,
-            "steps": 150,
-            "optimizer.name": name,
-            "optimizer.options": OPTIMIZERS[name][1],
-            "optimizer.learning_rate": RATES[name],
-            "method.name": "asynchronous",
-            "method.groups": 2,
-            "cluster.nodes": 2,
-            "cluster.service.name": "constant",
-        }
+    made = od.Experiment(
+        model=od.ModernTransformer(blocks=1, width=16, attention_heads=2),
+        data=od.KJV(sequence_length=16, train_evaluated=128, test_evaluated=128),
+        optimizer=od.Optax(RATES[name], name=name, options=OPTIMIZERS[name][1]),
+        method=od.Asynchronous(groups=2),
+        cluster=od.Cluster(nodes=2, service=od.Constant()),
+        batch_size=16,
+        steps=150,
     )
     check(made)
     return made
@@ -92,15 +80,9 @@ def test_a_tiny_modern_transformer_learns_under_delay(name):
 def test_its_blocks_learn_locally_in_groups_that_take_turns():
     made = config("contrib.schedule_free_sgd")
     made = made.with_(
-        {
-            "method.name": "asynchronous+local",
-            "method.asynchronous.groups": 2,
-            "method.local.variant": "greedy",
-            "model.blocks": 2,
-            "model.width": 8,
-            "steps": 100,
-            "optimizer.learning_rate": 0.3,
-        }
+        {"model.blocks": 2, "model.width": 8, "optimizer.learning_rate": 0.3},
+        method=od.Asynchronous(groups=2) + od.Local(variant="greedy"),
+        steps=100,
     )
     check(made)
     curve = trial(made)

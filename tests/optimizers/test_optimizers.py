@@ -17,6 +17,7 @@ from optdyn.optimizers import (
     schedules,
     takes_momentum,
 )
+from optdyn.optimizers.kinds import SGD
 
 SHAPE = (3, 4)
 STEPS = 20
@@ -189,15 +190,13 @@ def test_steps_that_are_none_are_one_line(boundaries, scales):
 )
 @pytest.mark.parametrize("warmup", [0, 5])
 def test_which_rates_depend_on_the_number_of_steps(schedule, decay_steps, depends, warmup):
-    config = Experiment().with_(
-        {
-            "optimizer.schedule": schedule,
-            "optimizer.schedule_options": SCALED.get(schedule, {}),
-            "optimizer.decay_steps": decay_steps,
-            "optimizer.warmup_steps": warmup,
-        }
+    chosen = SGD(
+        schedule=schedule,
+        schedule_options=SCALED.get(schedule, {}),
+        decay_steps=decay_steps,
+        warmup_steps=warmup,
     )
-    rates, longer = (schedules.of_run(config.optimizer, steps) for steps in (40, 80))
+    rates, longer = (schedules.of_run(chosen, steps) for steps in (40, 80))
     assert np.array_equal(rates, longer[:40]) != depends
 
 

@@ -12,7 +12,10 @@ VOID = {"meta", "img", "wbr"}
 
 
 def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> None:
-    """A run logged every 10 updates, one simulated second each; `a__b` is the config's key a.b."""
+    """A run logged every 10 updates, one simulated second each; `a__b` is the config's key a.b.
+
+    A key that is None is left out.
+    """
     keys = {
         "method__name": "asynchronous",
         "method__groups": 1,
@@ -23,7 +26,7 @@ def run(folder: Path, losses, status="completed", histogram=(10,), **config) -> 
         "replicas__count": 0,
     } | config
     nested: dict = {}
-    for key, value in keys.items():
+    for key, value in ((k, v) for k, v in keys.items() if v is not None):
         *path, last = key.split("__")
         inner = nested
         for part in path:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from optdyn.momentum.lags import equivalent_momentum, geometric_distance, memoryless
+from optdyn.momentum.lags import equivalent_momentum, geometric_distance, groups_of, memoryless
 from optdyn.report.implicit_momentum import theory
 from tests.report.simulation import config
 
@@ -59,6 +59,12 @@ def test_theory(given_config, expected):
     if expected:
         for terms, truth in zip(found, expected, strict=True):
             np.testing.assert_allclose(terms, truth, rtol=1e-12)  # rounding
+
+
+def test_groups_of_joined_methods_are_in_their_section():
+    method = {"name": "diloco+asynchronous", "diloco": {"period": 8}, "asynchronous": {"groups": 4}}
+    assert groups_of({"method": method}) == 4
+    assert groups_of({"method": {"name": "sync", "fresh": []}}) == 1
 
 
 @pytest.mark.parametrize(

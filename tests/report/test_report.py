@@ -141,6 +141,20 @@ def test_names_are_escaped(tmp_path):
     assert rows(parsed.tables[0])[0]["status"] == evil
 
 
+def test_optimizers_without_momentum_and_joined_methods_are_compared(tmp_path):
+    """What one of the runs lacks is no part of what it is called; groups lie in a section."""
+    run(tmp_path / "a", [2.0, 1.0], optimizer__name="sgd", optimizer__momentum=0.5)
+    joined = {"method__diloco__period": 4, "method__asynchronous__groups": 2}
+    joined |= {"method__name": "diloco+asynchronous", "method__groups": None}
+    adam = {"optimizer__name": "adam", "optimizer__momentum": None, "optimizer__b1": 0.9}
+    run(tmp_path / "b", [2.0, 1.1], **joined, **adam)
+    text, parsed = page(tmp_path)
+    first, second = rows(parsed.tables[0])
+    assert (first["method"], first["momentum"]) == ("g = 1", "0.5")
+    assert (second["method"], second["momentum"]) == ("diloco+asynchronous, g = 2", "0")
+    assert "optimizer.b1" not in text
+
+
 def test_no_geometric_law_over_constant_service(tmp_path):
     keys = {"method__groups": 2, "cluster__service__name": "constant"}
     run(tmp_path / "w", [2.0, 1.0], histogram=[0, 5], **keys)

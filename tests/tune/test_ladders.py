@@ -105,6 +105,12 @@ def test_a_ladder_that_has_an_end_stays_there():
             [RATE, "period", "outer_learning_rate", "error_decay", "compression_share"],
         ),
         ("eager", "adam", {}, [RATE, "period", "outer_learning_rate", "outer_momentum"]),
+        (
+            "model_averaging+elastic",
+            "adam",
+            {},
+            [RATE, "method.model_averaging.period", "method.elastic.period"],
+        ),
     ],
 )
 def test_what_is_searched_is_what_the_method_and_the_optimizer_have(name, optimizer, keys, wanted):

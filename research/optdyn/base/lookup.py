@@ -462,12 +462,15 @@ def check(config: Any) -> None:
 # What a file may have run.
 
 
-def check_read(config: Any, file: object, keys: Sequence[str] = KEYS) -> None:
+def check_read(config: Mapping[str, Any], file: object, keys: Sequence[str] = KEYS) -> None:
     """Raises `ConfigError` where a config that was read from a file names what it is not to run.
 
     What it names of the user's own must stand on the command line too; and it must be of the kind
     that the key wants, or code in a file of the user's. What this process has used before is both.
+    A dotted key is refused, for it would be another place of a name.
     """
+    if dotted := next(_dotted(config), ""):
+        raise ConfigError(f"{file}: its key {dotted!r} must be in its section, without a dot")
     for key, name in names(config, keys):
         is_known = is_used(key, name)
         if is_known and words(name):  # whose number may be another thing's in this process
@@ -486,6 +489,15 @@ def check_read(config: Any, file: object, keys: Sequence[str] = KEYS) -> None:
             raise ConfigError(
                 f"{where}: a file runs no code by itself; if it is yours, add {shlex.quote(flag)}"
             )
+
+
+def _dotted(config: Mapping[str, Any]) -> Iterator[str]:
+    """The keys of a nested dict, but for options, that have a dot in them."""
+    for key, value in config.items():
+        if "." in key:
+            yield key
+        elif isinstance(value, Mapping) and not key.endswith("options"):
+            yield from _dotted(value)
 
 
 def _is_pythons(name: str) -> bool:

@@ -65,7 +65,11 @@ def _written(path: Path, changes: Mapping[str, Any]) -> "Experiment":
     from optdyn.cli.python import Experiment
 
     held = read_json(path)
-    lookup.check_read(_merged(held, changes), path)
+    merged = _merged(held, changes)
+    lookup.check_read(merged, path)
+    theirs, asked = (list(lookup.names(found, lookup.METHOD)) for found in (held, merged))
+    if theirs != asked:
+        del held["method"]  # which would be imported, though another is in its place
     try:
         return Experiment.read(held).with_(changes)
     except InputError as error:

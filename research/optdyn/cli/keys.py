@@ -54,9 +54,9 @@ def keys() -> dict[str, tuple[str, Any, tuple[str, ...]]]:
 
 
 def _members(root: type[Value]) -> Iterator[tuple[str, type[Value]]]:
-    """The ones of a union by their names, and those of one's own."""
+    """The ones of a union by their names, and those of one's own, or of optax."""
     if root is Method:
         yield from ((name, Method.members[name]) for name in built_in())
         return
     yield from root.members.items()
-    yield "your own", OWN[root]
+    yield "others" if root is Optimizer else "your own", OWN[root]

@@ -145,9 +145,9 @@ class Experiment(experiment.Experiment):
 
         config = self
         if bandwidth is None:
-            said = "must be (), or give a `bandwidth` of all"
-            joins = [Join("cluster.bandwidths", config.cluster.bandwidths, said)]
-            experiment.refuse_first(config, joins)
+            line = "must be (), or give a `bandwidth` of all"
+            join = Join("cluster.bandwidths", config.cluster.bandwidths, line)
+            experiment.refuse_first(config, [join])
             bandwidth = config.cluster.bandwidth
         config = config.with_({"cluster.bandwidths": ()})
         texts = [f"{key}={value}" for key, value in where.items()]

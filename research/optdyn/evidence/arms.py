@@ -141,8 +141,8 @@ def point(arm: Arm, rungs: Sequence[int]) -> Point:
     values = {key: ladder(i) for (key, ladder), i in zip(arm.ladders.items(), rungs, strict=True)}
     if STEP in values:
         momentum = values.get(MOMENTUM, arm.config.optimizer.momentum)
-        outer = values.get(arm.config.method.key("outer_momentum"), 0.0)
-        values[RATE] = values.pop(STEP) * (1 - momentum) * (1 - outer)
+        outer = [1 - value for key, value in values.items() if key.endswith(".outer_momentum")]
+        values[RATE] = values.pop(STEP) * (1 - momentum) * math.prod(outer)
     return values
 
 

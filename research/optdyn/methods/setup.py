@@ -32,7 +32,7 @@ class Parallel(Value, section="parallel"):
         "'jit', 'shard_map', 'pmap', 'overlap': on real devices; '': all on one, simulated.",
         one_of=("", *APIS),
     )
-    devices: int = field(0, "sync: number of devices; 0: all.", at_least=0)
+    devices: int = field(0, "Number of devices; 0: all.", at_least=0)
     accumulation: int = field(
         1, "Parts of a device's batch, which are computed one after the other.", at_least=1
     )

@@ -17,7 +17,7 @@ FRACTION: Known = {"wanted": "from 0 to 1", "holds": lambda v: 0 <= v <= 1}
 @dataclass(frozen=True)
 class MergedServer(Method):
     fresh: tuple[str, ...] = field(
-        (), "asynchronous, sync: blocks of a merged server, which groups read fresh.", static=True
+        (), "Blocks of a merged server, which groups read fresh.", static=True
     )
 
 
@@ -35,14 +35,12 @@ class Periodic(Method):
 class Fragmented(Method):
     fragments: int = field(
         1,
-        "model_averaging, diloco, slowmo, decoupled: fragments of the parameters, which take "
-        "turns.",
+        "Fragments of the parameters, which take turns.",
         static=True,
     )
     delay: int = field(
         0,
-        "model_averaging, diloco, slowmo, decoupled: tau, updates from the sending of a fragment "
-        "to its receipt.",
+        "tau, updates from the sending of a fragment to its receipt.",
     )
 
 
@@ -96,23 +94,21 @@ class Compressed(Method):
 class OuterRate(Method):
     outer_learning_rate: float = field(
         0.7,
-        "diloco, async_local_sgd, sparseloco, gasloc: learning rate of the outer step.",
+        "Learning rate of the outer step.",
         **ABOVE_0,
     )
 
 
 @dataclass(frozen=True)
 class OuterMomentum(OuterRate):
-    outer_momentum: float = field(
-        0.9, "diloco, async_local_sgd, gasloc: momentum of the outer step.", at_least=0, below=1
-    )
+    outer_momentum: float = field(0.9, "Momentum of the outer step.", at_least=0, below=1)
 
 
 @dataclass(frozen=True)
 class OnGraph(Method):
     graph: str = field(
         "ring",
-        "gossip, gasloc, ad_psgd: who exchanges with whom, 'ring' or 'complete'; the first two "
+        "Who exchanges with whom, 'ring' or 'complete'; the first two "
         "also 'exponential', 'one_peer', 'random', gossip 'push'.",
     )
 

@@ -21,9 +21,8 @@ import numpy as np
 import pandas as pd
 
 from optdyn.evidence.crossing import Crossing, crossing, of_runs
-from optdyn.report.tables import TableError
+from optdyn.report.tables import MOMENTUM, TableError
 
-MOMENTUM = "optimizer.momentum"
 BOOTSTRAP = 1000  # draws of seeds
 CLOCKS = ["step", "simulated_seconds"]
 FIGURES = [

@@ -26,11 +26,12 @@ from optdyn.base.files import unlike, write
 from optdyn.base.lookup import entries
 
 SELDOM = 20
+MOMENTUM = "optimizer.momentum"
 # Shown even where all points agree in them: they say what a run is.
 ALWAYS = (
     "method.name",
     "method.groups",
-    "optimizer.momentum",
+    MOMENTUM,
     "optimizer.learning_rate",
     "seed",
 )
@@ -165,7 +166,12 @@ def narrowed(every: Sequence[Point], where: Sequence[str]) -> list[Point]:
 
 
 def value(config: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key, None if there is none; of config.method as `of_method` has it."""
+    """The value of a dotted key, None if there is none; of config.method as `of_method` has it.
+
+    The momentum of an optimizer that has none is 0.
+    """
+    if key == MOMENTUM and "optimizer.name" in config:
+        return config.get(key, 0.0)
     if key in config or not key.startswith("method."):
         return config.get(key)
     keys = {k.removeprefix("method."): v for k, v in config.items() if k.startswith("method.")}

@@ -81,7 +81,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
     With `lags` or `gradient_lags` (0 where only the other is given) also a `polynomial`: of heavy-
     ball SGD that of its own steps, else of the raw ones.
     """
-    config, groups = Experiment.read(run.config), groups_of(run.config)
+    config, groups = _experiment(run), groups_of(run.config)
     expected = memoryless(run.config)
     found = {
         "run": run.name,
@@ -128,9 +128,13 @@ def coefficients(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")
 
 
+def _experiment(run: Metered) -> Experiment:
+    return read(run.config, run.name, CLOCK)
+
+
 def _lags(run: Metered) -> int:
     """Terms of the run's own steps; 0 where its explicit momentum was steered, so no polynomial."""
-    return 0 if run.config["probes"]["steer"] else meter.lags(Experiment.read(run.config))
+    return 0 if run.config["probes"]["steer"] else meter.lags(_experiment(run))
 
 
 def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:

@@ -6,7 +6,8 @@ where the optimizer has one, and of the method's own numbers: period, outer rate
 compression. Settings are chosen on some seeds and reported on others.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from optdyn import optimizers
@@ -17,6 +18,7 @@ from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment, refuse_first
+from optdyn.methods import Method
 from optdyn.tune.bench import tunable
 
 CHOOSE, REPORT = 2, 5  # seeds
@@ -34,16 +36,24 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
     said = "the search starts from it, and it must be above 0"
     join = Join("optimizer.learning_rate", optimizer.learning_rate <= 0, said)
     refuse_first(config, [join])
-    outer = methods.get("outer_momentum", 0.0)
     found: dict[str, tuple[Ladder, float]] = {}
     if optimizers.takes_momentum(optimizer.name):
-        long_run = optimizer.learning_rate / (1 - optimizer.momentum) / (1 - outer)
+        outer = math.prod(1 - getattr(one, "outer_momentum", 0.0) for one in methods.every)
+        long_run = optimizer.learning_rate / (1 - optimizer.momentum) / outer
         found[STEP] = arms.rates, long_run
         found[MOMENTUM] = arms.momenta, optimizer.momentum
     else:
         found[RATE] = arms.rates, optimizer.learning_rate
-    shortest = methods.get("fragments", 1) * (methods.get("delay", 0) + 1)
-    own: Mapping[str, Ladder] = {
+    for section, one in methods.by_section.items():
+        prefix = f"method.{section}." if len(methods.every) > 1 else "method."
+        found |= {prefix + key: ladder for key, ladder in _of_method(one)}
+    return found
+
+
+def _of_method(method: Method) -> Iterator[tuple[str, tuple[Ladder, float]]]:
+    """The fields of a method that can be tuned, with their ladders and values."""
+    shortest = getattr(method, "fragments", 1) * (getattr(method, "delay", 0) + 1)
+    every: Mapping[str, Ladder] = {
         "period": lambda i: max(arms.counts(i), shortest),
         "outer_learning_rate": lambda i: round(2.0 ** (i / 2), 6),
         "outer_momentum": arms.not_negative,
@@ -54,13 +64,11 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
         "compression_rank": arms.counts,
     }
     sent = {"top_k": "compression_share", "powersgd": "compression_rank"}
-    sparse = methods.get("error_decay", None) is not None  # sparseloco, which is always top_k
-    compressed = sent.get("top_k" if sparse else methods.get("compression", ""), "")
-    for key, ladder in own.items():
-        value = methods.get(key, None)
-        if value is not None and (key == compressed or not key.startswith("compression_")):
-            found[methods.key(key)] = ladder, value
-    return found
+    sparse = hasattr(method, "error_decay")  # sparseloco, which is always top_k
+    compressed = sent.get("top_k" if sparse else getattr(method, "compression", ""), "")
+    for key, ladder in every.items():
+        if hasattr(method, key) and (key == compressed or not key.startswith("compression_")):
+            yield key, (ladder, getattr(method, key))
 
 
 def arm(config: Experiment) -> Arm:

@@ -117,18 +117,16 @@ def _recorded(held: Held, shape: tuple[int, ...], batch_size: int) -> Shares:
 
 @dataclass(frozen=True)
 class DynamicBatch(Gradients, name="dynamic_batch"):
-    adapt: bool = field(True, "dynamic_batch: False keeps the shares of the batch equal.")
+    adapt: bool = field(True, "False keeps the shares of the batch equal.")
     weights: str = field(
         "share",
-        "dynamic_batch: of the workers' gradients, b_i / B, or 'equal', 1 / N, the authors'.",
+        "Of the workers' gradients, b_i / B, or 'equal', 1 / N, the authors'.",
         one_of=WEIGHTS,
         static=True,
     )
-    smoothing: float = field(
-        0.5, "dynamic_batch: weight of the rates measured before.", at_least=0, below=1
-    )
+    smoothing: float = field(0.5, "Weight of the rates measured before.", at_least=0, below=1)
     micro_batch: int = field(
-        8, "dynamic_batch: examples that a worker computes at a time.", at_least=1, static=True
+        8, "Examples that a worker computes at a time.", at_least=1, static=True
     )
 
     reduces_itself = True

@@ -68,18 +68,18 @@ def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pi
 class Local(Gradients, MicroBatches, name="local"):
     variant: str = field(
         "greedy",
-        "local: which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
+        "Which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
         one_of=VARIANTS,
         static=True,
     )
     window: int = field(2, "local, overlapping: blocks of a group.", at_least=1, static=True)
     chunks: int = field(2, "local, chunked: groups of consecutive blocks.", at_least=1, static=True)
     shared_heads: bool = field(
-        False, "local: whether every head is the model's own last block.", static=True
+        False, "Whether every head is the model's own last block.", static=True
     )
     probes: bool = field(
         False,
-        "local: whether the log has gradient cosines and linear probes of the blocks.",
+        "Whether the log has gradient cosines and linear probes of the blocks.",
         static=True,
     )
 

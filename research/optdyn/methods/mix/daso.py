@@ -68,32 +68,26 @@ def _recorded(held: Held) -> Meeting:
 @dataclass(frozen=True)
 class DASO(Mixes, name="daso"):
     max_batches: int = field(
-        4, "daso: B, batches from one exchange between nodes to the next.", at_least=1
+        4, "B, batches from one exchange between nodes to the next.", at_least=1
     )
-    wait: int = field(1, "daso: W, batches from the sending of an exchange to its receipt.")
-    reset_batches: int = field(
-        0, "daso: B after a plateau at B = 1; 0: max_batches (heat: 8).", **FINITE
-    )
-    reset_wait: int = field(0, "daso: W after a plateau at B = 1; 0: wait (heat: 2).")
-    warmup_epochs: int = field(
-        4, "daso: first epochs, which synchronize after every batch.", **FINITE
-    )
-    cooldown_epochs: int = field(
-        4, "daso: last epochs, which synchronize after every batch.", **FINITE
-    )
-    patience: int = field(2, "daso: epochs without improvement before B and W change.", **FINITE)
+    wait: int = field(1, "W, batches from the sending of an exchange to its receipt.")
+    reset_batches: int = field(0, "B after a plateau at B = 1; 0: max_batches (heat: 8).", **FINITE)
+    reset_wait: int = field(0, "W after a plateau at B = 1; 0: wait (heat: 2).")
+    warmup_epochs: int = field(4, "First epochs, which synchronize after every batch.", **FINITE)
+    cooldown_epochs: int = field(4, "Last epochs, which synchronize after every batch.", **FINITE)
+    patience: int = field(2, "Epochs without improvement before B and W change.", **FINITE)
     threshold: float = field(
-        0.05, "daso: fraction by which an improvement lowers the loss.", at_least=0, below=1
+        0.05, "Fraction by which an improvement lowers the loss.", at_least=0, below=1
     )
     transfer_dtype: str = field(
         "",
-        "daso: type of what nodes exchange; 'bfloat16' halves it.",
+        "Type of what nodes exchange; 'bfloat16' halves it.",
         one_of=("", "bfloat16"),
         static=True,
     )
     blocking_dtype: str = field(
         "",
-        "daso: likewise, only where they wait for it, as heat does.",
+        "Likewise, only where they wait for it, as heat does.",
         one_of=("", "bfloat16"),
         static=True,
     )

@@ -79,15 +79,13 @@ def demo(
 @dataclass(frozen=True)
 class DeMo(Mixes, name="demo"):
     momentum_decay: float = field(
-        0.999, "demo: beta, what is kept of a node's momentum until the next update.", **FRACTION
+        0.999, "beta, what is kept of a node's momentum until the next update.", **FRACTION
     )
     chunk: int = field(
-        64, "demo: c, rows and columns of a chunk at most.", at_least=1, at_most=256, static=True
+        64, "c, rows and columns of a chunk at most.", at_least=1, at_most=256, static=True
     )
-    coefficients: int = field(
-        32, "demo: k, of every chunk, that are sent.", at_least=1, static=True
-    )
-    signed: bool = field(True, "demo: whether steps are of the sign only.", static=True)
+    coefficients: int = field(32, "k, of every chunk, that are sent.", at_least=1, static=True)
+    signed: bool = field(True, "Whether steps are of the sign only.", static=True)
 
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)

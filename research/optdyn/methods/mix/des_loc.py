@@ -26,10 +26,10 @@ from optdyn.methods.setup import Setup
 @dataclass(frozen=True)
 class DesLoc(ModelAveraging, name="des_loc"):
     first_moment_meetings: int = field(
-        3, "des_loc: K_u / K_x, meetings from one mean of first moments to the next.", at_least=1
+        3, "K_u / K_x, meetings from one mean of first moments to the next.", at_least=1
     )
     second_moment_meetings: int = field(
-        6, "des_loc: K_v / K_x, meetings from one mean of second moments to the next.", at_least=1
+        6, "K_v / K_x, meetings from one mean of second moments to the next.", at_least=1
     )
 
     over_graphs = False

@@ -112,12 +112,12 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
 class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
     gossip_order: str = field(
         "combine",
-        "gossip: nodes send what they had before an update, 'combine', or have after it, 'adapt'.",
+        "Nodes send what they had before an update, 'combine', or have after it, 'adapt'.",
         one_of=ORDERS,
         static=True,
     )
     consensus_rate: float = field(
-        0.5, "gossip: c, the step toward neighbours where messages are compressed.", **ABOVE_0
+        0.5, "c, the step toward neighbours where messages are compressed.", **ABOVE_0
     )
 
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence")

@@ -41,26 +41,25 @@ ALWAYS_THERE = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diur
 class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averaging"):
     synchronous_updates: int = field(
         0,
-        "model_averaging, diloco, slowmo: T_0, the first updates, with an average after each.",
+        "T_0, the first updates, with an average after each.",
         at_least=0,
     )
     mixing: float = field(
         0.0,
-        "model_averaging, diloco, slowmo: a, the part that nodes keep of their own parameters.",
+        "a, the part that nodes keep of their own parameters.",
         **FRACTION,
         static=True,
     )
     merging: str = field(
         "mix",
-        "model_averaging, diloco, slowmo: what nodes make of what arrives and their own, 'mix', or "
+        "What nodes make of what arrives and their own, 'mix', or "
         "'correct', which keeps all that they did since the sending.",
         one_of=MERGINGS,
         static=True,
     )
     inner_state: str = field(
         "kept",
-        "model_averaging, diloco, slowmo: what a node's optimizer is where it receives, 'kept', "
-        "'averaged' or 'reset'.",
+        "What a node's optimizer is where it receives, 'kept', 'averaged' or 'reset'.",
         one_of=INNER_STATES,
         static=True,
     )

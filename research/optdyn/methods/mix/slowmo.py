@@ -53,10 +53,8 @@ def slow() -> optax.GradientTransformationExtraArgs:
 
 @dataclass(frozen=True)
 class SlowMo(ModelAveraging, name="slowmo"):
-    slow_learning_rate: float = field(1.0, "slowmo: a, learning rate of the slow step.", **ABOVE_0)
-    slow_momentum: float = field(
-        0.5, "slowmo: beta, momentum of the slow step.", at_least=0, below=1
-    )
+    slow_learning_rate: float = field(1.0, "a, learning rate of the slow step.", **ABOVE_0)
+    slow_momentum: float = field(0.5, "beta, momentum of the slow step.", at_least=0, below=1)
 
     mean = MappingProxyType({"slow_learning_rate": 1.0, "slow_momentum": 0.0})
 

@@ -49,7 +49,7 @@ def descent() -> optax.GradientTransformationExtraArgs:
 @dataclass(frozen=True)
 class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     error_decay: float = field(
-        0.95, "sparseloco: beta, what is kept of an error until the next message.", **FRACTION
+        0.95, "beta, what is kept of an error until the next message.", **FRACTION
     )
 
     cluster = ALWAYS_THERE  # nobody says what the errors of those who are away become

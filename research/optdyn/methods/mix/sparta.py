@@ -59,7 +59,7 @@ def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
 class Sparta(Mixes, name="sparta"):
     averaged_share: float = field(
         0.01,
-        "sparta: s, the share of an array's numbers that are averaged after an update.",
+        "s, the share of an array's numbers that are averaged after an update.",
         **PART,
         static=True,
     )

@@ -127,24 +127,21 @@ def async_local_sgd(
 class AsyncLocalSGD(
     own.WorkerMethod, Periodic, OuterMomentum, cgad.Aged, heloco.Turned, name="async_local_sgd"
 ):
-    steps_by_speed: bool = field(
-        True, "async_local_sgd: whether slower workers take fewer local steps, H_i."
-    )
+    steps_by_speed: bool = field(True, "Whether slower workers take fewer local steps, H_i.")
     momentum_delay: int = field(
         0,
-        "async_local_sgd: N, exchanges from one step of the momentum to the next; 0: the groups.",
+        "N, exchanges from one step of the momentum to the next; 0: the groups.",
         wanted="at least 1, or 0 for the groups",
         holds=lambda v: v >= 0,
     )
     momentum_part: float = field(
         0.0,
-        "async_local_sgd: c N, of the momentum, that comes in the steps between.",
+        "C N, of the momentum, that comes in the steps between.",
         **FRACTION,
     )
     server: str = field(
         "nesterov",
-        "async_local_sgd: what the server makes of what comes, delayed 'nesterov', 'adam' or "
-        "'heloco'.",
+        "What the server makes of what comes, delayed 'nesterov', 'adam' or 'heloco'.",
         one_of=tuple(SERVERS),
         static=True,
     )

@@ -126,7 +126,7 @@ def asynchronous(
 @dataclass(frozen=True)
 class Asynchronous(groups.Grouped, MergedServer, Compressed, name="asynchronous"):
     staleness_bound: int = field(
-        -1, "asynchronous: updates that a group may be ahead of the slowest; -1: any.", at_least=-1
+        -1, "Updates that a group may be ahead of the slowest; -1: any.", at_least=-1
     )
 
     laws = (*DRAWN, "race", "geometric")

@@ -76,7 +76,7 @@ def buffered(
 @dataclass(frozen=True)
 class Buffered(groups.Grouped, name="buffered"):
     arrivals: int = field(
-        1, "buffered: K, gradients of an update, a Kth of the batch each.", at_least=1, static=True
+        1, "K, gradients of an update, a Kth of the batch each.", at_least=1, static=True
     )
     waiting: str = field("k_batch_async", "buffered: who waits for whom meanwhile.", one_of=WAITING)
 

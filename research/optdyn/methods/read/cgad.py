@@ -25,12 +25,11 @@ class Aged(Method):
     """The numbers of what counts by its age."""
 
     age_decay: float = field(
-        0.0, "async_local_sgd: alpha, what comes late counts e^(-alpha age) of its own.", at_least=0
+        0.0, "alpha, what comes late counts e^(-alpha age) of its own.", at_least=0
     )
     age_cutoff: float = field(
         0.0,
-        "async_local_sgd: T, an age from which on what comes counts nothing, and less before by a "
-        "cosine; 0: none.",
+        "T, an age from which on what comes counts nothing, and less before by a cosine; 0: none.",
         at_least=0,
     )
 

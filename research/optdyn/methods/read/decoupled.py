@@ -134,12 +134,8 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
 
 @dataclass(frozen=True)
 class Decoupled(own.WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupled"):
-    quorum: int = field(
-        0, "decoupled: K, learners that a merge needs at least; 0: all of them.", at_least=0
-    )
-    grace: float = field(
-        0.0, "decoupled: seconds from the message of the K-th to the merge.", at_least=0
-    )
+    quorum: int = field(0, "K, learners that a merge needs at least; 0: all of them.", at_least=0)
+    grace: float = field(0.0, "Seconds from the message of the K-th to the merge.", at_least=0)
 
     cluster = (
         *own.WorkerMethod.cluster,

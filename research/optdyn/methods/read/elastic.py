@@ -88,7 +88,7 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
 @dataclass(frozen=True)
 class Elastic(own.WorkerMethod, Periodic, name="elastic"):
     elasticity: float = field(
-        0.9, "elastic: p a, of p groups; an exchange moves both sides by a of their distance."
+        0.9, "P a, of p groups; an exchange moves both sides by a of their distance."
     )
 
     laws = (*own.WorkerMethod.laws, "race")

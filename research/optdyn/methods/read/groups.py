@@ -24,7 +24,7 @@ class Grouped(Reads):
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1)
     snapshots: str = field(
         "",
-        "asynchronous, buffered, ringmaster: how versions are kept, '' exactly and on the device, "
+        "How versions are kept, '' exactly and on the device, "
         "rounded to 'bfloat16', or on the 'host'.",
         one_of=KEPT,
         static=True,

@@ -35,14 +35,11 @@ class Turned(Method):
 
     aligned: float = field(
         0.5,
-        "async_local_sgd: c_ok of 'heloco', a cosine with the momentum from which on a message "
-        "stays as it is.",
+        "c_ok of 'heloco', a cosine with the momentum from which on a message stays as it is.",
         at_least=-1,
         at_most=1,
     )
-    correction: float = field(
-        0.5, "async_local_sgd: k of 'heloco', how much others are corrected.", at_least=0
-    )
+    correction: float = field(0.5, "K of 'heloco', how much others are corrected.", at_least=0)
 
 
 def turned(message: Params, momentum: Params, aligned: Array, strength: Array) -> Params:

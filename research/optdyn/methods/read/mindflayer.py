@@ -22,7 +22,7 @@ from optdyn.methods.read.buffered import Buffered
 class MindFlayer(Buffered, name="mindflayer"):
     allotted: float = field(
         0.0,
-        "mindflayer: a, mean services after which a group begins again; 0: it never does.",
+        "a, mean services after which a group begins again; 0: it never does.",
         at_least=0,
     )
 

@@ -36,7 +36,7 @@ from optdyn.methods.setup import Setup
 class Ringmaster(groups.Grouped, name="ringmaster"):
     delay_bound: int = field(
         0,
-        "ringmaster: R, a gradient that is R or more updates old is dropped; 0: none is.",
+        "R, a gradient that is R or more updates old is dropped; 0: none is.",
         wanted="at least 1, or 0 for none",
         holds=lambda v: v >= 0,
     )

@@ -137,7 +137,7 @@ def work(setup: Setup, network: ModelInfo) -> pipeline.StageWork:
 class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     pipeline: str = field(
         "stash",
-        "stale_pipeline: which parameters stages use, 'stash', '2bw', 'no_stash' or 'predict'.",
+        "Which parameters stages use, 'stash', '2bw', 'no_stash' or 'predict'.",
         one_of=KINDS,
         static=True,
     )

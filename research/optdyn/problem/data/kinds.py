@@ -153,7 +153,7 @@ class TFDS(Images, Sequences, name="tfds"):
 class Folder(Images, Sequences, name="folder"):
     """A folder of one's own: TFDS's records, images as idx files, or arrays as npz files."""
 
-    path: str = field("", "The folder.")
+    path: str = field("", "The folder, or the text file.")
 
     @property
     def source(self) -> str:
@@ -164,7 +164,7 @@ class Folder(Images, Sequences, name="folder"):
 class TextFiles(Sequences, name="text"):
     """A text file of one's own, or all *.txt of a folder, the last twentieth of lines held out."""
 
-    path: str = field("", "The file or folder.")
+    path: str = field("", "The folder, or the text file.")
 
     @property
     def source(self) -> str:

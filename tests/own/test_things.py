@@ -1,0 +1,822 @@
+"""One's own things: from a name to the thing, of every kind, and what is refused in a line.
+
+What says again what is registered gives its floats. In a process a thing is itself: defined again
+under the same name, it makes another program.
+"""
+
+import gc
+import importlib
+import json
+import sys
+import weakref
+from functools import partial
+from types import ModuleType
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from optdyn.base import lookup
+from optdyn.base.errors import ConfigError
+from optdyn.base.fields import plain
+from optdyn.cli.registries import KINDS, listed
+from optdyn.experiment import Experiment, to_json
+from optdyn.problem import losses, problem, shared_data
+from optdyn.problem.data import DataError, load, own
+from optdyn.problem.data.own import checked
+from optdyn.train import batched_runs, checks, program
+from optdyn.train.warnings import probable_mistakes
+from tests.devices.started import parameters
+from tests.own.conftest import ROOT, started
+from tests.train.runs import prepare, train
+from tests.train.runs import refusal as refused
+from tests.values import as_model
+
+KEY = "config.some.key"
+refusal = partial(refused, error=ConfigError)
+
+
+def find(name, key=KEY, known=()):
+    return lookup.find(key, name, dict(known))
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+# Names.
+
+
+def test_a_name_is_of_the_registry_or_of_a_file(folder):
+    assert find("a", known={"a": 1, "b": 2}) == 1
+    write(folder / "mine_here.py", "thing = 7\n")
+    assert find("mine_here:thing") == 7
+    deep = folder / "deep" / "er"
+    deep.mkdir(parents=True)
+    write(deep / "neighbour_of_it.py", "value = 8\n")
+    write(deep / "it.py", "from neighbour_of_it import value\nthing = [value]\n")
+    found = find("deep/er/it.py:thing")
+    assert found == [8]
+    assert find(f"{deep}/it.py:thing") is found  # imported once
+    assert find("json:loads").__module__ == "json"
+
+
+def test_what_is_installed_goes_before_the_current_folder(folder, monkeypatch):
+    write(folder / "colorsys.py", "raise RuntimeError('the wrong one')\n")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert find("colorsys:rgb_to_hsv")(0, 0, 1) == (2 / 3, 1, 1)
+    # The folder is looked through last: nothing before it is displaced.
+    assert sys.path.index(str(folder)) == len(sys.path) - 1
+
+
+def test_what_cannot_be_found_is_one_line(folder):
+    assert refusal(find, "c", known={"a": 1, "b": 2}) == (
+        f"config.some.key = 'c': must be one of a, b, or {lookup.OWN}"
+    )
+    assert "no module 'nosuch.deep'" in refusal(find, "nosuch.deep:x")
+    assert f"no file {folder}/nosuch.py" in refusal(find, "nosuch.py:x")
+    write(folder / "halves.py", "import math\n\n\ndef one():\n    pass\n")
+    for name in ("halves:two", "halves.py:two"):
+        assert f"{folder}/halves.py has no 'two', only one" in refusal(find, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\ny = nosuch\n", "line 2: NameError: name 'nosuch' is not defined"),
+        ("x = 1\n\ndef f(:\n", "line 3: SyntaxError"),
+        ("import nosuch_lib\n", "line 1: ModuleNotFoundError: No module named 'nosuch_lib'"),
+        ("import json\n\nx = json.loads('{')\n", "line 3: JSONDecodeError"),
+    ],
+)
+def test_an_error_in_the_file_says_where(folder, text, said):
+    write(folder / "broken_one.py", text)
+    for name in ("broken_one:x", "broken_one.py:x"):
+        message = refusal(find, name)
+        assert message.startswith(f"{KEY} = {name!r}: ")
+        assert f"{folder}/broken_one.py, {said}" in message
+
+
+def test_what_a_call_raises_says_where(folder):
+    write(folder / "calls.py", "def make(a):\n    b = a\n    return 1 / b\n")
+    make = find("calls:make")
+    call = partial(lookup.call, KEY, "calls:make", make)
+    assert call(2) == 0.5
+    assert f"{folder}/calls.py, line 3: ZeroDivisionError" in refusal(call, 0)
+    said = refusal(call, 1, c=2)
+    assert f"{folder}/calls.py, line 1: TypeError" in said and "'c'" in said
+    with pytest.raises(ZeroDivisionError):  # ours are not disguised
+        lookup.call(KEY, "registered", make, 0)
+
+
+def test_options_are_the_same_from_a_config_and_from_its_json():
+    options = {"widths": (1, 2), "deep": {"a": (3,), "b": "text"}}
+    config = Experiment().with_({"model.name": "a:model", "model.options": options})
+    for made in (config, Experiment.read(json.loads(to_json(config)))):
+        found = plain(made.model.options)
+        assert found == options and type(found) is type(found["deep"]) is dict
+        found["deep"].clear()  # it is whoever was given it that may
+        assert made.model.options == options
+
+
+def test_everything_registered_is_listed_with_a_line():
+    some = {
+        "models": {"mlp", "transformer"},
+        "data": {"mnist5k", "tfds", "text"},
+        "losses": {"cross_entropy", "huber"},
+        "metrics": {"accuracy", "squared_error"},
+        "optimizers": {"adam", "contrib.muon", "closed_loop"},
+        "schedules": {"cosine", "piecewise"},
+        "transforms": {"delay_compensation", "staleness_rate"},
+        "methods": {"sync", "daso"},
+        "names": {"rennala", "snoo"},
+        "laws": {"constant", "geometric", "trace"},
+    }
+    assert set(some) == set(KINDS)
+    for kind, names in some.items():
+        lines = listed(kind)
+        assert names <= set(lines)
+        assert all(lines.values()), kind
+        assert not any("\n" in line for line in lines.values())
+    assert not any("scale_by" in name for name in listed("optimizers"))
+    assert "must be one of models" in refusal(listed, "nosuch")
+
+
+# What is edited, and what is defined again.
+
+
+def test_a_file_is_as_it_is_now_and_a_broken_one_is_a_line_until_it_is_repaired(folder):
+    path = write(folder / "file.py", "thing = [1]")
+    first = find("file.py:thing")
+    assert find("file.py:thing") is first
+    write(path, "thing = [2]")  # of one length, and maybe within one tick of the clock of files
+    assert find("file.py:thing") == [2]
+    write(path, "thing = = [2]")
+    for _ in range(2):
+        assert "file.py, line 1: SyntaxError" in refusal(find, "file.py:thing")
+    write(path, "thing = [3]")
+    assert find("file.py:thing") == [3] and first == [1]  # a run that is under way has its own
+    path.unlink()
+    assert "no file" in refusal(find, "file.py:thing")
+
+
+def test_once_a_run_is_under_way_nobody_looks_again(folder):
+    write(folder / "file.py", "thing = [1]")
+    with lookup.once():
+        found = find("file.py:thing")
+        write(folder / "file.py", "thing = [2]")
+        with lookup.once():
+            assert find("file.py:thing") is found
+        assert find("file.py:thing") is found
+    assert find("file.py:thing") == [2]
+
+
+def test_a_module_is_as_python_has_it(folder):
+    """Its file is not read again; what is reloaded or assigned is seen."""
+    path = write(folder / "my_module.py", "thing = [1]")
+    first = find("my_module:thing")
+    write(path, "thing = [2]  # so long that Python notices")
+    assert find("my_module:thing") is first
+    importlib.reload(sys.modules["my_module"])
+    assert find("my_module:thing") == [2]
+    sys.modules["my_module"].thing = [3]
+    assert find("my_module:thing") == [3]
+
+
+CELLS = """
+import jax.numpy as jnp, numpy as np, optax
+from flax import linen as nn
+from optdyn.methods import load
+from optdyn.problem import data
+from optdyn.problem.models.mlp import mlp
+
+PLUS = 0.0
+TRACED = 0
+
+
+def more(errors):
+    return errors + PLUS
+
+
+def loss(outputs, batch):
+    global TRACED
+    TRACED += 1
+    logits = outputs.astype(jnp.float32)
+    return more(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]))
+"""
+RUN = {"steps": 20, "log_every": 10, "checkpoint_every": 0}
+# What run anew they must be heeded in; a name, what is registered once more, and another.
+AGAIN = {
+    "model.name": (
+        "parameters_crc32",
+        "def a(classes, hidden): return list(mlp(hidden, classes, 'float32'))",
+        "def a(classes, hidden): return list(mlp((*hidden, 4), classes, 'float32'))",
+    ),
+    "loss": ("parameters_crc32", "a = loss", "def a(o, b): return loss(2 * o, b)"),
+    "metrics": (
+        "test_a",
+        "def a(outputs, batch): return outputs.argmax(-1) == batch['label']",
+        "def a(outputs, batch): return outputs.argmin(-1) == batch['label']",
+    ),
+    "data.name": (
+        "parameters_crc32",
+        "def a(folder): return data.load('mnist5k', folder)",
+        "def a(folder): return data.load('mnist5k', folder)._replace(classes=11)",
+    ),
+    "optimizer.name": (
+        "parameters_crc32",
+        "def a(learning_rate, momentum): return optax.sgd(learning_rate, momentum)",
+        "def a(learning_rate, momentum): return optax.sgd(learning_rate, momentum, True)",
+    ),
+    "optimizer.chain": (
+        "parameters_crc32",
+        "a = lambda: optax.scale(1.)",
+        "a = lambda: optax.scale(2.)",
+    ),
+    "optimizer.schedule": (
+        "learning_rate",
+        "def a(rate, steps): return optax.cosine_decay_schedule(rate, steps)",
+        "def a(rate, steps): return optax.cosine_decay_schedule(rate / 2, steps)",
+    ),
+    "method.name": (
+        "parameters_crc32",
+        "class a(load('asynchronous')): pass",
+        "class a(load('asynchronous')):\n"
+        "  def clock(self, setting, methods):\n"
+        "    other = setting.setup.with_({'seed': 7})\n"
+        "    return super().clock(setting._replace(setup=other), methods)",
+    ),
+    "cluster.service.name": (
+        "simulated_seconds",
+        "def a(): return lambda rng, shape: rng.standard_exponential(shape)",
+        "def a(): return lambda rng, shape: np.ones(shape)",
+    ),
+}
+
+
+@pytest.fixture
+def cells(monkeypatch):
+    """What a notebook has typed in so far, as a module without a file; `cells.run(text)` adds."""
+    module = ModuleType("cells")
+    monkeypatch.setitem(sys.modules, "cells", module)
+    module.run = lambda text: exec(text, module.__dict__)
+    module.run(CELLS)
+    return module
+
+
+@pytest.fixture(scope="module")
+def registered(mnist):
+    """The values of a run in which nothing is one's own."""
+    optimizer = {"name": "sgd", "momentum": 0.3, "schedule": "cosine", "warmup_steps": 5}
+    return {
+        **RUN,
+        **mnist,
+        **{f"optimizer.{key}": value for key, value in optimizer.items()},
+        **{"method.name": "asynchronous", "method.groups": 4},
+    }
+
+
+@pytest.fixture(scope="module")
+def usual(config, registered, tmp_path_factory):
+    """The summary of that run."""
+    return train(config(registered), tmp_path_factory.mktemp("usual"))
+
+
+def test_every_key_that_names_a_thing_is_tried():
+    assert set(AGAIN) == set(lookup.KEYS)
+
+
+@pytest.mark.parametrize("key", AGAIN)
+def test_ones_own_gives_the_floats_of_what_is_registered_and_defined_again_is_another(
+    config, registered, usual, cells, tmp_path, mnist, key
+):
+    heeded, again, another = AGAIN[key]
+    values = {
+        k: v for k, v in registered.items() if not (key == "model.name" and k[:6] == "model.")
+    }
+    values[key] = ("cells:a",) if key in ("metrics", "optimizer.chain") else "cells:a"
+    more = {"model.name": ("hidden", (8,)), "data.name": ("folder", mnist["data.dir"])}
+    if key in more:
+        values[f"{key.removesuffix('.name')}.options"] = dict([more[key]])
+    found = []
+    for number, text in enumerate((again, another, again)):
+        cells.run(text)
+        found.append(train(config(values), tmp_path / f"run{number}"))
+    first = found[0]
+    for figure in ("parameters_crc32", "simulated_seconds", "staleness_histogram", "learning_rate"):
+        assert first[figure] == usual[figure]
+    for figure in ("train_loss", "test_loss"):  # compiled apart, the sums may be in another order
+        assert first[figure] == pytest.approx(usual[figure], rel=1e-6)
+    if key == "metrics":
+        assert first["test_a"] == usual["test_accuracy"] and "test_accuracy" not in first
+    figures = [summary[heeded] for summary in found]
+    assert figures[0] == figures[2] != figures[1]
+
+
+def test_what_a_function_reads_is_not_followed_and_what_stays_shares_its_compilation(
+    cells, config, registered, tmp_path
+):
+    """As in `jax.jit`. And a file is executed anew only after it was edited."""
+    folders = iter(range(100))
+
+    def loss_of(**values):
+        chosen = config({**registered, "loss": "cells:loss", **values})
+        return train(chosen, tmp_path / f"run{next(folders)}")["train_loss"]
+
+    first = loss_of()
+    traced, made = cells.TRACED, program._make.cache_info().misses
+    cells.run("PLUS = 200.0")
+    assert loss_of() == first
+    for rate in (0.1, 0.2):
+        loss_of(**{"optimizer.learning_rate": rate})
+    assert traced == cells.TRACED > 0 and program._make.cache_info().misses == made
+    cells.run("def loss(o, b): return more(0 * o.sum(-1))")
+    assert loss_of() == 200
+    path = tmp_path / "my_file.py"
+    for plus in (8, 9):
+        write(path, f"def loss(outputs, batch): return 0 * outputs.sum(-1) + {plus}")
+        assert loss_of(loss=f"{path}:loss") == plus
+        made = program._make.cache_info().misses
+        assert loss_of(loss=f"{path}:loss") == plus
+        assert program._make.cache_info().misses == made
+
+
+def test_what_is_defined_no_more_is_not_kept_for_ever(cells, config):
+    """Caches are bounded: as many new ones later the first is gone."""
+    chosen = config({"loss": "cells:loss"})
+    first = weakref.ref(cells.loss)
+    with shared_data.COMPILE_LOCK:
+        for _ in range(program._problem.cache_parameters()["maxsize"] + 1):
+            program.problem_of(chosen, 2)
+            cells.run("def loss(o, b): return o.sum(-1)")
+    gc.collect()
+    assert first() is None
+
+
+def test_runs_of_ones_own_that_differ_in_numbers_are_one_compilation(config, folder):
+    text = "def law(shape=2.0): return lambda rng, size: rng.gamma(shape, 1 / shape, size)\n"
+    text += "def rate(learning_rate, steps, by): return lambda t: learning_rate / by\n"
+    write(folder / "my_file.py", text)
+    made = config()
+    law = made.with_({"cluster.service.name": "my_file:law", "optimizer.schedule": "my_file:rate"})
+    law = law.with_({"optimizer.schedule_options.by": 3})
+    steep = law.with_({"cluster.service.options.shape": 5.0})
+    assert len({*map(batched_runs.compilation, (made, law, steep))}) == 1
+    other = steep.with_(loss="my_file:law")
+    assert batched_runs.compilation(other) != batched_runs.compilation(made)
+
+
+def test_the_examples_run_outside_of_the_checkout_under_other_names(tmp_path, rows):
+    for path in (ROOT / "configs" / "own").glob("*.py"):
+        write(tmp_path / f"my_{path.name}", path.read_text().replace("{HERE}/", "my_"))
+    small = ["--config.steps=20", "--config.log_every=10", "--config.checkpoint_every=10"]
+    done = started(tmp_path, *small, "--workdir=run")
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    log = rows(tmp_path / "run")
+    assert {"test_worst", "test_absolute_error"} <= set(log[-1])
+    assert log[-1]["train_loss"] < log[0]["train_loss"]
+    # The largest of an example's two errors is their mean at least, and twice it at most.
+    for row in log:
+        mean = row["test_absolute_error"]
+        assert mean <= row["test_worst"] <= 2 * mean
+    rate = 0.1 / np.sqrt(1 + 9 / 50)  # update 19, the tenth after the warm-up
+    assert log[-1]["learning_rate"] == pytest.approx(rate, rel=1e-6)
+    # What is wrong with a file is one line, and nothing is written.
+    write(tmp_path / "my_model.py", "import flax\n\ndef make(classes, widths):\n    oh\n")
+    failed = started(tmp_path, *small, "--workdir=other")
+    assert failed.returncode == 2 and not (tmp_path / "other").exists()
+    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
+    assert failed.stderr.splitlines()[-1] == line
+    assert f"{tmp_path}/my_model.py, line 4: NameError: name 'oh' is not defined" in line
+
+
+# Things that cannot be used.
+
+LINES = {
+    "model.name": {
+        "def f(classes): return 3": "must return a flax.linen module or a sequence",
+        "def f(classes): return []": "must return a flax.linen module or a sequence",
+        "def f(classes): return [('a', nn.Dense(2)), ('a', nn.Dense(2))]": "all names different",
+        "def f(classes, more): return nn.Dense(2)": "missing 1 required positional argument",
+        "def f(classes): return nn.Embed(3, 2)": "config.model: cannot be used on examples of x",
+        "def f(classes): return nn.BatchNorm(use_running_average=False)": "has variables 'batch_",
+        "def f(classes): return nn.Dense(2, param_dtype='bfloat16')": "must be float32",
+        "def f(classes): return nn.Dense(3)": "config.loss: cannot be used on examples of x (3,)",
+    },
+    "loss": {
+        "def f(outputs, batch): return outputs.sum()": "must return one number an example, (B,), n",
+        "def f(outputs, batch): return outputs": "one number an example, (B,), not (B, 2)",
+        "def f(outputs, batch): return batch['label']": "my_file.py, line 4: KeyError: 'label'",
+        "f = 3": "must be a function (outputs, batch)",
+    },
+    "metrics": {"def f(outputs, batch): return outputs.mean(0)": "metrics, 'f': must return"},
+    "optimizer.name": {
+        "def f(rate): return optax.sgd(rate)": "a function with an argument 'learning_rate'",
+        "def f(learning_rate): return 3": "my_file:f cannot be used",
+        "def f(learning_rate): return optax.lbfgs(learning_rate)": "my_file:f cannot be used",
+        "def f(learning_rate):\n"
+        "  grow = lambda g, s, p=None: (g, jnp.append(s, 0.))\n"
+        "  return optax.GradientTransformation(lambda p: jnp.zeros(1), grow)": "of its state)",
+    },
+    "optimizer.schedule": {
+        "def f(learning_rate, steps): return 3": "TypeError: 'int' object is not callable",
+        "def f(learning_rate): return lambda t: t": "TypeError",
+        "def f(learning_rate, steps): return lambda t: jnp.log(t - 5.)": "the rate of update 0 is",
+        "def f(learning_rate, steps): return lambda t: 0 if t else 1": "TracerBool",
+    },
+    "cluster.service.name": {
+        "def f(): return lambda rng, shape: rng.normal(size=shape)": "finite numbers above 0",
+        "def f(): return lambda rng, shape: 1.0": "must draw as many numbers",
+        "def f(): return lambda rng, shape: rng.nosuch(shape)": "AttributeError",
+        "def f(mean): return lambda rng, shape: 1": "missing 1 required positional argument",
+    },
+    "method.name": {"def f(): pass": "must be a Method of optdyn.methods"},
+    "data.name": {
+        "def f(): return 3": "is a int: must be optdyn.problem.data.Dataset, or a dict",
+        "def f(): return {'train': {'x': np.ones((4, 2))}, 'tests': 3}": "has 'tests': only",
+        "def f(): return 1 / 0": "my_file.py, line 4: ZeroDivisionError",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [(key, text, said) for key, lines in LINES.items() for text, said in lines.items()],
+)
+def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
+    imports = "import jax.numpy as jnp, numpy as np\nimport optax\nfrom flax import linen as nn\n"
+    write(folder / "my_file.py", imports + text)
+    name = ("my_file:f",) if key == "metrics" else "my_file:f"
+    message = refused(lambda: prepare(regression(config, **{key: name})))
+    assert said in message
+    assert "config." in message and "7919" not in message
+
+
+def regression(config, **values):
+    """A small MLP on the example of one's own data."""
+    own = {"data.name": "configs.own.data:load"}
+    return config({"model.name": "mlp", "model.hidden": (4,), **own}).with_(values)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("model.options.nosuch", "config.model has no key 'options'"),
+        ("data.options.nosuch", "config.data has no key 'options'"),
+        ("cluster.service.options.nosuch", "config.cluster.service has no key 'options'"),
+        ("method.options.nosuch", "config.method has no key 'options'"),
+        ("optimizer.options.nosuch", "optax.sgd has no such argument"),
+        ("optimizer.schedule_options.nosuch", "'constant' takes nothing, and is given nosuch"),
+    ],
+)
+def test_options_of_what_is_registered_are_refused(config, key, said):
+    assert said in refusal(lambda: prepare(config({key: 1})))
+
+
+@pytest.mark.parametrize("names", [("my_file:loss",), ("huber", "my_file:huber")])
+def test_two_metrics_of_one_name_are_refused(config, folder, names):
+    write(folder / "my_file.py", "def loss(outputs, batch): pass\ndef huber(o, b): pass\n")
+    said = refusal(checks.check, regression(config, metrics=names))
+    assert "each needs a name of its own" in said
+
+
+@pytest.mark.parametrize(
+    ("law", "warned"),
+    [("rng.gamma(4., 1 / 4, shape)", 0), ("rng.gamma(4., 1 / 2, shape)", 1), ("np.ones(shape)", 0)],
+)
+def test_a_law_whose_mean_is_not_1_is_warned_of(config, folder, caplog, law, warned):
+    write(
+        folder / "my_file.py", f"import numpy as np\ndef law(): return lambda rng, shape: {law}\n"
+    )
+    checks.check(config({"cluster.service.name": "my_file:law"}))
+    assert sum("should be 1" in record.message for record in caplog.records) == warned
+
+
+MIXES = """
+from dataclasses import dataclass
+
+from jax import lax
+
+from optdyn.core import Rule
+from optdyn.methods import Mixes
+from optdyn.methods.mix.averaging_clock import every_update, turns
+from optdyn.methods.mix.messages import own_event
+from optdyn.methods.mix.nodes import inside
+from optdyn.clock.nodes import of_meetings
+
+
+@dataclass(frozen=True)
+class Mean(Mixes):
+    def mix(self, inner, senders):
+        def step(state, event, batch):
+            after, info = inner.step(state, own_event(event), batch)
+            return after.moved_to(lax.pmean(after.params, "node")), info
+
+        return Rule(inner.init, step)
+
+    def clock(self, setting, methods):
+        return every_update(setting, methods, 0.0)
+
+
+@dataclass(frozen=True)
+class Alone(Mean):
+    def mix(self, inner, senders):
+        return inner._replace(step=lambda x, event, batch: inner.step(x, own_event(event), batch))
+
+
+@dataclass(frozen=True)
+class Never(Mean):
+    def clock(self, setting, methods):
+        meeting = turns(setting.setup.steps, 4, 1, 0)
+        within = inside(setting, methods)(setting.setup.steps)
+        never = meeting._replace(send=meeting.send & False, receive=meeting.receive & False)
+        return of_meetings(never, within, within.done.max(axis=1).cumsum())
+"""
+
+
+@pytest.mark.parametrize("more", ["", "+asynchronous"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Mean", ""),
+        ("Alone", "its mix asks for nothing over the axis 'node'"),
+        ("Never", "its clock has no update after which they receive anything"),
+    ],
+)
+def test_a_mix_that_never_mixes_is_warned_of_and_every_law_of_times_is_known_to_it(
+    config, folder, name, said, more
+):
+    write(folder / "my_mix.py", MIXES)
+    values = {"method.name": f"my_mix:{name}{more}", "cluster.devices_per_node": 2}
+    made = config(
+        {**values, **({"method.asynchronous.groups": 2} if more else {}), "batch_size": 8}
+    )
+    checks.check(made)  # with config.cluster.service = 'exponential', though it names no laws
+    found = probable_mistakes(made)
+    assert len(found) == bool(said) and all(said in line for line in found)
+
+
+# Data of every kind, in memory and on devices.
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(20, 3)), RNG.normal(size=(20, 2))
+LABELS, TOKENS = np.arange(20) % 4, RNG.integers(0, 9, size=(20, 6))
+
+
+def data(*, test=True, **arrays):
+    splits = {"train": arrays} | ({"test": {k: v[:8] for k, v in arrays.items()}} if test else {})
+    return checked(splits, 0, "of the test")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "dtypes", "shapes", "classes"),
+    [
+        ({"x": X, "y": Y}, "ff", [(3,), (2,)], 2),
+        ({"x": X[:, 0], "y": Y[:, 0]}, "ff", [(1,), (1,)], 1),
+        ({"x": X.astype(np.float16), "label": LABELS.astype(np.uint8)}, "fi", [(3,), ()], 4),
+        ({"image": np.zeros((20, 5, 6), np.uint8), "y": Y}, "uf", [(5, 6, 1), (2,)], 2),
+        ({"image": np.ones((20, 5, 6, 3)), "label": LABELS}, "fi", [(5, 6, 3), ()], 4),
+        ({"text": TOKENS}, "u", [(6,)], 9),
+        ({"text": TOKENS, "label": LABELS}, "ui", [(6,), ()], 4),
+        ({"x": X}, "f", [(3,)], 0),
+    ],
+)
+def test_arrays_become_what_runs_take(arrays, dtypes, shapes, classes):
+    made = data(**arrays)
+    assert made.classes == classes and list(made.train) == list(arrays)
+    for split, count in ((made.train, 20), (made.test, 8)):
+        assert [leaf.shape for leaf in split.values()] == [(count, *shape) for shape in shapes]
+        assert [leaf.dtype.kind for leaf in split.values()] == list(dtypes)
+        assert all(leaf.dtype == np.float32 for leaf in split.values() if leaf.dtype.kind == "f")
+    for key, values in arrays.items():  # nothing but the type and the shape is another
+        np.testing.assert_allclose(made.train[key].ravel(), np.ravel(values), rtol=1e-6)
+
+
+def test_without_a_test_split_a_fifth_is_held_out_whole():
+    made = data(test=False, x=X, y=Y)
+    assert len(made.train["x"]) == 16 and len(made.test["x"]) == 4
+    rows = np.concatenate([np.hstack([s["x"], s["y"]]) for s in (made.train, made.test)])
+    expected = np.hstack([X, Y]).astype(np.float32)
+    np.testing.assert_array_equal(rows[np.lexsort(rows.T)], expected[np.lexsort(expected.T)])
+    again = data(test=False, x=X, y=Y)
+    np.testing.assert_array_equal(made.test["x"], again.test["x"])
+    held = data(test=False, x=X, label=LABELS).test["label"]
+    assert sorted(held) == [0, 1, 2, 3]  # stratified
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x": X, "y": Y[:19]}, "20 of x and 19 of y: must be as many"),
+        ({"x": X[:0], "y": Y[:0]}, "must not be empty"),
+        ({"x": X, "target": Y}, "'target' of the train split of the data set of the test: must be"),
+        ({"x": X, "image": X, "y": Y}, "has x and image and y: must have one of image, x, text"),
+        ({"y": Y}, "has y: must have one of image, x, text"),
+        ({"x": np.arange(20), "y": Y}, "'x' of the train split of the data set of the test is int"),
+        ({"x": np.full((20, 2), "a"), "y": Y}, "must be floats"),
+        ({"x": np.where(X > 1, np.nan, X), "y": Y}, "'x' of the train split"),
+        ({"x": X, "y": np.where(Y > 1, np.inf, Y)}, "not finite"),
+        ({"x": X * 1e300, "y": Y}, "not finite in float32"),
+        ({"x": X, "label": Y}, "must be one integer an example"),
+        ({"x": X, "label": LABELS - 1}, "goes down to -1"),
+        ({"x": X, "label": 2**32 * LABELS.astype(np.int64)}, "must be at most 2,147,483,647"),
+        ({"text": TOKENS[:, :1]}, "two tokens or more"),
+        ({"text": TOKENS.astype(float)}, "must be integers"),
+        ({"image": TOKENS, "label": LABELS}, "must be uint8 or floats (examples, height, width)"),
+        ({"x": [[1.0], [1.0, 2.0]], "y": [1.0, 2.0]}, "cannot be read"),
+    ],
+)
+def test_arrays_that_cannot_be_used_are_one_line(arrays, said):
+    with np.errstate(over="ignore"):
+        assert said in refused(data, test=False, **arrays, error=DataError)
+
+
+@pytest.mark.parametrize("classes", ["two", 2.7, -1, True, [2]])
+def test_classes_are_counted(classes):
+    function = f"{__name__}:given"
+    assert (
+        own.load(function, {"classes": 5}).classes
+        == own.load(function, {"classes": np.int8(5)}).classes
+    )
+    with pytest.raises(DataError, match=r"has classes = .*: must count them"):
+        own.load(function, {"classes": classes})
+
+
+def given(classes):
+    return {"train": {"x": X, "label": LABELS}, "classes": classes}
+
+
+def test_splits_must_be_alike():
+    for test in ({"x": X}, {"x": X[:, :2], "y": Y}, {"x": X, "y": Y[:, :1]}):
+        with pytest.raises(DataError, match=r"must be the same|differ in the number of examples"):
+            checked({"train": {"x": X, "y": Y}, "test": test}, 0, "of the test")
+    for classes, labels in ((3, LABELS), (4, LABELS + 1)):
+        with pytest.raises(DataError, match="and should from 0 to"):
+            checked({"train": {"x": X, "label": labels}}, classes, "of the test")
+
+
+def test_a_folder_of_npz_and_a_folder_of_text(tmp_path):
+    np.savez(tmp_path / "train.npz", x=X, y=Y)
+    np.savez(tmp_path / "test.npz", x=X[:5], y=Y[:5])
+    made = load(f"folder:{tmp_path}")
+    np.testing.assert_array_equal(made.train["x"], X.astype(np.float32))
+    assert made.classes == 2 and len(made.test["y"]) == 5
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    lines = [f"line {i} of äö" for i in range(40)]
+    (texts / "b.txt").write_text("\n".join(lines[20:]))
+    (texts / "a.txt").write_text("\n".join(lines[:20]) + "\n")
+    (texts / "not.md").write_text("zzz")
+    (tmp_path / "one.txt").write_text("\n".join(lines))
+    many, one = (
+        load(f"text:{path}", tokenizer="byte", sequence_length=10)
+        for path in (texts, tmp_path / "one.txt")
+    )
+    for made in (many, one):
+        read = made.train["text"]
+        held = "\n".join(lines[38:]).encode()
+        start = bytes([*read[0], *read[1, 1:], *read[2, 1:]])
+        assert start == "\n".join(lines).encode()[: len(start)]  # in order, windows overlap by one
+        assert bytes(made.test["text"][0]) == held[:11]
+    (tmp_path / "text8").write_text("abcdefghij" * 40)  # without a line break, as text8
+    made = load(f"text:{tmp_path / 'text8'}", tokenizer="byte", sequence_length=10)
+    assert [made.train["text"].size, made.test["text"].size] == [37 * 11, 11]  # of 380 and 20
+    (tmp_path / "empty.txt").write_text("")
+    for name, said in (
+        (f"text:{tmp_path / 'empty.txt'}", "less than the 0 tokens"),
+        (f"text:{tmp_path / 'nosuch.txt'}", "cannot read"),
+        (f"text:{texts.parent / 'nothing'}", "cannot read"),
+        (f"text:{tmp_path / 'train.npz'}", "not UTF-8"),
+    ):
+        with pytest.raises(DataError, match=said):
+            load(name)
+
+
+def test_losses_in_closed_form():
+    """Against sums written out, an example at a time."""
+    rng = np.random.default_rng(1)
+    found, y = rng.normal(size=(2, 5, 3)) * 2
+    logits, labels = rng.normal(size=(5, 4)), np.array([0, 3, 1, 1, 2])
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    own = log_p[np.arange(5), labels]
+    far = np.abs(found - y)
+    expected = {
+        "squared_error": (far**2).sum(-1) / 2,
+        "huber": np.where(far < 1, far**2 / 2, far - 0.5).sum(-1),
+        "absolute_error": far.mean(-1),
+        "cross_entropy": -own,
+        "label_smoothing": -(0.9 * own + 0.1 * log_p.mean(-1)),
+        "accuracy": (logits.argmax(-1) == labels).astype(float),
+    }
+    for name, values in expected.items():
+        regression = name in ("squared_error", "huber", "absolute_error")
+        batch = {"y": jnp.asarray(y, jnp.float32)} if regression else {"label": jnp.asarray(labels)}
+        outputs = jnp.asarray(found if regression else logits, jnp.float32)
+        # Float32 sums of a few numbers of about 1.
+        np.testing.assert_allclose(losses.METRICS[name](outputs, batch), values, rtol=1e-5)
+
+
+def test_outputs_are_never_broadcast_against_targets():
+    batch = {"y": jnp.zeros((5, 1))}
+    for shape in ((5,), (5, 3), (1, 1)):
+        for loss in (losses.squared_error, losses.huber, losses.absolute_error):
+            with pytest.raises(ValueError, match="needs outputs like y"):
+                loss(jnp.zeros(shape), batch)
+
+
+def test_a_linear_model_learns_a_regression_as_least_squares_does(config, tmp_path):
+    """Full batches of a linear model: a run must end where the normal equations say."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(64, 3)).astype(np.float32)
+    y = (x @ [[1.0, -2.0], [0.5, 0.0], [3.0, 1.0]] + 0.1 * rng.normal(size=(64, 2)) + 1).astype("f")
+    np.savez(tmp_path / "train.npz", x=x, y=y)
+    np.savez(tmp_path / "test.npz", x=x, y=y)
+    values = {
+        **{
+            "data.name": "folder",
+            "data.path": str(tmp_path),
+            "data.train_examples": 0,
+            "batch_size": 64,
+        },
+        **{"model.name": "mlp", "model.hidden": (), "steps": 300, "log_every": 100},
+        **{"checkpoint_every": 0, "method.name": "sync"},
+        **{"optimizer.learning_rate": 0.2, "optimizer.momentum": 0.5},
+    }
+    summary = train(config(values), tmp_path / "run")
+    design = np.hstack([x, np.ones((64, 1))]).astype(np.float64)
+    best, *_ = np.linalg.lstsq(design, y, rcond=None)
+    least = ((design @ best - y) ** 2).sum(-1).mean() / 2
+    # After 300 updates the error is (1 - 0.2 h)^300, nothing; what is left is float32's rounding.
+    assert summary["train_loss"] == pytest.approx(least, rel=1e-4)
+    assert summary["test_loss"] == summary["train_loss"]
+    assert "test_accuracy" not in summary
+
+
+def test_what_the_first_block_takes():
+    pixels = problem.Pixels((0.5,), (2.0,))
+    image = np.arange(24, dtype=np.uint8).reshape(2, 3, 4, 1)
+    model = {"name": "mlp", "hidden": (), "dtype": "float32"}
+    made = problem.make(as_model(model), 3, (), pixels)
+    np.testing.assert_allclose(made.input({"image": image}), (image / 255 - 0.5) / 2, atol=1e-6)
+    floats = image.astype(np.float32)
+    np.testing.assert_allclose(made.input({"image": floats}), (floats - 0.5) / 2)
+    np.testing.assert_array_equal(made.input({"x": X, "y": Y}), X)
+    np.testing.assert_array_equal(made.input({"text": TOKENS}), TOKENS[:, :-1])
+    np.testing.assert_array_equal(made.input({"text": TOKENS, "label": LABELS}), TOKENS)
+
+
+def test_a_model_does_not_fit_its_data_in_one_line(config, tmp_path):
+    np.savez(tmp_path / "train.npz", x=X, y=Y)
+    values = {"data.name": "folder", "data.path": str(tmp_path), "data.train_examples": 0}
+    for name, said in (("cnn", "config.model: cannot be used"), ("transformer", "needs text")):
+        assert said in refused(prepare, config({"model.name": name, **values}), error=ValueError)
+    with pytest.raises(ValueError, match=r"config.loss: .*needs 'label', and the data have x, y"):
+        prepare(config({"model.name": "mlp", "loss": "cross_entropy", **values}))
+
+
+def test_blocks_without_parameters_are_trained_and_saved(config, tmp_path, monkeypatch, final):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "flat_blocks.py").write_text(
+        "from flax import linen as nn\n\n\nclass Flat(nn.Module):\n"
+        "    def __call__(self, x):\n        return x.reshape(len(x), -1)\n\n\n"
+        "def make(classes):\n    return [('flat', Flat()), ('out', nn.Dense(classes))]\n"
+    )
+    values = {"model.name": "flat_blocks:make", "data.name": "configs.own.data:load"}
+    values |= {"data.train_examples": 0, "steps": 20, "metrics": ("absolute_error",)}
+    whole = train(config(values), tmp_path / "whole")
+    assert whole["parameters"] == 3 * 2 + 2
+    run = prepare(config(values))
+    assert run.params["flat"] == {}
+    step, state = final(run, tmp_path / "whole")
+    assert step == 20 and state.params["flat"] == {} and len(state.params["out"]) == 2
+
+
+def test_real_devices_and_streams_carry_every_kind(tmp_path):
+    """Regression on 2 devices in each idiom, streamed and metered, against one."""
+    np.savez(tmp_path / "train.npz", x=RNG.normal(size=(256, 3)), y=RNG.normal(size=(256, 2)))
+    np.savez(tmp_path / "test.npz", x=X, y=Y)
+    common = {
+        **{"steps": 60, "log_every": 30, "checkpoint_every": 0, "batch_size": 16},
+        **{
+            "data.name": "folder",
+            "data.path": str(tmp_path),
+            "model.hidden": [8],
+            "cluster.service.name": "constant",
+        },
+        **{"optimizer.learning_rate": 0.05, "optimizer.momentum": 0.5, "loss": "huber"},
+    }
+    configs = {"one": {}}
+    for api in ("jit", "shard_map", "pmap"):
+        configs[api] = {"parallel.api": api, "parallel.devices": 2}
+    configs["streamed"] = configs["shard_map"] | {"data.streaming": True}
+    configs["metered"] = {"probes.momentum": True, "probes.window": 55, "probes.every": 60}
+    every = {name: common | values for name, values in configs.items()}
+    found = parameters(every, tmp_path, devices=2)
+    for name, flat in found.items():
+        # Two devices sum 16 gradients in another order: 60 updates of 1e-2, each off by 2^-22.
+        np.testing.assert_allclose(flat, found["one"], rtol=0, atol=1e-6, err_msg=name)
+    np.testing.assert_array_equal(found["streamed"], found["shard_map"])
+    assert np.abs(np.load(tmp_path / "metered" / "sketches.npy")).max() > 0
