@@ -410,7 +410,10 @@ def test_a_dry_run_refuses_what_the_run_would(optdyn, tmp_path):
     code, out, errors = optdyn("train", *given, "--dry_run")
     assert (code, out) == (2, "") and "config.method.groups = 7: must divide" in errors
     code, out, errors = optdyn("plan", "--config=quickstart", "--workdir=new", "--dry_run")
-    assert (code, out) == (2, "") and "config.method.name: a plan is of one device" in errors
+    assert (code, out) == (
+        2,
+        "",
+    ) and "config.method.name = 'asynchronous': a plan is of one device" in errors
 
 
 @pytest.mark.parametrize("kind", listing.KINDS)

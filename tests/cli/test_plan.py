@@ -207,14 +207,14 @@ def test_the_limits_of_a_cluster(small):
         ({"plan.batches": (0,)}, r"config\.plan\.batches"),
         (
             {"cluster.bandwidths": ((0.0,),)},
-            r"config\.cluster\.bandwidths, config\.cluster\.latencies: the lemmas know one link",
+            r"config\.cluster\.bandwidths = \(\(0\.0,\),\): the lemmas know one link",
         ),
         (
             {"method.name": "asynchronous", "method.groups": 1},
-            r"config\.method\.name: a plan is of one device",
+            r"config\.method\.name = 'asynchronous': a plan is of one device",
         ),
-        ({"parallel.api": "jit"}, r"config\.parallel\.api: a plan is of one device"),
-        ({"replicas.count": 2}, r"config\.replicas\.count: a plan is of one device"),
+        ({"parallel.api": "jit"}, r"config\.parallel\.api = 'jit': a plan is of one device"),
+        ({"replicas.count": 2}, r"config\.replicas\.count = 2: a plan is of one device"),
     ],
 )
 def test_bad_input_is_one_line_and_touches_nothing(small, values, message, tmp_path):

@@ -119,7 +119,7 @@ def test_what_is_searched_is_what_the_method_and_the_optimizer_have(name, optimi
 
 
 def test_a_search_needs_a_learning_rate_to_start_from():
-    with pytest.raises(ConfigError, match="learning_rate = 0: the search starts from it"):
+    with pytest.raises(ConfigError, match=r"learning_rate = 0\.0: the search starts from it"):
         ladders.ladders(config("sync").with_({"optimizer.learning_rate": 0.0}))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from difflib import SequenceMatcher
-from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from optdyn.base.streams import put
@@ -38,13 +37,6 @@ class Join(NamedTuple):
     key: str
     wrong: object
     said: str
-
-
-def require(config: object, name: str, holds: Callable[[Any], object], wanted: str) -> None:
-    """Raises `ConfigError` unless the value of a key is as wanted."""
-    value = _at(config, name)
-    if not is_as_wanted(holds, value):
-        raise ConfigError(f"config.{name} = {shown(value)}: must be {wanted}")
 
 
 def is_as_wanted(holds: Callable[[Any], object], value: object) -> bool:
@@ -145,11 +137,6 @@ def fail(message: str, code: int = 2) -> NoReturn:
     """Ends the program with one line on standard error and that exit code; 2 is of bad input."""
     print_error(message)
     sys.exit(code)
-
-
-def _at(config: object, name: str) -> Any:
-    """The value of a dotted key of an experiment."""
-    return attrgetter(name)(config)
 
 
 def closest(name: str, names: Iterable[str], most: int = 3) -> list[str]:

@@ -19,14 +19,14 @@ from typing import Any
 
 from absl import flags
 
-from optdyn.base.errors import refuse
+from optdyn.base.errors import Join
 from optdyn.base.files import as_json, read_json, write, write_json
 from optdyn.base.progress import end_line, number
 from optdyn.base.trees import bytes_of
 from optdyn.cli import app, dry
 from optdyn.clock.network import exchange
 from optdyn.devices.first_process import own
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, refuse_first
 from optdyn.plan import convergence, layers, planner, plans
 from optdyn.plan.convergence import Updates
 from optdyn.plan.planner import Interval
@@ -42,13 +42,10 @@ def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     Nothing is written before it is known that an update of one example fits.
     """
     check(config)
-    refuse(
-        (
-            config.cluster.bandwidths or config.cluster.latencies,
-            "config.cluster.bandwidths, config.cluster.latencies: the lemmas know one link, by "
-            "config.cluster.bandwidth and latency",
-        )
-    )
+    said = "the lemmas know one link, by config.cluster.bandwidth and latency"
+    keys = ("bandwidths", "latencies")
+    joins = (Join(f"cluster.{key}", getattr(config.cluster, key), said) for key in keys)
+    refuse_first(config, joins)
     if (workdir / "config.json").exists():
         claim(workdir, config)
         if made := read_json(workdir / "plan.json"):

@@ -34,10 +34,10 @@ from typing import Any
 
 from absl import flags
 
-from optdyn.base.errors import ConfigError, InputError, and_, one_line
+from optdyn.base.errors import ConfigError, InputError, Join, and_, one_line
 from optdyn.cli import app
 from optdyn.clock.cluster import Cluster
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, refuse_first
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 USUAL = "price"  # the config without a --config
@@ -309,8 +309,8 @@ def _clusters(
     count = None if parameters is None else _count("parameters", parameters)
     if step_seconds is not None:
         _number("step_seconds", step_seconds)
-    if config.cluster.bandwidths:
-        raise ConfigError("config.cluster.bandwidths: must be (), for --bandwidths says all links")
+    said = "must be (), for --bandwidths says all links"
+    refuse_first(config, [Join("cluster.bandwidths", config.cluster.bandwidths, said)])
     clusters = [price.with_nodes(config, number) for number in dict.fromkeys(numbers)]
     shapes = of_model(config) if count is None else of_parameters(count)
     if step_seconds is not None:

@@ -34,7 +34,7 @@ import optax
 
 from optdyn import experiment
 from optdyn.base.calls import checked
-from optdyn.base.errors import ConfigError, refuse
+from optdyn.base.errors import ConfigError, Join, refuse
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster
 from optdyn.core import Rule, together, whole
@@ -145,8 +145,9 @@ class Experiment(experiment.Experiment):
 
         config = self
         if bandwidth is None:
-            wanted = "config.cluster.bandwidths: must be (), or give a `bandwidth` of all"
-            refuse((config.cluster.bandwidths, wanted))
+            line = "must be (), or give a `bandwidth` of all"
+            join = Join("cluster.bandwidths", config.cluster.bandwidths, line)
+            experiment.refuse_first(config, [join])
             bandwidth = config.cluster.bandwidth
         config = config.with_({"cluster.bandwidths": ()})
         texts = [f"{key}={value}" for key, value in where.items()]

@@ -24,12 +24,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec as P
 
 from optdyn import optimizers
+from optdyn.base.errors import Join
 from optdyn.base.trees import Array, Examples, Hyper, Tree, bytes_of
 from optdyn.clock.network import exchange
 from optdyn.core import Event, Info, all_reduce, together
 from optdyn.devices import layout
 from optdyn.devices.first_process import agreed
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods.merged import cut, merged
 from optdyn.problem import problem
 from optdyn.problem.data.feed import DataBlock, streamed
@@ -96,8 +97,8 @@ def prepare(config: Experiment) -> MeasurementPlan:
     Raises what `trainer.prepare` raises, and `ConfigError` if it has no such phases.
     """
     methods = config.methods
-    if "pieces" not in methods.outermost.cluster:
-        raise ConfigError(f"config.method.name = {methods.name!r}: does not have these pieces")
+    without = "pieces" not in methods.outermost.cluster
+    refuse_first(config, [Join("method.name", without, "does not have these pieces")])
     run = trainer.prepare(config)
     whole = run.program.problem
     names = [name for name, _ in whole.blocks]

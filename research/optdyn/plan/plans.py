@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import refused_at
+from optdyn.base.errors import Join, refused_at
 from optdyn.base.progress import Progress
 from optdyn.base.trees import Json
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import PLAIN
 from optdyn.methods.setup import Plan
 from optdyn.plan import convergence, layers, planner
@@ -71,12 +71,9 @@ def prepare(config: Experiment) -> Run:
         "data.streaming": config.data.streaming,
         "replicas.count": config.replicas.count,
     }
-    for key in (key for key, bad in refused.items() if bad):
-        raise ConfigError(
-            f"config.{key}: a plan is of one device of synchronous training that holds the "
-            f"examples (config.method.name = {PLAIN!r}; no parallel.api, streaming or "
-            "replicas)"
-        )
+    said = "a plan is of one device of synchronous training that holds the examples (config."
+    said += f"method.name = {PLAIN!r}; no parallel.api, streaming or replicas)"
+    refuse_first(config, (Join(key, wrong, said) for key, wrong in refused.items()))
     return trainer.prepare(layers.lowered(config.with_(steps=CHUNK), "xla"))
 
 

@@ -13,19 +13,19 @@ size.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import one_of, refuse
+from optdyn.base.errors import Join, one_of_these
 from optdyn.clock.base import Meeting, Shares, Timeline, at, choice_of
-from optdyn.clock.cluster import Pieces
+from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.compute_groups import compute_means
 from optdyn.clock.dynamic_batch import costs
 from optdyn.clock.service import DRAWN
-from optdyn.experiment import Experiment, check_cluster
+from optdyn.experiment import Experiment, check_cluster, refuse_first
 from optdyn.methods import Methods, owns
 from optdyn.methods.method import slowed
 from optdyn.methods.read.asynchronous import Asynchronous
@@ -146,7 +146,7 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
     """`price` by the bytes a second between nodes, each computed once."""
     methods, cluster = config.methods, config.cluster
     window = _window(config, shapes, steps)
-    _refuse(config, shapes, window)
+    refuse_first(config, _joins(config, shapes, window))
     left_out = {"warmup_epochs": 0, "cooldown_epochs": 0}
     if window.settled:
         left_out["synchronous_updates"] = 0
@@ -218,41 +218,34 @@ def _needed(of: Callable[[float], Price], share: float, known: dict[float, float
 
 def check(config: Experiment) -> None:
     """Raises `ConfigError` where a cluster has no prices, by whatever method."""
-    cluster = config.cluster
-    if not cluster.service.is_drawn:
-        one_of("config.cluster.service.name", cluster.service.name, (*DRAWN, GEOMETRIC))
-    always = "prices are of workers that are always there"
-    refuse(
-        (cluster.presence, f"config.cluster.presence: {always}"),
-        (cluster.diurnal, f"config.cluster.diurnal: {always}"),
-        (
-            cluster.pieces != Pieces(),
-            "config.cluster.pieces: prices are of examples' seconds and a network",
-        ),
-    )
+    refuse_first(config, _cluster(config.cluster))
 
 
-def _refuse(config: Experiment, shapes: Shapes, window: UpdateRange) -> None:
-    """Raises `ConfigError` where there is no price."""
-    check(config)
-    methods, cluster = config.methods, config.cluster
-    by_epochs = cluster.disturbances or cluster.disturbance_probability
-    refuse(
-        (
-            window.settled and by_epochs,
-            "config.cluster.disturbances, config.cluster.disturbance_probability: slowdowns come "
-            "and go by epochs, and so have the price of a run (Experiment.price()), no settled one",
-        ),
-        (
-            methods.by_block and isinstance(methods.read, Asynchronous),
-            "its blocks have servers of their own, each with other arrivals, and shares of time "
-            "are of one",
-        ),
-        (
-            methods.by_block and shapes.problem is None,
-            "needs the blocks of a model: name one by --config, not --parameters",
-        ),
-    )
+def _cluster(cluster: Cluster) -> Iterator[Join]:
+    name, known = cluster.service.name, (*DRAWN, GEOMETRIC)
+    wrong = not cluster.service.is_drawn and name not in known
+    yield Join("cluster.service.name", wrong, f"must be {one_of_these(name, known)}")
+    for key in ("presence", "diurnal"):
+        said = "prices are of workers that are always there"
+        yield Join(f"cluster.{key}", getattr(cluster, key), said)
+    said = "prices are of examples' seconds and a network"
+    yield Join("cluster.pieces", cluster.pieces != Pieces(), said)
+
+
+def _joins(config: Experiment, shapes: Shapes, window: UpdateRange) -> Iterator[Join]:
+    """What has a price."""
+    yield from _cluster(config.cluster)
+    methods = config.methods
+    for key in ("disturbances", "disturbance_probability"):
+        slowed = window.settled and getattr(config.cluster, key)
+        said = "slowdowns come and go by epochs, and so have the price of a run "
+        yield Join(f"cluster.{key}", slowed, f"{said}(Experiment.price()), no settled one")
+    several = methods.by_block and isinstance(methods.read, Asynchronous)
+    said = "its blocks have servers of their own, each with other arrivals, and shares of time are "
+    yield Join("method.name", several, f"{said}of one")
+    unknown = methods.by_block and shapes.problem is None
+    said = "needs the blocks of a model; name one by --config, not --parameters"
+    yield Join("method.name", unknown, said)
 
 
 def _window(config: Experiment, shapes: Shapes, steps: int) -> UpdateRange:

@@ -8,7 +8,7 @@ import contextlib
 import math
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from optdyn import methods, optimizers
 from optdyn.base import lookup, seeds
-from optdyn.base.errors import refuse, refused_at
+from optdyn.base.errors import Join, refused_at
 from optdyn.base.files import WorkdirError, read_json, sync, write_json
 from optdyn.base.hold import writable
 from optdyn.base.processes import is_writer
@@ -29,7 +29,7 @@ from optdyn.clock.base import Arrival, Timeline, choice_of
 from optdyn.clock.trace import SERVED
 from optdyn.core import Params, State
 from optdyn.devices.first_process import agreed, own, verdict
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Experiment, refuse_first
 from optdyn.methods.metered import METERED
 from optdyn.methods.setup import APIS
 from optdyn.problem import problem, shared_data
@@ -75,18 +75,7 @@ def prepare(
     `timeline_of` draws the timeline, or has it from before.
     """
     check(config)
-    refuse(
-        (
-            config.cluster.service.name == "race" and not race,
-            "config.cluster.service.name = 'race': of real workers, which `optdyn race` (python -m "
-            "launch.race) starts; here it must be a law that is simulated",
-        ),
-        (
-            jax.process_count() > 1 and not config.parallel.api,
-            f"config.parallel.api is empty: {jax.process_count()} processes need one of "
-            f"{', '.join(APIS)}, or each would be a run of its own",
-        ),
-    )
+    refuse_first(config, _here(config, race))
     data = shared_data.load(config)
     one = head(data.train, 1)
     with shared_data.COMPILE_LOCK:
@@ -117,6 +106,16 @@ def prepare(
     run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
     code = lookup.fingerprint(config)
     return run._replace(columns=columns_of(first), origin=origin, shards=shards, code=code)
+
+
+def _here(config: Experiment, race: bool) -> Iterator[Join]:
+    """These processes are those of the run."""
+    raced = config.cluster.service.name == "race" and not race
+    said = "of real workers, which `optdyn race` (python -m launch.race) starts; here it must be a "
+    yield Join("cluster.service.name", raced, f"{said}law that is simulated")
+    several = jax.process_count() > 1 and not config.parallel.api
+    said = f"{jax.process_count()} processes need one of {', '.join(APIS)}, or each would be a run "
+    yield Join("parallel.api", several, f"{said}of its own")
 
 
 def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:

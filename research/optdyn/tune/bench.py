@@ -7,7 +7,7 @@ changes, all have read the parameters of the checkpoint; the velocity is kept.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ import numpy as np
 
 from optdyn import optimizers
 from optdyn.base import seeds
-from optdyn.base.errors import ConfigError, refuse
+from optdyn.base.errors import ConfigError, Join
 from optdyn.base.trees import Json, bytes_of, head
 from optdyn.clock import Timeline
 from optdyn.core import State
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import GROUPED
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
@@ -73,32 +73,16 @@ def prepare(config: Experiment) -> SimulatedCluster:
     Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
     learning rate to be tuned, or probes are too short.
     """
-    methods = config.methods
-    optimizer = config.optimizer
-    refuse(
-        (
-            not methods.simple or not methods.read,
-            f"config.method.name = {methods.name!r}: must be of groups that arrive by "
-            f"themselves, as {GROUPED!r}; {LADDERS}",
-        ),
-        (
-            not optimizers.takes_momentum(optimizer.name),
-            f"config.optimizer.name = {optimizer.name!r}: has no momentum; {LADDERS}",
-        ),
-        (
-            optimizer.name == "closed_loop",
-            "config.optimizer.name = 'closed_loop': brings its momentum down for any number of "
-            f"groups by itself; {LADDERS}",
-        ),
-    )
+    refuse_first(config, _joins(config))
     tunable(config)
     workers = config.cluster.worker_count
     groups = tuple(g for g in range(1, workers + 1) if workers % g == 0)
     every = config.with_({"method.groups": groups[-1], "steps": CHUNK})
     run = trainer.prepare(every)
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
-    wanted = f"at least {least:.3g}, in which one group makes {LEAST} updates"
-    config.tune.require("probe_seconds", config.tune.probe_seconds >= least, wanted)
+    said = f"must be at least {least:.3g}, in which one group makes {LEAST} updates"
+    short = config.tune.probe_seconds < least
+    refuse_first(config, [Join("tune.probe_seconds", short, said)])
     part = shared_data.sample(run.data.train, config.data.train_evaluated)
     # Updates are of a set on the device, as it is.
     images = {"augment": ""} if every.data.augment else {}
@@ -108,14 +92,25 @@ def prepare(config: Experiment) -> SimulatedCluster:
 
 def tunable(config: Experiment) -> None:
     """Raises `ConfigError` where a learning rate is not constant, or x_0 is another run's."""
-    optimizer = config.optimizer
-    refuse(
-        (
-            optimizer.schedule != "constant" or optimizer.warmup_steps,
-            "config.optimizer.schedule: learning rates are constant while tuned",
-        ),
-        (config.init_from, "config.init_from: of a run, not of what is tuned"),
-    )
+    refuse_first(config, _constant(config))
+
+
+def _joins(config: Experiment) -> Iterator[Join]:
+    """Groups and a momentum are there to be tuned."""
+    methods, name = config.methods, config.optimizer.name
+    said = f"must be of groups that arrive by themselves, as {GROUPED!r}; {LADDERS}"
+    yield Join("method.name", not methods.simple or not methods.read, said)
+    light = not optimizers.takes_momentum(name)
+    yield Join("optimizer.name", light, f"has no momentum; {LADDERS}")
+    said = f"brings its momentum down for any number of groups by itself; {LADDERS}"
+    yield Join("optimizer.name", name == "closed_loop", said)
+
+
+def _constant(config: Experiment) -> Iterator[Join]:
+    changing = config.optimizer.schedule != "constant" or config.optimizer.warmup_steps
+    said = "learning rates are constant while tuned"
+    yield Join("optimizer.schedule", changing, said)
+    yield Join("init_from", config.init_from, "of a run, not of what is tuned")
 
 
 def seconds_per_update(cluster: SimulatedCluster, groups: int) -> float:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from optdyn import optimizers
-from optdyn.base.errors import refuse
+from optdyn.base.errors import Join
 from optdyn.base.trees import Json
 from optdyn.evidence import arms
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import Method
 from optdyn.tune.bench import tunable
 
@@ -33,9 +33,9 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
     """
     optimizer, methods = config.optimizer, config.methods
     tunable(config)
-    rate = f"config.optimizer.learning_rate = {optimizer.learning_rate:g}: "
-    rate += "the search starts from it, and it must be above 0"
-    refuse((optimizer.learning_rate <= 0, rate))
+    said = "the search starts from it, and it must be above 0"
+    join = Join("optimizer.learning_rate", optimizer.learning_rate <= 0, said)
+    refuse_first(config, [join])
     found: dict[str, tuple[Ladder, float]] = {}
     if optimizers.takes_momentum(optimizer.name):
         outer = math.prod(1 - getattr(one, "outer_momentum", 0.0) for one in methods.every)
