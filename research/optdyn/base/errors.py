@@ -49,9 +49,14 @@ def is_as_wanted(holds: Callable[[Any], object], value: object) -> bool:
 
 def refuse(*wrongs: tuple[object, str]) -> None:
     """Raises `ConfigError` with the line of the first pair (whether it is wrong, line) that is."""
-    for wrong, line in wrongs:
+    refuse_rows(wrongs)
+
+
+def refuse_rows(rows: Iterable[tuple[object, str]], kind: type[InputError] = ConfigError) -> None:
+    """Raises the error with the line of the first row that is wrong, and asks for no row after."""
+    for wrong, line in rows:
         if wrong:
-            raise ConfigError(line)
+            raise kind(line)
 
 
 @contextmanager
@@ -66,12 +71,6 @@ def refused_at(where: str, *kinds: type[Exception]) -> Iterator[None]:
         raise
     except kinds as error:
         raise ConfigError(f"{where}: {error}") from error
-
-
-def require_known(key: str, among: Iterable[str], line: str) -> None:
-    """Raises `ConfigError` with the line, and which key may be meant, unless it is among these."""
-    if key not in (names := [*among]):
-        raise ConfigError(f"{line}{meant(key, names)}")
 
 
 def one_of(name: str, value: object, values: Sequence[str]) -> None:

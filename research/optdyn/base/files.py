@@ -171,14 +171,20 @@ class Written(NamedTuple):
             return line_of(error)
 
 
-def read_json(path: Path) -> Json:
-    """The object in the file, {} if there is none."""
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Inside, an error of the file or of what is in it becomes `WorkdirError`."""
     try:
-        return _object(path.read_text())
-    except FileNotFoundError:
-        return {}
+        yield
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
+
+
+def read_json(path: Path) -> Json:
+    """The object in the file, {} if there is none."""
+    with _reading(path), contextlib.suppress(FileNotFoundError):
+        return _object(path.read_text())
+    return {}
 
 
 def rows(path: Path, size: int | None = None) -> list[Json]:
@@ -188,12 +194,10 @@ def rows(path: Path, size: int | None = None) -> list[Json]:
     """
     if not path.exists():
         return []
-    try:
+    with _reading(path):
         # What follows the last newline is torn.
         lines = path.read_bytes()[:size].decode().split("\n")[:-1]
         return [_object(line) for line in lines if line]
-    except (OSError, ValueError) as error:
-        raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
 
 
 def finite(value: Any) -> Any:

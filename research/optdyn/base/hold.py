@@ -10,6 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from optdyn.base.errors import refuse_rows
 from optdyn.base.files import WorkdirError, line_of, read_json, writing
 from optdyn.base.progress import say
 
@@ -64,16 +65,17 @@ def writable(workdir: Path) -> None:
     """
     path = workdir.absolute()
     there = next(part for part in (path, *path.parents) if os.path.lexists(part))
-    if not there.is_dir():
-        raise WorkdirError(
-            f"workdir {workdir}: cannot be written ({there} is no folder); give another --workdir"
-        )
+    permitted = os.access(there, os.W_OK | os.X_OK)
     holds_a_run = any((path / name).exists() for name in ("config.json", "points"))
-    if not holds_a_run and not os.access(there, os.W_OK | os.X_OK):
-        raise WorkdirError(
-            f"workdir {workdir}: cannot be written (no permission to write into {there}); give "
-            "another --workdir"
-        )
+    said, instead = f"workdir {workdir}: cannot be written", "give another --workdir"
+    rows = (
+        (not there.is_dir(), f"{said} ({there} is no folder); {instead}"),
+        (
+            not holds_a_run and not permitted,
+            f"{said} (no permission to write into {there}); {instead}",
+        ),
+    )
+    refuse_rows(rows, WorkdirError)
     read_json(path / "config.json")
 
 

@@ -248,7 +248,7 @@ def main(config: Experiment, workdir: Path) -> int:
     from optdyn.base.files import as_json, write, write_json
     from optdyn.price import price
 
-    app.one_run(config)
+    app.check_kind(config)
     price.check(config)
     given = flags.FLAGS
     penalties = _penalties(given.penalty, given.target, given.where)

@@ -75,7 +75,7 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 def main(given: argparse.Namespace, rest: list[str], config: Grid, workdir: Path) -> int:
-    app.many_runs(config)
+    app.check_kind(config, is_grid=True)
     entries = plan(config, workdir)
     chosen = {"name": "optdyn", "timeout_min": DAY} | resources(given.resources)
     if flags.FLAGS.dry_run:
