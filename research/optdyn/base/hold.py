@@ -65,15 +65,12 @@ def writable(workdir: Path) -> None:
     """
     path = workdir.absolute()
     there = next(part for part in (path, *path.parents) if os.path.lexists(part))
-    permitted = os.access(there, os.W_OK | os.X_OK)
     holds_a_run = any((path / name).exists() for name in ("config.json", "points"))
+    denied = not holds_a_run and not os.access(there, os.W_OK | os.X_OK)
     said, instead = f"workdir {workdir}: cannot be written", "give another --workdir"
     rows = (
         (not there.is_dir(), f"{said} ({there} is no folder); {instead}"),
-        (
-            not holds_a_run and not permitted,
-            f"{said} (no permission to write into {there}); {instead}",
-        ),
+        (denied, f"{said} (no permission to write into {there}); {instead}"),
     )
     refuse_rows(rows, WorkdirError)
     read_json(path / "config.json")
