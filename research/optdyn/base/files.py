@@ -72,6 +72,15 @@ def permitted() -> Iterator[None]:
         raise WorkdirError(f"{error.filename}: cannot be used ({line_of(error)})") from error
 
 
+@contextlib.contextmanager
+def writing_to(workdir: Path) -> Iterator[None]:
+    """Inside, an `OSError` becomes a `WorkdirError`, since the workdir cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkdirError(f"workdir {workdir}: cannot be written ({line_of(error)})") from error
+
+
 def _full(error: BaseException | None) -> BaseException | None:
     """The error, or that which it came of, that says that the disk is full, if one does.
 

@@ -33,7 +33,6 @@ from optdyn.base.files import (
     as_json,
     crc32,
     finite,
-    line_of,
     read_json,
     rows,
     sync,
@@ -41,6 +40,7 @@ from optdyn.base.files import (
     write,
     write_json,
     writing,
+    writing_to,
 )
 from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Experiment
@@ -65,7 +65,7 @@ def claim(
     key.
     """
     text = text_of(config, code)
-    try:
+    with writing_to(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
         if held:
@@ -74,8 +74,6 @@ def claim(
         if not held:
             write(workdir / "config.json", text)
         return held or json.loads(text)
-    except OSError as error:
-        raise WorkdirError(f"workdir {workdir}: cannot be written ({line_of(error)})") from error
 
 
 def _is_of_another(
