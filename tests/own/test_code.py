@@ -208,6 +208,15 @@ def test_another_name_on_the_command_line_is_in_its_place(folder, there, key):
     assert not there()
 
 
+@pytest.mark.parametrize("held", [{}, {"method": {"name": "sync+theirs:thing"}}])
+def test_so_is_ones_own(folder, there, monkeypatch, held):
+    (folder / "mine.py").write_text(MINE)
+    name, file = "mine.py:Groups", write_json(folder, held)
+    monkeypatch.setattr(sys, "argv", ["optdyn", f"--config.method.name={name}"])
+    made = configs.config(str(file), {"method.name": Text(name), "method.groups": Text("2")})
+    assert made.method.name == name and made.method.get("groups", 0) == 2 and not there()
+
+
 @pytest.mark.parametrize(
     ("argument", "stands"),
     [

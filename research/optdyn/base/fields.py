@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Self
 from optdyn.base import calls, type_checks
 from optdyn.base.errors import ConfigError, and_, is_as_wanted, meant, one_of_these, shown
 from optdyn.base.in_memory import name_of
+from optdyn.base.lookup import OWN
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 
@@ -159,8 +160,9 @@ class Value:
         """The one of this union that has the name, with its defaults. Raises `ConfigError`."""
         assert cls.root
         if not isinstance(name, str) or name not in cls.root.members:
-            wanted = one_of_these(name, [*cls.root.members])
-            raise ConfigError(f"config.{cls.section}.name = {shown(name)}: must be {wanted}")
+            known = [*cls.root.members]
+            wanted = f"must be one of {', '.join(known)}, or {OWN}{meant(str(name), known)}"
+            raise ConfigError(f"config.{cls.section}.name = {shown(name)}: {wanted}")
         return cls.root.members[name]()
 
     @classmethod

@@ -69,7 +69,7 @@ def _written(path: Path, changes: Mapping[str, Any]) -> "Experiment":
     lookup.check_read(merged, path)
     theirs, asked = (list(lookup.names(found, lookup.METHOD)) for found in (held, merged))
     if theirs != asked:
-        del held["method"]  # which would be imported, though another is in its place
+        held.pop("method", None)  # which would be imported, though another is in its place
     try:
         return Experiment.read(held).with_(changes)
     except InputError as error:

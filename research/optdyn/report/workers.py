@@ -92,9 +92,10 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
             return None
         size = WORD * int(point.summary.get("parameters", 0))
         timeline = config.timeline(steps_per_epoch=1, update_bytes=size)
+        is_its = _agrees(timeline.seconds, point.log)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
         return None  # a foreign file: the page does without the picture
-    return (timeline.worker, timeline.seconds) if _agrees(timeline.seconds, point.log) else None
+    return (timeline.worker, timeline.seconds) if is_its else None
 
 
 def _agrees(seconds: np.ndarray, log: list[dict[str, Any]]) -> bool:
