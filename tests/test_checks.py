@@ -350,7 +350,7 @@ def test_an_argument_of_a_config_is_one_of_those_listed(module, name):
     [
         (text, "smal", "'smal': must be one of 'small', or left out; did you mean small?"),
         (gpt, "50M,real", "'50M': must be one of '10m', '50m', '124m'; did you mean 50m?"),
-        (gpt, "50m,real", "'real': must be synthetic, or left out"),
+        (gpt, "50m,real", "'real': must be one of 'synthetic', or left out"),
         (resnet, "34", "'34': must be one of '18', '50'"),
         (resnet, "18,sintetic", "'imagenet2012', 'synthetic'; did you mean synthetic?"),
     ],

@@ -40,3 +40,10 @@ def test_an_editor_resolves_every_import_and_completes_the_public_names():
 
     typed = jedi.Script("import optdyn as od\nod.", path=ROOT / "probe.py", project=project)
     assert set(optdyn.__all__) <= {name.name for name in typed.complete(2, 3)}
+    for begun, field in (
+        ("DiLoCo(per", "period="),
+        ("MLP(hid", "hidden="),
+        ("Gamma(va", "variation="),
+    ):
+        typed = jedi.Script(f"import optdyn as od\nod.{begun}", path=ROOT / "a.py", project=project)
+        assert field in [name.name for name in typed.complete(2, 3 + len(begun))]

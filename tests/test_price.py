@@ -498,7 +498,11 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         ("sync", "--noise_scale=0", "--noise_scale: 0.0 must be a finite number above 0"),
         ("all", "--parameters=-1", "error: --parameters:"),
         ("sync", "--out=nowhere/all.json", "--out: 'nowhere/all.json' must be a file in a folder"),
-        ("local", "--parameters=1e6", "error: no price of local: needs"),
+        (
+            "local",
+            "--parameters=1e6",
+            "error: no price of local: config.method.name = 'local': needs",
+        ),
     ):
         wrong = ran(f"--methods={name}", flag)
         assert wrong.returncode == 2 and said in wrong.stderr and not wrong.stdout

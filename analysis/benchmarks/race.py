@@ -36,7 +36,7 @@ from configs import quickstart
 from optdyn.base.files import rows
 from optdyn.experiment import Experiment
 from optdyn.race.race import race, replaying
-from optdyn.report.raced import Race, load
+from optdyn.report.raced import RaceRecord, load
 from optdyn.report.reality import summarize
 from optdyn.train.checkpoints import parameters
 from tests.race.test_ray import servers, step, workers
@@ -181,7 +181,7 @@ def busy_cores(seconds: float = 1.0) -> float:
     return (used() - before) / seconds
 
 
-def at_once(folder: Path, races: int, groups: int, model: str) -> list[Race]:
+def at_once(folder: Path, races: int, groups: int, model: str) -> list[RaceRecord]:
     """So many races of the same length at the same time, each with a server of its own."""
     values = {"log_every": 500, "checkpoint_every": 0, **PLAIN, **MODELS[model]}
     steps = PREDICTED[model] * (2 if races > 1 else 1)  # most of which all of them run

@@ -23,7 +23,7 @@ from optdyn.evidence.intervals import drawn_again, ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.tune import prediction
-from optdyn.tune.prediction import Measured, penalty, stability
+from optdyn.tune.prediction import MeasuredLoss, penalty, stability
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}
 MODEL, BOUND = "cnn", 1.5
@@ -31,7 +31,7 @@ NETWORK = od.CNN(channels=(4, 8), hidden=(32,))
 TARGET = 0.25  # training loss
 REFERENCE = 64  # batch of the synchronous run that is measured along
 # About what is measured on the perceptron: where searches start, and how long runs may take.
-USUAL, UPDATES = Measured(noise_scale=80.0, sharpness=4.0, step=3.0), 60
+USUAL, UPDATES = MeasuredLoss(noise_scale=80.0, sharpness=4.0, step=3.0), 60
 LONGEST = 3  # times the usual updates
 MOST = 1000  # updates that are measured along, if one group missed
 
@@ -125,7 +125,7 @@ def _arm(study: Study, limits: dict[PenaltyCase, float], cell: PenaltyCase) -> d
     }
 
 
-def _measured(study: Study, arms: dict[PenaltyCase, dict[str, Any]]) -> Measured:
+def _measured(study: Study, arms: dict[PenaltyCase, dict[str, Any]]) -> MeasuredLoss:
     """The mean over the choosing seeds of what one synchronous run shows."""
     cell = PenaltyCase(REFERENCE, 1, "constant")
     point, taken = arms[cell]["point"], float(np.median(arms[cell]["updates"]))
@@ -137,7 +137,7 @@ def _measured(study: Study, arms: dict[PenaltyCase, dict[str, Any]]) -> Measured
         )
         for seed in study.choose
     ]
-    return Measured(*np.mean(each, axis=0).tolist())
+    return MeasuredLoss(*np.mean(each, axis=0).tolist())
 
 
 def factor(rows: list[dict[str, Any]], alone: dict[int, list[float]]) -> tuple[float, float, float]:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from optdyn.train import trainer
 from optdyn.train.probes import moments
-from optdyn.tune.prediction import KAPPA, SMALL, Measured, measure, penalty, stability
+from optdyn.tune.prediction import KAPPA, SMALL, MeasuredLoss, measure, penalty, stability
 
 positive = st.floats(1e-2, 1e2)
-measurements = st.builds(Measured, positive, positive, positive)
+measurements = st.builds(MeasuredLoss, positive, positive, positive)
 
 
 @given(measurements, positive, positive)

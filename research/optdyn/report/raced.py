@@ -22,7 +22,7 @@ EXPECTED = 5  # in a bin of the chi-squared test, at least
 GROUPS, BATCH = "method.groups", "batch_size"
 
 
-class Race(NamedTuple):
+class RaceRecord(NamedTuple):
     """Arrivals (T,) of a run's workers, in order."""
 
     point: Point
@@ -44,7 +44,7 @@ class Race(NamedTuple):
         return np.array([own.mean() for own in self.services])
 
 
-def load(folder: Path) -> Race:
+def load(folder: Path) -> RaceRecord:
     """The race in a workdir; raises `TableError`.
 
     A gradient is at work from when its version was made, which its worker then read, until it
@@ -96,7 +96,7 @@ def load(folder: Path) -> Race:
     each = [services[calm & (made.worker == w)] for w in range(groups)]
     known = np.isfinite(served) & quiet(halts, t, groups)
     serving = float(served[known].mean()) if known.any() else math.nan
-    return Race(point, made.worker, seconds, late, each, halts, serving)
+    return RaceRecord(point, made.worker, seconds, late, each, halts, serving)
 
 
 def stops(point: Point, updates: int) -> np.ndarray:

@@ -26,7 +26,7 @@ from optdyn.momentum.lags import geometric_distance
 from optdyn.momentum.moments import equivalent_momentum
 from optdyn.report import laws, raced, tables, windows
 from optdyn.report.laws import FittedLaw
-from optdyn.report.raced import BATCH, Race
+from optdyn.report.raced import BATCH, RaceRecord
 from optdyn.report.tables import Point, TableError
 from optdyn.train import history
 
@@ -35,7 +35,7 @@ SMALL = 0.01  # p-values below are a rejection
 BOUND = "method.staleness_bound"
 
 
-def keys(race: Race, law: FittedLaw, source: Race) -> dict[str, Any]:
+def keys(race: RaceRecord, law: FittedLaw, source: RaceRecord) -> dict[str, Any]:
     """The keys of the config with which the simulator runs this race by the law of `source`.
 
     Means are those of its workers; of a race of another size that of one worker at the mean rate.
@@ -66,7 +66,7 @@ def _cluster(values: Mapping[str, Any]) -> Cluster:
     return Experiment().with_(keys).cluster
 
 
-def simulated(race: Race, values: Mapping[str, Any]) -> dict[str, Any]:
+def simulated(race: RaceRecord, values: Mapping[str, Any]) -> dict[str, Any]:
     """What the simulator makes of the race with these keys, seed by seed.
 
     `updates_a_second`, (seeds,); `tenths`, (seeds, 10), the same in every tenth of the updates;
@@ -104,7 +104,7 @@ def histograms(lines: Sequence[Timeline], stops: np.ndarray) -> np.ndarray:
 
 
 def sharing(
-    race: Race, values: Mapping[str, Any], source: Race | None, cores: float
+    race: RaceRecord, values: Mapping[str, Any], source: RaceRecord | None, cores: float
 ) -> dict[str, Any]:
     """The race as `shared_cores` predicts it from one worker, `source`, with the law of `values`.
 
@@ -144,8 +144,8 @@ def sharing(
 
 
 def summarize(
-    race: Race,
-    source: Race | None = None,
+    race: RaceRecord,
+    source: RaceRecord | None = None,
     against: Point | None = None,
     cores: float | None = None,
 ) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def summarize(
     return found | {"notes": notes(race, source, found)}
 
 
-def command(race: Race, values: Mapping[str, Any]) -> str:
+def command(race: RaceRecord, values: Mapping[str, Any]) -> str:
     """The command line of the whole simulated run: the race's own with these keys."""
     folder = race.point.folder
     starts = history.starts(folder)
@@ -225,7 +225,7 @@ def command(race: Race, values: Mapping[str, Any]) -> str:
     return shlex.join(["optdyn", "train", *kept, *ours, f"--workdir={folder}-simulated"])
 
 
-def momentum(race: Race, counts: np.ndarray) -> dict[str, Any]:
+def momentum(race: RaceRecord, counts: np.ndarray) -> dict[str, Any]:
     """What the meter read, if it was on, and what the order of arrivals says by itself.
 
     The recorded staleness is the lag polynomial eta_m = alpha P(tau = m). Its equivalent momentum
@@ -244,7 +244,7 @@ def momentum(race: Race, counts: np.ndarray) -> dict[str, Any]:
     return found | {"meter": {k: v for k, v in read.items() if k.startswith("implicit")}}
 
 
-def compared(race: Race, setup: float, other: Point) -> dict[str, Any]:
+def compared(race: RaceRecord, setup: float, other: Point) -> dict[str, Any]:
     """Training losses of the race and of a simulated run; raises `TableError`.
 
     By seconds the race is counted without the `setup` with which it began.
@@ -289,7 +289,7 @@ def compared(race: Race, setup: float, other: Point) -> dict[str, Any]:
     }
 
 
-def notes(race: Race, source: Race | None, found: Mapping[str, Any]) -> list[str]:
+def notes(race: RaceRecord, source: RaceRecord | None, found: Mapping[str, Any]) -> list[str]:
     """What the figures do not say by themselves."""
     best, (correlation, error) = found["laws"][0], found["serial_correlation"]
     said = []

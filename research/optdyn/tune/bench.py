@@ -31,7 +31,7 @@ from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import CHUNK, Program
 from optdyn.train.trainer import Run
 from optdyn.tune.choice import Choice, Outcome
-from optdyn.tune.prediction import Measured, penalty, stability
+from optdyn.tune.prediction import MeasuredLoss, penalty, stability
 
 Line = Json
 
@@ -149,7 +149,7 @@ def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Line:
     noise = 1 + scale / batch
     momentum = max(1 - (1 - MOMENTUM) * noise, 0.0)
     edge = EDGE + (WITH_MOMENTUM - EDGE) * momentum / MOMENTUM
-    measured = Measured(scale, GROWN * peak, edge / peak)
+    measured = MeasuredLoss(scale, GROWN * peak, edge / peak)
     evaluations = MEASURED + MEASURED // 2 * 2 * (ITERATIONS + 1)
     return {
         "noise_scale": scale,

@@ -44,7 +44,7 @@ SMALL = 10  # the smaller batch of the noise scale
 REPLICAS, ROUNDS = 200, 40  # of arrivals: windows of so many updates a group
 
 
-class Measured(NamedTuple):
+class MeasuredLoss(NamedTuple):
     """What was measured of a problem, along one synchronous run."""
 
     noise_scale: float  # B_noise, examples: mean tr(Sigma) over mean |G|^2
@@ -52,7 +52,7 @@ class Measured(NamedTuple):
     step: float  # alpha_max: the run's long-run step, times 1 + B_noise / B for its batch
 
 
-def penalty(measured: Measured, batch: Any, limit: float) -> Any:
+def penalty(measured: MeasuredLoss, batch: Any, limit: float) -> Any:
     """P_SE of groups with this stability limit a*, from 1 up; at a batch, or an array of them."""
     noise = 1 + measured.noise_scale / batch
     return 1 + KAPPA * measured.sharpness * measured.step / (limit * noise)
@@ -72,7 +72,7 @@ def _grouped(groups: int) -> Json:
     return {"method.name": methods.GROUPED, "method.groups": groups}
 
 
-def measure(config: Experiment, updates: int) -> Measured:
+def measure(config: Experiment, updates: int) -> MeasuredLoss:
     """Along a run of so many updates by one group at the config's batch, rate and momentum.
 
     These are to be the best of one group, and `updates` what it takes to the loss in question.
@@ -88,12 +88,12 @@ def measure(config: Experiment, updates: int) -> Measured:
 
 def measured(
     program: Program, examples: Examples, points: Iterable[Params], step: float, batch: int
-) -> Measured:
+) -> MeasuredLoss:
     """The measures at parameters evenly spread over a run of this long-run step and batch."""
     every = [jax.device_get(_at(program)(x, examples)) for x in points]
     square, trace, largest = np.mean([(m.square, m.trace, peak) for m, peak in every], axis=0)
     noise = float(trace / square)
-    return Measured(noise, float(largest), step * (1 + noise / batch))
+    return MeasuredLoss(noise, float(largest), step * (1 + noise / batch))
 
 
 @lru_cache(maxsize=4)

@@ -19,7 +19,7 @@ SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a ta
 def has_rate(setup: Setup) -> Join:
     """There is a learning rate; a transformation of optax has one of its own."""
     said = "must be other than 0 for this method, which scales what it keeps by it; an optax "
-    said += "transformation has a rate of its own, which the method does not see (optdyn.sgd and "
+    said += "transformation has a rate of its own, which the method does not see (optdyn.SGD and "
     said += "others tell it)"
     return Join("optimizer.learning_rate", not setup.optimizer.learning_rate, said)
 

@@ -15,7 +15,7 @@ from optdyn.problem.data.arrays import DataError, Split, first_line
 Example = tuple[int, dict[str, np.ndarray | int]]  # its number, and what it has by name
 
 
-class Images(NamedTuple):
+class ImageSplits(NamedTuple):
     """Splits of images of one shape. TFDS orders the examples of a split by their numbers' hash."""
 
     description: str
@@ -23,7 +23,7 @@ class Images(NamedTuple):
     classes: int
 
 
-def write(root: Path, name: str, version: str, data: Images) -> Path:
+def write(root: Path, name: str, version: str, data: ImageSplits) -> Path:
     """Writes root/name/version, whole or not at all, whoever else is doing the same; the folder.
 
     Raises DataError if it cannot be written.
@@ -52,7 +52,7 @@ def _rename(aside: Path, folder: Path) -> None:
             raise
 
 
-def _prepare(root: Path, name: str, version: str, data: Images) -> Path:
+def _prepare(root: Path, name: str, version: str, data: ImageSplits) -> Path:
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.registered import skip_registration
 

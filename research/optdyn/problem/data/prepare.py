@@ -93,7 +93,7 @@ def _of_folder(name: str, source: Path, root: Path) -> Path:
         key: split | {"number": np.arange(len(split["label"]))}
         for key, split in (("train", train), ("test", test))
     }
-    about = own.Images(f"The images of {source}.", splits, classes)
+    about = own.ImageSplits(f"The images of {source}.", splits, classes)
     return own.write(root, name, VERSION, about)
 
 
