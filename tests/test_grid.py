@@ -182,5 +182,5 @@ def test_the_demo_is_a_part_of_the_whole_study():
     assert all(
         p["batch_size"] % (workers // p["method.groups"]) == 0 for p in trained if "batch_size" in p
     )
-    with pytest.raises(ConfigError, match="must be one of .demo., or left out"):
+    with pytest.raises(ConfigError, match=r"must be one of .demo., or left out"):
         module.get_config("demos")
