@@ -1,11 +1,12 @@
 """What a data set is to a run: two splits of arrays in which the first axis counts examples."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import InputError
+from optdyn.base.errors import InputError, Wrong
+from optdyn.base.trees import examples_in
 from optdyn.problem.data.order import stratified
 
 SEED = 0  # of held-out and reduced training sets: the same objective whatever the run's seed
@@ -31,45 +32,41 @@ class Dataset(NamedTuple):
 
 
 def images(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
-    """Splits "train" and, if there is one, "test"; else a seeded stratified fifth is held out.
+    """Splits "train" and, if there is one, "test", as `both` has them.
 
     `classes` = 0 counts them from the labels; `where` ends "the data set ...". Raises DataError if
     the splits are not images of one shape with labels of those classes.
     """
-    for name, split in splits.items():
-        if len(split["image"]) != len(split["label"]):
-            raise DataError(
-                f"the {name} split of the data set {where} has {len(split['image']):,} images and "
-                f"{len(split['label']):,} labels"
-            )
-    train, test = splits["train"], splits.get("test")
-    if test is None:
-        order = stratified(train["label"], SEED)
-        fifth = len(order) // 5
-        train, test = take(train, order[fifth:]), take(train, order[:fifth])
-    for name, split in (("train", train), ("test", test)):
-        if not len(split["label"]):
-            raise DataError(f"the {name} split of the data set {where} has no examples")
+    train, test = both(splits)
     labels = np.concatenate([train["label"], test["label"]])
-    classes = classes or int(labels.max()) + 1
-    if not 0 <= labels.min() <= labels.max() < classes:
-        raise DataError(
-            f"the labels of the data set {where} run from {labels.min()} to {labels.max()}, "
-            f"and should from 0 to {classes - 1}"
-        )
-    if train["image"].shape[1:] != test["image"].shape[1:]:
-        raise DataError(
-            f"images of the data set {where} differ in shape: {train['image'].shape[1:]} in the "
-            f"train split, {test['image'].shape[1:]} in the test split; all must have one"
-        )
+    classes = classes or int(labels.max(initial=-1)) + 1
+    DataError.refuse(_wrong(train, test, classes, f"the data set {where}"))
     return Dataset(train, test, classes)
+
+
+def _wrong(train: Split, test: Split, classes: int, whole: str) -> Iterator[Wrong]:
+    """What keeps two splits of images from being a data set."""
+    for name, split in (("train", train), ("test", test)):
+        yield not len(split["label"]), f"the {name} split of {whole} has no examples"
+    least = min(train["label"].min(), test["label"].min())
+    most = max(train["label"].max(), test["label"].max())
+    said = f"the labels of {whole} run from {least} to {most}, and should from 0 to {classes - 1}"
+    yield not 0 <= least <= most < classes, said
+    one, other = (split["image"].shape[1:] for split in (train, test))
+    said = f"images of {whole} differ in shape: {one} in the train split, {other} in the test "
+    yield one != other, f"{said}split; all must have one"
+
+
+def both(splits: Mapping[str, Split]) -> tuple[Split, Split]:
+    """Splits "train" and "test"; where there is none a seeded stratified fifth is held out."""
+    train, test = splits["train"], splits.get("test")
+    if test is not None:
+        return train, test
+    order = stratified(train.get("label", np.zeros(examples_in(train))), SEED)
+    fifth = len(order) // 5
+    return take(train, order[fifth:]), take(train, order[:fifth])
 
 
 def take(split: Split, chosen: np.ndarray) -> Split:
     """The chosen examples, in that order."""
     return {key: values[chosen] for key, values in split.items()}
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

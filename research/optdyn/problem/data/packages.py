@@ -58,15 +58,13 @@ def prepare(root: Path) -> Path:
     every = list(texts(found))
     if len(every) < EVERY:
         raise DataError(f"the packages of this Python have {len(every)} texts: too few to hold out")
-    try:
+    with DataError.at(f"cannot write {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / "test.txt", "".join(every[EVERY - 1 :: EVERY]))
         del every[EVERY - 1 :: EVERY]
         write(folder / "train.txt", "".join(every))
         versions = {name: each.version for name, each in found.items()}
         write(folder / "packages.json", json.dumps(versions, indent=1) + "\n")  # last: all is there
-    except OSError as error:
-        raise DataError(f"cannot write {folder}: {error.strerror or error}") from error
     return folder
 
 
@@ -83,8 +81,6 @@ def split(root: Path) -> tuple[str, str]:
             f"data set 'packages' is not prepared under {folder}; to prepare it, once: "
             f"optdyn prepare packages --data_dir={root}"
         )
-    try:
+    with DataError.at(f"cannot read the texts in {folder}", OSError, UnicodeDecodeError):
         train, test = ((folder / f"{name}.txt").read_bytes().decode() for name in ("train", "test"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the texts in {folder}: {error}") from error
     return train, test

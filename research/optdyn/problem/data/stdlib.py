@@ -31,10 +31,8 @@ def files(root: Path) -> Iterator[Path]:
 def split() -> tuple[str, str]:
     """The texts to train on and held out, 19 of 20 files and the last of each 20. DataError."""
     root = Path(sysconfig.get_path("stdlib"))
-    try:
+    with DataError.at(f"cannot read the standard library in {root}", OSError, UnicodeDecodeError):
         texts = [path.read_text("utf-8") for path in files(root)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the standard library in {root}: {error}") from error
     if len(texts) < EVERY:
         raise DataError(
             f"'stdlib' needs Python's standard library as sources: {root} has {len(texts)} files"
