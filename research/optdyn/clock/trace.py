@@ -206,10 +206,8 @@ def arrived(
     dropped = held.flags("dropped", (groups,)) if drops else None
     made = blank(groups, len(worker), arrivals, waiting, drops)
     order = Versions(made, groups, bound, arrivals, waiting, delay_bound)
-    try:
-        fill(order, worker, held.seconds, dropped, order.drop if has_limit else None)
-    except TimelineError as error:
-        raise TimelineError(f"trace {held.path}: {error}") from error
+    drop = order.drop if has_limit else None
+    fill(order, worker, held.seconds, dropped, drop, f"trace {held.path}: ")
     return made
 
 

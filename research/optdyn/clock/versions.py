@@ -208,14 +208,16 @@ def fill(
     seconds: np.ndarray,
     dropped: np.ndarray | None = None,
     drop: Callable[[int], None] | None = None,
+    where: str = "",
 ) -> None:
     """Arrivals in that order, (n,) or, of n updates, (n, K); `seconds`, (n,), are an update's.
 
     `dropped`, (n, groups), has those that were dropped before each update: that arrived too late,
     or have not arrived at all where there is a `drop`. Raises `TimelineError` where a group arrives
-    that waits for others, or is dropped and should not be.
+    that waits for others, or is dropped and should not be; the line begins with `where`.
     """
-    TimelineError.refuse(_wrong_arrivals(order, worker, seconds, dropped, drop))
+    wrongs = _wrong_arrivals(order, worker, seconds, dropped, drop)
+    TimelineError.refuse((wrong, where + line) for wrong, line in wrongs)
 
 
 def _wrong_arrivals(

@@ -57,6 +57,8 @@ def _wrong_return(made: Any, whole: str) -> Iterator[Wrong]:
     yield not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping), said
     for key in sorted(set(made) - {"train", "test", "classes"}):
         yield True, f"{whole} has {key!r}: only train, test and classes"
+    is_split = isinstance(made.get("test"), Mapping | None)
+    yield not is_split, f"the test split of {whole} must be a dict of arrays"
     classes = like(made.get("classes"), 0)
     count = classes is None or (type(classes) is int and classes >= 0)
     yield not count, f"{whole} has classes = {shown(classes)}: must count them"
@@ -110,30 +112,22 @@ def _largest(train: Split, test: Split, key: str) -> int:
 def _split(name: str, arrays: Mapping[str, ArrayLike], whole: str) -> Split:
     """The arrays of a split in the types that runs take. Raises `DataError`."""
     of = f"the {name} split of {whole}"
-    DataError.refuse(_wrong_names(arrays, of))
     with DataError.at(f"an array of {of} cannot be read", ValueError):  # rows of unlike length
         made = {key: np.asarray(values) for key, values in arrays.items()}
     DataError.refuse(_wrong_arrays(made, of))
     return {key: _as_taken(key, leaf) for key, leaf in made.items()}
 
 
-def _wrong_names(arrays: Mapping[str, ArrayLike], of: str) -> Iterator[Wrong]:
-    yield not isinstance(arrays, Mapping), f"{of} must be a dict of arrays"
+def _wrong_arrays(arrays: Split, of: str) -> Iterator[Wrong]:
     inputs = ", ".join(INPUTS)
     for key in arrays:
         said = f"{key!r} of {of}: must be one of {inputs}, with {' or '.join(TARGETS)}"
-        yield key not in (*INPUTS, *TARGETS), said
+        yield key not in WANTED, said
     said = f"{of} has {' and '.join(arrays) or 'nothing'}: must have one of {inputs}"
     yield sum(key in arrays for key in INPUTS) != 1, said
-
-
-def _wrong_arrays(arrays: Split, of: str) -> Iterator[Wrong]:
     for key, leaf in arrays.items():
-        which, floats, integers = (
-            f"{key!r} of {of}",
-            leaf.dtype.kind == "f",
-            leaf.dtype.kind in "iu",
-        )
+        floats, integers = leaf.dtype.kind == "f", leaf.dtype.kind in "iu"
+        which = f"{key!r} of {of}"
         good = {
             "image": leaf.ndim in (3, 4) and (floats or leaf.dtype == np.uint8),
             "x": leaf.ndim >= 1 and floats,
@@ -149,9 +143,9 @@ def _wrong_arrays(arrays: Split, of: str) -> Iterator[Wrong]:
         yield integers and least < 0, f"{which} goes down to {least}: must be {WANTED[key]}"
         said = f"{which} goes up to {most}: must be at most {LARGEST:,}"
         yield integers and most > LARGEST, said
-    counts = [f"{len(leaf):,} of {key}" for key, leaf in arrays.items()]
-    unlike = len({len(leaf) for leaf in arrays.values()}) > 1
-    yield unlike, f"{of} has {' and '.join(counts)}: must be as many"
+    counts = {key: len(leaf) for key, leaf in arrays.items()}
+    said = " and ".join(f"{count:,} of {key}" for key, count in counts.items())
+    yield len({*counts.values()}) > 1, f"{of} has {said}: must be as many"
 
 
 def _as_taken(key: str, leaf: np.ndarray) -> np.ndarray:
