@@ -31,40 +31,58 @@ class Dataset(NamedTuple):
     classes: int
 
 
-def images(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
-    """Splits "train" and, if there is one, "test", as `both` has them.
+def dataset(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
+    """Splits "train" and, if there is one, "test"; else a seeded stratified fifth is held out.
 
-    `classes` = 0 counts them from the labels; `where` ends "the data set ...". Raises DataError if
-    the splits are not images of one shape with labels of those classes.
+    `classes` = 0 counts them: of `label` and of tokens the largest and one, of `y` its last axis.
+    `where` ends "the data set ...". Raises DataError.
     """
-    train, test = both(splits)
-    labels = np.concatenate([train["label"], test["label"]])
-    classes = classes or int(labels.max(initial=-1)) + 1
-    DataError.refuse(_wrong(train, test, classes, f"the data set {where}"))
+    train, test = splits["train"], splits.get("test")
+    if test is None:
+        order = stratified(train.get("label", np.zeros(examples_in(train))), SEED)
+        fifth = len(order) // 5
+        train, test = take(train, order[fifth:]), take(train, order[:fifth])
+    counted = next((key for key in ("label", "y", "text") if key in train), "")
+    held_out = "test" not in splits
+    DataError.refuse(_wrong(train, test, held_out, counted, classes, f"the data set {where}"))
+    if counted == "y":
+        classes = train["y"].shape[-1]
+    elif counted:
+        classes = classes or _ends(train, test, counted)[1] + 1
     return Dataset(train, test, classes)
 
 
-def _wrong(train: Split, test: Split, classes: int, whole: str) -> Iterator[Wrong]:
-    """What keeps two splits of images from being a data set."""
+def _wrong(
+    train: Split, test: Split, held_out: bool, counted: str, classes: int, whole: str
+) -> Iterator[Wrong]:
+    """What keeps two splits, each good by itself, from being a data set."""
+    few = f"{whole} has no test split, and too few to hold out any"
+    yield held_out and not examples_in(test), few
     for name, split in (("train", train), ("test", test)):
-        yield not len(split["label"]), f"the {name} split of {whole} has no examples"
-    least = min(train["label"].min(), test["label"].min())
-    most = max(train["label"].max(), test["label"].max())
-    said = f"the labels of {whole} run from {least} to {most}, and should from 0 to {classes - 1}"
-    yield not 0 <= least <= most < classes, said
-    one, other = (split["image"].shape[1:] for split in (train, test))
-    said = f"images of {whole} differ in shape: {one} in the train split, {other} in the test "
-    yield one != other, f"{said}split; all must have one"
+        yield not examples_in(split), f"the {name} split of {whole} has no examples"
+    said = f"{whole} has {', '.join(train)} in train and {', '.join(test)} in test: "
+    yield train.keys() != test.keys(), f"{said}must be the same"
+    for key, one in train.items():
+        other = test[key]
+        wrong = (one.shape[1:], one.dtype.kind) != (other.shape[1:], other.dtype.kind)
+        said = f"{key!r} of {whole} is {shape_of(one)} in train and {shape_of(other)} in test: "
+        yield wrong, f"{said}must differ in the number of examples only"
+    if counted in ("label", "text"):
+        least, most = _ends(train, test, counted)
+        last = (classes or most + 1) - 1
+        said = f"{counted!r} of {whole} runs from {least} to {most}, and should from 0 to {last}"
+        yield not 0 <= least <= most <= last, said
 
 
-def both(splits: Mapping[str, Split]) -> tuple[Split, Split]:
-    """Splits "train" and "test"; where there is none a seeded stratified fifth is held out."""
-    train, test = splits["train"], splits.get("test")
-    if test is not None:
-        return train, test
-    order = stratified(train.get("label", np.zeros(examples_in(train))), SEED)
-    fifth = len(order) // 5
-    return take(train, order[fifth:]), take(train, order[:fifth])
+def _ends(train: Split, test: Split, key: str) -> tuple[int, int]:
+    """The least and the largest."""
+    both = train[key], test[key]
+    return min(int(leaf.min()) for leaf in both), max(int(leaf.max()) for leaf in both)
+
+
+def shape_of(leaf: np.ndarray) -> str:
+    """Its type and shape, in words."""
+    return f"{leaf.dtype} {leaf.shape}"
 
 
 def take(split: Split, chosen: np.ndarray) -> Split:

@@ -18,7 +18,7 @@ import numpy as np
 
 from optdyn.base.errors import Wrong
 from optdyn.problem.data import own
-from optdyn.problem.data.arrays import DataError, Dataset, Split, images
+from optdyn.problem.data.arrays import DataError, Dataset, Split, dataset
 from optdyn.problem.data.records import fitted
 
 PREFIXES = {"train": ("train",), "test": ("test", "t10k")}
@@ -36,7 +36,7 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
     if image_size:
         for split in splits.values():
             split["image"] = np.stack([fitted(image, image_size) for image in split["image"]])
-    return images(splits, 0, f"in {folder}")
+    return dataset(splits, 0, f"in {folder}")
 
 
 def _wrong_folder(folder: Path, splits: Mapping[str, Split]) -> Iterator[Wrong]:

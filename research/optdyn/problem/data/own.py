@@ -20,9 +20,8 @@ from numpy.typing import ArrayLike
 from optdyn.base import lookup
 from optdyn.base.errors import Wrong, shown
 from optdyn.base.fields import like, plain
-from optdyn.base.trees import examples_in
 from optdyn.base.type_checks import LARGEST
-from optdyn.problem.data.arrays import DataError, Dataset, Split, both
+from optdyn.problem.data.arrays import DataError, Dataset, Split, dataset, shape_of
 
 KEY = "config.data.name"
 INPUTS, TARGETS = ("image", "x", "text"), ("label", "y")
@@ -65,48 +64,14 @@ def _wrong_return(made: Any, whole: str) -> Iterator[Wrong]:
 
 
 def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: str) -> Dataset:
-    """Splits "train" and, if there is one, "test", as a run takes them (`arrays.both`).
-
-    `classes` = 0 counts them: of `label` and of tokens the largest and one, of `y` its last axis.
-    `where` ends "the data set ...". Raises `DataError`.
-    """
-    whole = f"the data set {where}"
-    train, test = both({name: _split(name, arrays, whole) for name, arrays in splits.items()})
-    counted = next((key for key in ("label", "y", "text") if key in train), "")
-    DataError.refuse(_wrong_pair(train, test, classes, counted, whole))
-    if counted == "y":
-        return Dataset(train, test, train["y"].shape[-1])
-    if not counted:
-        return Dataset(train, test, classes)
-    classes = classes or _largest(train, test, counted) + 1
-    if "text" in train:
-        tokens = np.min_scalar_type(_largest(train, test, "text"))
-        for split in (train, test):
-            split["text"] = split["text"].astype(tokens, copy=False)
-    return Dataset(train, test, classes)
-
-
-def _wrong_pair(
-    train: Split, test: Split, classes: int, counted: str, whole: str
-) -> Iterator[Wrong]:
-    """What keeps two splits, each good by itself, from being a data set."""
-    yield not examples_in(test), f"{whole} has no test split, and too few to hold out any"
-    said = f"{whole} has {', '.join(train)} in train and {', '.join(test)} in test: "
-    yield train.keys() != test.keys(), f"{said}must be the same"
-    for key, one in train.items():
-        other, said = test[key], "must differ in the number of examples only"
-        wrong = (one.shape[1:], one.dtype.kind) != (other.shape[1:], other.dtype.kind)
-        said = f"{key!r} of {whole} is {_shown(one)} in train and {_shown(other)} in test: {said}"
-        yield wrong, said
-    if classes and counted in ("label", "text"):
-        least = min(int(split[counted].min()) for split in (train, test))
-        most = _largest(train, test, counted)
-        said = f"{counted!r} of {whole} runs from {least} to {most}, and should from 0 to "
-        yield most >= classes, f"{said}{classes - 1}"
-
-
-def _largest(train: Split, test: Split, key: str) -> int:
-    return max(int(train[key].max()), int(test[key].max()))
+    """Splits as a run takes them, and otherwise as `dataset` has them. Raises `DataError`."""
+    split = {name: _split(name, arrays, f"the data set {where}") for name, arrays in splits.items()}
+    data = dataset(split, classes, where)
+    if "text" in data.train:
+        most = max(int(part["text"].max()) for part in data[:2])
+        for part in data[:2]:
+            part["text"] = part["text"].astype(np.min_scalar_type(most), copy=False)
+    return data
 
 
 def _split(name: str, arrays: Mapping[str, ArrayLike], whole: str) -> Split:
@@ -135,8 +100,8 @@ def _wrong_arrays(arrays: Split, of: str) -> Iterator[Wrong]:
             "label": leaf.ndim == 1 and integers,
             "y": leaf.ndim >= 1 and floats,
         }[key]
-        yield not good, f"{which} is {_shown(leaf)}: must be {WANTED[key]}"
-        yield not leaf.size, f"{which} is {_shown(leaf)}: must not be empty"
+        yield not good, f"{which} is {shape_of(leaf)}: must be {WANTED[key]}"
+        yield not leaf.size, f"{which} is {shape_of(leaf)}: must not be empty"
         least, most = leaf.min(), leaf.max()
         finite = np.isfinite(np.float32(least)) and np.isfinite(np.float32(most))
         yield not finite, f"{which} has numbers that are not finite in float32"
@@ -155,7 +120,3 @@ def _as_taken(key: str, leaf: np.ndarray) -> np.ndarray:
         return leaf.astype(np.int32, copy=False)
     one_short = (key == "image" and leaf.ndim == 3) or (key in ("x", "y") and leaf.ndim == 1)
     return leaf[..., None] if one_short else leaf
-
-
-def _shown(leaf: np.ndarray) -> str:
-    return f"{leaf.dtype} {leaf.shape}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from optdyn.base.errors import Wrong
 from optdyn.problem.data import cache
-from optdyn.problem.data.arrays import DataError, Dataset, images
+from optdyn.problem.data.arrays import DataError, Dataset, dataset
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
@@ -37,7 +37,7 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
     """
     name = f"{CACHE}_{image_size}" if image_size else CACHE
     splits, classes = cache.kept(folder, name, partial(_sources, folder, image_size))
-    return images(splits, classes, f"in {folder}")
+    return dataset(splits, classes, f"in {folder}")
 
 
 def is_prepared(folder: Path) -> bool:
