@@ -439,7 +439,6 @@ def test_the_tables_are_narrow_and_say_what_has_no_price():
         (lambda: command._keys([], ["zip"]), "--compression"),
         (lambda: command._number("bandwidths", "-1"), "--bandwidths"),
         (lambda: command._number("parameters", float("nan")), "finite"),
-        (lambda: command._file("out", "nowhere/at/all.json"), "--out"),
     ],
 )
 def test_bad_input_is_one_line(call, said):
@@ -498,6 +497,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         ("sync", "--bandwith=1", "did you mean --bandwidths"),
         ("sync", "--noise_scale=0", "--noise_scale: 0.0 must be a finite number above 0"),
         ("all", "--parameters=-1", "error: --parameters:"),
+        ("sync", "--out=nowhere/all.json", "--out: 'nowhere/all.json' must be a file in a folder"),
         (
             "local",
             "--parameters=1e6",

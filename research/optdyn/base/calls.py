@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from optdyn.base.errors import ConfigError, require_known, shown
+from optdyn.base.errors import ConfigError, meant, shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The classes of annotations that are asked for, besides those of the package, and their words.
@@ -57,10 +57,12 @@ def bound(function: Callable[..., Any], *args: Any, **given: Any) -> dict[str, A
         what = "argument" if name == function.__qualname__ else "field"
         own = [each for each in signature.parameters.values() if each.name != "self"]
         known = [each.name for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        for key in given if known == [each.name for each in own] else ():
-            require_known(key, known, f"{name} has no {what} {key!r}")
         has = f"; its {what}s are {', '.join(known)}" if known else ""
-        raise ConfigError(f"{name}: {error}{has}") from error
+        said = f"{name}: {error}{has}"
+        unknown = [key for key in given if key not in known]
+        if unknown and len(known) == len(own):
+            said = f"{name} has no {what} {unknown[0]!r}{meant(unknown[0], known)}"
+        raise ConfigError(said) from error
 
 
 _signature = lru_cache(maxsize=256)(inspect.signature)

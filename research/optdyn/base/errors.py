@@ -78,12 +78,6 @@ def refuse(*wrongs: Wrong) -> None:
 refused_at = ConfigError.at
 
 
-def require_known(key: str, among: Iterable[str], line: str) -> None:
-    """Raises `ConfigError` with the line, and which key may be meant, unless it is among these."""
-    if key not in (names := [*among]):
-        raise ConfigError(f"{line}{meant(key, names)}")
-
-
 def one_of(name: str, value: object, values: Sequence[str]) -> None:
     """Raises `ConfigError` unless the value is one of these."""
     if value not in values:

@@ -72,6 +72,15 @@ def permitted() -> Iterator[None]:
         raise WorkdirError(f"{error.filename}: cannot be used ({line_of(error)})") from error
 
 
+@contextlib.contextmanager
+def writing_to(workdir: Path) -> Iterator[None]:
+    """Inside, an `OSError` becomes a `WorkdirError`, since the workdir cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkdirError(f"workdir {workdir}: cannot be written ({line_of(error)})") from error
+
+
 def _full(error: BaseException | None) -> BaseException | None:
     """The error, or that which it came of, that says that the disk is full, if one does.
 
@@ -171,14 +180,20 @@ class Written(NamedTuple):
             return line_of(error)
 
 
-def read_json(path: Path) -> Json:
-    """The object in the file, {} if there is none."""
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Inside, an error of the file or of what is in it becomes `WorkdirError`."""
     try:
-        return _object(path.read_text())
-    except FileNotFoundError:
-        return {}
+        yield
     except (OSError, ValueError) as error:
         raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
+
+
+def read_json(path: Path) -> Json:
+    """The object in the file, {} if there is none."""
+    with _reading(path), contextlib.suppress(FileNotFoundError):
+        return _object(path.read_text())
+    return {}
 
 
 def rows(path: Path, size: int | None = None) -> list[Json]:
@@ -188,12 +203,10 @@ def rows(path: Path, size: int | None = None) -> list[Json]:
     """
     if not path.exists():
         return []
-    try:
+    with _reading(path):
         # What follows the last newline is torn.
         lines = path.read_bytes()[:size].decode().split("\n")[:-1]
         return [_object(line) for line in lines if line]
-    except (OSError, ValueError) as error:
-        raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
 
 
 def finite(value: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from optdyn.base.files import WorkdirError, line_of, read_json, writing
+from optdyn.base.files import WorkdirError, line_of, read_json, writing, writing_to
 from optdyn.base.progress import say
 
 LOCK = ".lock"  # empty while nobody holds it; else who does
@@ -27,17 +27,14 @@ def held(workdir: Path, name: str = LOCK) -> Iterator[None]:
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         with writing(workdir):
-            workdir.mkdir(parents=True, exist_ok=True)
+            with writing_to(workdir):
+                workdir.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
     except Timeout:
         raise WorkdirError(
             f"workdir {workdir} is in use by {_holder(path)}; let it end, or give another --workdir"
         ) from None
     except (OSError, NotImplementedError) as error:
-        if not workdir.is_dir():
-            raise WorkdirError(
-                f"workdir {workdir}: cannot be written ({line_of(error)})"
-            ) from error
         if os.access(workdir, os.W_OK):  # else a finished run can be read, and no other goes on
             say(
                 f"workdir {workdir} cannot be locked ({line_of(error)}): see to it that only one "
@@ -64,16 +61,14 @@ def writable(workdir: Path) -> None:
     """
     path = workdir.absolute()
     there = next(part for part in (path, *path.parents) if os.path.lexists(part))
-    if not there.is_dir():
-        raise WorkdirError(
-            f"workdir {workdir}: cannot be written ({there} is no folder); give another --workdir"
-        )
     holds_a_run = any((path / name).exists() for name in ("config.json", "points"))
-    if not holds_a_run and not os.access(there, os.W_OK | os.X_OK):
-        raise WorkdirError(
-            f"workdir {workdir}: cannot be written (no permission to write into {there}); give "
-            "another --workdir"
-        )
+    denied = not holds_a_run and not os.access(there, os.W_OK | os.X_OK)
+    said, instead = f"workdir {workdir}: cannot be written", "give another --workdir"
+    rows = (
+        (not there.is_dir(), f"{said} ({there} is no folder); {instead}"),
+        (denied, f"{said} (no permission to write into {there}); {instead}"),
+    )
+    WorkdirError.refuse(rows)
     read_json(path / "config.json")
 
 

@@ -25,6 +25,11 @@ REQUIRED = {
     "workdir": ": a folder, to write to and to resume from",
 }
 LIBRARIES = ("absl", "orbax")  # define flags of their own
+A_GRID = "a grid of runs; `optdyn sweep` (python -m launch.sweep) runs its points"
+A_RUN = (
+    "one of a single run, which `optdyn train` (python -m launch.train) runs; a grid is a "
+    "Grid(base, points) of optdyn.train.grid"
+)
 EXHAUSTED = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 
 
@@ -73,7 +78,7 @@ def _call(
     interruptible()
     try:
         # Not around the regular end: there the processes wait for one another.
-        with processes.leaving_on_failure(), _failing():
+        with processes.leaving_on_failure(), failing():
             processes.initialize()
             processes.devices()
             # Each process saves whole states by itself. Orbax warns all but the first that there
@@ -95,7 +100,7 @@ def _call(
 
 
 @contextmanager
-def _failing() -> Iterator[None]:
+def failing() -> Iterator[None]:
     """Inside, bad input, a full disk and memory that runs out end the program with one line."""
     import jax  # here, for it takes long
 
@@ -104,17 +109,13 @@ def _failing() -> Iterator[None]:
 
     try:
         yield
-    except InputError as error:
-        end_line()
-        fail(str(error))
-    except DiskFull as error:
-        end_line()
-        fail(str(error), code=1)
-    except jax.errors.JaxRuntimeError as error:
-        if EXHAUSTED not in str(error):
+    except (InputError, DiskFull, jax.errors.JaxRuntimeError) as error:
+        of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        if of_jax and EXHAUSTED not in str(error):
             raise
         end_line()
-        fail(no_memory(str(error)), code=1)
+        said = no_memory(str(error)) if of_jax else str(error)
+        fail(said, code=2 if isinstance(error, InputError) else 1)
 
 
 def no_memory(said: str) -> str:
@@ -157,21 +158,13 @@ def exit_code(summary: Mapping[str, Any]) -> int:
     return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
 
 
-def one_run(config: "Experiment | Grid") -> None:
-    """Raises `ConfigError` if a grid was given to a command that takes a run's config."""
-    if hasattr(config, "points"):
-        raise ConfigError(
-            "the config is a grid of runs; `optdyn sweep` (python -m launch.sweep) runs its points"
-        )
+def check_kind(config: "Experiment | Grid", is_grid: bool = False) -> None:
+    """Raises `ConfigError` if a grid was given to a command that takes a run, or a run for a grid.
 
-
-def many_runs(config: "Experiment | Grid") -> None:
-    """Raises `ConfigError` if a run's config was given to a command that takes a grid."""
-    if not hasattr(config, "points"):
-        raise ConfigError(
-            "the config is one of a single run, which `optdyn train` (python -m launch.train) "
-            "runs; a grid is a Grid(base, points) of optdyn.train.grid"
-        )
+    `is_grid`: whether the command takes a grid.
+    """
+    if hasattr(config, "points") != is_grid:
+        raise ConfigError(f"the config is {A_RUN if is_grid else A_GRID}")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -211,22 +204,28 @@ def _settled(config: Any, workdir: Path) -> Any:
 
 def _with_flagfiles(argv: Sequence[str]) -> list[str]:
     """The arguments, with those that stand in the files of `--flagfile`."""
-    try:
+    with _reading_flags():
         return flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
-    except flags.Error as error:
-        fail(str(error).removeprefix("ERROR:: "))
 
 
 def parse(argv: Sequence[str]) -> list[str]:
     """What is left of the arguments once the flags are set. What is wrong is one line."""
-    try:
+    with _reading_flags():
         return flags.FLAGS(argv)
-    except flags.UnrecognizedFlagError as error:
-        fail(_no_flag(error.flagname))
+
+
+@contextmanager
+def _reading_flags() -> Iterator[None]:
+    """Inside, an error of absl's ends the program with one line."""
+    try:
+        yield
     except flags.Error as error:
-        if left_out := re.match(r"flag --(\w+)=None: .* must have a value", str(error)):
-            fail(f"--{left_out[1]} is required{REQUIRED.get(left_out[1], '')}")
-        fail(str(error))
+        said = str(error).removeprefix("ERROR:: ")
+        if isinstance(error, flags.UnrecognizedFlagError):
+            said = _no_flag(error.flagname)
+        elif left_out := re.match(r"flag --(\w+)=None: .* must have a value", said):
+            said = f"--{left_out[1]} is required{REQUIRED.get(left_out[1], '')}"
+        fail(said)
 
 
 def _no_flag(name: str) -> str:

@@ -6,7 +6,7 @@ a loss, with intervals over pairs of seeds.
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from optdyn.base import errors
 from optdyn.base.calls import checked
-from optdyn.base.errors import ConfigError
 from optdyn.cli.python import Experiment, MomentumEstimate, Trained, trained
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
@@ -179,20 +178,13 @@ def compare(
     """
     from optdyn.cli import points, sweep
 
-    for name, one in experiments.items():
-        if not isinstance(one, Experiment):
-            kind = type(one).__name__
-            raise ConfigError(
-                f"compare: {errors.shown(name)} must be of type Experiment, not {kind}"
-            )
     drawn = tuple(seeds)
+    ConfigError.refuse(_cannot_be_compared(experiments, drawn))
     chosen = [
         (name, one.with_(seed=seed, steps=one.steps if steps is None else steps))
         for name, one in experiments.items()
         for seed in drawn
     ]
-    if not chosen:
-        raise ConfigError("compare: needs an experiment and a seed at least")
     listed = [{"name": f"{name},seed={one.seed}"} | one.changed_keys() for name, one in chosen]
     with tempfile.TemporaryDirectory() as kept_nowhere:
         config, path = Grid(Experiment(), listed), Path(workdir or Path(kept_nowhere, "compare"))
@@ -207,3 +199,12 @@ def compare(
         for (point, _), (name, one) in zip(named(config), chosen, strict=True):
             found.setdefault(name, []).append(trained(one, points.folder_of(path, point)))
     return Comparison({name: tuple(runs) for name, runs in found.items()})
+
+
+def _cannot_be_compared(
+    experiments: Mapping[str, Experiment], seeds: Sequence[int]
+) -> Iterator[tuple[object, str]]:
+    for name, one in experiments.items():
+        said = f"{errors.shown(name)} must be of type Experiment, not {type(one).__name__}"
+        yield not isinstance(one, Experiment), f"compare: {said}"
+    yield not experiments or not seeds, "compare: needs an experiment and a seed at least"

@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from optdyn.base.errors import ConfigError, InputError, meant
+from optdyn.base.errors import ConfigError, InputError, meant, refuse
 
 if TYPE_CHECKING:
     from optdyn.cli.python import Experiment
@@ -37,13 +37,14 @@ def config_file(name: str) -> Path:
     path = Path(name)
     if path.is_file() and path.suffix in (".py", ".json"):
         return path
-    if (path / "config.json").is_file():
-        raise ConfigError(f"config file {name}: is a workdir; its config is {path}/config.json")
-    if path.is_file() and name not in shipped:
-        raise ConfigError(f"config file {name}: must be a .py file, which is run, or a .json file")
-    if name not in shipped:
-        hint = meant(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"
-        raise ConfigError(f"config file {name}: not found{hint}")
+    where, unknown = f"config file {name}", name not in shipped
+    hint = meant(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"
+    is_workdir, is_odd = (path / "config.json").is_file(), unknown and path.is_file()
+    refuse(
+        (is_workdir, f"{where}: is a workdir; its config is {path}/config.json"),
+        (is_odd, f"{where}: must be a .py file, which is run, or a .json file"),
+        (unknown, f"{where}: not found{hint}"),
+    )
     return shipped[name]
 
 
@@ -105,7 +106,7 @@ def _made(path: Path, text: str) -> Any:
     except InputError:
         raise
     except Exception as error:
-        _broken(error, path)
+        raise ConfigError(_line_of(error, path)) from error
     if not isinstance(made, (Experiment, Grid)):
         raise ConfigError(
             f"config file {_near(path)}: its get_config() returns no Experiment and no Grid"
@@ -113,21 +114,18 @@ def _made(path: Path, text: str) -> Any:
     return made
 
 
-def _broken(error: Exception, path: Path) -> NoReturn:
-    """Raises `ConfigError` with the file and line of an error in a config file."""
+def _line_of(error: Exception, path: Path) -> str:
+    """The line for an error in a config file, with the file and where in it."""
     if isinstance(error, SyntaxError):
         where = f"{_near(Path(error.filename or path))}:{error.lineno}"
-        raise ConfigError(f"{where}: SyntaxError: {error.msg}") from error
+        return f"{where}: SyntaxError: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     if isinstance(error, TypeError) and str(error).startswith("get_config() "):
-        raise ConfigError(
-            f"{_near(path)}: {error}; it is given what follows a colon, --config=FILE:TEXT"
-        ) from error
+        return f"{_near(path)}: {error}; it is given what follows a colon, --config=FILE:TEXT"
     what = error.args[0] if isinstance(error, KeyError) and error.args else error
     said = repr(what) if isinstance(what, str) and " " not in what else str(what)
-    where = f"{_near(path)}:{lines[-1] if lines else 1}"
-    raise ConfigError(f"{where}: {type(error).__name__}: {said}") from error
+    return f"{_near(path)}:{lines[-1] if lines else 1}: {type(error).__name__}: {said}"
 
 
 def _near(path: Path) -> str:

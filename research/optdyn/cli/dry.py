@@ -33,7 +33,7 @@ def asked(main: Main, said: Callable[[Experiment], Iterator[str]]) -> Main:
     def run(config: Experiment, workdir: Path) -> int:
         if not flags.FLAGS.dry_run:
             return main(config, workdir)
-        app.one_run(config)
+        app.check_kind(config)
         lines = list(said(config))
         app.warn(config)
         if is_writer():

@@ -27,6 +27,7 @@ from absl import app, flags
 
 from optdyn.base import signals
 from optdyn.base.errors import fail
+from optdyn.cli.app import parse
 
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 DRAIN = 2.0  # seconds to wait for output whose writer is gone
@@ -239,13 +240,6 @@ def _obituary(child: Child) -> bytes:
     return b"\n".join([f"process {child.rank} ended with {how}".encode(), *child.errors, b""])
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        fail(str(error))
-
-
 def main() -> None:
     processes = flags.DEFINE_integer(
         "processes", None, "How many to start.", lower_bound=1, required=True
@@ -262,7 +256,7 @@ def main() -> None:
         except OSError as error:
             fail(f"cannot start {arguments[1]}: {error.strerror}")
 
-    app.run(start, flags_parser=_parse)
+    app.run(start, flags_parser=parse)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pkgutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,8 +30,8 @@ from absl import flags, logging
 from matplotlib.figure import Figure
 
 from optdyn.base import lookup, processes
-from optdyn.base.errors import InputError, meant
-from optdyn.base.files import DiskFull, WorkdirError, permitted, read_json, write_json, writing
+from optdyn.base.errors import InputError, meant, refused_at
+from optdyn.base.files import WorkdirError, permitted, read_json, write_json, writing
 from optdyn.base.hold import held, writable
 from optdyn.base.progress import say
 from optdyn.base.streams import tell
@@ -72,17 +72,23 @@ def load(name: str, folder: Path) -> ModuleType:
         module = importlib.import_module(name)
     except Exception as error:
         raise InputError(f"{file}: cannot be imported ({lookup.told(error)})") from error
-    if lookup.file_of(module) != file:
-        raise InputError(f"{file}: another module is called {name!r}; it needs another name")
-    if getattr(module, "CLAIM", file) is None:
-        return module
-    for part in ("measure", "verdict", "picture"):
-        if not callable(getattr(module, part, None)):
-            raise InputError(f"{file}: has no function {part!r} (optdyn.evidence.claim)")
-    claim = getattr(module, "CLAIM", None)
-    if not isinstance(claim, Claim) or not isinstance(claim.number, int):
-        raise InputError(f"{file}: has no CLAIM that is an optdyn.evidence.claim.Claim of a number")
+    InputError.refuse(_lacks(module, file))
     return module
+
+
+def _lacks(module: ModuleType, file: Path) -> Iterator[tuple[object, str]]:
+    """What the module of a claim, which is to be that of the file, is or lacks."""
+    hidden = lookup.file_of(module) != file
+    yield hidden, f"{file}: another module is called {file.stem!r}; it needs another name"
+    claim = getattr(module, "CLAIM", "")
+    if claim is None:
+        return
+    for part in ("measure", "verdict", "picture"):
+        without = not callable(getattr(module, part, None))
+        yield without, f"{file}: has no function {part!r} (optdyn.evidence.claim)"
+    is_claim = isinstance(claim, Claim) and isinstance(claim.number, int)
+    said = f"{file}: has no CLAIM that is an optdyn.evidence.claim.Claim of a number"
+    yield not is_claim, said
 
 
 def is_locked(folder: Path) -> bool:
@@ -110,12 +116,8 @@ def judge(name: str, study: Study, folder: Path) -> dict[str, Any]:
     module, begun = load(name, folder), time.monotonic()
     files = {"files": lock.blobs(module)} if is_locked(folder) else {}
     result = module.measure(study)
-    try:
+    with refused_at(f"{module.__file__}: measure() must return JSON values", TypeError):
         json.dumps(result)
-    except TypeError as error:
-        raise InputError(
-            f"{module.__file__}: measure() must return JSON values: {error}"
-        ) from error
     verdict = Verdict(*module.verdict(result))
     if verdict.word not in WORDS:
         raise ValueError(f"{name}: the verdict {verdict.word!r} is none of {WORDS}")
@@ -198,6 +200,21 @@ def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
     return board
 
 
+def _cannot_be_judged(given: flags.FlagValues, folder: Path) -> Iterator[tuple[object, str]]:
+    """Whether there is no such folder, or are no such claims in it."""
+    said = ", which is the default and lies in the project's checkout; name claims of yours"
+    yield not folder.is_dir(), f"--claims={folder}: no such folder{'' if given.claims else said}"
+    every = names(folder)
+    said = f"--claims={folder}: has no claims; a claim is a file there (evidence/claim.py)"
+    yield not every, said
+    said = f"--only is empty, and all claims take hours: {', '.join(every)}; name some"
+    chosen = given.only or usual(folder)
+    yield not chosen, said
+    for name in chosen:
+        hint = meant(name, every) or f"; there are {', '.join(every)}"
+        yield name not in every, f"--only={name}: no such claim{hint}"
+
+
 def main(_: Sequence[str]) -> int:
     interruptible()
     if not flags.FLAGS["verbosity"].present:
@@ -205,31 +222,13 @@ def main(_: Sequence[str]) -> int:
     given = flags.FLAGS
     folder = Path(given.claims) if given.claims else STUDIES
     try:
-        if not folder.is_dir():
-            said = f"--claims={folder}: no such folder"
-            ours = ", which is the default and lies in the project's checkout; name claims of yours"
-            raise InputError(said if given.claims else said + ours)
-        every = names(folder)
-        chosen = given.only or usual(folder)
-    except InputError as error:
-        app.fail(str(error))
-    if every and not chosen:
-        app.fail(f"--only is empty, and all claims take hours: {', '.join(every)}; name some")
-    if not every:
-        app.fail(f"--claims={folder}: has no claims; a claim is a file there (evidence/claim.py)")
-    for name in chosen:
-        if name not in every:
-            hint = meant(name, every) or f"; there are {', '.join(every)}"
-            app.fail(f"--only={name}: no such claim{hint}")
-    try:
-        processes.devices()
-        writable(Path(given.workdir))
-        with held(Path(given.workdir)), writing(), permitted():
-            board = run(Path(given.workdir), chosen, given.scale, given.seed, folder)
-    except InputError as error:
-        app.fail(str(error))
-    except DiskFull as error:
-        app.fail(str(error), code=1)
+        with app.failing():
+            InputError.refuse(_cannot_be_judged(given, folder))
+            processes.devices()
+            writable(Path(given.workdir))
+            with held(Path(given.workdir)), writing(), permitted():
+                chosen = given.only or usual(folder)
+                board = run(Path(given.workdir), chosen, given.scale, given.seed, folder)
     except KeyboardInterrupt:
         say("stopped: the same command goes on")
         return 130

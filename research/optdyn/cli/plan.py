@@ -130,7 +130,7 @@ def described(config: Experiment) -> Iterator[str]:
 
 
 def main(config: Experiment, workdir: Path) -> int:
-    app.one_run(config)
+    app.check_kind(config)
     plan = run(config, workdir)
     end_line()
     print(as_json(plan) if app.in_json() else plan_text.text(plan))

@@ -7,11 +7,10 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from optdyn.base.files import read_json, unlike
 from optdyn.experiment import ConfigError
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
-from optdyn.train.workdir import claim, damaged, free
+from optdyn.train.workdir import claim, damaged, free, summary_of
 
 DONE = ("completed", "diverged")
 SHOWN = 12  # points of a compilation that a dry run names
@@ -101,9 +100,7 @@ def _entry(config: Grid, workdir: Path, name: str, point: Point) -> PlannedPoint
     resolved, folder = resolve(config, name, point), folder_of(workdir, name)
     if (folder / "config.json").exists():
         claim(folder, resolved, free(resolved))
-    summary, replicas = read_json(folder / "summary.json"), resolved.replicas.count
-    if why := unlike(summary):
-        raise ConfigError(f"{folder / 'summary.json'}: {why}")
+    summary, replicas = summary_of(folder), resolved.replicas.count
     status = summary.get("status") or ""
     is_short = summary.get("steps", resolved.steps) != resolved.steps
     if status in DONE and (is_short or damaged(folder)):

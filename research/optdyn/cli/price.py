@@ -29,6 +29,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from optdyn.experiment import Experiment, refuse_first
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 USUAL = "price"  # the config without a --config
 LONGEST = 10_000  # updates of a period
+MOST_NODES = 2**20
 WIDE = 100  # characters of a line of notes
 NONE = "none"  # in a list of compressions
 # Of a page with sliders, where nothing else is said: curves, and nodes over those of the cluster.
@@ -248,9 +250,10 @@ def main(config: Experiment, workdir: Path) -> int:
     from optdyn.base.files import as_json, write, write_json
     from optdyn.price import price
 
-    app.one_run(config)
+    app.check_kind(config)
     price.check(config)
     given = flags.FLAGS
+    InputError.refuse(_wrong_flags(given))
     penalties = _penalties(given.penalty, given.target, given.where)
     noise_scale = given.noise_scale
     if noise_scale is not None:
@@ -259,10 +262,8 @@ def main(config: Experiment, workdir: Path) -> int:
     usual = METHODS if given.page else [config.method.name]
     names = _methods(given.methods or measured or usual)
     bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
-    if not bandwidths:
-        raise InputError("--bandwidths is empty; name a number of Gbit/s")
     keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
-    out, page = _file("out", given.out), _file("page", given.page)
+    out, page = (Path(name) if name else None for name in (given.out, given.page))
     clusters, shapes = _clusters(config, given.nodes, given.parameters, given.step_seconds)
     found = [
         row
@@ -298,6 +299,19 @@ def main(config: Experiment, workdir: Path) -> int:
     return 0
 
 
+def _wrong_flags(given: flags.FlagValues) -> Iterator[tuple[object, str]]:
+    """Flags that say something of another, or name what is not there."""
+    for flag, value in (("target", given.target), ("where", given.where)):
+        alone = value and not given.penalty
+        yield alone, f"--{flag}: says something of --penalty, which is not given"
+    for source in map(Path, given.penalty):
+        yield not source.exists(), f"--penalty: there is no {str(source)!r}"
+    yield not given.bandwidths, "--bandwidths is empty; name a number of Gbit/s"
+    for flag, name in (("out", given.out), ("page", given.page)):
+        wrong = name and (not Path(name).parent.is_dir() or Path(name).is_dir())
+        yield wrong, f"--{flag}: {name!r} must be a file in a folder that is there"
+
+
 def _clusters(
     config: Experiment, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
 ) -> tuple[list[Experiment], Any]:
@@ -305,7 +319,7 @@ def _clusters(
     from optdyn.price import price
     from optdyn.price.shapes import of_model, of_parameters
 
-    numbers = [_whole("nodes", text) for text in nodes] or [config.cluster.nodes]
+    numbers = [int(_number("nodes", text, MOST_NODES)) for text in nodes] or [config.cluster.nodes]
     count = None if parameters is None else _count("parameters", parameters)
     if step_seconds is not None:
         _number("step_seconds", step_seconds)
@@ -343,17 +357,11 @@ def _page(
 def _penalties(sources: Sequence[str], target: float | None, where: Sequence[str]) -> Any:
     """What was measured in the sources, `penalties.ProblemResults`; None if there are none."""
     if not sources:
-        for flag, value in (("target", target), ("where", where)):
-            if value:
-                raise InputError(f"--{flag}: says something of --penalty, which is not given")
         return None
     from optdyn.report import penalties
 
-    paths = [Path(source) for source in sources]
-    for path in paths:
-        if not path.exists():
-            raise InputError(f"--penalty: there is no {str(path)!r}")
-    return penalties.measured(paths, math.nan if target is None else target, where)
+    loss = math.nan if target is None else target
+    return penalties.measured(list(map(Path, sources)), loss, where)
 
 
 def _which(
@@ -395,7 +403,7 @@ def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str,
 
     every: list[dict[str, Any]] = [{}]
     if periods:
-        every = [{"period": _whole("periods", text, LONGEST)} for text in periods]
+        every = [{"period": int(_number("periods", text, LONGEST))} for text in periods]
     for name in compressions:
         one_of("--compression", name, (NONE, *filter(None, NAMES)))
     if compressions:
@@ -448,35 +456,24 @@ def _speed(gigabits: float | None) -> str:
     return "never" if gigabits is None else f"{gigabits:.3g}"
 
 
-def _number(flag: str, text: Any) -> float:
-    try:
-        if 0 < (value := float(text)) < math.inf:
-            return value
-    except ValueError:
-        pass
-    raise InputError(f"--{flag}: {text!r} must be a finite number above 0")
+def _number(flag: str, text: Any, whole_to: int = 0) -> float:
+    """A finite number above 0, or a whole one from 1 to `whole_to`."""
+    value, wanted = math.nan, "a finite number above 0"
+    with suppress(ValueError):
+        value = float(text)
+    good = 0 < value < math.inf
+    if whole_to:
+        good = 1 <= value <= whole_to and value % 1 == 0
+        wanted = f"a whole number from 1 to {whole_to:,}"
+    if not good:
+        raise InputError(f"--{flag}: {text!r} must be {wanted}")
+    return value
 
 
 def _count(flag: str, text: str) -> float:
     """A number, as 124e6, 124M or 1.3B."""
     unit = UNITS.get(text[-1:].upper())
     return _number(flag, text[:-1]) * unit if unit else _number(flag, text)
-
-
-def _whole(flag: str, text: str, most: int = 2**20) -> int:
-    value = _number(flag, text)
-    if value % 1 or value > most:
-        raise InputError(f"--{flag}: {text!r} must be a whole number from 1 to {most:,}")
-    return int(value)
-
-
-def _file(flag: str, name: str) -> Path | None:
-    """Where something is to be written; raises `InputError` where there is no such folder."""
-    if not name:
-        return None
-    if not Path(name).parent.is_dir() or Path(name).is_dir():
-        raise InputError(f"--{flag}: {name!r} must be a file in a folder that is there")
-    return Path(name)
 
 
 if __name__ == "__main__":

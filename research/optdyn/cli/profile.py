@@ -21,7 +21,7 @@ from optdyn.train.workdir import claim, text_of
 
 
 def main(config: Experiment, workdir: Path) -> int:
-    app.one_run(config)
+    app.check_kind(config)
     work = prepare(config)
     with own(workdir) as folder:
         claim(folder, config)

@@ -40,7 +40,7 @@ def raced(config: Experiment) -> Experiment:
     from optdyn.cli import app
     from optdyn.train.checks import check
 
-    app.one_run(config)
+    app.check_kind(config)
     config = config.with_({"cluster.service.name": "race"})
     check(config)
     return config

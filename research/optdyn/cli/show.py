@@ -69,10 +69,8 @@ def _config(workdir: Path) -> dict[str, Any]:
 
 
 def _compared(folders: Sequence[str]) -> int:
-    try:
+    with app.failing():
         lines = list(between(*map(Path, folders)))
-    except InputError as error:
-        app.fail(str(error))
     print(*(lines or ["the configs are the same"]), sep="\n")
     return 0
 

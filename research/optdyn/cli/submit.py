@@ -25,7 +25,7 @@ from typing import Any
 from absl import flags
 
 from optdyn.base.arguments import Parser
-from optdyn.base.errors import print_error
+from optdyn.base.errors import print_error, refuse, refused_at
 from optdyn.base.streams import tell
 from optdyn.cli import app, sweep
 from optdyn.cli.points import plan
@@ -75,22 +75,22 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
 
 
 def main(given: argparse.Namespace, rest: list[str], config: Grid, workdir: Path) -> int:
-    app.many_runs(config)
+    app.check_kind(config, is_grid=True)
     entries = plan(config, workdir)
     chosen = {"name": "optdyn", "timeout_min": DAY} | resources(given.resources)
     if flags.FLAGS.dry_run:
         return sweep.main(config, workdir)
-    if not 1 <= given.shards <= len(entries):
-        app.fail(f"--shards={given.shards}: must be from 1 to {len(entries)}, the grid's points")
-    if importlib.util.find_spec("submitit") is None:
-        app.fail("launch.submit needs submitit, which is not installed: pip install submitit")
+    said = f"--shards={given.shards}: must be from 1 to {len(entries)}, the grid's points"
+    without = importlib.util.find_spec("submitit") is None
+    refuse(
+        (not 1 <= given.shards <= len(entries), said),
+        (without, "launch.submit needs submitit, which is not installed: pip install submitit"),
+    )
     import submitit
 
-    try:
+    with refused_at("submitit", NameError, RuntimeError, TypeError, ValueError):
         executor = submitit.AutoExecutor(workdir / "jobs", cluster=given.cluster)
         executor.update_parameters(**chosen)
-    except (NameError, RuntimeError, TypeError, ValueError) as error:
-        app.fail(f"submitit: {error}")
     command = [sys.executable, "-m", "optdyn.cli.sweep", *rest]
     shards = [f"--shard={number}/{given.shards}" for number in range(given.shards)]
     jobs = [executor.submit(Shard([*command, shard])) for shard in shards]

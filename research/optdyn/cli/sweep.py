@@ -83,7 +83,7 @@ class Going(NamedTuple):
 
 
 def main(config: Grid, workdir: Path) -> int:
-    app.many_runs(config)
+    app.check_kind(config, is_grid=True)
     chosen = flags.FLAGS
     if chosen.target is not None and not math.isfinite(chosen.target):
         raise ConfigError(f"--target={chosen.target}: must be a finite training loss")

@@ -25,7 +25,7 @@ def run(config: Experiment, workdir: Path) -> dict[str, Any]:
 
 
 def main(config: Experiment, workdir: Path) -> int:
-    app.one_run(config)
+    app.check_kind(config)
     reader = "momentum" if config.replicas.count else "report"
     return app.ended(run(config, workdir), workdir, reader)
 

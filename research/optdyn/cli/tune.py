@@ -210,7 +210,7 @@ def told(tuned: dict[str, Any], workdir: Path) -> Iterator[str]:
 
 
 def main(config: Experiment, workdir: Path) -> int:
-    app.one_run(config)
+    app.check_kind(config)
     summary = tune(config, workdir)
     if app.in_json():
         tell(as_json(summary))

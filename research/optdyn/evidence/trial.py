@@ -16,13 +16,14 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
+from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
 from optdyn.base.trees import Json
 from optdyn.clock.base import Meeting, Timeline, choice_of
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.core import State
 from optdyn.evidence.crossing import Crossing, crossing, of_runs
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
@@ -68,13 +69,12 @@ def trial(
     then; the seconds `met` have this `meeting`. Raises what `trainer.prepare` raises, and
     `ConfigError` for a config of real devices.
     """
-    if config.parallel.api:
-        raise ConfigError("config.parallel.api: trials are of one device")
-    if config.methods.get("snapshots", "") == "host":
-        raise ConfigError(
-            "config.method.snapshots = 'host': trials hold versions on the device, which trains "
-            "the same; it must be ''"
-        )
+    on_host = config.methods.get("snapshots", "") == "host"
+    said = "trials hold versions on the device, which trains the same; it must be ''"
+    refuse(
+        (config.parallel.api, "config.parallel.api: trials are of one device"),
+        (on_host, f"config.method.snapshots = 'host': {said}"),
+    )
     if config.probes.momentum:  # what the meter logs may steer the run
         return _logged(config, target, most, clock)
     run = trainer.prepare(config, timeline_of=timeline_of)

@@ -229,11 +229,14 @@ def parameters(workdir: Path) -> tuple[int, Params]:
     Raises `WorkdirError` if there is none, or it is none of a run's.
     """
     step = latest(workdir)
-    if step is None:
-        raise WorkdirError(f"{workdir}: no checkpoint in it; give the workdir of a run")
     folder = workdir / "checkpoints" / str(step)
-    if damaged := _damaged(folder):
-        raise WorkdirError(f"checkpoint {folder} is corrupt ({damaged} is not as written)")
+    damaged = _damaged(folder)
+    rows = (
+        (step is None, f"{workdir}: no checkpoint in it; give the workdir of a run"),
+        (damaged, f"checkpoint {folder} is corrupt ({damaged} is not as written)"),
+    )
+    WorkdirError.refuse(rows)
+    assert step is not None
     process = jax.process_index()
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone(process))
     try:

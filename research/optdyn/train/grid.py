@@ -60,18 +60,21 @@ class Grid:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, Experiment):
-            raise ConfigError(f"grid: base = {shown(self.base)}: must be an Experiment")
-        if isinstance(self.points, Points):
-            count = self.points.count
-        elif isinstance(self.points, Iterable) and not isinstance(self.points, (str, Mapping)):
-            listed = list(itertools.islice(self.points, MOST + 1))
-            count = len(listed)
-            object.__setattr__(self, "points", Points(count, lambda: listed))
-        else:
-            raise ConfigError(f"grid: points = {shown(self.points)}: must be a list of dicts")
-        if count > MOST:
-            raise ConfigError(f"grid: {count:,} points or more; {MOST:,} is the most")
+        points = self.points
+        if isinstance(points, Iterable) and not isinstance(points, (str, Mapping, Points)):
+            listed = list(itertools.islice(points, MOST + 1))
+            object.__setattr__(self, "points", Points(len(listed), lambda: listed))
+        ConfigError.refuse(self._wrongs())
+
+    def _wrongs(self) -> Iterator[tuple[object, str]]:
+        base, points = self.base, self.points
+        yield not isinstance(base, Experiment), f"grid: base = {shown(base)}: must be an Experiment"
+        is_set = isinstance(points, Points)
+        yield not is_set, f"grid: points = {shown(points)}: must be a list of dicts"
+        assert isinstance(points, Points)
+        yield not points.count, "grid: it has no points"
+        many = f"{points.count:,} points or more"
+        yield points.count > MOST, f"grid: {many}; {MOST:,} is the most"
 
     def with_(self, changes: Mapping[str, Any]) -> "Grid":
         """A copy with other values of `note`, or of keys of the base, `base.KEY`."""
@@ -118,7 +121,7 @@ def seeds(count: int, first: int = 0) -> range:
 
 
 def named(grid: Grid) -> Iterator[tuple[str, Point]]:
-    """Every point by its name; `ConfigError` if the grid has none, or one twice."""
+    """Every point by its name; `ConfigError` if the grid has one twice."""
     names: set[str] = set()
     values: dict[str, str] = {}
     for point in grid.points:
@@ -138,8 +141,6 @@ def named(grid: Grid) -> Iterator[tuple[str, Point]]:
         names.add(name)
         values[text] = name
         yield name, point
-    if not names:
-        raise ConfigError("grid: it has no points")
 
 
 def resolve(grid: Grid, name: str, point: Point) -> Experiment:
@@ -182,10 +183,11 @@ def _along(key: str, values: Sequence[object]) -> Iterator[Point]:
     return ({key: value} for value in values)
 
 
-def _values(key: str, values: object) -> Sequence[object]:
+def _values(key: str, values: Any) -> Sequence[object]:
     """The values of an axis; `ConfigError` if they are none."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ConfigError(f"grid: axis {key} = {shown(values)}: must be a list of values")
-    if not values:
-        raise ConfigError(f"grid: axis {key} is empty")
+    listed = isinstance(values, Sequence) and not isinstance(values, str)
+    refuse(
+        (not listed, f"grid: axis {key} = {shown(values)}: must be a list of values"),
+        (listed and not values, f"grid: axis {key} is empty"),
+    )
     return values

@@ -20,7 +20,7 @@ from optdyn.experiment import Experiment
 from optdyn.train import history, program
 from optdyn.train.checkpoints import Checkpoints, held_in, latest
 from optdyn.train.run import Run, extended
-from optdyn.train.workdir import LOG, enough, text_of, vouch
+from optdyn.train.workdir import LOG, text_of, too_few, vouch
 
 
 def begun(workdir: Path) -> bool:
@@ -53,12 +53,13 @@ def go_on(
     """
     config, step, record = run.config, checkpoints.latest() or 0, checkpoints.recorded()
     planned = record.get("steps", config.steps)
-    enough(folder, config.steps, step)
-    if before.get("status") in ("completed", "diverged") and not step:
-        raise WorkdirError(
-            f"workdir {folder} has no checkpoint of its {before.get('step') or 0:,} steps to go on "
-            "from; give another --workdir"
-        )
+    ended = before.get("status") in ("completed", "diverged")
+    said = f"its {before.get('step') or 0:,} steps to go on from; give another --workdir"
+    rows_of = (
+        too_few(folder, config.steps, step),
+        (ended and not step, f"workdir {folder} has no checkpoint of {said}"),
+    )
+    WorkdirError.refuse(rows_of)
     changed: Json = {}
     if planned != config.steps and step:
         past = rows(folder / LOG, held_in(record, LOG))

@@ -14,7 +14,7 @@ import contextlib
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -32,7 +32,6 @@ from optdyn.base.files import (
     as_json,
     crc32,
     finite,
-    line_of,
     read_json,
     rows,
     sync,
@@ -40,6 +39,7 @@ from optdyn.base.files import (
     write,
     write_json,
     writing,
+    writing_to,
 )
 from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Experiment
@@ -64,35 +64,47 @@ def claim(
     key.
     """
     text = text_of(config, code)
-    try:
+    with writing_to(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
         if held:
             configs.check_whole(held, config.to_dict(), workdir / "config.json")
-            before = json.loads(lookup.unnumbered(json.dumps(held)))
-            others = [
-                name
-                for name in configs.differences(before, json.loads(lookup.unnumbered(text)))
-                if not any(f"{name}.".startswith(f"{key}.") for key in (*free, "code"))
-            ]
-            if others:
-                raise WorkdirError(
-                    f"workdir {workdir} holds another run: its config differs in "
-                    f"{', '.join(others)}; give another --workdir"
-                )
-            summary = read_json(workdir / "summary.json")
-            if why := unlike(summary):
-                raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
-            enough(workdir, config.steps, summary.get("step") or 0)
-            if not is_finished(summary, config.steps):
-                _of_its_code(workdir, config, held["code"], json.loads(text)["code"])
-            return held
-        if any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points")):
-            raise WorkdirError(f"workdir {workdir} holds a run but no config.json")
-        write(workdir / "config.json", text)
-        return json.loads(text)
-    except OSError as error:
-        raise WorkdirError(f"workdir {workdir}: cannot be written ({line_of(error)})") from error
+        WorkdirError.refuse(_is_of_another(workdir, config, held, text, free))
+        if not held:
+            write(workdir / "config.json", text)
+        return held or json.loads(text)
+
+
+def _is_of_another(
+    workdir: Path, config: Experiment, held: Json, text: str, free: Sequence[str]
+) -> Iterator[tuple[object, str]]:
+    """In what a workdir that has the config `held` is not that of this one, whose `text` it is."""
+    if not held:
+        has_run = any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points"))
+        yield has_run, f"workdir {workdir} holds a run but no config.json"
+        return
+    before = json.loads(lookup.unnumbered(json.dumps(held)))
+    others = [
+        name
+        for name in configs.differences(before, json.loads(lookup.unnumbered(text)))
+        if not any(f"{name}.".startswith(f"{key}.") for key in (*free, "code"))
+    ]
+    said = f"its config differs in {', '.join(others)}; give another --workdir"
+    yield others, f"workdir {workdir} holds another run: {said}"
+    summary = summary_of(workdir)
+    yield too_few(workdir, config.steps, summary.get("step") or 0)
+    if config.code != lookup.ANY and not is_finished(summary, config.steps):
+        other = lookup.changed(held["code"], json.loads(text)["code"])
+        said = f"its run was last started with another {other}; give another --workdir"
+        yield other, f"workdir {workdir}: {said}, or --config.code=any to go on with other code"
+
+
+def summary_of(workdir: Path) -> Json:
+    """The summary of a run, {} if it has none; `WorkdirError` if it is none that a run writes."""
+    summary = read_json(workdir / "summary.json")
+    if why := unlike(summary):
+        raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
+    return summary
 
 
 def text_of(config: Experiment, code: str | None = None) -> str:
@@ -139,14 +151,6 @@ def damaged(workdir: Path) -> str:
         return SUMS
 
 
-def _of_its_code(workdir: Path, config: Experiment, held: object, now: str) -> None:
-    if config.code != lookup.ANY and (said := lookup.changed(held, now)):
-        raise WorkdirError(
-            f"workdir {workdir}: its run was last started with another {said}; give another "
-            "--workdir, or --config.code=any to go on with other code"
-        )
-
-
 def free(config: Experiment) -> tuple[str, ...]:
     """Keys that may change where a config's workdir goes on."""
     kept = ["steps"] if config.replicas.count else []  # of a recording, one array
@@ -154,13 +158,10 @@ def free(config: Experiment) -> tuple[str, ...]:
     return tuple(key for key in FREE if key not in kept)
 
 
-def enough(workdir: Path, steps: int, done: int) -> None:
-    """Raises `WorkdirError` if a workdir has done more than so many steps."""
-    if steps < done:
-        raise WorkdirError(
-            f"workdir {workdir} has done {done:,} steps: config.steps = {steps} must be as many or "
-            "more; give another --workdir for fewer"
-        )
+def too_few(workdir: Path, steps: int, done: int) -> tuple[bool, str]:
+    """Whether a workdir has done more than so many steps, and the line that says so."""
+    said = f"config.steps = {steps} must be as many or more; give another --workdir for fewer"
+    return steps < done, f"workdir {workdir} has done {done:,} steps: {said}"
 
 
 def tag(name: str) -> str:
