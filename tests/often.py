@@ -37,7 +37,7 @@ OFTEN = {
     "optimizers/test_delayed.py::test_is_optax_on_gradients_one_update_old": (),
     "train/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": ("closed",),
     "train/test_going_on.py::test_a_run_starts_from_anothers_parameters": ("sync",),
-    "own/test_things.py::test_real_devices_and_streams_carry_every_kind": (),
+    "data/test_own_data.py::test_real_devices_and_streams_carry_every_kind": (),
     "own/test_things.py::test_the_examples_run_outside_of_the_checkout_under_other_names": (),
     "own/test_code.py::test_a_script_is_known_by_what_is_named_and_not_by_all_its_text": (),
     "own/test_code.py::test_the_command": (),
