@@ -39,8 +39,6 @@ OFTEN = {
     "train/test_going_on.py::test_a_run_starts_from_anothers_parameters": ("sync",),
     "data/test_own_data.py::test_real_devices_and_streams_carry_every_kind": (),
     "own/test_things.py::test_the_examples_run_outside_of_the_checkout_under_other_names": (),
-    "own/test_code.py::test_a_script_is_known_by_what_is_named_and_not_by_all_its_text": (),
-    "own/test_code.py::test_the_command": (),
     "studies/test_clocks.py::test_backpropagation_is_pipelined_and_not_stalled": (),
     "studies/test_clocks.py::test_greedy_updates_follow_each_other_at_their_longest_stage": (),
     "studies/test_contest.py::test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so": (),

@@ -5,13 +5,13 @@ What a file names runs if the command line names it too. A workdir knows the cod
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from types import ModuleType
 
+import optax
 import pytest
 from absl import flags
 
@@ -33,7 +33,6 @@ from optdyn.report.tables import TableError, points
 from optdyn.train import checks
 from optdyn.train.grid import Grid
 from optdyn.train.replicas import record
-from tests.own.conftest import ROOT, started
 from tests.own_flags import called
 from tests.race.test_race import at_random
 from tests.test_which import ARMS, TARGET, sweep
@@ -319,12 +318,6 @@ def refusal(function, *arguments):
     return said
 
 
-def output(folder, *arguments):
-    """What Python prints in a folder, with this checkout on its path."""
-    command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.check_output(command, cwd=folder, env=environment, text=True)
-
-
 def code_of(workdir):
     return json.loads((workdir / "config.json").read_text())["code"]
 
@@ -503,19 +496,22 @@ def test_a_changed_method_of_a_class_shows_and_what_a_function_reads_does_not(
 
 
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
-    """Or it could not be given more steps. And in every process alike."""
+    """Or it could not be given more steps. And in every process alike, as a rate of optax is."""
     text = (
-        "from optdyn.base import lookup\nfrom optdyn.experiment import Experiment\n"
-        "def loss(o, b): return o.sum(-1) * (1 if 'x' in {'x', 'y', 'z'} else 2)\n"
-        "print(lookup.fingerprint(Experiment(loss='__main__:loss', steps=100)))\n"
+        "import optax\nfrom optdyn.base import lookup\nfrom optdyn.experiment import Experiment\n"
+        "def loss(o, b): return o.sum(-1) * ('x' in {'u', 'v', 'w', 'x', 'y', 'z'})\n"
+        "made = Experiment(loss='__main__:loss', steps=100, optimizer=optax.lion(0.01))\n"
+        "print(made.optimizer.name, lookup.fingerprint(made), sep='\\n', end='')\n"
     )
     found = []
-    for steps, changed in ((100, "1 if"), (200, "1 if"), (200, "3 if")):
-        script = text.replace("100", str(steps)).replace("1 if", changed)
-        (folder / "script.py").write_text(script)
-        found.append(output(folder, "script.py"))
-    assert found[0] == found[1] != found[2]
-    assert found[0].startswith("__main__:loss ")
+    for steps in ("100", "200"):
+        (folder / "script.py").write_text(text.replace("100", steps))
+        name, code = subprocess.check_output([sys.executable, "script.py"], text=True).split("\n")
+        assert name == "optdyn.base.in_memory:an_optax_transformation_1"
+        found.append(lookup.entries(code))
+    assert [*found[0]] == ["__main__:loss", "config.optimizer"] and found[0] == found[1]
+    here = lookup.entries(lookup.fingerprint(Experiment(optimizer=optax.lion(0.01))))
+    assert here["config.optimizer"] == found[0]["config.optimizer"]
 
 
 def test_recordings_and_grids_are_refused_likewise(by_path, folder, files):
@@ -558,39 +554,14 @@ def test_a_trial_of_other_code_is_run_again(by_path, folder):
     assert len((folder / "study" / "trials.jsonl").read_text().splitlines()) == 2
 
 
-def test_tables_have_a_column_of_the_files_whose_code_differs(by_path, config, folder):
-    train(by_path(), folder / "points" / "one")
+def test_tables_and_configs_name_the_files_whose_code_differs(by_path, config, folder):
+    one, other = folder / "points" / "one", folder / "points" / "other"
+    train(by_path(), one)
     train(config(RUN), folder / "points" / "registered")
     assert not [name for name in tables.load(folder)[0] if name.startswith("code")]
     write(folder, 2)
-    train(by_path(), folder / "points" / "other")
+    train(by_path(), other)
     found = tables.load(folder)[0].set_index("point")["code.my_loss.py"]
     assert found["one"] != found["other"] and found.isna()["registered"]
-
-
-def test_the_command(tmp_path):
-    """An edited file is a line and exit code 2, and with `--config.code=any` the run goes on."""
-    text = "import optdyn as od\ndef get_config():\n"
-    text += "    return od.Experiment(model=od.Quadratic(), loss='my_loss.py:f')\n"
-    (tmp_path / "my_all.py").write_text(text)
-    write(tmp_path, 0)
-    every = ["--workdir=run", "--config.log_every=10", "--config.checkpoint_every=10"]
-    done = started(tmp_path, *every, "--config.steps=10")
-    assert done.returncode == 0, done.stderr[-3000:]
-    write(tmp_path, 1000)
-    failed = started(tmp_path, *every, "--config.steps=20")
-    assert failed.returncode == 2 and failed.stdout == ""
-    assert failed.stderr.splitlines()[-1] == (
-        "error: workdir run: its run was last started with another my_loss.py; give another "
-        "--workdir, or --config.code=any to go on with other code"
-    )
-    told = started(tmp_path, *every, "--config.steps=20", "--config.code=any")
-    assert told.returncode == 0 and "other code from here on: my_loss.py" in told.stderr
-    done = started(tmp_path, "--workdir=new", *every[1:], "--config.steps=10")
-    command = "-c", "from optdyn.cli.main import main; main()", "config", "run", "new"
-    assert output(tmp_path, *command) == "steps: 20 -> 10\n"
-    write(tmp_path, 2000)
-    done = started(tmp_path, "--workdir=new", *every[1:], "--config.steps=20", "--config.code=any")
-    assert done.returncode == 0
-    (line,) = output(tmp_path, *command).splitlines()
+    (line,) = show.between(one, other)
     assert re.fullmatch(r'code.my_loss.py: "[0-9a-f]{12}" -> "[0-9a-f]{12}"', line)

@@ -7,9 +7,12 @@ under the same name, it makes another program.
 import gc
 import importlib
 import json
+import os
+import subprocess
 import sys
 import weakref
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -23,10 +26,10 @@ from optdyn.experiment import Experiment, to_json
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, checks, program
 from optdyn.train.warnings import probable_mistakes
-from tests.own.conftest import ROOT, started
 from tests.train.runs import prepare, train
 from tests.train.runs import refusal as refused
 
+ROOT = Path(__file__).parents[2]
 KEY = "config.some.key"
 refusal = partial(refused, error=ConfigError)
 
@@ -358,8 +361,17 @@ def test_runs_of_ones_own_that_differ_in_numbers_are_one_compilation(config, fol
 def test_the_examples_run_outside_of_the_checkout_under_other_names(tmp_path, rows):
     for path in (ROOT / "configs" / "own").glob("*.py"):
         write(tmp_path / f"my_{path.name}", path.read_text().replace("{HERE}/", "my_"))
-    small = ["--config.steps=20", "--config.log_every=10", "--config.checkpoint_every=10"]
-    done = started(tmp_path, *small, "--workdir=run")
+
+    def train(workdir):
+        given = ["--config=my_all.py", "--config.steps=20", f"--workdir={workdir}"]
+        given += ["--config.log_every=10", "--config.checkpoint_every=10"]
+        command = [sys.executable, "-m", "launch.train", *given]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    done = train("run")
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "completed"
@@ -374,7 +386,7 @@ def test_the_examples_run_outside_of_the_checkout_under_other_names(tmp_path, ro
     assert log[-1]["learning_rate"] == pytest.approx(rate, rel=1e-6)
     # What is wrong with a file is one line, and nothing is written.
     write(tmp_path / "my_model.py", "import flax\n\ndef make(classes, widths):\n    oh\n")
-    failed = started(tmp_path, *small, "--workdir=other")
+    failed = train("other")
     assert failed.returncode == 2 and not (tmp_path / "other").exists()
     (line,) = [line for line in failed.stderr.splitlines() if line.startswith("error: ")]
     assert failed.stderr.splitlines()[-1] == line
