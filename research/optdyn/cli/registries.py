@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Mapping
 
 from optdyn import methods, optimizers
-from optdyn.base.errors import ConfigError
 from optdyn.clock.service import Law
 from optdyn.methods import names
 from optdyn.problem import losses
@@ -29,6 +28,7 @@ def _methods() -> Lines:
     return _of({n: sys.modules[methods.load(n).__module__] for n in methods.built_in()})
 
 
+# Every registered name of a kind, and the first line of what it says of itself.
 KINDS: Mapping[str, Callable[[], Lines]] = {
     "models": lambda: _of(Model.members),
     "data": lambda: _of(Data.members),
@@ -41,13 +41,3 @@ KINDS: Mapping[str, Callable[[], Lines]] = {
     "names": lambda: {name: names.flags(name) for name in names.NAMES},
     "laws": lambda: _of(Law.members),
 }
-
-
-def listed(kind: str) -> Lines:
-    """Every registered name of a kind and the first line of what it says of itself.
-
-    `kind` is one of KINDS; raises `ConfigError` otherwise.
-    """
-    if kind not in KINDS:
-        raise ConfigError(f"{kind!r}: must be one of {', '.join(KINDS)}")
-    return KINDS[kind]()
