@@ -323,18 +323,21 @@ def _file_of_code(thing: Any) -> str:
 # Contents.
 
 
-def digest(thing: Any, known: dict[int, tuple[Any, str]] | None = None) -> str:
+def digest(thing: Any) -> str:
     """A hash of what is in a thing, the same in every process of this version of Python.
 
-    Of a function it is of its code and closure, of a library's of its name and closure. `known` are
-    the hashes of what was met before, by identity, beside the thing itself.
+    Of a function it is of its code and closure, of a library's of its name and closure.
     """
-    known = {} if known is None else known
-    if id(thing) not in known:
-        known[id(thing)] = thing, ""  # of what reaches itself
-        text = repr((_qualified(type(thing)), _inside(thing, partial(digest, known=known))))
-        known[id(thing)] = thing, hashlib.sha256(text.encode()).hexdigest()
-    return known[id(thing)][1]
+    known = dict[int, tuple[Any, str]]()  # hashes by identity; beside the part, which so stays
+
+    def of(part: Any) -> str:
+        if id(part) not in known:
+            known[id(part)] = part, ""  # of what reaches itself
+            text = repr((_qualified(type(part)), _inside(part, of)))
+            known[id(part)] = part, hashlib.sha256(text.encode()).hexdigest()
+        return known[id(part)][1]
+
+    return of(thing)
 
 
 def _inside(thing: Any, of: Callable[[Any], str]) -> Any:
