@@ -470,6 +470,7 @@ def digest(monkeypatch, text, expression):
         ("Net(4)", "Net(5)"),
         ("Net(4)", "nn.Dense(4)"),
         ("jnp.tanh", "jnp.sin"),
+        ("partial(lambda m, o: m.sum(o), np)", "partial(lambda m, o: m.sum(o), jnp)"),
     ],
 )
 def test_what_has_no_file_is_known_by_what_is_in_it(monkeypatch, text, other):

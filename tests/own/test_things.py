@@ -148,12 +148,13 @@ def test_once_a_run_is_under_way_nobody_looks_again(folder):
 
 def test_a_module_is_as_python_has_it(folder):
     """Its file is not read again; what is reloaded or assigned is seen."""
+    named = Experiment(loss="my_module:thing")
     path = write(folder / "my_module.py", "thing = [1]")
-    first = find("my_module:thing")
+    first, code = find("my_module:thing"), lookup.fingerprint(named)
     write(path, "thing = [2]  # so long that Python notices")
-    assert find("my_module:thing") is first
+    assert find("my_module:thing") is first and lookup.fingerprint(named) == code
     importlib.reload(sys.modules["my_module"])
-    assert find("my_module:thing") == [2]
+    assert find("my_module:thing") == [2] and lookup.fingerprint(named) != code
     sys.modules["my_module"].thing = [3]
     assert find("my_module:thing") == [3]
 

@@ -207,8 +207,7 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):  # but one that it imports
             raise
-        why = f"no module {name!r}, neither installed nor in {Path.cwd()}"
-        raise _Missing(why) from error
+        raise _Missing(f"no module {name!r}, neither installed nor in {Path.cwd()}") from error
     _hash_of(module)  # now, before it is edited
     return module
 
