@@ -122,13 +122,13 @@ def shown(value: object) -> str:
             text = repr(value)
     except (ValueError, RecursionError):  # a number of more digits than Python writes out
         text = f"a value of type {type(value).__name__}"
-    text = one_line(text)
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return one_line(text, LONGEST)
 
 
-def one_line(said: object) -> str:
-    """The text of an error, or any other, without line breaks."""
-    return " ".join(str(said).split())
+def one_line(said: object, most: int = sys.maxsize) -> str:
+    """The text of an error, or any other, without line breaks and of at most so many characters."""
+    text = " ".join(str(said).split())
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def first_line(error: BaseException) -> str:
