@@ -187,11 +187,9 @@ def _find(spec: str, root: Path) -> Path:
     configs = sorted({f"tfds:{name}/{folder.parent.name}" for folder in found})
     unread = f"'tfds:{spec}' does not read tfds:NAME, tfds:NAME/CONFIG or ...:1.2.3"
     missing = f"{tfds} is not prepared under {base}; to prepare it, once: optdyn prepare {spec} "
-    several = f"{tfds} under {base} has several configs, name one: {', '.join(configs)}"
     missing += f"--data_dir={root}"
-    DataError.refuse(
-        [(not match, unread), (not found, missing), (len(configs) > 1, several)],
-    )
+    several = f"{tfds} under {base} has several configs, name one: {', '.join(configs)}"
+    DataError.refuse([(not match, unread), (not found, missing), (len(configs) > 1, several)])
     return max(found, key=lambda folder: [int(part) for part in folder.name.split(".")])
 
 
