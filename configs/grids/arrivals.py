@@ -13,7 +13,7 @@ from typing import Any
 
 import optdyn as od
 from optdyn.base.errors import entry
-from optdyn.clock.several import WAITING
+from optdyn.clock.versions import WAITING
 from optdyn.train.grid import Point
 
 GROUPS = 16

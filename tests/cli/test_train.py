@@ -162,7 +162,7 @@ BAD_FILES = {
         (["--config.parallel=jit"], "config.parallel = 'jit': must be set key by key\n"),
         (["--config.method.name=async"], "of your own; did you mean asynchronous or async_loc"),
         (["--config.method.name=daso+Local"], "config.method.name = 'Local': must be one of"),
-        (["--config.model.name=MLP"], "'transformer'; did you mean mlp?"),
+        (["--config.model.name=MLP"], "of your own; did you mean mlp?"),
         (["--config.optimizer.name=Adam"], "no such optimizer; did you mean adam?"),
         (["--config.optimizer.schedule=cosin"], "of your own; did you mean cosine?"),
         (["--config.cluster.service.name=exponental"], "; did you mean exponential?"),

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock import TimelineError
 from optdyn.clock.arrivals import Work, arrivals
-from optdyn.clock.service import Constant, Exponential
-from optdyn.clock.several import WAITING, several
+from optdyn.clock.service import Exponential
+from optdyn.clock.several import several
+from optdyn.clock.versions import WAITING
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_stale_synchronous import LAWS
 
@@ -95,9 +95,3 @@ def test_a_straggler_is_waited_for_or_not():
     assert ends["k_batch_async"] == pytest.approx(200 / 2.1, abs=1)
     stale = made("k_async", "constant", means, 2, 100, 0).staleness
     assert stale.max() == 10 and ends["k_async"] == 100  # it counts for the tenth update after
-
-
-@pytest.mark.parametrize(("k", "waiting"), [(3, "k_sync"), (3, "k_async"), (0, "k_batch_async")])
-def test_arrivals_that_never_come_are_refused(k, waiting):
-    with pytest.raises(TimelineError, match="never come"):
-        several(0, Constant().draw, Work(np.ones((2, 1))), 5, k, waiting)

@@ -255,7 +255,7 @@ WRONG = {
     "between": (
         {"train": examples(6), "test": examples(3, shape=(9, 9, 3))},
         {},
-        r"differ in shape: \(5, 4, 3\) in the train split, \(9, 9, 3\) in the test",
+        r"uint8 \(6, 5, 4, 3\) in train and uint8 \(3, 9, 9, 3\) in test: must differ",
     ),
     "image": ({"train": examples(6)}, {"image": None}, "no 'image', only label"),
     "label": ({"train": examples(6)}, {"label": None}, "no 'label', only image"),
@@ -272,10 +272,10 @@ WRONG = {
     "unlabelled": (
         {"train": examples(6), "test": [e | {"label": -1} for e in examples(3)]},
         {},
-        "run from -1 to 2, and should from 0 to 2",
+        "runs from -1 to 2, and should from 0 to 2",
     ),
     "no train": ({"validation": examples(6)}, {}, "no split 'train', only validation"),
-    "too few": ({"train": examples(4)}, {}, "test split.*no examples"),
+    "too few": ({"train": examples(4)}, {}, "has no test split, and too few to hold out"),
 }
 
 

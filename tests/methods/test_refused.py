@@ -59,6 +59,7 @@ REFUSED = {
         ({"cluster.diurnal": 0.5, "cluster.service.name": "geometric"}, "cluster.diurnal"),
     ],
     "buffered": [
+        ({"arrivals": 5, "waiting": "k_sync"}, "arrivals = 5: must be at most"),
         ({"arrivals": 5, "waiting": "k_async"}, "arrivals = 5: must be at most"),
         ({"arrivals": 0}, "arrivals = 0: must be at least 1"),
         ({"waiting": "nobody"}, "waiting = 'nobody': must be one of 'k_sync'"),

@@ -1,24 +1,8 @@
 """What the tests of one's own code share."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
-
-def started(folder, *arguments):
-    """`launch.train` with one's own config, as a command from that folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "launch.train", "--config=my_all.py", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
 
 
 @pytest.fixture

@@ -5,13 +5,14 @@ What a file names runs if the command line names it too. A workdir knows the cod
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from types import ModuleType
 
+import optax
 import pytest
 from absl import flags
 
@@ -33,7 +34,6 @@ from optdyn.report.tables import TableError, points
 from optdyn.train import checks
 from optdyn.train.grid import Grid
 from optdyn.train.replicas import record
-from tests.own.conftest import ROOT, started
 from tests.own_flags import called
 from tests.race.test_race import at_random
 from tests.test_which import ARMS, TARGET, sweep
@@ -120,12 +120,8 @@ def command(folder, monkeypatch, capsys):
     return run
 
 
-def test_every_key_that_names_code_is_tried():
-    assert set(NAMED) == set(lookup.KEYS)
-
-
 @pytest.mark.parametrize("main", [train_command.main, price.main, show.main])
-@pytest.mark.parametrize("key", NAMED)
+@pytest.mark.parametrize("key", lookup.KEYS)
 def test_a_json_config_runs_no_code_by_itself(command, there, folder, key, main):
     code, said = command(main, {key: NAMED[key]})
     assert code == 2 and said.count("\n") == 1
@@ -197,7 +193,7 @@ def test_what_the_command_names_too_is_run(command, folder, mnist):
     assert json.loads((folder / "run" / "config.json").read_text())["method"]["groups"] == 2
 
 
-@pytest.mark.parametrize("key", NAMED)
+@pytest.mark.parametrize("key", lookup.KEYS)
 def test_another_name_on_the_command_line_is_in_its_place(folder, there, key):
     usual = json.loads(to_json(Experiment()))
     file, value = write_json(folder, nested({key: NAMED[key]})), usual
@@ -294,15 +290,9 @@ RUN = {"steps": 20, "log_every": 10, "checkpoint_every": 10}
 OTHER = "another my_loss.py;"
 
 
-@pytest.fixture(params=["my_loss.py:f", "my_loss:f"])
-def own(request, config, folder):
-    """`own(**values)`: a config of a loss in a file, named by its path or as a module."""
-    write(folder, 0)
-    return lambda **values: config({**RUN, "loss": request.param, **values})
-
-
 @pytest.fixture
-def by_path(config, folder):
+def own(config, folder):
+    """`own(**values)`: a config of a loss in a file."""
     write(folder, 0)
     return lambda **values: config({**RUN, "loss": "my_loss.py:f", **values})
 
@@ -319,17 +309,15 @@ def refusal(function, *arguments):
     return said
 
 
-def output(folder, *arguments):
-    """What Python prints in a folder, with this checkout on its path."""
-    command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.check_output(command, cwd=folder, env=environment, text=True)
-
-
 def code_of(workdir):
     return json.loads((workdir / "config.json").read_text())["code"]
 
 
-def test_other_code_is_refused_in_a_line_and_goes_on_when_told(own, folder, files, rows, capsys):
+@pytest.mark.parametrize("name", ["my_loss.py:f", "my_loss:f"])
+def test_other_code_is_refused_in_a_line_and_goes_on_when_told(
+    own, folder, files, rows, capsys, name
+):
+    own = partial(own, loss=name)
     run = folder / "run"
     whole, first = train(own(steps=40), folder / "whole"), train(own(), run)
     before, held = files(run), code_of(run)
@@ -356,22 +344,22 @@ def test_other_code_is_refused_in_a_line_and_goes_on_when_told(own, folder, file
     assert "another my_loss" in refusal(train, own(steps=100), run)
 
 
-def test_an_interrupted_run_and_one_that_diverged(by_path, folder):
+def test_an_interrupted_run_and_one_that_diverged(own, folder):
     """The first has something left to do, and the second has not."""
-    summary = train(by_path(), folder / "run")
+    summary = train(own(), folder / "run")
     path = folder / "run" / "summary.json"
     path.write_text(json.dumps(summary | {"status": "interrupted", "signal": 15}))
     write(folder, "float('nan')")
-    assert OTHER in refusal(train, by_path(), folder / "run")
-    assert train(by_path(), folder / "other")["status"] == "diverged"
+    assert OTHER in refusal(train, own(), folder / "run")
+    assert train(own(), folder / "other")["status"] == "diverged"
     held = code_of(folder / "other")
     write(folder, 0)
-    assert train(by_path(steps=40), folder / "other")["status"] == "diverged"
+    assert train(own(steps=40), folder / "other")["status"] == "diverged"
     assert code_of(folder / "other") == held  # it is still that code's
 
 
-def test_a_config_that_was_written_is_one_and_asks_for_its_code(by_path, folder):
-    first = train(by_path(), folder / "run")
+def test_a_config_that_was_written_is_one_and_asks_for_its_code(own, folder):
+    first = train(own(), folder / "run")
     back = read(json.loads((folder / "run" / "config.json").read_text()))
     checks.check(back)
     again = train(back, folder / "again")
@@ -383,7 +371,7 @@ def test_a_config_that_was_written_is_one_and_asks_for_its_code(by_path, folder)
     assert "config.code = 'my_loss.py " in said and "my_loss.py is another; must be" in said
     assert not (folder / "new").exists()
     assert train(back.with_(code="any"), folder / "new")["status"] == "completed"
-    plain = by_path(loss="", code="my_loss.py 0123456789ab")
+    plain = own(loss="", code="my_loss.py 0123456789ab")
     assert refusal(checks.check, plain).endswith("your own files is another; must be '' or 'any'")
 
 
@@ -482,6 +470,7 @@ def digest(monkeypatch, text, expression):
         ("Net(4)", "Net(5)"),
         ("Net(4)", "nn.Dense(4)"),
         ("jnp.tanh", "jnp.sin"),
+        ("partial(lambda m, o: m.sum(o), np)", "partial(lambda m, o: m.sum(o), jnp)"),
     ],
 )
 def test_what_has_no_file_is_known_by_what_is_in_it(monkeypatch, text, other):
@@ -503,52 +492,55 @@ def test_a_changed_method_of_a_class_shows_and_what_a_function_reads_does_not(
 
 
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
-    """Or it could not be given more steps. And in every process alike."""
+    """Or it could not be given more steps. And in every process alike, as a rate of optax is."""
     text = (
-        "from optdyn.base import lookup\nfrom optdyn.experiment import Experiment\n"
-        "def loss(o, b): return o.sum(-1) * (1 if 'x' in {'x', 'y', 'z'} else 2)\n"
-        "print(lookup.fingerprint(Experiment(loss='__main__:loss', steps=100)))\n"
+        "import optax\nfrom optdyn.base import lookup\nfrom optdyn.experiment import Experiment\n"
+        "def loss(o, b): return o.sum(-1) * ('x' in {'u', 'v', 'w', 'x', 'y', 'z'})\n"
+        "made = Experiment(loss='__main__:loss', steps=100, optimizer=optax.lion(0.01))\n"
+        "print(made.optimizer.name, lookup.fingerprint(made), sep='\\n', end='')\n"
     )
     found = []
-    for steps, changed in ((100, "1 if"), (200, "1 if"), (200, "3 if")):
-        script = text.replace("100", str(steps)).replace("1 if", changed)
-        (folder / "script.py").write_text(script)
-        found.append(output(folder, "script.py"))
-    assert found[0] == found[1] != found[2]
-    assert found[0].startswith("__main__:loss ")
+    for steps in ("100", "200"):
+        (folder / "script.py").write_text(text.replace("100", steps))
+        name, code = subprocess.check_output([sys.executable, "script.py"], text=True).split("\n")
+        assert name == "optdyn.base.in_memory:an_optax_transformation_1"
+        found.append(lookup.entries(code))
+    assert [*found[0]] == ["__main__:loss", "config.optimizer"] and found[0] == found[1]
+    here = lookup.entries(lookup.fingerprint(Experiment(optimizer=optax.lion(0.01))))
+    assert here["config.optimizer"] == found[0]["config.optimizer"]
 
 
-def test_recordings_and_grids_are_refused_likewise(by_path, folder, files):
+def test_recordings_and_grids_are_refused_likewise(own, folder, files):
     recording = {"replicas.count": 2, "steps": 5}
-    made = record(by_path(**recording), folder / "recorded")
-    grid = Grid(by_path(), [{"seed": 1}, {"seed": 2}])
-    train(by_path(seed=2, steps=10), folder / "grid" / "points" / "seed=2")
+    made = record(own(**recording), folder / "recorded")
+    grid = Grid(own(), [{"seed": 1}, {"seed": 2}])
+    train(own(seed=2, steps=10), folder / "grid" / "points" / "seed=2")
     before = files(folder / "grid")
     write(folder, 2)
-    assert record(by_path(**recording), folder / "recorded") == made
+    assert record(own(**recording), folder / "recorded") == made
     (folder / "recorded" / "summary.json").unlink()
-    assert OTHER in refusal(record, by_path(**recording), folder / "recorded")
-    told = record(by_path(**recording, code="any"), folder / "recorded")
+    assert OTHER in refusal(record, own(**recording), folder / "recorded")
+    told = record(own(**recording, code="any"), folder / "recorded")
     assert told["train_loss"] > made["train_loss"] + 1
-    assert record(by_path(**recording), folder / "recorded")["status"] == "completed"
+    assert record(own(**recording), folder / "recorded")["status"] == "completed"
     assert OTHER in refusal(plan, grid, folder / "grid")
     assert files(folder / "grid") == before
     told = plan(grid.with_({"base.code": "any"}), folder / "grid")
     assert [entry.status for entry in told] == ["", "to go on"]
 
 
-def test_a_race_is_refused_likewise(by_path, folder):
+def test_a_race_is_refused_likewise(own, folder):
     values, connect = {"cluster.service.name": "race"}, at_random(0)
-    race(by_path(**values), folder / "race", connect)
+    race(own(**values), folder / "race", connect)
     write(folder, 1000)
     values["steps"] = 40
-    assert OTHER in refusal(race, by_path(**values), folder / "race", at_random(0))
-    told = race(by_path(**values, code="any"), folder / "race", at_random(0))
+    assert OTHER in refusal(race, own(**values), folder / "race", at_random(0))
+    told = race(own(**values, code="any"), folder / "race", at_random(0))
     assert told["train_loss"] > 900
 
 
-def test_a_trial_of_other_code_is_run_again(by_path, folder):
-    jobs = [Job(by_path(steps=5, **{"optimizer.momentum": 0.0}))]
+def test_a_trial_of_other_code_is_run_again(own, folder):
+    jobs = [Job(own(steps=5, **{"optimizer.momentum": 0.0}))]
     with Study(folder / "study", "small", (5,), (0,), processes=1) as study:
         (first,) = study.trials(jobs)
         assert study.trials(jobs) == [first]
@@ -558,39 +550,14 @@ def test_a_trial_of_other_code_is_run_again(by_path, folder):
     assert len((folder / "study" / "trials.jsonl").read_text().splitlines()) == 2
 
 
-def test_tables_have_a_column_of_the_files_whose_code_differs(by_path, config, folder):
-    train(by_path(), folder / "points" / "one")
+def test_tables_and_configs_name_the_files_whose_code_differs(own, config, folder):
+    one, other = folder / "points" / "one", folder / "points" / "other"
+    train(own(), one)
     train(config(RUN), folder / "points" / "registered")
     assert not [name for name in tables.load(folder)[0] if name.startswith("code")]
     write(folder, 2)
-    train(by_path(), folder / "points" / "other")
+    train(own(), other)
     found = tables.load(folder)[0].set_index("point")["code.my_loss.py"]
     assert found["one"] != found["other"] and found.isna()["registered"]
-
-
-def test_the_command(tmp_path):
-    """An edited file is a line and exit code 2, and with `--config.code=any` the run goes on."""
-    text = "import optdyn as od\ndef get_config():\n"
-    text += "    return od.Experiment(model=od.Quadratic(), loss='my_loss.py:f')\n"
-    (tmp_path / "my_all.py").write_text(text)
-    write(tmp_path, 0)
-    every = ["--workdir=run", "--config.log_every=10", "--config.checkpoint_every=10"]
-    done = started(tmp_path, *every, "--config.steps=10")
-    assert done.returncode == 0, done.stderr[-3000:]
-    write(tmp_path, 1000)
-    failed = started(tmp_path, *every, "--config.steps=20")
-    assert failed.returncode == 2 and failed.stdout == ""
-    assert failed.stderr.splitlines()[-1] == (
-        "error: workdir run: its run was last started with another my_loss.py; give another "
-        "--workdir, or --config.code=any to go on with other code"
-    )
-    told = started(tmp_path, *every, "--config.steps=20", "--config.code=any")
-    assert told.returncode == 0 and "other code from here on: my_loss.py" in told.stderr
-    done = started(tmp_path, "--workdir=new", *every[1:], "--config.steps=10")
-    command = "-c", "from optdyn.cli.main import main; main()", "config", "run", "new"
-    assert output(tmp_path, *command) == "steps: 20 -> 10\n"
-    write(tmp_path, 2000)
-    done = started(tmp_path, "--workdir=new", *every[1:], "--config.steps=20", "--config.code=any")
-    assert done.returncode == 0
-    (line,) = output(tmp_path, *command).splitlines()
+    (line,) = show.between(one, other)
     assert re.fullmatch(r'code.my_loss.py: "[0-9a-f]{12}" -> "[0-9a-f]{12}"', line)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from optdyn.base.streams import put
 
 T = TypeVar("T")
+Wrong = tuple[object, str]  # whether something is wrong, and the line that says so
 LONGEST = 80  # characters of a value that a message shows
 LEAST = 0.65  # likeness from which on a name may have been meant
 NEAR = 0.03  # names that are less like it than the best by more than this are not told
@@ -25,6 +26,28 @@ class InputError(ValueError):
 
     A command prints it and exits with code 2.
     """
+
+    @classmethod
+    def refuse(cls, wrongs: Iterable[Wrong]) -> None:
+        """Raises the line of the first that is wrong; those that follow are not looked at."""
+        for wrong, line in wrongs:
+            if wrong:
+                raise cls(line)
+
+    @classmethod
+    @contextmanager
+    def at(cls, where: str, *kinds: type[Exception], then: str = "") -> Iterator[None]:
+        """Inside, an error of these kinds becomes one of this class, from `where` to `then`.
+
+        One of this class stays what it is.
+        """
+        try:
+            yield
+        except cls:
+            raise
+        except kinds as error:
+            why = getattr(error, "strerror", None) or first_line(error)
+            raise cls(f"{where}: {why}{then}") from error
 
 
 class ConfigError(InputError):
@@ -47,30 +70,12 @@ def is_as_wanted(holds: Callable[[Any], object], value: object) -> bool:
         return False
 
 
-def refuse(*wrongs: tuple[object, str]) -> None:
-    """Raises `ConfigError` with the line of the first pair (whether it is wrong, line) that is."""
-    refuse_rows(wrongs)
+def refuse(*wrongs: Wrong) -> None:
+    """Raises `ConfigError` with the line of the first that is wrong."""
+    ConfigError.refuse(wrongs)
 
 
-def refuse_rows(rows: Iterable[tuple[object, str]], kind: type[InputError] = ConfigError) -> None:
-    """Raises the error with the line of the first row that is wrong, and asks for no row after."""
-    for wrong, line in rows:
-        if wrong:
-            raise kind(line)
-
-
-@contextmanager
-def refused_at(where: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Inside, an error of these kinds becomes a `ConfigError` that begins with `where`.
-
-    A `ConfigError` stays what it is.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except kinds as error:
-        raise ConfigError(f"{where}: {error}") from error
+refused_at = ConfigError.at
 
 
 def one_of(name: str, value: object, values: Sequence[str]) -> None:
@@ -117,13 +122,18 @@ def shown(value: object) -> str:
             text = repr(value)
     except (ValueError, RecursionError):  # a number of more digits than Python writes out
         text = f"a value of type {type(value).__name__}"
-    text = one_line(text)
-    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+    return one_line(text, LONGEST)
 
 
-def one_line(said: object) -> str:
-    """The text of an error, or any other, without line breaks."""
-    return " ".join(str(said).split())
+def one_line(said: object, most: int = sys.maxsize) -> str:
+    """The text of an error, or any other, without line breaks and of at most so many characters."""
+    text = " ".join(str(said).split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def print_error(error: object) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from optdyn.base.errors import refuse_rows
 from optdyn.base.files import WorkdirError, line_of, read_json, writing, writing_to
 from optdyn.base.progress import say
 
@@ -69,7 +68,7 @@ def writable(workdir: Path) -> None:
         (not there.is_dir(), f"{said} ({there} is no folder); {instead}"),
         (denied, f"{said} (no permission to write into {there}); {instead}"),
     )
-    refuse_rows(rows, WorkdirError)
+    WorkdirError.refuse(rows)
     read_json(path / "config.json")
 
 

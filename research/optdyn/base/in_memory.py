@@ -11,8 +11,8 @@ import sys
 from collections.abc import Hashable
 from typing import Any
 
-from optdyn.base.errors import ConfigError
-from optdyn.base.lookup import Is, digest, shown, words
+from optdyn.base.errors import LONGEST, ConfigError, one_line
+from optdyn.base.lookup import Is, digest, words
 
 _names = dict[tuple[Hashable, ...], str]()
 
@@ -25,7 +25,8 @@ class Name(str):
         try:
             thing = pickle.dumps(globals()[name])
         except Exception as error:  # of any kind: pickle's, or of the user's class
-            why = f"cannot be pickled ({shown(error)}); name it instead, as 'my_file.py:NAME'"
+            why = f"cannot be pickled ({one_line(error, LONGEST)}); name it instead, as "
+            why += "'my_file.py:NAME'"
             raise ConfigError(f"{words(self)} of an experiment: {why}") from error
         return _unpickled, (thing, name)
 

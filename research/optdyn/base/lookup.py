@@ -32,17 +32,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import RLock
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
 
-from optdyn.base.errors import ConfigError, InputError, meant, one_line
+from optdyn.base.errors import ConfigError, InputError, meant, one_line, shown
 
 Hint = Callable[[str, Mapping[str, Any]], str]
 OWN = "MODULE:NAME or path/to/file.py:NAME of your own"
@@ -58,14 +56,13 @@ DIGITS = 12  # of a hash in config.code
 ENTRY = re.compile(rf"(.+?) ([0-9a-f]{{{DIGITS}}})(?:, |$)")
 # The name of what Python was given itself.
 IN_MEMORY = re.compile(r"optdyn\.base\.in_memory:(\w+)_\d+")
-PYTHONS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], *PYTHONS))
+INSTALLED = re.compile("site-packages|dist-packages")
+OURS_AND_PYTHONS = (Path(__file__).parents[1], *map(sysconfig.get_path, ("stdlib", "platstdlib")))
+LIBRARIES = ("<frozen", *(f"{folder}{os.sep}" for folder in OURS_AND_PYTHONS))
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), np.dtype)
 IMPORTING = RLock()
 _used = set[tuple[str, str]]()  # keys and names of the user's own that this process looked up
-_looked_at: ContextVar[dict[Path, ModuleType] | None] = ContextVar("looked_at", default=None)
-# Hashes of the files of modules, and the specs that these had: `importlib.reload` gives another.
-_hashes = WeakKeyDictionary[ModuleType, tuple[ModuleSpec | None, str]]()
+_looked_at: ContextVar[dict[Path, ModuleType]] = ContextVar("looked_at")
 
 
 class Is(NamedTuple):
@@ -83,24 +80,11 @@ class Is(NamedTuple):
 Key = tuple[Is, ...]
 
 
+class _Missing(Exception):
+    """There is no such module or file."""
+
+
 # Names.
-
-
-@contextmanager
-def once() -> Iterator[None]:
-    """Inside, every file is looked at once, so a run is of one code whatever is edited meanwhile.
-
-    Inside of another `once` it adds nothing. Threads of a pool have it where they are started in a
-    copy of the context.
-    """
-    if _looked_at.get() is not None:
-        yield
-        return
-    token = _looked_at.set({})
-    try:
-        yield
-    finally:
-        _looked_at.reset(token)
 
 
 def is_own(name: str) -> bool:
@@ -161,20 +145,34 @@ def _at(config: Any, key: str) -> Any:
 # Things.
 
 
+@contextmanager
+def once() -> Iterator[None]:
+    """Inside, every file is looked at once, so a run is of one code whatever is edited meanwhile.
+
+    Inside of another `once` it adds nothing. Threads of a pool have it where they are started in a
+    copy of the context.
+    """
+    token = _looked_at.set(_looked_at.get({}))
+    try:
+        yield
+    finally:
+        _looked_at.reset(token)
+
+
 def find(key: str, name: str, known: Mapping[str, Any], hint: Hint = meant) -> Any:
     """What `name`, the value of `key`, stands for: of `known`, or of the user's own.
 
     `hint(name, known)` ends the line that refuses a name. Raises `ConfigError`, also where the
     user's file cannot be imported or has no such attribute.
     """
-    if not is_own(name):
-        if name not in known:
-            wanted = f"must be one of {', '.join(known)}, or {OWN}{hint(name, known)}"
-            raise ConfigError(f"{key} = {name!r}: {wanted}")
-        return known[name]
-    _, thing = _found(key, name)
-    _used.add((key, name))
-    return thing
+    if is_own(name):
+        _, thing = _found(key, name)
+        _used.add((key, name))
+        return thing
+    if name not in known:
+        wanted = f"must be one of {', '.join(known)}, or {OWN}{hint(name, known)}"
+        raise ConfigError(f"{key} = {name!r}: {wanted}")
+    return known[name]
 
 
 def objects(config: Any, keys: Sequence[str]) -> Key:
@@ -185,52 +183,52 @@ def objects(config: Any, keys: Sequence[str]) -> Key:
 def _found(key: str, name: str) -> tuple[ModuleType, Any]:
     """The module or file that a name of the user's own is of, and the thing. `ConfigError`."""
     (where, _, attribute), line = name.rpartition(":"), setting(key, name)
-    module = _file(line, Path(where)) if where.endswith(".py") else _module(line, where)
+    try:
+        module = _file(Path(where)) if where.endswith(".py") else _module(where)
+    except _Missing as error:
+        raise ConfigError(f"{line}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{line}: cannot be imported ({told(error)})") from error
     if not hasattr(module, attribute):
         public = {n: value for n, value in vars(module).items() if not n.startswith("_")}
         here = [n for n, v in public.items() if getattr(v, "__module__", "") == module.__name__]
-        raise ConfigError(
-            f"{line}: {getattr(module, '__file__', module.__name__)} has no {attribute!r}, only "
-            f"{', '.join(here) or 'nothing'}"
-        )
+        file, only = getattr(module, "__file__", module.__name__), ", ".join(here) or "nothing"
+        raise ConfigError(f"{line}: {file} has no {attribute!r}, only {only}")
     return module, getattr(module, attribute)
 
 
-def _module(line: str, name: str) -> ModuleType:
+def _module(name: str) -> ModuleType:
     """Ours and those installed go before those of the current folder."""
     _search(Path.cwd())
     if name not in sys.modules:
         importlib.invalidate_caches()  # it may have been written a moment ago
     try:
         module = importlib.import_module(name)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        none = missing and (name == missing or name.startswith(missing + "."))
-        why = f"no module {name!r}, neither installed nor in {Path.cwd()}"
-        raise ConfigError(f"{line}: {why if none else _unimported(error)}") from error
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # but one that it imports
+            raise
+        raise _Missing(f"no module {name!r}, neither installed nor in {Path.cwd()}") from error
     _hash_of(module)  # now, before it is edited
     return module
 
 
-def _file(line: str, path: Path) -> ModuleType:
+def _file(path: Path) -> ModuleType:
     """The module of a file as it is now, or inside `once` as it was when it was looked at."""
-    path, looked_at = path.expanduser().resolve(), _looked_at.get()
-    name = f"{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    path, looked_at = path.expanduser().resolve(), _looked_at.get({})
     with IMPORTING:
-        if looked_at is not None and path in looked_at:
-            return looked_at[path]
-        if not path.is_file():
-            raise ConfigError(f"{line}: no file {path}")
-        content = path.read_bytes()
-        module = sys.modules.get(name)
-        if module is None or _hash_of(module) != hashlib.sha256(content).hexdigest():
-            module = _executed(line, name, path, content)
-        if looked_at is not None:
-            looked_at[path] = module
-        return module
+        if path not in looked_at:
+            looked_at[path] = _executed(path)
+        return looked_at[path]
 
 
-def _executed(line: str, name: str, path: Path, content: bytes) -> ModuleType:
+def _executed(path: Path) -> ModuleType:
+    """The module of a file as it is now, which is executed only if its bytes are others."""
+    if not path.is_file():
+        raise _Missing(f"no file {path}")
+    content, name = path.read_bytes(), f"{path.stem}_{zlib.crc32(bytes(path)):08x}"
+    before, found = sys.modules.get(name), hashlib.sha256(content).hexdigest()
+    if before and _hash_of(before) == found:
+        return before
     _search(path.parent)  # for what the file imports of its neighbours
     importlib.invalidate_caches()
     spec = importlib.util.spec_from_file_location(name, path)
@@ -238,10 +236,10 @@ def _executed(line: str, name: str, path: Path, content: bytes) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         exec(compile(content, str(path), "exec"), module.__dict__)
-    except Exception as error:
+    except Exception:
         del sys.modules[name]
-        raise ConfigError(f"{line}: {_unimported(error)}") from error
-    _hashes[module] = spec, hashlib.sha256(content).hexdigest()
+        raise
+    vars(spec)["sha256"] = found
     return module
 
 
@@ -251,22 +249,16 @@ def _search(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def _unimported(error: Exception) -> str:
-    return f"cannot be imported ({told(error)})"
-
-
 # Lines.
 
 
 def call(key: str, name: str, function: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """`function(*args, **kwargs)`; if it is the user's own, all that it raises is `ConfigError`."""
-    if not is_own(name):
-        return function(*args, **kwargs)
     try:
         return function(*args, **kwargs)
-    except InputError:
-        raise
     except Exception as error:
+        if isinstance(error, InputError) or not is_own(name):
+            raise
         raise ConfigError(f"{setting(key, name)}: {told(error, function)}") from error
 
 
@@ -275,25 +267,13 @@ def told(error: BaseException, *functions: object) -> str:
 
     The place is the last one outside of installed libraries, or where one of `functions` begins.
     """
-    frames = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError) and error.filename:
-        frames.append((error.filename, error.lineno))
     codes = [getattr(f, "__code__", None) for f in functions]
-    begun = [(code.co_filename, code.co_firstlineno) for code in codes if code]
-    mine = [frame for frame in (*begun, *frames) if is_users(frame[0])]
-    where = f"{mine[-1][0]}, line {mine[-1][1]}: " if mine else ""
-    return f"{where}{type(error).__name__}: {shown(str(error), 300)}"
-
-
-def shown(thing: object, most: int = 80) -> str:
-    """The start of its text, in one line."""
-    text = one_line(thing)
-    return text if len(text) <= most else text[:most] + " ..."
-
-
-def summary(thing: object) -> str:
-    """The first line of its docstring."""
-    return ((getattr(thing, "__doc__", "") or "").strip().splitlines() or [""])[0]
+    places = [(code.co_filename, code.co_firstlineno) for code in codes if code]
+    places += [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    mine = [f"{file}, line {line}: " for file, line in places if is_users(file)]
+    return f"{''.join(mine[-1:])}{type(error).__name__}: {one_line(error, 300)}"
 
 
 # Files.
@@ -301,8 +281,7 @@ def summary(thing: object) -> str:
 
 def is_library(filename: str) -> bool:
     """Whether a file is installed, Python's, or one of this package."""
-    installed = "site-packages" in filename or "dist-packages" in filename
-    return installed or filename.startswith((*LIBRARIES, "<frozen"))
+    return filename.startswith(LIBRARIES) or bool(INSTALLED.search(filename))
 
 
 def is_users(filename: str) -> bool:
@@ -312,36 +291,52 @@ def is_users(filename: str) -> bool:
 
 def file_of(module: ModuleType) -> Path | None:
     """The Python file of a module; None of what is typed in, and of a script, `__main__`."""
-    path = getattr(module, "__file__", None)
-    is_text = path and path.endswith(".py") and module.__name__ != "__main__"
-    return Path(path) if path and is_text else None
+    path = str(getattr(module, "__file__", None))
+    return Path(path) if path.endswith(".py") and module.__name__ != "__main__" else None
 
 
 def _hash_of(module: ModuleType) -> str:
-    """The hash of a module's file when the module was first looked up, or reloaded; '' of none."""
-    spec, found = _hashes.get(module, (None, ""))
-    path = file_of(module)
-    if path and path.is_file() and not (found and spec is module.__spec__):
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        _hashes[module] = module.__spec__, found
-    return found
+    """The hash of a module's file when the module was first looked up, or reloaded; '' of none.
+
+    It is kept in the module's spec, in whose place `importlib.reload` puts another.
+    """
+    spec, path = getattr(module, "__spec__", None), file_of(module)
+    kept = vars(spec) if spec else {}
+    if "sha256" not in kept and path and path.is_file():
+        kept["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return str(kept.get("sha256", ""))
+
+
+def _file_of_code(thing: Any) -> str:
+    """The file of the code of a function, or of a thing's class.
+
+    '<frozen' if it is a part of Python that has no file, and '<' if it was typed in.
+    """
+    if isinstance(code := getattr(thing, "__code__", None), CodeType):
+        return code.co_filename
+    module = sys.modules.get((thing if isinstance(thing, type) else type(thing)).__module__)
+    unfiled = "<frozen" if getattr(module, "__spec__", None) else "<"
+    return getattr(module, "__file__", None) or unfiled
 
 
 # Contents.
 
 
-def digest(thing: Any, known: dict[int, tuple[Any, str]] | None = None) -> str:
+def digest(thing: Any) -> str:
     """A hash of what is in a thing, the same in every process of this version of Python.
 
-    Of a function it is of its code and closure, of a library's of its name and closure. `known` are
-    the hashes of what was met before, by identity, beside the thing itself.
+    Of a function it is of its code and closure, of a library's of its name and closure.
     """
-    known = {} if known is None else known
-    if id(thing) not in known:
-        known[id(thing)] = thing, ""  # of what reaches itself
-        text = repr((_qualified(type(thing)), _inside(thing, partial(digest, known=known))))
-        known[id(thing)] = thing, hashlib.sha256(text.encode()).hexdigest()
-    return known[id(thing)][1]
+    known = dict[int, tuple[Any, str]]()  # hashes by identity; beside the part, which so stays
+
+    def of(part: Any) -> str:
+        if id(part) not in known:
+            known[id(part)] = part, ""  # of what reaches itself
+            text = repr((_qualified(type(part)), _inside(part, of)))
+            known[id(part)] = part, hashlib.sha256(text.encode()).hexdigest()
+        return known[id(part)][1]
+
+    return of(thing)
 
 
 def _inside(thing: Any, of: Callable[[Any], str]) -> Any:
@@ -356,26 +351,27 @@ def _inside(thing: Any, of: Callable[[Any], str]) -> Any:
         return sorted((of(key), of(value)) for key, value in thing.items())
     if isinstance(thing, CodeType):
         return thing.co_code, thing.co_names, of(thing.co_consts)
-    if isinstance(thing, FunctionType):
-        is_theirs = is_library(thing.__code__.co_filename)
-        code = _qualified(thing) if is_theirs else of(thing.__code__)
-        cells = [of(_value(cell)) for cell in thing.__closure__ or ()]
-        return code, cells, of(thing.__defaults__), of(thing.__kwdefaults__)
+    if isinstance(thing, CellType):
+        return "" if thing == CellType() else of(thing.cell_contents)  # a name may have no value
     if isinstance(thing, partial):
         return of(thing.func), of(thing.args), of(thing.keywords)
     if isinstance(thing, MethodType):
         return of(thing.__func__), of(thing.__self__)
+    is_theirs = is_library(_file_of_code(thing))
+    if isinstance(thing, FunctionType):
+        code = _qualified(thing) if is_theirs else of(thing.__code__)
+        return code, of(thing.__closure__), of(thing.__defaults__), of(thing.__kwdefaults__)
     if isinstance(thing, type):
         body = {n: v for n, v in vars(thing).items() if isinstance(v, FunctionType) or n[0] != "_"}
-        return _qualified(thing), of((thing.__bases__, body)) if _is_defined(thing) else ""
+        return _qualified(thing), "" if is_theirs else of((thing.__bases__, body))
     if dataclasses.is_dataclass(thing):
         fields = [getattr(thing, field.name, None) for field in dataclasses.fields(thing)]
         return of(type(thing)), of(fields)
-    if hasattr(type(thing), "__array__") and (array := _array(thing)) is not None:
+    if (array := _array(thing)) is not None:
         if array.dtype.hasobject:
             return array.shape, of(array.tolist())
         return str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()
-    if isinstance(thing, SimpleNamespace) or (hasattr(thing, "__dict__") and _is_defined(thing)):
+    if isinstance(thing, SimpleNamespace) or (hasattr(thing, "__dict__") and not is_theirs):
         return of(type(thing)), of(vars(thing))
     wrapped = inspect.getattr_static(thing, "__wrapped__", None)  # of jax.jit, say
     return _qualified(thing), of(wrapped) if wrapped else ""
@@ -386,28 +382,16 @@ def _qualified(thing: Any) -> str:
     return f"{getattr(thing, '__module__', '')}.{name}"
 
 
-def _value(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # of a name that has no value yet
-        return None
-
-
 def _array(thing: Any) -> np.ndarray | None:
     """What has numbers as an array: of NumPy, JAX, pandas and the like; None if it has none."""
+    if not hasattr(type(thing), "__array__"):
+        return None
     try:
         if isinstance(thing, jax.Array) and jax.dtypes.issubdtype(thing.dtype, jax.dtypes.prng_key):
-            return np.asarray(jax.random.key_data(thing))
+            thing = jax.random.key_data(thing)
         return np.asarray(thing)
     except Exception:  # a library's, of whatever it cannot show
         return None
-
-
-def _is_defined(thing: Any) -> bool:
-    """Whether a class, or that of a thing, is the user's, which may be one that is typed in."""
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    file = getattr(module, "__file__", None)
-    return not is_library(file) if file else getattr(module, "__spec__", None) is None
 
 
 # What a run was started with.
@@ -421,13 +405,13 @@ def fingerprint(config: Any, keys: Sequence[str] = KEYS) -> str:
     found = dict[str, str]()
     for key, name in names(config, keys):
         module, thing = _found(key, name)
-        where, given = name.rpartition(":")[0], key.removesuffix(".name")
         if words(name):
+            given = key.removesuffix(".name")
             found[given] = digest((found.get(given), thing))  # a chain has several
         elif not (file := file_of(module)):
             found[name] = digest(thing)
         elif is_users(str(file)):
-            found[where] = _hash_of(module)
+            found[name.rpartition(":")[0]] = _hash_of(module)
     return ", ".join(f"{what} {text[:DIGITS]}" for what, text in sorted(found.items()))
 
 
@@ -443,9 +427,8 @@ def changed(before: object, now: str) -> str:
     """
     if not before or before == now:
         return ""
-    held = entries(before)
-    other = [what for what, text in entries(now).items() if held.get(what) != text]
-    return " and ".join(other) or "your own files"
+    other = [what for what, _ in entries(now).items() - entries(before).items()]
+    return " and ".join(sorted(other)) or "your own files"
 
 
 def check(config: Any) -> None:
@@ -454,9 +437,7 @@ def check(config: Any) -> None:
         return
     if said := changed(config.code, found := fingerprint(config)):
         good = " or ".join(map(repr, dict.fromkeys((found, ANY, ""))))
-        raise ConfigError(
-            f"config.code = {shown(repr(config.code))}: {said} is another; must be {good}"
-        )
+        raise ConfigError(f"config.code = {shown(config.code)}: {said} is another; must be {good}")
 
 
 # What a file may have run.
@@ -472,22 +453,19 @@ def check_read(config: Mapping[str, Any], file: object, keys: Sequence[str] = KE
     if dotted := next(_dotted(config), ""):
         raise ConfigError(f"{file}: its key {dotted!r} must be in its section, without a dot")
     for key, name in names(config, keys):
+        short, where = key.removeprefix("config."), f"{key} = {name!r} of {file}"
         is_known = is_used(key, name)
         if is_known and words(name):  # whose number may be another thing's in this process
-            now = fingerprint(config, (key.removeprefix("config."),))
-            is_known = not changed(_at(config, "code"), now)
+            is_known = not changed(config.get("code"), fingerprint(config, (short,)))
         if is_known:
             continue
-        where, is_named = f"{key} = {name!r} of {file}", is_given(key, name)
-        if _is_pythons(name) or (is_named and not _may_be_called(key, _found(key, name)[1])):
+        if not is_given(key, name):
+            flag = shlex.quote(f"--{key}={_at(config, short)}")
+            raise ConfigError(f"{where}: a file runs no code by itself; if it is yours, add {flag}")
+        if not _may_be_called(short, _found(key, name)[1]):
             raise ConfigError(
                 f"{where}: must be code in a file of your own; what is installed is named in a "
                 "config in Python"
-            )
-        if not is_named:
-            flag = f"--{key}={_at(config, key.removeprefix('config.'))}"
-            raise ConfigError(
-                f"{where}: a file runs no code by itself; if it is yours, add {shlex.quote(flag)}"
             )
 
 
@@ -500,11 +478,6 @@ def _dotted(config: Mapping[str, Any]) -> Iterator[str]:
             yield from _dotted(value)
 
 
-def _is_pythons(name: str) -> bool:
-    module = name.rpartition(":")[0]
-    return not module.endswith(".py") and module.partition(".")[0] in sys.stdlib_module_names
-
-
 def _may_be_called(key: str, thing: Any) -> bool:
     """Whether it is of the kind that the key wants, or code in a file of the user's.
 
@@ -513,21 +486,14 @@ def _may_be_called(key: str, thing: Any) -> bool:
     import flax.linen as nn  # here, for they take long
     import optax
 
+    from optdyn.base.fields import Value  # which needs this module
+
     kinds = {
-        **dict.fromkeys(MODEL[:1], nn.Module),
+        "model.name": nn.Module,
+        "method.name": Value,
         **dict.fromkeys(OPTIMIZER, optax.GradientTransformation),
-        **dict.fromkeys(METHOD, object),  # of which only a Method is called (`methods.load`)
     }
-    is_class = isinstance(thing, type)
-    made = thing if is_class else getattr(thing, "__annotations__", {}).get("return")
-    kind = kinds.get(key.removeprefix("config."), ())
-    is_of_kind = isinstance(made, type) and issubclass(made, kind)
-    return is_of_kind or is_users(_file_of_code(thing))
-
-
-def _file_of_code(thing: Any) -> str:
-    """The file of the code of a function, or of a thing's class; '<' of what has none."""
-    if code := getattr(inspect.unwrap(thing), "__code__", None):
-        return str(code.co_filename)
-    of = thing if isinstance(thing, type) else type(thing)
-    return getattr(sys.modules.get(of.__module__), "__file__", None) or "<"
+    result = getattr(thing, "__annotations__", {}).get("return")
+    kind = thing if isinstance(thing, type) else result
+    is_of_kind = isinstance(kind, type) and issubclass(kind, kinds.get(key, ()))
+    return is_of_kind or is_users(_file_of_code(inspect.unwrap(thing)))

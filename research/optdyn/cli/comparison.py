@@ -179,7 +179,7 @@ def compare(
     from optdyn.cli import points, sweep
 
     drawn = tuple(seeds)
-    errors.refuse_rows(_cannot_be_compared(experiments, drawn))
+    errors.ConfigError.refuse(_cannot_be_compared(experiments, drawn))
     chosen = [
         (name, one.with_(seed=seed, steps=one.steps if steps is None else steps))
         for name, one in experiments.items()

@@ -48,9 +48,9 @@ def chosen(kind: str, found: Listed, text: str) -> Listed:
 
 def registered(kind: str) -> Listed:
     """What can be chosen by name in a config."""
-    from optdyn.cli.registries import listed  # here, for it takes long
+    from optdyn.cli import registries  # here, for it takes long
 
-    return listed(kind)
+    return registries.KINDS[kind]()
 
 
 def other_name(name: str) -> str:

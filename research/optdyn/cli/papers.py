@@ -30,7 +30,7 @@ from absl import flags, logging
 from matplotlib.figure import Figure
 
 from optdyn.base import lookup, processes
-from optdyn.base.errors import InputError, meant, refuse_rows, refused_at
+from optdyn.base.errors import InputError, meant, refused_at
 from optdyn.base.files import WorkdirError, permitted, read_json, write_json, writing
 from optdyn.base.hold import held, writable
 from optdyn.base.progress import say
@@ -72,7 +72,7 @@ def load(name: str, folder: Path) -> ModuleType:
         module = importlib.import_module(name)
     except Exception as error:
         raise InputError(f"{file}: cannot be imported ({lookup.told(error)})") from error
-    refuse_rows(_lacks(module, file), InputError)
+    InputError.refuse(_lacks(module, file))
     return module
 
 
@@ -223,7 +223,7 @@ def main(_: Sequence[str]) -> int:
     folder = Path(given.claims) if given.claims else STUDIES
     try:
         with app.failing():
-            refuse_rows(_cannot_be_judged(given, folder), InputError)
+            InputError.refuse(_cannot_be_judged(given, folder))
             processes.devices()
             writable(Path(given.workdir))
             with held(Path(given.workdir)), writing(), permitted():

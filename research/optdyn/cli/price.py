@@ -35,7 +35,7 @@ from typing import Any
 
 from absl import flags
 
-from optdyn.base.errors import ConfigError, InputError, Join, and_, one_line, refuse_rows
+from optdyn.base.errors import ConfigError, InputError, Join, and_, one_line
 from optdyn.cli import app
 from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment, refuse_first
@@ -253,7 +253,7 @@ def main(config: Experiment, workdir: Path) -> int:
     app.check_kind(config)
     price.check(config)
     given = flags.FLAGS
-    refuse_rows(_wrong_flags(given), InputError)
+    InputError.refuse(_wrong_flags(given))
     penalties = _penalties(given.penalty, given.target, given.where)
     noise_scale = given.noise_scale
     if noise_scale is not None:

@@ -4,8 +4,6 @@ import sys
 from collections.abc import Callable, Mapping
 
 from optdyn import methods, optimizers
-from optdyn.base.fields import Value
-from optdyn.base.lookup import summary
 from optdyn.clock.service import Law
 from optdyn.methods import names
 from optdyn.problem import losses
@@ -16,25 +14,24 @@ Lines = dict[str, str]
 
 
 def _of(registry: Mapping[str, object]) -> Lines:
-    return {name: summary(thing) for name, thing in registry.items()}
+    """The first lines of docstrings."""
+    docs = {name: (getattr(thing, "__doc__", "") or "").strip() for name, thing in registry.items()}
+    return {name: doc.partition("\n")[0] for name, doc in docs.items()}
 
 
 def _optimizers() -> Lines:
     """Some of optax are another with some arguments fixed, whose line they then have."""
-    return {name: summary(getattr(f, "func", f)) for name, f in optimizers.known().items()}
-
-
-def _members(root: type[Value]) -> Lines:
-    return {name: summary(one) for name, one in root.members.items()}
+    return _of({name: getattr(f, "func", f) for name, f in optimizers.known().items()})
 
 
 def _methods() -> Lines:
-    return {n: summary(sys.modules[methods.load(n).__module__]) for n in methods.built_in()}
+    return _of({n: sys.modules[methods.load(n).__module__] for n in methods.built_in()})
 
 
+# Every registered name of a kind, and the first line of what it says of itself.
 KINDS: Mapping[str, Callable[[], Lines]] = {
-    "models": lambda: _members(Model),
-    "data": lambda: _members(Data),
+    "models": lambda: _of(Model.members),
+    "data": lambda: _of(Data.members),
     "losses": lambda: _of(losses.LOSSES),
     "metrics": lambda: _of(losses.METRICS),
     "optimizers": _optimizers,
@@ -42,10 +39,5 @@ KINDS: Mapping[str, Callable[[], Lines]] = {
     "schedules": lambda: _of(optimizers.SCHEDULES),
     "methods": _methods,
     "names": lambda: {name: names.flags(name) for name in names.NAMES},
-    "laws": lambda: _members(Law),
+    "laws": lambda: _of(Law.members),
 }
-
-
-def listed(kind: str) -> Lines:
-    """Every name of a kind, one of KINDS, and the first line of what it says of itself."""
-    return KINDS[kind]()

@@ -3,12 +3,13 @@
 Seconds are simulated, sizes are bytes.
 """
 
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
 from dataclasses import field as made
 from typing import Any, Self
 
 from optdyn.base.calls import checked
-from optdyn.base.errors import ConfigError, shown
+from optdyn.base.errors import ConfigError, Wrong, shown
 from optdyn.base.fields import Value, field, like
 from optdyn.base.ranges import A_WORKER, BLOCKS, LEAST_AND_MOST, WIDE
 from optdyn.clock.service import Exponential, Law
@@ -124,18 +125,17 @@ class Cluster(Value, section="cluster"):
         super().__post_init__()
         if workers is not None:
             workers = like(workers, 0)  # also of NumPy
-            if type(workers) is not int or workers < 1 or workers % self.devices_per_node:
-                raise ConfigError(
-                    f"Cluster.workers = {shown(workers)}: must be a multiple of devices_per_node = "
-                    f"{self.devices_per_node}, at least 1"
-                )
-            if self.nodes not in (1, workers // self.devices_per_node):
-                raise ConfigError(
-                    f"Cluster.workers = {workers}: must be nodes * devices_per_node = "
-                    f"{self.worker_count}, or leave nodes out"
-                )
+            ConfigError.refuse(self._wrong_workers(workers))
             object.__setattr__(self, "nodes", workers // self.devices_per_node)
             super().__post_init__()  # of these nodes
+
+    def _wrong_workers(self, workers: Any) -> Iterator[Wrong]:
+        where, devices = f"Cluster.workers = {shown(workers)}", self.devices_per_node
+        wrong = type(workers) is not int or workers < 1 or workers % devices
+        said = f"must be a multiple of devices_per_node = {devices}, at least 1"
+        yield wrong, f"{where}: {said}"
+        said = f"must be nodes * devices_per_node = {self.worker_count}, or leave nodes out"
+        yield self.nodes not in (1, workers // devices), f"{where}: {said}"
 
     @property
     def worker_count(self) -> int:

@@ -76,8 +76,6 @@ def make(
         worker = held.worker
         if many > 1:
             worker = held.workers((many,), groups)
-        elif not waits:
-            held.has_all(groups)
         whole = arrived(held, groups, bound, many, who, worker, oldest, limit < math.inf)
     elif pieces := pieces_of(cluster, merged):
         rng, k = seeds.generator(seed, "arrivals"), cluster.worker_count // groups

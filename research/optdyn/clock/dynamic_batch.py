@@ -17,6 +17,7 @@ from optdyn.base.trees import Tree
 from optdyn.clock.base import Shares, Timeline, TimelineError, from_arrivals
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.nodes import draws, together
+from optdyn.clock.service import Measured
 from optdyn.clock.shares import shares
 
 CHANGE = 0.1  # relative; a rate that moved by more is another speed and not noise
@@ -193,11 +194,6 @@ def measured(
     workers = cluster.worker_count
     known = min(steps, steps_per_epoch * (len(worker_seconds) + 1))
     factors = slowdowns(cluster, -(-known // steps_per_epoch))
-    if np.any(factors % 1):
-        raise TimelineError(
-            f"config.cluster.disturbances = {cluster.disturbances!r}: with service='measured' the "
-            "slowdowns are work that is really done, and must be whole numbers"
-        )
 
     def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
         return np.asarray(worker_seconds[epoch] if epoch < len(worker_seconds) else share)[None]
@@ -256,9 +252,10 @@ def _disturbances(cluster: Cluster) -> np.ndarray:
         table = np.full((1, 4), np.nan)
     worker, first, last, factor = table.T
     good = np.isin(worker, np.arange(workers)) & (first >= 0) & (first <= last) & (factor > 0)
-    if not np.all(good & np.isfinite(factor)):
-        raise TimelineError(
-            f"cluster.disturbances = {cluster.disturbances!r}: each must be (worker, first epoch, "
-            f"last epoch, factor), workers are 0..{workers - 1}"
-        )
+    said = f"cluster.disturbances = {cluster.disturbances!r}: each must be (worker, first epoch, "
+    bad = f"{said}last epoch, factor), workers are 0..{workers - 1}"
+    said = f"config.cluster.disturbances = {cluster.disturbances!r}: with service='measured' the "
+    part = f"{said}slowdowns are work that is really done, and must be whole numbers"
+    parts = isinstance(cluster.service, Measured) and (factor % 1).any()
+    TimelineError.refuse([(not np.all(good & np.isfinite(factor)), bad), (parts, part)])
     return table

@@ -10,11 +10,12 @@ stage does one task at a time, in its order. Links and queues take whatever is s
 stage that is faster than the next one runs ahead of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from optdyn.base.errors import Wrong
 from optdyn.clock.base import Timeline, TimelineError, from_arrivals
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import inside_node, messages
@@ -145,10 +146,12 @@ def _schedule(
     inputs: Mapping[int, int],
 ) -> Schedule:
     """Every stage does `ahead` forwards, then one of each in turn, then the backwards left."""
-    if min(micro_batches, updates) < 1:
-        raise TimelineError(f"{micro_batches} micro-batches, {updates} updates: must be 1 or more")
-    durations, stages = _durations(work), len(ahead)
-    links = _seconds(transfer, stages - 1, "transfer").tolist()
+    names, stages = ("forward", "backward", "update"), len(ahead)
+    given = [(name, part, stages) for name, part in zip(names, work, strict=True)]
+    given.append(("transfer", transfer, stages - 1))
+    TimelineError.refuse(_wrong_schedule(given, micro_batches, updates))
+    *durations, lags = (np.broadcast_to(np.asarray(v, np.float64), size) for _, v, size in given)
+    links = lags.tolist()
     left = [_order(number, micro_batches)[::-1] for number in ahead]
     position: dict[tuple[int, int, int], int] = {}  # of stage, kind, micro-batch
     steps: list[tuple[int, float, int, float]] = []  # place, seconds, its input (-1: none), lag
@@ -163,7 +166,7 @@ def _schedule(
                 source = position.get((sender, *task), -1)
                 lag = links[min(place, sender)] if needs else 0.0
                 position[place, *waiting.pop()] = len(steps)
-                steps.append((place, float(durations[task[0], place]), source, lag))
+                steps.append((place, float(durations[task[0]][place]), source, lag))
     free, spans = [0.0] * stages, list[tuple[float, float]]()
     for base in range(0, updates * len(steps), len(steps)):
         for place, duration, source, lag in steps:
@@ -183,17 +186,15 @@ def _order(ahead: int, micro_batches: int) -> list[tuple[int, int]]:
     return [*(task for task in order if task[1] < micro_batches), (UPDATE, -1)]
 
 
-def _durations(work: Sequence[Seconds]) -> np.ndarray:
-    """(3, S), by kind."""
-    names, stages = ("forward", "backward", "update"), np.size(work[FORWARD])
-    rows = [_seconds(part, stages, name) for part, name in zip(work, names, strict=True)]
-    if not stages or not np.all(rows[FORWARD] > 0):
-        raise TimelineError(f"forward = {work[FORWARD]}: must be more than 0 at every stage")
-    return np.stack(rows)
-
-
-def _seconds(values: Seconds, size: int, name: str) -> np.ndarray:
-    array = np.asarray(values, np.float64)
-    if array.shape not in ((), (size,)) or not np.all((array >= 0) & np.isfinite(array)):
-        raise TimelineError(f"{name} = {values}: must be {size} finite seconds from 0 up, or one")
-    return np.broadcast_to(array, size)
+def _wrong_schedule(
+    given: Sequence[tuple[str, Seconds, int]], micro_batches: int, updates: int
+) -> Iterator[Wrong]:
+    line = f"{micro_batches} micro-batches, {updates} updates: must be 1 or more"
+    yield min(micro_batches, updates) < 1, line
+    for name, values, size in given:
+        array = np.asarray(values, np.float64)
+        good = array.shape in ((), (size,)) and np.all((array >= 0) & np.isfinite(array))
+        yield not good, f"{name} = {values}: must be {size} finite seconds from 0 up, or one"
+    forward, stages = given[FORWARD][1:]
+    line = f"forward = {forward}: must be more than 0 at every stage"
+    yield not stages or not np.all(np.asarray(forward) > 0), line

@@ -1,7 +1,7 @@
 """Service-time laws: how long a worker takes over one gradient. Unit mean, seeded draws."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError
+from optdyn.base.errors import ConfigError, Wrong
 from optdyn.base.fields import OPTIONS, Options, Value, field, plain
 from optdyn.clock.base import TimelineError
 
@@ -174,14 +174,14 @@ def check(law: Law) -> None:
 def _drawn(name: str, made: Draw, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Draws of the user's own law, checked."""
     values = np.asarray(lookup.call(KEY, name, made, rng, shape))
-    if values.shape != shape or values.dtype.kind not in "fiu":
-        raise ConfigError(
-            f"{lookup.setting(KEY, name)}: of shape {shape} its law draws {values.dtype} "
-            f"{values.shape}, and must draw as many numbers"
-        )
-    if not (np.isfinite(values).all() and (values > 0).all()):
-        raise ConfigError(
-            f"{lookup.setting(KEY, name)}: its law draws {values.min():g} to {values.max():g}, "
-            "and must draw finite numbers above 0"
-        )
+    ConfigError.refuse(_wrong_draws(lookup.setting(KEY, name), values, shape))
     return values.astype(np.float64)
+
+
+def _wrong_draws(where: str, values: np.ndarray, shape: tuple[int, ...]) -> Iterator[Wrong]:
+    said = f"of shape {shape} its law draws {values.dtype} {values.shape}, and must draw as many "
+    wrong = values.shape != shape or values.dtype.kind not in "fiu"
+    yield wrong, f"{where}: {said}numbers"
+    if not (np.isfinite(values).all() and (values > 0).all()):
+        said = f"its law draws {values.min():g} to {values.max():g}, and must draw finite numbers"
+        yield True, f"{where}: {said} above 0"

@@ -29,7 +29,7 @@ import math
 from optdyn.clock.arrivals import Queue, Work, rounding, services
 from optdyn.clock.base import Timeline, TimelineError
 from optdyn.clock.service import Draw
-from optdyn.clock.versions import NOBODY, WAITING, Versions, blank
+from optdyn.clock.versions import NOBODY, Versions, blank
 
 LATE = 1000  # gradients dropped for one that is delivered, at most
 
@@ -50,13 +50,10 @@ def several(
     Other arguments as those of `timeline.arrivals`, whose draws these are: by default it is the
     same. `worker` is the group that delivers last. `staleness`, and the workers and reads of its
     choice, are (steps, K), in the order of delivery, or (steps,) where K is 1. A new version is
-    written to a slot that no group at work has read, so `groups` slots do. Raises `TimelineError`
-    if K gradients never come.
+    written to a slot that no group at work has read, so `groups` slots do. K is at most `groups`,
+    but where a group delivers several. Raises `TimelineError` if groups hardly deliver.
     """
     groups = len(work.compute)
-    if waiting not in WAITING or arrivals < 1 or (arrivals > groups and "batch" not in waiting):
-        raise TimelineError(f"{arrivals} arrivals of {groups} groups, {waiting!r}: never come")
-
     service = [services(seed, law, work, steps, group) for group in range(groups)]
     limit = (allotted * work.means().max(axis=1)).tolist() if allotted < math.inf else []
 

@@ -12,12 +12,12 @@ def shares(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:
     largest remainder. `TimelineError` if the batch is too small or a rate is not positive.
     """
     rates = np.asarray(rates, np.float64)
-    if batch_size < minimum * len(rates):
-        raise TimelineError(
-            f"shares: {batch_size} examples for {len(rates)} workers, each needs {minimum} or more"
-        )
-    if not np.all((rates > 0) & np.isfinite(rates)):
-        raise TimelineError(f"shares: rates {rates.tolist()}, all must be positive and finite")
+    few = f"{batch_size} examples for {len(rates)} workers, each needs {minimum} or more"
+    good = np.all((rates > 0) & np.isfinite(rates))
+    bad = f"rates {rates.tolist()}, all must be positive and finite"
+    TimelineError.refuse(
+        [(batch_size < minimum * len(rates), f"shares: {few}"), (not good, f"shares: {bad}")]
+    )
     quotas = np.full(len(rates), float(minimum))
     free = np.ones(len(rates), bool)
     while free.any():

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from optdyn.base.errors import Wrong
 from optdyn.base.trees import Choice
 from optdyn.clock.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
 from optdyn.clock.versions import NOBODY, Versions, blank, fill
@@ -78,8 +79,7 @@ class Held(NamedTuple):
         count = math.prod(shape)
         found = self.fields.get(name)
         if found is None or found.shape != ((steps, count) if shape else (steps,)):
-            many = f".0 to .{count - 1}" if shape else ""
-            raise TimelineError(f"trace {self.path}: needs the columns {PREFIX}{name}{many}")
+            raise TimelineError(_needs(self.path, name, (count,) if shape else ()))
         return found.reshape(steps, *shape)
 
     def whole(self, field: str, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
@@ -105,19 +105,19 @@ class Held(NamedTuple):
                 f"must be {wanted}"
             )
 
-    def groups(self, worker: np.ndarray, groups: int) -> None:
-        """Raises `TimelineError` where a worker is no group of so many."""
-        strangers = worker[~np.isin(worker, np.arange(groups))]
-        if len(strangers):
-            raise TimelineError(
-                f"trace {self.path}: worker {strangers[0]:g}, but groups are 0..{groups - 1}"
-            )
+    def groups(self, worker: np.ndarray, groups: int, everyone: bool = False) -> None:
+        """Raises `TimelineError` where a worker is no group of so many.
 
-    def has_all(self, groups: int) -> None:
-        """Raises `TimelineError` if one of so many groups is not in the file."""
-        missing = sorted(set(range(groups)) - self.named)
-        if missing and self.named and not self.has("read"):
-            raise TimelineError(f"trace {self.path}: no arrival of worker {missing[0]} of {groups}")
+        With `everyone` also where one of them is not in the file.
+        """
+        TimelineError.refuse(self._wrong_groups(worker, groups, everyone))
+
+    def _wrong_groups(self, worker: np.ndarray, groups: int, everyone: bool) -> Iterator[Wrong]:
+        for one in worker[~np.isin(worker, np.arange(groups))][:1]:
+            yield True, f"trace {self.path}: worker {one:g}, but groups are 0..{groups - 1}"
+        for one in sorted(set(range(groups)) - self.named)[:1]:
+            line = f"trace {self.path}: no arrival of worker {one} of {groups}"
+            yield everyone and self.named, line
 
     def workers(self, shape: tuple[int, ...], groups: int) -> np.ndarray:
         """(steps, *shape) int32: whose all the arrivals of an update are."""
@@ -135,33 +135,46 @@ def table_of(path: str | Path) -> "pd.DataFrame":
 
 def read(path: str, steps: int) -> Held:
     """The first `steps` rows of the file. Raises `TimelineError`."""
-    try:
+    not_csv = f"trace {path}: not a CSV file with the columns worker (integers) and seconds, and "
+    not_csv += f"{PREFIX}NAME (numbers) if any"
+    with (
+        TimelineError.at(f"trace {path}", OSError),
+        TimelineError.at(not_csv, KeyError, ValueError),
+    ):
         table = table_of(path)
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
         version = table["version"].to_numpy(np.float64)[:steps] if "version" in table else None
         fields = {name: held[:steps] for name, held in _fields(table)}
-    except OSError as error:
-        raise TimelineError(f"trace {path}: {error.strerror or error}") from error
-    except (KeyError, ValueError) as error:
-        raise TimelineError(
-            f"trace {path}: not a CSV file with the columns worker (integers) and seconds, "
-            f"and {PREFIX}NAME (numbers) if any"
-        ) from error
-    if len(worker) < steps:
-        raise TimelineError(f"trace {path}: {len(worker)} arrivals, the run has {steps} steps")
-    strange = worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))]
-    if len(strange):
-        raise TimelineError(f"trace {path}: worker {strange[0]:g} is no whole number from 0 up")
-    if not np.all(np.isfinite(seconds)) or np.any(np.diff(seconds) < 0) or seconds[:1].sum() < 0:
-        raise TimelineError(f"trace {path}: seconds must be finite, from 0 up and in order")
-    for name, held in fields.items():
-        if not np.isfinite(held).all():
-            raise TimelineError(f"trace {path}: {PREFIX}{name} has what is no finite number")
+    TimelineError.refuse(_wrong_rows(path, steps, worker, seconds, fields))
     named = frozenset(np.unique(worker).astype(int).tolist())
     return Held(
         path, worker[:steps].astype(np.int32), seconds[:steps], fields, version, named=named
     )
+
+
+def _wrong_rows(
+    path: str,
+    steps: int,
+    worker: np.ndarray,
+    seconds: np.ndarray,
+    fields: Mapping[str, np.ndarray],
+) -> Iterator[Wrong]:
+    few = f"trace {path}: {len(worker)} arrivals, the run has {steps} steps"
+    yield len(worker) < steps, few
+    for one in worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))][:1]:
+        yield True, f"trace {path}: worker {one:g} is no whole number from 0 up"
+    good = np.isfinite(seconds).all() and (np.diff(seconds, prepend=0.0) >= 0).all()
+    yield not good, f"trace {path}: seconds must be finite, from 0 up and in order"
+    for name, held in fields.items():
+        line = f"trace {path}: {PREFIX}{name} has what is no finite number"
+        yield not np.isfinite(held).all(), line
+
+
+def _needs(path: str, name: str, shape: tuple[int, ...]) -> str:
+    """The line of columns that are not there, or not as many."""
+    many = f".0 to .{shape[0] - 1}" if shape else ""
+    return f"trace {path}: needs the columns {PREFIX}{name}{many}"
 
 
 def arrived(
@@ -180,9 +193,10 @@ def arrived(
     `arrivals` they wait as `waiting` says (`several.py`). With a finite `delay_bound`, or where
     time `has_limit`, it also says whose arrivals were dropped. Raises `TimelineError`.
     """
-    held.groups(worker, groups)
     drops = delay_bound < np.inf or has_limit
-    if (worker.ndim, bound, waiting, drops) == (1, np.inf, NOBODY, False):
+    alone = (worker.ndim, bound, waiting, drops) == (1, np.inf, NOBODY, False)
+    held.groups(worker, groups, everyone=alone and not held.has("read"))
+    if alone:
         if held.has("read"):
             return _read(held, worker)
         made = from_arrivals(worker, held.seconds, groups)
@@ -192,10 +206,8 @@ def arrived(
     dropped = held.flags("dropped", (groups,)) if drops else None
     made = blank(groups, len(worker), arrivals, waiting, drops)
     order = Versions(made, groups, bound, arrivals, waiting, delay_bound)
-    try:
-        fill(order, worker, held.seconds, dropped, order.drop if has_limit else None)
-    except TimelineError as error:
-        raise TimelineError(f"trace {held.path}: {error}") from error
+    drop = order.drop if has_limit else None
+    fill(order, worker, held.seconds, dropped, drop, f"trace {held.path}: ")
     return made
 
 
@@ -223,39 +235,35 @@ def checked(held: Held, line: Timeline) -> Timeline:
 
     Raises `TimelineError` where the file says something else than that.
     """
-    if (t := _first(held.worker, line.worker)) is not None:
-        raise TimelineError(
-            f"trace {held.path}: update {t} has worker {held.worker[t]}, and it is that of "
-            f"{line.worker[t]}"
-        )
-    version = versions(line) if held.version is not None else None
-    wrong = _first(held.version, version)
-    if held.version is not None and version is not None and wrong is not None:
-        raise TimelineError(
-            f"trace {held.path}: arrival {wrong}, of worker {held.worker[wrong]}, says version "
-            f"{held.version[wrong]:g}, and by the order of arrivals it had read {version[wrong]}"
-        )
+    TimelineError.refuse(_wrong_line(held, line))
     line = line._replace(batch=line.batch if BATCH in held.fields else None)
+    return line._replace(seconds=held.seconds)
+
+
+def _wrong_line(held: Held, line: Timeline) -> Iterator[Wrong]:
+    """What a file says else than the timeline that a clock has made of it."""
+    where = f"trace {held.path}"
+    for t in _unlike(held.worker, line.worker):
+        said = f"update {t} has worker {held.worker[t]}, and it is that of {line.worker[t]}"
+        yield True, f"{where}: {said}"
+    if held.version is not None:
+        version = versions(line)
+        for t in _unlike(held.version, version):
+            said = f"says version {held.version[t]:g}, and by the order of arrivals it had read "
+            yield True, f"{where}: arrival {t}, of worker {held.worker[t]}, {said}{version[t]}"
     known = _columns(line)
     for name, found in held.fields.items():
-        if name not in known:
-            raise TimelineError(
-                f"trace {held.path}: {PREFIX}{name} is of another method, this one has "
-                f"{', '.join(PREFIX + each for each in known) or 'no such columns'}"
-            )
+        has = ", ".join(PREFIX + each for each in known) or "no such columns"
+        said = f"{PREFIX}{name} is of another method, this one has {has}"
+        yield name not in known, f"{where}: {said}"
         expected = known[name]
-        if found.shape != expected.shape:
-            many = f".0 to .{expected.shape[1] - 1}" if expected.ndim > 1 else ""
-            raise TimelineError(f"trace {held.path}: needs the columns {PREFIX}{name}{many}")
-        if (t := _first(found, expected)) is not None:
+        yield found.shape != expected.shape, _needs(held.path, name, expected.shape[1:])
+        for t in _unlike(found, expected):
             one, other = (np.ravel(each[t]) for each in (found, expected))
             place = np.flatnonzero(~np.isclose(one, other, CLOSE, 0))[0]
-            raise TimelineError(
-                f"trace {held.path}: update {t} has {PREFIX}{name}{f'.{place}' * (len(one) > 1)} = "
-                f"{one[place]:g}, and by the config and the order of arrivals it is "
-                f"{other[place]:g}"
-            )
-    return line._replace(seconds=held.seconds)
+            which = f"update {t} has {PREFIX}{name}{f'.{place}' * (len(one) > 1)}"
+            said = f"and by the config and the order of arrivals it is {other[place]:g}"
+            yield True, f"{where}: {which} = {one[place]:g}, {said}"
 
 
 def columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
@@ -294,13 +302,10 @@ def _leaves(choice: Choice, inside: str = "") -> Iterator[tuple[str, np.ndarray]
             yield inside + name, value
 
 
-def _first(found: np.ndarray | None, expected: np.ndarray | None) -> int | None:
-    """The first row in which they differ, if there is one."""
-    if found is None or expected is None:
-        return None
+def _unlike(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """The rows in which they differ."""
     same = np.isclose(found, expected, CLOSE, 0)
-    rows = np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
-    return int(rows[0]) if len(rows) else None
+    return np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
 
 
 def _fields(table: "pd.DataFrame") -> Iterator[tuple[str, np.ndarray]]:

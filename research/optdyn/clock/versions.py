@@ -9,11 +9,12 @@ its update. Where an update is of several arrivals these are parts of batches.
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from optdyn.base.errors import Wrong
 from optdyn.clock.base import Arrival, Timeline, TimelineError
 
 # Who waits where an update is of K arrivals (`several.py`).
@@ -207,21 +208,34 @@ def fill(
     seconds: np.ndarray,
     dropped: np.ndarray | None = None,
     drop: Callable[[int], None] | None = None,
+    where: str = "",
 ) -> None:
     """Arrivals in that order, (n,) or, of n updates, (n, K); `seconds`, (n,), are an update's.
 
     `dropped`, (n, groups), has those that were dropped before each update: that arrived too late,
     or have not arrived at all where there is a `drop`. Raises `TimelineError` where a group arrives
-    that waits for others, or is dropped and should not be.
+    that waits for others, or is dropped and should not be; the line begins with `where`.
     """
+    wrongs = _wrong_arrivals(order, worker, seconds, dropped, drop)
+    TimelineError.refuse((wrong, where + line) for wrong, line in wrongs)
+
+
+def _wrong_arrivals(
+    order: Order,
+    worker: np.ndarray,
+    seconds: np.ndarray,
+    dropped: np.ndarray | None,
+    drop: Callable[[int], None] | None,
+) -> Iterator[Wrong]:
+    """What is wrong with an arrival, each before the next is filled in."""
     for t, groups in enumerate(worker.tolist()):
         late = [] if dropped is None else np.flatnonzero(dropped[t]).tolist()
         for n, group in enumerate([*late, *(groups if isinstance(groups, list) else [groups])]):
-            if group not in order.working:
-                raise TimelineError(f"arrival {t}: worker {group} waits for others then")
+            waits = group not in order.working
+            yield waits, f"arrival {t}: worker {group} waits for others then"
             if drop and n < len(late):
                 drop(group)
                 continue
-            if order.arrive(group, float(seconds[t])).dropped != (n < len(late)):
-                is_too = "is not too" if n < len(late) else "is too"
-                raise TimelineError(f"arrival {t}: what worker {group} has {is_too} old to apply")
+            unlike = order.arrive(group, float(seconds[t])).dropped != (n < len(late))
+            is_too = "is not too" if n < len(late) else "is too"
+            yield unlike, f"arrival {t}: what worker {group} has {is_too} old to apply"

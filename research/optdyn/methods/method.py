@@ -292,7 +292,7 @@ def load(name: str) -> type[Method]:
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.method.name = {name!r}: must be a Method of optdyn.methods, and is "
-            f"{lookup.shown(found)}"
+            f"{shown(found)}"
         )
     return found
 

@@ -16,7 +16,7 @@ import optax
 from optax import contrib
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, refuse
+from optdyn.base.errors import ConfigError, one_line, refuse
 from optdyn.base.fields import OPTIONS, Options, plain
 from optdyn.base.lookup import Key
 from optdyn.base.trees import Array, Hyper, Params, State, Tree
@@ -269,7 +269,7 @@ def _checked(
     try:
         before, after = jax.eval_shape(updated, params, hyper)
     except Exception as error:
-        why = lookup.told(error, *makers) if own else lookup.shown(str(error), 300)
+        why = lookup.told(error, *makers) if own else one_line(error, 300)
         raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
 
     def shapes(tree: Tree) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

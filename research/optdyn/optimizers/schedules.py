@@ -7,7 +7,8 @@ function of the update's number, traced, to its rate.
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 import optax
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError
+from optdyn.base.errors import ConfigError, Wrong, is_as_wanted
 from optdyn.base.fields import plain
 from optdyn.optimizers.kinds import Optimizer
 
@@ -46,17 +47,6 @@ def piecewise(
     learning_rate: float, boundaries: Sequence[int], scales: Sequence[float]
 ) -> optax.Schedule:
     """Multiplied by scales[i] from update boundaries[i] after the warm-up on."""
-    try:
-        good = len(boundaries) == len(scales) > 0 and all(isinstance(b, int) for b in boundaries)
-        good &= sorted({*boundaries}) == list(boundaries) and min(boundaries, default=0) >= 1
-        good &= all(0 <= scale < math.inf for scale in scales)
-    except TypeError:
-        good = False
-    if not good:
-        raise ConfigError(
-            f"config.optimizer.schedule_options: boundaries = {boundaries!r} must be updates from "
-            f"1 up, in order, and scales = {scales!r} a finite number from 0 up for each"
-        )
     return optax.piecewise_constant_schedule(
         learning_rate, dict(zip(boundaries, scales, strict=True))
     )
@@ -77,13 +67,26 @@ def schedule(
         return lookup.call(KEY, name, make, learning_rate, steps, **given)
     usual = {"learning_rate": learning_rate, "steps": steps, "decay_rate": decay_rate}
     taken = inspect.signature(make).parameters
-    if given.keys() != taken.keys() - usual.keys():
-        wanted = " and ".join(sorted(taken.keys() - usual.keys())) or "nothing"
-        raise ConfigError(
-            f"config.optimizer.schedule_options: {name!r} takes {wanted}, and is given "
-            f"{' and '.join(sorted(given)) or 'nothing'}"
-        )
+    ConfigError.refuse(_wrong_options(name, given, taken.keys() - usual.keys()))
     return make(**{key: value for key, value in usual.items() if key in taken}, **given)
+
+
+def _wrong_options(name: str, given: Mapping[str, Any], wanted: Set[str]) -> Iterator[Wrong]:
+    key = "config.optimizer.schedule_options"
+    takes, has = (" and ".join(sorted(names)) or "nothing" for names in (wanted, given))
+    yield given.keys() != wanted, f"{key}: {name!r} takes {takes}, and is given {has}"
+    if name == "piecewise":
+        boundaries, scales = given["boundaries"], given["scales"]
+        said = f"{key}: boundaries = {boundaries!r} must be updates from 1 up, in order, and "
+        said += f"scales = {scales!r} a finite number from 0 up for each"
+        yield not is_as_wanted(_are_steps, (boundaries, scales)), said
+
+
+def _are_steps(given: tuple[Sequence[int], Sequence[float]]) -> bool:
+    boundaries, scales = given
+    good = len(boundaries) == len(scales) > 0 and all(isinstance(b, int) for b in boundaries)
+    good &= sorted({*boundaries}) == list(boundaries) and min(boundaries, default=0) >= 1
+    return good and all(0 <= scale < math.inf for scale in scales)
 
 
 def learning_rates(

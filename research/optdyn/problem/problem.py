@@ -1,7 +1,7 @@
 """What is minimized: a model as a sequence of blocks, a loss, metrics and data."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import lookup, seeds
-from optdyn.base.errors import ConfigError, shown
+from optdyn.base.errors import ConfigError, Wrong, shown
 from optdyn.base.fields import OPTIONS
 from optdyn.base.trees import Examples, Params, Tree, examples_in
 from optdyn.problem import data as datasets
@@ -23,6 +23,10 @@ from optdyn.problem.models.own import OwnModel
 from optdyn.problem.models.quadratic import Quadratic, centred, curvatures, factors, optima
 
 HELD = {"text": "text", "image": "images", "x": "numbers"}
+DRAWS = (
+    "must not draw random numbers: no key comes with an update, so they would be the same in all "
+    "(dropout is not possible; what is fixed can be drawn before)"
+)
 SEVERAL = 7919  # examples of a batch that is only traced: a size that nothing else has
 
 
@@ -134,42 +138,46 @@ def check(of: Problem, examples: Examples, classes: int = 0) -> None:
     `classes` are those that the loss chooses from; 0: it does not. Raises `ConfigError`, in one
     line, at whatever does not fit or fails, before anything is run.
     """
+    ConfigError.refuse(_wrong(of, examples, classes))
+
+
+def _wrong(of: Problem, examples: Examples, classes: int) -> Iterator[Wrong]:
+    """What does not fit, each traced when all before it does."""
     batch = {
         name: jax.ShapeDtypeStruct((SEVERAL, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in examples.items()
     }
     data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
 
-    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> Tree:
+    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Wrong]:
+        """The shapes that it returns, and whether it draws."""
         try:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception as error:
             why = lookup.told(error).replace(str(SEVERAL), "B")
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
-        if function != of.init and "random_bits" in str(program):
-            raise ConfigError(
-                f"{key}: must not draw random numbers: no key comes with an update, so they would "
-                "be the same in all (dropout is not possible; what is fixed can be drawn before)"
-            )
-        return shapes
+        draws = function != of.init and "random_bits" in str(program)
+        return shapes, (draws, f"{key}: {DRAWS}")
 
-    def wanted(key: str, shape: jax.ShapeDtypeStruct) -> None:
-        if shape.shape != (SEVERAL,):
-            shown = str(shape.shape).replace(str(SEVERAL), "B")
-            raise ConfigError(f"{key}: must return one number an example, (B,), not {shown}")
+    def unlike(key: str, shape: jax.ShapeDtypeStruct) -> Wrong:
+        has = str(shape.shape).replace(str(SEVERAL), "B")
+        line = f"{key}: must return one number an example, (B,), not {has}"
+        return shape.shape != (SEVERAL,), line
 
-    params = traced("config.model", of.init, jax.random.key(0), batch)
-    outputs = traced("config.model", of.outputs, params, batch)
-    if not isinstance(outputs, jax.ShapeDtypeStruct):
-        raise ConfigError("config.model: the last block must return one array")
-    if outputs.ndim and outputs.shape[-1] < classes:
-        raise ConfigError(
-            f"config.model: has {outputs.shape[-1]} outputs, and the data {classes} classes, of "
-            "which none may be missing"
-        )
-    wanted("config.loss", traced("config.loss", of.losses, outputs, batch))
-    for name, shape in traced("config.metrics", of.metrics, outputs, batch).items():
-        wanted(f"config.metrics, {name!r}", shape)
+    params, _ = traced("config.model", of.init, jax.random.key(0), batch)
+    outputs, draws = traced("config.model", of.outputs, params, batch)
+    yield draws
+    is_one = isinstance(outputs, jax.ShapeDtypeStruct)
+    yield not is_one, "config.model: the last block must return one array"
+    for many in outputs.shape[-1:]:
+        said = f"config.model: has {many} outputs, and the data {classes} classes, of which none "
+        yield many < classes, f"{said}may be missing"
+    of_loss, draws = traced("config.loss", of.losses, outputs, batch)
+    yield draws
+    yield unlike("config.loss", of_loss)
+    of_metrics, draws = traced("config.metrics", of.metrics, outputs, batch)
+    yield draws
+    yield from (unlike(f"config.metrics, {name!r}", shape) for name, shape in of_metrics.items())
 
 
 def load_data(model: Model, chosen: Data, seed: int) -> datasets.Dataset:
@@ -178,57 +186,52 @@ def load_data(model: Model, chosen: Data, seed: int) -> datasets.Dataset:
     `seed` is what the quadratic's are drawn by.
     """
     if isinstance(model, Quadratic):
-        if chosen.augment:
-            raise datasets.DataError(
-                f"config.data.augment = {chosen.augment!r}: only of images, not of "
-                "config.model.name = 'quadratic'"
-            )
-        rng = seeds.generator(seed, "quadratic")
-        examples = chosen.train_examples or 1000
-        some = examples if model.noise or model.spread else 1
-        train = {"optimum": optima(rng, some, model.dimension, model.noise)}
-        test = {"optimum": np.zeros((1, model.dimension), np.float32)}
-        if model.spread:
-            s = factors(rng, some, model.dimension, model.spread)
-            train = {"optimum": centred(train["optimum"], s), "curvature": s}
-            test |= {"curvature": np.ones_like(test["optimum"])}
-        return datasets.Dataset(train, test, 0)
-    data = datasets.load(
-        chosen.source,
-        chosen.dir or None,
-        chosen.train_examples,
-        getattr(chosen, "tokenizer", "character"),
-        getattr(chosen, "sequence_length", 1),
-        getattr(chosen, "image_size", 0),
-        getattr(chosen, "options", OPTIONS),
-    )
-    held = next(name for kind, name in HELD.items() if kind in data.train)
-    wanted = "text" if isinstance(model, Transformers) else "images"
-    if not isinstance(model, OwnModel) and (held == "text") != (wanted == "text"):
-        raise datasets.DataError(
-            f"config.model.name = {model.name!r} needs {wanted}: config.data.name = "
-            f"{chosen.name!r} holds {held}"
+        data = _of_quadratic(model, chosen.train_examples or 1000, seed)
+    else:
+        data = datasets.load(
+            chosen.source,
+            chosen.dir or None,
+            chosen.train_examples,
+            getattr(chosen, "tokenizer", "character"),
+            getattr(chosen, "sequence_length", 1),
+            getattr(chosen, "image_size", 0),
+            getattr(chosen, "options", OPTIONS),
         )
-    _check_pixels(chosen, data)
+    datasets.DataError.refuse(_wrong_data(model, chosen, data.train))
     return data
 
 
-def _check_pixels(chosen: Data, data: datasets.Dataset) -> None:
-    """Raises DataError where `config.data` asks for what these examples cannot have."""
-    channels = data.train["image"].shape[-1] if "image" in data.train else 0
-    if chosen.augment and not channels:
-        raise datasets.DataError(
-            f"config.data.augment = {chosen.augment!r}: only of images, not {chosen.name!r}"
-        )
-    if not (chosen.mean or chosen.std):
+def _of_quadratic(model: Quadratic, examples: int, seed: int) -> datasets.Dataset:
+    rng = seeds.generator(seed, "quadratic")
+    some = examples if model.noise or model.spread else 1
+    train = {"optimum": optima(rng, some, model.dimension, model.noise)}
+    test = {"optimum": np.zeros((1, model.dimension), np.float32)}
+    if model.spread:
+        s = factors(rng, some, model.dimension, model.spread)
+        train = {"optimum": centred(train["optimum"], s), "curvature": s}
+        test |= {"curvature": np.ones_like(test["optimum"])}
+    return datasets.Dataset(train, test, 0)
+
+
+def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Wrong]:
+    """What the model, or `config.data` besides, asks for and these examples cannot have."""
+    augment = f"config.data.augment = {chosen.augment!r}: only of images, not "
+    if isinstance(model, Quadratic):
+        yield chosen.augment, f"{augment}of config.model.name = 'quadratic'"
         return
+    held = next(name for kind, name in HELD.items() if kind in train)
+    wanted = "text" if isinstance(model, Transformers) else "images"
+    apart = not isinstance(model, OwnModel) and (held == "text") != (wanted == "text")
+    said = f"needs {wanted}: config.data.name = {chosen.name!r} holds {held}"
+    yield apart, f"config.model.name = {model.name!r} {said}"
+    channels = train["image"].shape[-1] if "image" in train else 0
+    yield chosen.augment and not channels, f"{augment}{chosen.name!r}"
     for name, values, least in (("mean", chosen.mean, -math.inf), ("std", chosen.std, 0)):
-        if len(values) != channels or not all(least < value < math.inf for value in values):
-            raise datasets.DataError(
-                f"config.data.{name} = {shown(values)}: must be a finite number"
-                f"{' above 0' * (not least)} for each of the {channels} channels of "
-                f"{chosen.name!r}, as `optdyn prepare` prints them"
-            )
+        good = len(values) == channels and all(least < value < math.inf for value in values)
+        said = f"must be a finite number{' above 0' * (not least)} for each of the {channels} "
+        said += f"channels of {chosen.name!r}, as `optdyn prepare` prints them"
+        wrong = (chosen.mean or chosen.std) and not good
+        yield wrong, f"config.data.{name} = {shown(values)}: {said}"
 
 
 def shards(config: Drawing, nodes: int, data: datasets.Dataset) -> tuple[np.ndarray, ...]:

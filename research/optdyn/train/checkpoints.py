@@ -19,7 +19,6 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from optdyn.base.errors import refuse_rows
 from optdyn.base.files import (
     DiskFull,
     WorkdirError,
@@ -236,7 +235,7 @@ def parameters(workdir: Path) -> tuple[int, Params]:
         (step is None, f"{workdir}: no checkpoint in it; give the workdir of a run"),
         (damaged, f"checkpoint {folder} is corrupt ({damaged} is not as written)"),
     )
-    refuse_rows(rows, WorkdirError)
+    WorkdirError.refuse(rows)
     assert step is not None
     process = jax.process_index()
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone(process))

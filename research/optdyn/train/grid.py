@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from optdyn.base.errors import InputError, refuse, refuse_rows, refused_at, shown
+from optdyn.base.errors import InputError, refuse, refused_at, shown
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.train.checks import check
 
@@ -64,7 +64,7 @@ class Grid:
         if isinstance(points, Iterable) and not isinstance(points, (str, Mapping, Points)):
             listed = list(itertools.islice(points, MOST + 1))
             object.__setattr__(self, "points", Points(len(listed), lambda: listed))
-        refuse_rows(self._wrongs())
+        ConfigError.refuse(self._wrongs())
 
     def _wrongs(self) -> Iterator[tuple[object, str]]:
         base, points = self.base, self.points

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import refuse_rows
 from optdyn.base.files import WorkdirError, rows, write, write_json
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json
@@ -60,7 +59,7 @@ def go_on(
         too_few(folder, config.steps, step),
         (ended and not step, f"workdir {folder} has no checkpoint of {said}"),
     )
-    refuse_rows(rows_of, WorkdirError)
+    WorkdirError.refuse(rows_of)
     changed: Json = {}
     if planned != config.steps and step:
         past = rows(folder / LOG, held_in(record, LOG))

@@ -24,7 +24,6 @@ from tensorboardX.proto.event_pb2 import Event
 
 from optdyn import experiment as configs
 from optdyn.base import lookup
-from optdyn.base.errors import refuse_rows
 from optdyn.base.files import (
     DiskFull,
     WorkdirError,
@@ -70,7 +69,7 @@ def claim(
         held = read_json(workdir / "config.json")
         if held:
             configs.check_whole(held, config.to_dict(), workdir / "config.json")
-        refuse_rows(_is_of_another(workdir, config, held, text, free), WorkdirError)
+        WorkdirError.refuse(_is_of_another(workdir, config, held, text, free))
         if not held:
             write(workdir / "config.json", text)
         return held or json.loads(text)

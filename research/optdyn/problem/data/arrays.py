@@ -1,11 +1,12 @@
 """What a data set is to a run: two splits of arrays in which the first axis counts examples."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import InputError
+from optdyn.base.errors import InputError, Wrong
+from optdyn.base.trees import examples_in
 from optdyn.problem.data.order import stratified
 
 SEED = 0  # of held-out and reduced training sets: the same objective whatever the run's seed
@@ -30,46 +31,60 @@ class Dataset(NamedTuple):
     classes: int
 
 
-def images(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
+def dataset(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
     """Splits "train" and, if there is one, "test"; else a seeded stratified fifth is held out.
 
-    `classes` = 0 counts them from the labels; `where` ends "the data set ...". Raises DataError if
-    the splits are not images of one shape with labels of those classes.
+    `classes` = 0 counts them: of `label` and of tokens the largest and one, of `y` its last axis.
+    `where` ends "the data set ...". Raises DataError.
     """
-    for name, split in splits.items():
-        if len(split["image"]) != len(split["label"]):
-            raise DataError(
-                f"the {name} split of the data set {where} has {len(split['image']):,} images and "
-                f"{len(split['label']):,} labels"
-            )
     train, test = splits["train"], splits.get("test")
     if test is None:
-        order = stratified(train["label"], SEED)
+        order = stratified(train.get("label", np.zeros(examples_in(train))), SEED)
         fifth = len(order) // 5
         train, test = take(train, order[fifth:]), take(train, order[:fifth])
-    for name, split in (("train", train), ("test", test)):
-        if not len(split["label"]):
-            raise DataError(f"the {name} split of the data set {where} has no examples")
-    labels = np.concatenate([train["label"], test["label"]])
-    classes = classes or int(labels.max()) + 1
-    if not 0 <= labels.min() <= labels.max() < classes:
-        raise DataError(
-            f"the labels of the data set {where} run from {labels.min()} to {labels.max()}, "
-            f"and should from 0 to {classes - 1}"
-        )
-    if train["image"].shape[1:] != test["image"].shape[1:]:
-        raise DataError(
-            f"images of the data set {where} differ in shape: {train['image'].shape[1:]} in the "
-            f"train split, {test['image'].shape[1:]} in the test split; all must have one"
-        )
+    counted = next((key for key in ("label", "y", "text") if key in train), "")
+    held_out = "test" not in splits
+    DataError.refuse(_wrong(train, test, held_out, counted, classes, f"the data set {where}"))
+    if counted == "y":
+        classes = train["y"].shape[-1]
+    elif counted:
+        classes = classes or _ends(train, test, counted)[1] + 1
     return Dataset(train, test, classes)
+
+
+def _wrong(
+    train: Split, test: Split, held_out: bool, counted: str, classes: int, whole: str
+) -> Iterator[Wrong]:
+    """What keeps two splits, each good by itself, from being a data set."""
+    few = f"{whole} has no test split, and too few to hold out any"
+    yield held_out and not examples_in(test), few
+    for name, split in (("train", train), ("test", test)):
+        yield not examples_in(split), f"the {name} split of {whole} has no examples"
+    said = f"{whole} has {', '.join(train)} in train and {', '.join(test)} in test: "
+    yield train.keys() != test.keys(), f"{said}must be the same"
+    for key, one in train.items():
+        other = test[key]
+        wrong = (one.shape[1:], one.dtype.kind) != (other.shape[1:], other.dtype.kind)
+        said = f"{key!r} of {whole} is {shape_of(one)} in train and {shape_of(other)} in test: "
+        yield wrong, f"{said}must differ in the number of examples only"
+    if counted in ("label", "text"):
+        least, most = _ends(train, test, counted)
+        last = (classes or most + 1) - 1
+        said = f"{counted!r} of {whole} runs from {least} to {most}, and should from 0 to {last}"
+        yield not 0 <= least <= most <= last, said
+
+
+def _ends(train: Split, test: Split, key: str) -> tuple[int, int]:
+    """The least and the largest."""
+    both = train[key], test[key]
+    return min(int(leaf.min()) for leaf in both), max(int(leaf.max()) for leaf in both)
+
+
+def shape_of(leaf: np.ndarray) -> str:
+    """Its type and shape, in words."""
+    return f"{leaf.dtype} {leaf.shape}"
 
 
 def take(split: Split, chosen: np.ndarray) -> Split:
     """The chosen examples, in that order."""
     return {key: values[chosen] for key, values in split.items()}
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -61,13 +61,9 @@ def bpe(vocabulary: int, text: str, folder: Path | None = None) -> Encoding:
 
 
 def _library() -> ModuleType:
-    try:
+    needs = "config.data.tokenizer = 'bpe:N' needs the package tokenizers"
+    with DataError.at(needs, ImportError, then="; pip install 'optdyn[bpe]'"):
         import tokenizers
-    except ImportError as error:
-        raise DataError(
-            "config.data.tokenizer = 'bpe:N' needs the package tokenizers: "
-            "pip install 'optdyn[bpe]'"
-        ) from error
     return tokenizers
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.problem.data import records
-from optdyn.problem.data.arrays import DataError, Split, first_line
+from optdyn.problem.data.arrays import DataError, Split
 
 Example = tuple[int, dict[str, np.ndarray | int]]  # its number, and what it has by name
 
@@ -29,18 +29,14 @@ def write(root: Path, name: str, version: str, data: ImageSplits) -> Path:
     Raises DataError if it cannot be written.
     """
     folder = root / name / version
-    try:
+    then = "; set OPTDYN_DATA_DIR or data_dir to a folder that can be written"
+    with DataError.at(f"cannot prepare {name} under {root}", OSError, then=then):
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as aside:
             made = _prepare(Path(aside), name, version, data)
             records.load(made)  # decoded, too
             folder.parent.mkdir(exist_ok=True)
             _rename(made, folder)
-    except OSError as error:
-        raise DataError(
-            f"cannot prepare {name} under {root}: {first_line(error)}; "
-            "set OPTDYN_DATA_DIR or data_dir to a folder that can be written"
-        ) from error
     return folder
 
 

@@ -11,12 +11,14 @@ there are no files of "test", a part is held out.
 import gzip
 import zipfile
 import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from optdyn.base.errors import Wrong
 from optdyn.problem.data import own
-from optdyn.problem.data.arrays import DataError, Dataset, Split, first_line, images
+from optdyn.problem.data.arrays import DataError, Dataset, Split, dataset
 from optdyn.problem.data.records import fitted
 
 PREFIXES = {"train": ("train",), "test": ("test", "t10k")}
@@ -27,35 +29,35 @@ UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 def load(folder: Path, image_size: int = 0) -> Dataset:
     """The images in `folder`, of `image_size` pixels a side if that is positive. DataError."""
-    if not folder.is_dir():
-        raise DataError(f"no folder {folder}, which config.data.name = 'folder:{folder}' names")
     splits = {key: split for key in PREFIXES if (split := _split(folder, key))}
-    if "train" not in splits:
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
-        raise DataError(
-            f"no training images in {folder}, only {found or 'nothing'}: it needs train.npz with "
-            "'image' and 'label', or idx files named as MNIST's, train-images-idx3-ubyte and "
-            "train-labels-idx1-ubyte (.gz), or array_record files with TFDS's features.json"
-        )
+    DataError.refuse(_wrong_folder(folder, splits))
     if any(OTHERS & split.keys() for split in splits.values()):
         return own.checked(splits, 0, f"in {folder}")
     if image_size:
         for split in splits.values():
             split["image"] = np.stack([fitted(image, image_size) for image in split["image"]])
-    return images(splits, 0, f"in {folder}")
+    return dataset(splits, 0, f"in {folder}")
+
+
+def _wrong_folder(folder: Path, splits: Mapping[str, Split]) -> Iterator[Wrong]:
+    is_there = folder.is_dir()
+    yield not is_there, f"no folder {folder}, which config.data.name = 'folder:{folder}' names"
+    found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+    said = f"no training images in {folder}, only {found}: it needs train.npz with 'image' and "
+    said += "'label', or idx files named as MNIST's, train-images-idx3-ubyte and "
+    said += "train-labels-idx1-ubyte (.gz), or array_record files with TFDS's features.json"
+    yield "train" not in splits, said
 
 
 def read_idx(path: Path) -> np.ndarray:
     """The array of an idx file, gzipped if its name ends in .gz. Raises DataError."""
-    try:
+    with DataError.at(f"cannot read {path}", *UNREADABLE):
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in IDX_TYPES:
             raise ValueError("not an idx file")
         shape = np.frombuffer(raw, ">u4", raw[3], offset=4)
         values = np.frombuffer(raw, IDX_TYPES[raw[2]], offset=4 + 4 * raw[3])
         return values.reshape(tuple(map(int, shape)))
-    except UNREADABLE as error:
-        raise DataError(f"cannot read {path}: {first_line(error)}") from error
 
 
 def _split(folder: Path, name: str) -> Split:
@@ -63,56 +65,50 @@ def _split(folder: Path, name: str) -> Split:
     npz = folder / f"{name}.npz"
     if npz.exists():
         found = _read_npz(npz)
-        if OTHERS & found.keys():
-            return found
     else:
-        files = {key: _idx_file(folder, name, key) for key in ("image", "label")}
-        if not any(files.values()):
-            return {}
-        for key, path in files.items():
-            if path is None:
-                raise DataError(f"{folder} has no idx file of the {name} {key}s")
-        found = {key: read_idx(path) for key, path in files.items() if path}
+        found = {key: read_idx(path) for key, path in _idx_files(folder, name).items()}
+    if not found or OTHERS & found.keys():
+        return found
+    DataError.refuse(_wrong_arrays(folder, name, **found))
     image, label = found["image"], found["label"]
-    if image.ndim == 3:
-        image = image[..., None]
-    if image.ndim != 4 or image.dtype != np.uint8:
-        raise DataError(
-            f"the {name} images in {folder} are {found['image'].dtype} {found['image'].shape}; "
-            "they must be uint8 (examples, height, width) or (examples, height, width, channels)"
-        )
-    if label.ndim != 1 or label.dtype.kind not in "iu":
-        raise DataError(
-            f"the {name} labels in {folder} are {label.dtype} {label.shape}; "
-            "they must be one integer an example"
-        )
-    return {"image": image, "label": label.astype(np.int32)}
+    return {
+        "image": image[..., None] if image.ndim == 3 else image,
+        "label": label.astype(np.int32),
+    }
 
 
-def _idx_file(folder: Path, name: str, key: str) -> Path | None:
-    """Unpacked or, if there is none, packed. Raises DataError if there are several."""
-    patterns = [f"{prefix}*{key}*idx*" for prefix in PREFIXES[name]]
-    found = sorted(path for pattern in patterns for path in folder.glob(pattern))
-    if len({path.name.removesuffix(".gz") for path in found}) > 1:
-        raise DataError(
-            f"{folder} has several idx files of the {name} {key}s: "
-            + ", ".join(path.name for path in found)
-        )
-    return found[0] if found else None
+def _wrong_arrays(folder: Path, name: str, image: np.ndarray, label: np.ndarray) -> Iterator[Wrong]:
+    said = f"the {name} images in {folder} are {image.dtype} {image.shape}; they must be uint8 "
+    said += "(examples, height, width) or (examples, height, width, channels)"
+    yield image.ndim not in (3, 4) or image.dtype != np.uint8, said
+    said = f"the {name} labels in {folder} are {label.dtype} {label.shape}; they must be "
+    yield label.ndim != 1 or label.dtype.kind not in "iu", f"{said}one integer an example"
+    said = f"the {name} split of the data set in {folder} has {len(image):,} images and "
+    yield len(image) != len(label), f"{said}{len(label):,} labels"
+
+
+def _idx_files(folder: Path, name: str) -> dict[str, Path]:
+    """The images and the labels, unpacked or, if there are none such, packed; or no files."""
+    found = {
+        key: sorted(path for start in PREFIXES[name] for path in folder.glob(f"{start}*{key}*idx*"))
+        for key in ("image", "label")
+    }
+    DataError.refuse(_wrong_files(folder, name, found))
+    return {key: paths[0] for key, paths in found.items() if paths}
+
+
+def _wrong_files(folder: Path, name: str, found: Mapping[str, list[Path]]) -> Iterator[Wrong]:
+    for key, paths in found.items():
+        said = f"{folder} has several idx files of the {name} {key}s: "
+        several = len({path.name.removesuffix(".gz") for path in paths}) > 1
+        yield several, said + ", ".join(path.name for path in paths)
+    for key, paths in found.items():
+        yield any(found.values()) and not paths, f"{folder} has no idx file of the {name} {key}s"
 
 
 def _read_npz(path: Path) -> Split:
-    try:
-        with np.load(path) as stored:
-            if OTHERS & set(stored.files):
-                return {key: stored[key] for key in stored.files}
-            missing = {"image", "label"} - set(stored.files)
-            if missing:
-                raise DataError(
-                    f"{path} has no {sorted(missing)[0]!r}, only {', '.join(stored.files)}"
-                )
-            return {key: stored[key] for key in ("image", "label")}
-    except DataError:
-        raise
-    except UNREADABLE as error:
-        raise DataError(f"cannot read {path}: {first_line(error)}") from error
+    with DataError.at(f"cannot read {path}", *UNREADABLE), np.load(path) as stored:
+        keys = stored.files if OTHERS & set(stored.files) else ["image", "label"]
+        if missing := set(keys) - set(stored.files):
+            raise DataError(f"{path} has no {min(missing)!r}, only {', '.join(stored.files)}")
+        return {key: stored[key] for key in keys}

@@ -8,16 +8,16 @@ no more is read than is asked for, every time.
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import meant
+from optdyn.base.errors import Wrong, meant
 from optdyn.base.trees import examples_in
 from optdyn.problem.data import folder as files
-from optdyn.problem.data import own, records, text
+from optdyn.problem.data import own, records, text, tokenizers
 from optdyn.problem.data.arrays import SEED, DataError, Dataset, take
 from optdyn.problem.data.order import stratified
 from optdyn.problem.data.records import is_prepared
@@ -73,14 +73,7 @@ def load(
     """
     kind, _, path = name.partition(":")
     asked = LoadRequest(data_root(data_dir), train_examples, tokenizer, sequence_length, image_size)
-    if options and (kind in SOURCES or not path):
-        raise DataError(f"config.data.options: of functions of your own, not of {name!r}")
-    if bool(path) == (kind in NAMED):
-        raise DataError(
-            f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'stdlib', 'packages', 'tfds:NAME' "
-            "for TFDS, 'folder:PATH' or 'text:PATH' for files of one's own, or MODULE:FUNCTION"
-            f"{meant(name, NAMED)}"
-        )
+    DataError.refuse(_wrong(name, asked, options))
     data = SOURCES[kind](path, asked) if kind in SOURCES else own.load(name, options)
     available = examples_in(data.train)
     _check_train_examples(train_examples, available)
@@ -89,6 +82,19 @@ def load(
         order = stratified(data.train["label"], SEED) if labelled else np.arange(available)
         data = data._replace(train=take(data.train, order[:train_examples]))
     return data
+
+
+def _wrong(name: str, asked: LoadRequest, options: Mapping[str, object]) -> Iterator[Wrong]:
+    kind, _, path = name.partition(":")
+    said = f"config.data.options: of functions of your own, not of {name!r}"
+    yield options and (kind in SOURCES or not path), said
+    said = f"unknown data set {name!r}: use 'mnist5k', 'kjv', 'stdlib', 'packages', 'tfds:NAME' "
+    said += "for TFDS, 'folder:PATH' or 'text:PATH' for files of one's own, or MODULE:FUNCTION"
+    yield bool(path) == (kind in NAMED), f"{said}{meant(name, NAMED)}"
+    known = tokenizers.is_known(asked.tokenizer)
+    yield not known, f"unknown tokenizer {asked.tokenizer!r}: use {tokenizers.WANTED}"
+    length = asked.sequence_length
+    yield length < 1, f"sequence_length={length}: must be at least 1"
 
 
 def mnist5k(_: str, asked: LoadRequest) -> Dataset:
@@ -169,10 +175,8 @@ def _check_train_examples(train_examples: int, available: int) -> None:
 def _find(spec: str, root: Path) -> Path:
     """The folder root/NAME[/CONFIG]/VERSION of a prepared data set."""
     match = SPEC.fullmatch(spec)
-    if match is None:
-        raise DataError(f"'tfds:{spec}' does not read tfds:NAME, tfds:NAME/CONFIG or ...:1.2.3")
-    name, config, version = match.groups()
-    base = root / name / (config or "")
+    name, config, version = match.groups() if match else ("", "", "")
+    base, tfds = root / name / (config or ""), f"data set 'tfds:{spec}'"
 
     def versions(pattern: str) -> list[Path]:
         wanted = re.escape(version) if version else r"\d+\.\d+\.\d+"
@@ -180,17 +184,12 @@ def _find(spec: str, root: Path) -> Path:
         return [folder for folder in folders if re.fullmatch(wanted, folder.name)]
 
     found = versions("*/features.json") or ([] if config else versions("*/*/features.json"))
-    if not found:
-        raise DataError(
-            f"data set 'tfds:{spec}' is not prepared under {base}; to prepare it, once: "
-            f"optdyn prepare {spec} --data_dir={root}"
-        )
-    configs = sorted({folder.parent.name for folder in found})
-    if len(configs) > 1:
-        raise DataError(
-            f"data set 'tfds:{spec}' under {base} has several configs, name one: "
-            + ", ".join(f"tfds:{name}/{config}" for config in configs)
-        )
+    configs = sorted({f"tfds:{name}/{folder.parent.name}" for folder in found})
+    unread = f"'tfds:{spec}' does not read tfds:NAME, tfds:NAME/CONFIG or ...:1.2.3"
+    missing = f"{tfds} is not prepared under {base}; to prepare it, once: optdyn prepare {spec} "
+    missing += f"--data_dir={root}"
+    several = f"{tfds} under {base} has several configs, name one: {', '.join(configs)}"
+    DataError.refuse([(not match, unread), (not found, missing), (len(configs) > 1, several)])
     return max(found, key=lambda folder: [int(part) for part in folder.name.split(".")])
 
 

@@ -11,18 +11,17 @@ What an array is follows from its name, and its first axis counts examples:
 There is one of the first three; of targets as many as the loss asks for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from optdyn.base import lookup
-from optdyn.base.errors import shown
+from optdyn.base.errors import Wrong, shown
 from optdyn.base.fields import like, plain
-from optdyn.base.trees import examples_in
 from optdyn.base.type_checks import LARGEST
-from optdyn.problem.data.arrays import SEED, DataError, Dataset, Split, first_line, take
-from optdyn.problem.data.order import stratified
+from optdyn.problem.data.arrays import DataError, Dataset, Split, dataset, shape_of
 
 KEY = "config.data.name"
 INPUTS, TARGETS = ("image", "x", "text"), ("label", "y")
@@ -45,123 +44,79 @@ def load(name: str, options: Mapping[str, object]) -> Dataset:
     if isinstance(made, Dataset):
         made = made._asdict()
     where = f"of {lookup.setting(KEY, name)}"
-    if not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping):
-        raise DataError(
-            f"the data set {where} is a {type(made).__name__}: must be "
-            "optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of arrays, "
-            "and maybe 'classes'"
-        )
-    if strange := sorted(set(made) - {"train", "test", "classes"}):
-        raise DataError(f"the data set {where} has {strange[0]!r}: only train, test and classes")
+    DataError.refuse(_wrong_return(made, f"the data set {where}"))
     splits = {key: made[key] for key in ("train", "test") if made.get(key) is not None}
+    return checked(splits, like(made.get("classes"), 0) or 0, where)
+
+
+def _wrong_return(made: Any, whole: str) -> Iterator[Wrong]:
+    """What keeps what a function returned from being a data set."""
+    said = "must be optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of "
+    said = f"{whole} is a {type(made).__name__}: {said}arrays, and maybe 'classes'"
+    yield not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping), said
+    for key in sorted(set(made) - {"train", "test", "classes"}):
+        yield True, f"{whole} has {key!r}: only train, test and classes"
+    is_split = isinstance(made.get("test"), Mapping | None)
+    yield not is_split, f"the test split of {whole} must be a dict of arrays"
     classes = like(made.get("classes"), 0)
-    if classes is not None and (type(classes) is not int or classes < 0):
-        raise DataError(f"the data set {where} has classes = {shown(classes)}: must count them")
-    return checked(splits, classes or 0, where)
+    count = classes is None or (type(classes) is int and classes >= 0)
+    yield not count, f"{whole} has classes = {shown(classes)}: must count them"
 
 
 def checked(splits: Mapping[str, Mapping[str, ArrayLike]], classes: int, where: str) -> Dataset:
-    """Splits "train" and, if there is one, "test", as a run takes them; else a fifth is held out.
-
-    `classes` = 0 counts them: of `label` and of tokens the largest and one, of `y` its last axis.
-    `where` ends "the data set ...". Raises `DataError`.
-    """
-    made = {name: _split(name, arrays, where) for name, arrays in splits.items()}
-    train = made["train"]
-    if "test" not in made:
-        order = stratified(train.get("label", np.zeros(examples_in(train))), SEED)
-        fifth = len(order) // 5
-        if not fifth:
-            raise DataError(f"the data set {where} has no test split, and too few to hold out any")
-        made = {"train": take(train, order[fifth:]), "test": take(train, order[:fifth])}
-    train, test = made["train"], made["test"]
-    if train.keys() != test.keys():
-        raise DataError(
-            f"the data set {where} has {', '.join(train)} in train and {', '.join(test)} in test: "
-            "must be the same"
-        )
-    for key in train:
-        if train[key].shape[1:] != test[key].shape[1:] or train[key].dtype.kind != (
-            test[key].dtype.kind
-        ):
-            raise DataError(
-                f"{key!r} of the data set {where} is {_shown(train[key])} in train and "
-                f"{_shown(test[key])} in test: must differ in the number of examples only"
-            )
-    counted = next((key for key in ("label", "y", "text") if key in train), "")
-    if counted == "y":
-        return Dataset(train, test, train["y"].shape[-1])
-    if not counted:
-        return Dataset(train, test, classes)
-    least = min(int(split[counted].min()) for split in made.values())
-    most = max(int(split[counted].max()) for split in made.values())
-    classes = classes or most + 1
-    if not 0 <= least <= most < classes:
-        raise DataError(
-            f"{counted!r} of the data set {where} runs from {least} to {most}, and should from 0 "
-            f"to {classes - 1}"
-        )
-    if "text" in train:
-        tokens = np.min_scalar_type(max(most, *(int(s["text"].max()) for s in made.values())))
-        for split in made.values():
-            split["text"] = split["text"].astype(tokens, copy=False)
-    return Dataset(train, test, classes)
+    """Splits as a run takes them, and otherwise as `dataset` has them. Raises `DataError`."""
+    split = {name: _split(name, arrays, f"the data set {where}") for name, arrays in splits.items()}
+    data = dataset(split, classes, where)
+    if "text" in data.train:
+        most = max(int(part["text"].max()) for part in data[:2])
+        for part in data[:2]:
+            part["text"] = part["text"].astype(np.min_scalar_type(most), copy=False)
+    return data
 
 
-def _split(name: str, arrays: Mapping[str, ArrayLike], where: str) -> Split:
+def _split(name: str, arrays: Mapping[str, ArrayLike], whole: str) -> Split:
     """The arrays of a split in the types that runs take. Raises `DataError`."""
-    of = f"of the {name} split of the data set {where}"
-    if not isinstance(arrays, Mapping):
-        raise DataError(f"the {name} split of the data set {where} must be a dict of arrays")
-    if strange := [key for key in arrays if key not in (*INPUTS, *TARGETS)]:
-        raise DataError(
-            f"{strange[0]!r} {of}: must be one of {', '.join(INPUTS)}, with {' or '.join(TARGETS)}"
-        )
-    inputs = [key for key in INPUTS if key in arrays]
-    if len(inputs) != 1:
-        raise DataError(
-            f"the {name} split of the data set {where} has {' and '.join(arrays) or 'nothing'}: "
-            f"must have one of {', '.join(INPUTS)}"
-        )
-    try:
-        made = {key: _array(key, np.asarray(values), of) for key, values in arrays.items()}
-    except DataError:
-        raise
-    except ValueError as error:  # rows of unlike length
-        raise DataError(f"an array {of} cannot be read: {first_line(error)}") from error
-    counts = {key: len(leaf) for key, leaf in made.items()}
-    if len(set(counts.values())) > 1:
-        told = " and ".join(f"{count:,} of {key}" for key, count in counts.items())
-        raise DataError(f"the {name} split of the data set {where} has {told}: must be as many")
-    return made
+    of = f"the {name} split of {whole}"
+    with DataError.at(f"an array of {of} cannot be read", ValueError):  # rows of unlike length
+        made = {key: np.asarray(values) for key, values in arrays.items()}
+    DataError.refuse(_wrong_arrays(made, of))
+    return {key: _as_taken(key, leaf) for key, leaf in made.items()}
 
 
-def _array(key: str, leaf: np.ndarray, of: str) -> np.ndarray:
-    floats, integers = leaf.dtype.kind == "f", leaf.dtype.kind in "iu"
-    good = {
-        "image": leaf.ndim in (3, 4) and (floats or leaf.dtype == np.uint8),
-        "x": leaf.ndim >= 1 and floats,
-        "text": leaf.ndim == 2 and integers and leaf.shape[1] > 1,
-        "label": leaf.ndim == 1 and integers,
-        "y": leaf.ndim >= 1 and floats,
-    }[key]
-    if not good:
-        raise DataError(f"{key!r} {of} is {_shown(leaf)}: must be {WANTED[key]}")
-    if not leaf.size:
-        raise DataError(f"{key!r} {of} is {_shown(leaf)}: must not be empty")
-    if floats:
+def _wrong_arrays(arrays: Split, of: str) -> Iterator[Wrong]:
+    inputs = ", ".join(INPUTS)
+    for key in arrays:
+        said = f"{key!r} of {of}: must be one of {inputs}, with {' or '.join(TARGETS)}"
+        yield key not in WANTED, said
+    said = f"{of} has {' and '.join(arrays) or 'nothing'}: must have one of {inputs}"
+    yield sum(key in arrays for key in INPUTS) != 1, said
+    for key, leaf in arrays.items():
+        floats, integers = leaf.dtype.kind == "f", leaf.dtype.kind in "iu"
+        which = f"{key!r} of {of}"
+        good = {
+            "image": leaf.ndim in (3, 4) and (floats or leaf.dtype == np.uint8),
+            "x": leaf.ndim >= 1 and floats,
+            "text": leaf.ndim == 2 and integers and leaf.shape[1] > 1,
+            "label": leaf.ndim == 1 and integers,
+            "y": leaf.ndim >= 1 and floats,
+        }[key]
+        yield not good, f"{which} is {shape_of(leaf)}: must be {WANTED[key]}"
+        yield not leaf.size, f"{which} is {shape_of(leaf)}: must not be empty"
+        least, most = leaf.min(), leaf.max()
+        finite = np.isfinite(np.float32(least)) and np.isfinite(np.float32(most))
+        yield not finite, f"{which} has numbers that are not finite in float32"
+        yield integers and least < 0, f"{which} goes down to {least}: must be {WANTED[key]}"
+        said = f"{which} goes up to {most}: must be at most {LARGEST:,}"
+        yield integers and most > LARGEST, said
+    counts = {key: len(leaf) for key, leaf in arrays.items()}
+    said = " and ".join(f"{count:,} of {key}" for key, count in counts.items())
+    yield len({*counts.values()}) > 1, f"{of} has {said}: must be as many"
+
+
+def _as_taken(key: str, leaf: np.ndarray) -> np.ndarray:
+    if leaf.dtype.kind == "f":
         leaf = leaf.astype(np.float32, copy=False)
-        if not (np.isfinite(leaf.min()) and np.isfinite(leaf.max())):
-            raise DataError(f"{key!r} {of} has numbers that are not finite in float32")
-    if integers and leaf.min() < 0:
-        raise DataError(f"{key!r} {of} goes down to {leaf.min()}: must be {WANTED[key]}")
-    if integers and leaf.max() > LARGEST:
-        raise DataError(f"{key!r} {of} goes up to {leaf.max()}: must be at most {LARGEST:,}")
     if key == "label":
         return leaf.astype(np.int32, copy=False)
     one_short = (key == "image" and leaf.ndim == 3) or (key in ("x", "y") and leaf.ndim == 1)
     return leaf[..., None] if one_short else leaf
-
-
-def _shown(leaf: np.ndarray) -> str:
-    return f"{leaf.dtype} {leaf.shape}"

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from optdyn.base.files import write
 from optdyn.problem.data.arrays import DataError
+from optdyn.problem.data.stdlib import held_out
 
 FOLDER = "packages"
 SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".md", ".rst")
-EVERY = 20  # the last of so many files in a row is held out
 OURS = "optdyn"
 
 
@@ -56,17 +56,14 @@ def prepare(root: Path) -> Path:
         return folder
     found = names()
     every = list(texts(found))
-    if len(every) < EVERY:
-        raise DataError(f"the packages of this Python have {len(every)} texts: too few to hold out")
-    try:
+    few = f"the packages of this Python have {len(every)} texts: too few to hold out"
+    train, test = held_out(every, few)
+    with DataError.at(f"cannot write {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder / "test.txt", "".join(every[EVERY - 1 :: EVERY]))
-        del every[EVERY - 1 :: EVERY]
-        write(folder / "train.txt", "".join(every))
+        write(folder / "test.txt", test)
+        write(folder / "train.txt", train)
         versions = {name: each.version for name, each in found.items()}
         write(folder / "packages.json", json.dumps(versions, indent=1) + "\n")  # last: all is there
-    except OSError as error:
-        raise DataError(f"cannot write {folder}: {error.strerror or error}") from error
     return folder
 
 
@@ -83,8 +80,6 @@ def split(root: Path) -> tuple[str, str]:
             f"data set 'packages' is not prepared under {folder}; to prepare it, once: "
             f"optdyn prepare packages --data_dir={root}"
         )
-    try:
+    with DataError.at(f"cannot read the texts in {folder}", OSError, UnicodeDecodeError):
         train, test = ((folder / f"{name}.txt").read_bytes().decode() for name in ("train", "test"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the texts in {folder}: {error}") from error
     return train, test

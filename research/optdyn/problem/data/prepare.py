@@ -24,10 +24,11 @@ from pathlib import Path
 import numpy as np
 
 from optdyn.base.arguments import Parser
+from optdyn.base.errors import first_line
 from optdyn.problem.data import builder as own
 from optdyn.problem.data import folder as files
 from optdyn.problem.data import packages, records, text
-from optdyn.problem.data.arrays import DataError, first_line
+from optdyn.problem.data.arrays import DataError
 from optdyn.problem.data.loading import data_root
 
 PATIENCE = 10  # seconds for a first answer; TFDS itself retries for minutes
@@ -81,13 +82,11 @@ def _of_folder(name: str, source: Path, root: Path) -> Path:
     folder = root / name / VERSION
     if records.is_prepared(folder):
         return folder
-    if not name.isidentifier():
-        raise DataError(f"{name!r} cannot be the name of a data set; use letters, digits and _")
-    if not source.is_dir() and source == DEBIAN.get(name):
-        raise DataError(
-            f"no folder {source}: install Debian's package dataset-{source.name}, or name the "
-            "folder of the same idx files with --source"
-        )
+    bare = f"{name!r} cannot be the name of a data set; use letters, digits and _"
+    none = f"no folder {source}: install Debian's package dataset-{source.name}, or name the folder"
+    is_missing = not source.is_dir() and source == DEBIAN.get(name)
+    none += " of the same idx files with --source"
+    DataError.refuse([(not name.isidentifier(), bare), (is_missing, none)])
     train, test, classes = files.load(source)
     splits = {
         key: split | {"number": np.arange(len(split["label"]))}
@@ -103,24 +102,19 @@ def _of_tfds(spec: str, root: Path) -> Path:
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
     from tensorflow_datasets.core.download.util import DownloadError
 
-    try:
+    with DataError.at(f"TFDS cannot make {spec!r}", ValueError, AssertionError, ImportError):
         builder = tfds.builder(spec, data_dir=root, file_format="array_record")
-    except (ValueError, AssertionError, ImportError) as error:
-        raise DataError(f"TFDS cannot make {spec!r}: {first_line(error)}") from error
-    try:
+    then = " ".join(["", *(builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split()])
+    kinds = (OSError, AssertionError, DownloadError, NonMatchingChecksumError)
+    with (
+        DataError.at(f"preparing {spec!r} needs a package that is not here", ImportError),
+        DataError.at(f"cannot prepare {spec!r} under {root}", *kinds, then=then),
+    ):
         if not builder.data_path.exists():
             by_hand = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
             for url in [] if by_hand else list(builder.url_infos or ())[:1]:
                 _reach(url)
             builder.download_and_prepare(file_format="array_record")
-    except ImportError as error:
-        raise DataError(
-            f"preparing {spec!r} needs a package that is not here: {first_line(error)}"
-        ) from error
-    except (OSError, AssertionError, DownloadError, NonMatchingChecksumError) as error:
-        how = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-        why = f"{first_line(error)} {how}".rstrip()
-        raise DataError(f"cannot prepare {spec!r} under {root}: {why}") from error
     return Path(builder.data_dir)
 
 

@@ -8,15 +8,16 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optdyn.base.errors import Wrong
 from optdyn.problem.data import cache
-from optdyn.problem.data.arrays import DataError, Dataset, first_line, images
+from optdyn.problem.data.arrays import DataError, Dataset, dataset
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
@@ -36,7 +37,7 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
     """
     name = f"{CACHE}_{image_size}" if image_size else CACHE
     splits, classes = cache.kept(folder, name, partial(_sources, folder, image_size))
-    return images(splits, classes, f"in {folder}")
+    return dataset(splits, classes, f"in {folder}")
 
 
 def is_prepared(folder: Path) -> bool:
@@ -48,27 +49,19 @@ def opened(folder: Path) -> "DatasetBuilder":
     """The TFDS builder of the records in `folder`, which TFDS can read. Raises DataError."""
     import tensorflow_datasets as tfds
 
-    try:
+    with unreadable(folder):
         features = (folder / "features.json").read_text(errors="replace")
         if name := next(_foreign(features), ""):
             raise DataError(
                 f"{folder}: features.json names {name!r}: must be classes of TFDS's own"
             )
         builder = tfds.builder_from_directory(folder)
-    except (OSError, RuntimeError) as error:
-        raise unreadable(folder, error) from error
-    file_format = builder.info.file_format
-    if file_format is None or file_format.value != "array_record":
-        kind = "no known format" if file_format is None else file_format.value
-        raise DataError(
-            f"the records in {folder} are {kind} and must be array_record, in another folder: "
-            f"optdyn prepare {builder.info.name} --data_dir=DIR"
-        )
-    if "train" not in builder.info.splits:
-        raise DataError(
-            f"the data set in {folder} has no split 'train', only "
-            + ", ".join(sorted(builder.info.splits))
-        )
+    file_format, splits = builder.info.file_format, builder.info.splits
+    kind = file_format.value if file_format else "no known format"
+    said = f"the records in {folder} are {kind} and must be array_record, in another folder: optdyn"
+    other = f"{said} prepare {builder.info.name} --data_dir=DIR"
+    none = f"the data set in {folder} has no split 'train', only {', '.join(sorted(splits))}"
+    DataError.refuse([(kind != "array_record", other), ("train" not in splits, none)])
     return builder
 
 
@@ -90,44 +83,35 @@ def held_out(builder: "DatasetBuilder") -> str:
     return next((name for name in ("test", "validation") if name in builder.info.splits), "")
 
 
-def unreadable(folder: Path, error: BaseException) -> DataError:
-    """What to raise from an error met while reading records."""
-    return DataError(
-        f"cannot read the records in {folder}: {first_line(error)}; delete the folder and "
-        "prepare the data set again"
-    )
+def unreadable(folder: Path) -> AbstractContextManager[None]:
+    """Inside, an error met while reading records becomes a DataError."""
+    then = "; delete the folder and prepare the data set again"
+    return DataError.at(f"cannot read the records in {folder}", OSError, RuntimeError, then=then)
 
 
 def _sources(folder: Path, image_size: int) -> tuple[dict[str, cache.Source], int]:
     builder = opened(folder)
-    _check(builder, folder)
+    DataError.refuse(_wrong(builder, f"the data set in {folder}"))
     named = {"train": "train"} | ({"test": test} if (test := held_out(builder)) else {})
-    try:
+    with unreadable(folder):
         if test == "test" and "validation" in builder.info.splits:
             first = next(iter(_undecoded(builder, test)), {"label": -1})
             if first["label"] < 0:  # ImageNet's have no labels
                 named["test"] = "validation"
         splits = {key: _source(builder, name, folder, image_size) for key, name in named.items()}
-    except (OSError, RuntimeError) as error:
-        raise unreadable(folder, error) from error
     return splits, getattr(builder.info.features["label"], "num_classes", None) or 0
 
 
-def _check(builder: "DatasetBuilder", folder: Path) -> None:
-    """Raises DataError if the records do not hold what is needed, by what TFDS says of them."""
+def _wrong(builder: "DatasetBuilder", whole: str) -> Iterator[Wrong]:
+    """Whether the records do not hold what is needed, by what TFDS says of them."""
     features = builder.info.features
     for key in ("image", "label"):
-        if key not in features:
-            raise DataError(
-                f"the data set in {folder} has no {key!r}, only {', '.join(sorted(features))}"
-            )
+        yield key not in features, f"{whole} has no {key!r}, only {', '.join(sorted(features))}"
     for key, rank, kinds in (("image", 3, ("uint8",)), ("label", 0, ("int", "uint"))):
         shape, dtype = features[key].shape, np.dtype(features[key].np_dtype).name
-        if len(shape) != rank or not dtype.startswith(kinds):
-            raise DataError(
-                f"{key!r} of the data set in {folder} is {dtype} {shape}; it must be "
-                + ("uint8 (height, width, channels)" if rank else "one integer")
-            )
+        wanted = "uint8 (height, width, channels)" if rank else "one integer"
+        said = f"{key!r} of {whole} is {dtype} {shape}; it must be {wanted}"
+        yield len(shape) != rank or not dtype.startswith(kinds), said
 
 
 def _undecoded(builder: "DatasetBuilder", name: str) -> "Sequence[Record]":
@@ -145,7 +129,7 @@ def _source(builder: "DatasetBuilder", name: str, folder: Path, image_size: int)
     shape = pixels(examples[0]["image"]).shape if len(examples) else (0, 0, 0)
 
     def rows() -> Iterator[tuple[np.ndarray, int]]:
-        try:
+        with unreadable(folder):
             for example in examples:
                 image = pixels(example["image"])
                 if image.shape != shape:
@@ -154,8 +138,6 @@ def _source(builder: "DatasetBuilder", name: str, folder: Path, image_size: int)
                         "all must have one, or be given one by config.data.image_size"
                     )
                 yield image, int(example["label"])
-        except (OSError, RuntimeError) as error:
-            raise unreadable(folder, error) from error
 
     return cache.Source(len(examples), shape, rows)
 

@@ -31,14 +31,16 @@ def files(root: Path) -> Iterator[Path]:
 def split() -> tuple[str, str]:
     """The texts to train on and held out, 19 of 20 files and the last of each 20. DataError."""
     root = Path(sysconfig.get_path("stdlib"))
-    try:
+    with DataError.at(f"cannot read the standard library in {root}", OSError, UnicodeDecodeError):
         texts = [path.read_text("utf-8") for path in files(root)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read the standard library in {root}: {error}") from error
+    few = f"'stdlib' needs Python's standard library as sources: {root} has {len(texts)} files"
+    return held_out(texts, few)
+
+
+def held_out(texts: list[str], few: str) -> tuple[str, str]:
+    """19 of 20 texts and the last of each 20. Raises DataError, `few`, where there are fewer."""
     if len(texts) < EVERY:
-        raise DataError(
-            f"'stdlib' needs Python's standard library as sources: {root} has {len(texts)} files"
-        )
-    held_out = texts[EVERY - 1 :: EVERY]
+        raise DataError(few)
+    test = "".join(texts[EVERY - 1 :: EVERY])
     del texts[EVERY - 1 :: EVERY]
-    return "".join(texts), "".join(held_out)
+    return "".join(texts), test

@@ -49,7 +49,6 @@ def verses() -> list[str]:
 
 def bible(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dataset:
     """All verses, the last twentieth of them held out; `kept` keeps byte pairs, here as below."""
-    check(tokenizer, sequence_length)
     lines = verses()
     cut = len(lines) * 19 // 20
     train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
@@ -58,7 +57,6 @@ def bible(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dat
 
 def sources_of_python(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dataset:
     """The standard library of the Python that runs, every twentieth file held out."""
-    check(tokenizer, sequence_length)
     return _data(*stdlib.split(), tokenizer, sequence_length, "of 'stdlib'", kept)
 
 
@@ -66,7 +64,6 @@ def of_packages(
     root: Path, tokenizer: str, sequence_length: int, kept: Path | None = None
 ) -> Dataset:
     """The sources of the packages that were installed when they were prepared below `root`."""
-    check(tokenizer, sequence_length)
     return _data(*packages.split(root), tokenizer, sequence_length, "of 'packages'", kept)
 
 
@@ -75,16 +72,14 @@ def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = No
 
     Of a single line that is a twentieth of its characters. Raises DataError.
     """
-    check(tokenizer, sequence_length)
     paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not paths:
         raise DataError(f"no *.txt in {path}, which config.data.name = 'text:{path}' names")
-    try:
-        lines = [line for p in paths for line in p.read_text("utf-8").splitlines()]
-    except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"cannot read the text of {path}: it is not UTF-8 ({error})") from error
+    not_text = f"cannot read the text of {path}: it is not UTF-8"
+    lines = list[str]()
+    for p in paths:
+        with DataError.at(f"cannot read {p}", OSError), DataError.at(not_text, UnicodeDecodeError):
+            lines += p.read_text("utf-8").splitlines()
     if len(lines) > 1:
         cut = max(len(lines) * 19 // 20, 1)
         train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
@@ -120,10 +115,8 @@ def sources(folder: Path) -> tuple[Sequence[Record], Sequence[Record]]:
     builder = opened(folder)
     test = held_out(builder)
     splits = ("train", test) if test else ("train[:95%]", "train[95%:]")
-    try:
+    with unreadable(folder):
         train, test = (builder.as_data_source(split) for split in splits)
-    except (OSError, RuntimeError) as error:
-        raise unreadable(folder, error) from error
     return train, test
 
 
@@ -140,7 +133,6 @@ def records(
     examples: if positive, neither split is read further than so many sequences need; but byte pairs
     are those of the whole text. Raises DataError.
     """
-    check(tokenizer, sequence_length)
     whole = examples <= 0 or tokenizer not in tokenizers.NAMES
     needed = 0 if whole else examples * sequence_length + 1
 
@@ -148,19 +140,9 @@ def records(
         lines = (example[name].decode(errors="replace") for example in source)
         return "\n".join(_enough(lines, tokenizer, needed))
 
-    try:
+    with unreadable(folder):
         train, test = map(text, sources(folder))
-    except (OSError, RuntimeError) as error:
-        raise unreadable(folder, error) from error
     return _data(train, test, tokenizer, sequence_length, f"in {folder}", kept)
-
-
-def check(tokenizer: str, sequence_length: int) -> None:
-    """Raises DataError, before anything is read."""
-    if not tokenizers.is_known(tokenizer):
-        raise DataError(f"unknown tokenizer {tokenizer!r}: use {tokenizers.WANTED}")
-    if sequence_length < 1:
-        raise DataError(f"sequence_length={sequence_length}: must be at least 1")
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError
+from optdyn.base.errors import ConfigError, shown
 from optdyn.base.fields import OPTIONS, Options, Returns, field, plain
 from optdyn.base.in_memory import name_of
 from optdyn.problem.models.base import Blocks, Model
@@ -53,7 +53,7 @@ class OwnModel(Model):
         if not blocks or not all(good) or len(set(names)) < len(names):
             raise ConfigError(
                 f"{lookup.setting(KEY, self.name)}: must return a flax.linen module or a sequence "
-                f"of (name, module), all names different, and returned {lookup.shown(made)}"
+                f"of (name, module), all names different, and returned {shown(made)}"
             )
         return blocks
 
