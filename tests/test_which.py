@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from importlib.resources import files
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -218,10 +219,14 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, changes, kept, where, tar
 
 
 def test_flags_of_a_penalty_need_one():
-    with pytest.raises(InputError, match="--target: says something of --penalty"):
-        command._penalties([], 0.5, [])
-    with pytest.raises(InputError, match="there is no 'nowhere'"):
-        command._penalties(["nowhere"], None, [])
+    usual = {"penalty": [], "target": None, "where": [], "bandwidths": ["1"], "out": "", "page": ""}
+    for given, said in (
+        ({"target": 0.0}, "--target: says something of --penalty"),
+        ({"where": ["seed=1"]}, "--where: says something of --penalty"),
+        ({"penalty": ["nowhere"]}, "there is no 'nowhere'"),
+    ):
+        with pytest.raises(InputError, match=said):
+            InputError.refuse(command._wrong_flags(SimpleNamespace(**usual | given)))
 
 
 @pytest.fixture(scope="module")

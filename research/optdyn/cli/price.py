@@ -301,8 +301,9 @@ def main(config: Experiment, workdir: Path) -> int:
 
 def _wrong_flags(given: flags.FlagValues) -> Iterator[tuple[object, str]]:
     """Flags that say something of another, or name what is not there."""
-    for flag, value in (("target", given.target), ("where", given.where)):
-        alone = value and not given.penalty
+    of_penalty = {"target": given.target is not None, "where": given.where}
+    for flag, is_given in of_penalty.items():
+        alone = is_given and not given.penalty
         yield alone, f"--{flag}: says something of --penalty, which is not given"
     for source in map(Path, given.penalty):
         yield not source.exists(), f"--penalty: there is no {str(source)!r}"
