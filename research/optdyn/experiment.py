@@ -230,10 +230,9 @@ def _names(config: Experiment) -> Iterator[Join]:
         "optimizer.schedule": ([config.optimizer.schedule], schedules.SCHEDULES),
     }
     for key, (names, known) in named.items():
-        for name in names:
-            unknown = not lookup.is_own(name) and name not in known
+        for name in (name for name in names if not lookup.is_own(name) and name not in known):
             said = f"must be one of {', '.join(known)}, or {lookup.OWN}{meant(name, known)}"
-            yield Join(key, unknown, said)
+            yield Join(key, True, said)
 
 
 def _cluster(config: Experiment) -> Iterator[Join]:
@@ -251,9 +250,9 @@ def _cluster(config: Experiment) -> Iterator[Join]:
     yield Join("cluster.speeds", not good, said)
     laws, law = (*methods.outermost.laws, "trace"), cluster.service  # what is recorded is replayed
     drawn = isinstance(law, OwnLaw) and set(DRAWN) <= set(laws)
-    said = f"must be one of {', '.join(map(repr, laws))} of config.method.name = {name!r}"
-    said += meant(str(law.name), laws)
-    yield Join("cluster.service.name", not drawn and law.name not in laws, said)
+    if not drawn and law.name not in laws:
+        said = f"must be one of {', '.join(map(repr, laws))} of config.method.name = {name!r}"
+        yield Join("cluster.service.name", True, f"{said}{meant(str(law.name), laws)}")
     service.check(law)
     no_file = isinstance(law, Trace) and not law.path
     yield Join("cluster.service.path", no_file, "is empty: a trace needs a CSV file")
