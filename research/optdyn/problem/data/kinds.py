@@ -142,7 +142,7 @@ class Packages(Sequences, name="packages"):
 class TFDS(Images, Sequences, name="tfds"):
     """Images or text that TFDS has prepared on this disk (`optdyn prepare`)."""
 
-    dataset: str = field("", "NAME, NAME/CONFIG or NAME:VERSION of a data set of tensorflow-datasets.")
+    dataset: str = field("", "NAME, NAME/CONFIG or NAME:VERSION of tensorflow-datasets.")
 
     @property
     def source(self) -> str:
