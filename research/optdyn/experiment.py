@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as made
-from functools import cache
 from typing import Any, Self
 
 import jax
@@ -24,21 +23,17 @@ from optdyn.base.ranges import WIDTH
 from optdyn.clock import service
 from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster, Pieces
-from optdyn.clock.service import DRAWN, Law, OwnLaw, Trace
+from optdyn.clock.service import DRAWN, OwnLaw, Trace
 from optdyn.methods.method import OPTIONAL, PLAIN, Method, Methods, built_in, load
 from optdyn.methods.read.groups import Grouped
 from optdyn.methods.setup import Setup
 from optdyn.optimizers import schedules
-from optdyn.optimizers.kinds import SGD, Optimizer
+from optdyn.optimizers.kinds import SGD
 from optdyn.problem import losses, models
 from optdyn.problem.data import tokenizers
-from optdyn.problem.data.kinds import Data
-from optdyn.problem.models.base import Model
 from optdyn.problem.models.convolution import LOWERINGS
 
-__all__ = ["ConfigError", "Experiment", "check", "differences", "read", "to_json", "usual"]
-
-UNIONS: tuple[type[Value], ...] = (Model, Data, Optimizer, Method, Law)
+__all__ = ["ConfigError", "Experiment", "check", "differences", "read", "to_json"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +61,7 @@ class Experiment(Setup):
         """With a hint of all keys there are, also of other models, methods and so on."""
         built_in()
         known = [*self.field_table(), *(name for name, _ in every_field(self))]
-        for kind in (kind for root in UNIONS for kind in root.members.values()):
+        for kind in (kind for root in Value.roots for kind in root.members.values()):
             known += [kind.key(name) for name in kind.field_table()]
         return f"config has no key {key!r}{meant(key, dict.fromkeys(known))}"
 
@@ -89,7 +84,7 @@ class Experiment(Setup):
             found["method.name"] = self.method.name
         for section, one in self.method.by_section.items():
             inner = f"{section}." if len(self.method.every) > 1 else ""
-            walk(one, one.name, lambda name, at=f"method.{inner}": at + name)  # type: ignore[misc]
+            walk(one, one.name, f"method.{inner}{{}}".format)
         return found
 
     @property
@@ -112,12 +107,6 @@ class Experiment(Setup):
         `known` are the fields of `ClockInputs` besides the setup. Raises `TimelineError`.
         """
         return self.methods.timeline(self, **known)
-
-
-@cache
-def usual() -> Experiment:
-    """The experiment of all defaults."""
-    return Experiment()
 
 
 def read(

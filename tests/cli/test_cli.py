@@ -15,10 +15,11 @@ import jax
 import pytest
 from absl import flags
 
+from optdyn.base.fields import Value
 from optdyn.base.progress import number
 from optdyn.cli import completion, configs, dry, listing, main, sources, sweep, train
 from optdyn.cli import registries as registered
-from optdyn.cli.keys import OWN, UNIONS, keys
+from optdyn.cli.keys import keys
 from optdyn.experiment import ConfigError, Experiment, differences, to_json
 from optdyn.methods import built_in, load
 from optdyn.train import trainer
@@ -66,7 +67,8 @@ def test_the_keys_that_are_listed_are_those_of_all_configs():
     """Each can be set where its owners are, and there are no others."""
     listed, usual = keys(), Experiment()
     found = set(plain(usual))
-    for section, (root, _) in UNIONS.items():
+    for root in Value.roots:
+        section = root.section
         members = {name: load(name) for name in built_in()} if section == "method" else root.members
         for name in members:
             its = set(plain(usual.with_({f"{section}.name": name})))
@@ -74,7 +76,7 @@ def test_the_keys_that_are_listed_are_those_of_all_configs():
             for key in (key for key in its if key.startswith(f"{section}.")):
                 assert not listed[key][2] or name in listed[key][2], (name, key)
         if section in ("model", "data", "cluster.service"):
-            found |= {f"{section}.{key}" for key in OWN[root].field_table()}
+            found |= {f"{section}.{key}" for key in root.custom.field_table()}
     assert set(listed) == found
     assert listed["method.groups"][0] == "Compute groups, each synchronous inside."
     assert listed["log_every"] == ("Updates between log points.", 50, ())

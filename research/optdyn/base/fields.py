@@ -12,7 +12,7 @@ A section that is one of several dataclasses is a union. Its root is the class t
 derive from, and `name` says which one it is:
 
     @dataclass(frozen=True)
-    class Law(Value, section="cluster.service.name", union=True): ...
+    class Law(Value, section="cluster.service", union=True): ...
 
     @dataclass(frozen=True)
     class Gamma(Law, name="gamma"):
@@ -24,12 +24,12 @@ import dataclasses
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from optdyn.base import calls, type_checks
 from optdyn.base.errors import ConfigError, and_, is_as_wanted, meant, one_of_these, shown
 from optdyn.base.in_memory import name_of
-from optdyn.base.lookup import OWN
+from optdyn.base.lookup import OWN, is_own
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 
@@ -98,8 +98,9 @@ def field(
         "range": of,
         "one_of": tuple(one_of),
         "static": static,
+        "default": default,
+        "largest": largest,
     }
-    metadata |= {"default": default, "largest": largest}
     if default is OPTIONS:
         return dataclasses.field(default_factory=Options, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -113,17 +114,22 @@ class Value:
     tag: ClassVar[str] = ""  # of one of a union, its name
     root: ClassVar["type[Value] | None"] = None  # of a union
     members: ClassVar[dict[str, "type[Value]"]]  # of a root, by name
+    custom: ClassVar[Any] = None  # of a root, the member that is a function of one's own
+    roots: ClassVar[list["type[Value]"]] = []  # of all unions
 
     def __init_subclass__(
-        cls, section: str = "", union: bool = False, name: str = "", **more: Any
+        cls, section: str = "", union: bool = False, name: str = "", custom: bool = False
     ) -> None:
-        super().__init_subclass__(**more)
+        super().__init_subclass__()
         cls.section = section or cls.section
         cls.tag = name
         if union:
             cls.root, cls.members = cls, {}
+            Value.roots.append(cls)
         if name:
             cls.members[name] = cls
+        if custom and cls.root:
+            cls.root.custom = cls
         cls.__doc__ = f"{cls.__doc__ or ''}\n\n{_described(cls)}".strip()
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
@@ -159,6 +165,8 @@ class Value:
     def named(cls, name: Any) -> "Value":
         """The one of this union that has the name, with its defaults. Raises `ConfigError`."""
         assert cls.root
+        if cls.root.custom and is_own(name):
+            return cast(Value, cls.root.custom(name=name))
         if not isinstance(name, str) or name not in cls.root.members:
             known = [*cls.root.members]
             wanted = f"must be one of {', '.join(known)}, or {OWN}{meant(str(name), known)}"
@@ -168,7 +176,8 @@ class Value:
     @classmethod
     def of(cls, given: Any) -> Any:
         """The value of a thing that may stand for one, such as a function; others as they are."""
-        return given
+        custom = cls.root and cls.root.custom
+        return custom(name=given) if custom and callable(given) else given
 
     @classmethod
     def key(cls, name: str) -> str:
@@ -355,11 +364,8 @@ def wrong(value: Any, of: "dataclasses.Field[Any]") -> str:
     span: Range | None = known["range"]
     if span and not is_as_wanted(span.holds, value):
         return span.wanted
-    return (
-        one_of_these(value, known["one_of"])
-        if known["one_of"] and value not in known["one_of"]
-        else ""
-    )
+    names = known["one_of"]
+    return one_of_these(value, names) if names and value not in names else ""
 
 
 def default_of(of: "dataclasses.Field[Any]") -> Any:
@@ -372,7 +378,7 @@ def like(value: Any, usual: Any) -> Any:
     """The value with tuples for lists, so that it hashes, and as a float where the default is one.
 
     Arrays of NumPy and JAX are lists or numbers here. Of a dict the keys are texts, or it stays as
-    it is, for `check` to refuse.
+    it is, for `wrong` to refuse.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -396,3 +402,11 @@ def _between(at_least: float, at_most: float, above: float, below: float) -> Ran
     else:
         wanted = f"at least {at_least:g}" + f" and less than {below:g}" * (below < math.inf)
     return Range(wanted, lambda v: at_least <= v <= at_most and above < v < below)
+
+
+@dataclasses.dataclass(frozen=True)
+class Custom(Value):
+    """The fields of a member of a union that is a function of one's own."""
+
+    name: Any = field("", "FILE:NAME, MODULE:NAME, or the function itself.")
+    options: Options = field(OPTIONS, "Arguments of the function.")

@@ -33,19 +33,19 @@ def configs() -> dict[str, Path]:
 
 def config_file(name: str) -> Path:
     """The config file of a path, or of the name of a shipped one. Raises `ConfigError`."""
-    shipped = configs()
     path = Path(name)
     if path.is_file() and path.suffix in (".py", ".json"):
         return path
-    where, unknown = f"config file {name}", name not in shipped
+    shipped, is_workdir = configs(), (path / "config.json").is_file()
+    if name in shipped and not is_workdir:
+        return shipped[name]
+    where = f"config file {name}"
     hint = meant(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"
-    is_workdir, is_odd = (path / "config.json").is_file(), unknown and path.is_file()
     refuse(
         (is_workdir, f"{where}: is a workdir; its config is {path}/config.json"),
-        (is_odd, f"{where}: must be a .py file, which is run, or a .json file"),
-        (unknown, f"{where}: not found{hint}"),
+        (path.is_file(), f"{where}: must be a .py file, which is run, or a .json file"),
     )
-    return shipped[name]
+    raise ConfigError(f"{where}: not found{hint}")
 
 
 def config(name: str, changes: Mapping[str, Any] = {}) -> "Experiment | Grid":

@@ -10,7 +10,7 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, Wrong
-from optdyn.base.fields import OPTIONS, Options, Value, field, plain
+from optdyn.base.fields import Custom, Value, field, plain
 from optdyn.clock.base import TimelineError
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -35,14 +35,6 @@ class Law(Value, section="cluster.service", union=True):
     def is_drawn(self) -> bool:
         """Whether times are drawn independently."""
         return type(self).draw is not Law.draw
-
-    @classmethod
-    def named(cls, name: Any) -> Value:
-        return OwnLaw(name) if lookup.is_own(name) else super().named(name)
-
-    @classmethod
-    def of(cls, given: Any) -> Any:
-        return OwnLaw(given) if callable(given) else given
 
 
 def _mean(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -125,14 +117,11 @@ class Race(Law, name="race"):
 
 
 @dataclass(frozen=True)
-class OwnLaw(Law):
+class OwnLaw(Law, Custom, custom=True):
     """A law of the user's own.
 
     `make(**options)` returns `law(rng, shape)`, numbers of unit mean that depend on `rng` alone.
     """
-
-    name: Any = field("", "FILE:NAME, MODULE:NAME, or the function itself.")
-    options: Options = field(OPTIONS, "Arguments of the function.")
 
     @property
     def draw(self) -> Draw:

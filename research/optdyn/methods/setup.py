@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as made
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from optdyn.base.errors import ConfigError
 from optdyn.base.fields import OPTIONS, Value, field
@@ -199,5 +199,4 @@ class Setup(Value):
                 inner = key.removeprefix("base.")
                 self.with_({inner: value})
                 raise ConfigError(f"config has no key {key!r}; that of a run has {inner!r}")
-        changed: Any = self.changed({**changes, **more})
-        return changed  # type: ignore[no-any-return]
+        return cast(Self, self.changed({**changes, **more}))

@@ -65,7 +65,7 @@ class Optimizer(Value, section="optimizer", union=True):
         """The optimizer of a transformation of optax, or of a function that returns one."""
         if isinstance(given, optax.GradientTransformation):
             return Optax(name=name_of(_Fixed(given), OPTAX, given), learning_rate=0.0)
-        return Optax(name=given) if callable(given) else given
+        return super().of(given)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class AdamW(Adam, name="adamw"):
 
 
 @dataclass(frozen=True)
-class Optax(Optimizer):
+class Optax(Optimizer, custom=True):
     """Another optimizer of optax by its name, or a function of one's own that returns one."""
 
     name: Any = field("", "Optimizer of optax, 'contrib.NAME', 'soap', or your own.")

@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn import experiment as configs
 from optdyn.base import lookup
 from optdyn.base.progress import Watch
 from optdyn.base.trees import Json, Tree, head
@@ -75,7 +74,7 @@ def compilation(config: Experiment) -> Hashable:
 
     Where shares divide the batch it takes one compilation for each value of `Run.columns`.
     """
-    usual = configs.usual()
+    usual = Experiment()
     plain = {name: getattr(usual, name) for name in (*UNHEEDED, "cluster", "tune")}
     for part, names in TRACED.items():
         here = getattr(config, part)

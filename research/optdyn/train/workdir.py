@@ -223,7 +223,7 @@ class Metrics:
 
     def end(self, config: Experiment, summary: Mapping[str, object]) -> None:
         """What TensorBoard's page of hyperparameters shows of a run: to be written once."""
-        usual, given = (json.loads(configs.to_json(c)) for c in (configs.usual(), config))
+        usual, given = (json.loads(configs.to_json(c)) for c in (Experiment(), config))
         changed = {*configs.differences(usual, given), "optimizer.learning_rate", "seed"}
         values = {name: _value(given, name) for name in sorted(changed)}
         figures = {tag(name): value for name, value in summary.items() if _is_tagged(name)}

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from optdyn.base import lookup
-from optdyn.base.fields import OPTIONS, Options, Returns, Value, field
+from optdyn.base.fields import Custom, Returns, Value, field
 from optdyn.base.in_memory import name_of
 from optdyn.base.lookup import digest
 from optdyn.base.ranges import A_CHANNEL, PIXELS
@@ -65,10 +64,6 @@ class Data(Value, section="data", union=True):
         return ""
 
     @classmethod
-    def named(cls, name: Any) -> Value:
-        return OwnData(name=name) if lookup.is_own(name) else super().named(name)
-
-    @classmethod
     def of(cls, given: Any) -> Any:
         """The data of a dict of arrays, or of a function that returns some.
 
@@ -80,7 +75,7 @@ class Data(Value, section="data", union=True):
             copied = _copied(whole)
             kept = _arrays.setdefault(digest(copied), copied)
             return OwnData(name=name_of(Returns(kept), "arrays", kept))
-        return OwnData(name=given) if callable(given) else given
+        return super().of(given)
 
 
 @dataclass(frozen=True)
@@ -172,11 +167,8 @@ class TextFiles(Sequences, name="text"):
 
 
 @dataclass(frozen=True)
-class OwnData(Images, Sequences):
+class OwnData(Images, Sequences, Custom, custom=True):
     """Data that a function of one's own returns, `function(**options)` (`data/own.py`)."""
-
-    name: Any = field("", "FILE:NAME, MODULE:NAME, or the function itself.")
-    options: Options = field(OPTIONS, "Arguments of the function.")
 
 
 def _copied(given: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from optdyn.base import lookup
 from optdyn.base.fields import Value, field
 from optdyn.base.ranges import BLOCKS, WIDE
 from optdyn.base.trees import Params, Tree
@@ -44,16 +43,10 @@ class Model(Value, section="model", union=True):
         return ""
 
     @classmethod
-    def named(cls, name: Any) -> Value:
-        from optdyn.problem.models.own import OwnModel
-
-        return OwnModel(name=name) if lookup.is_own(name) else super().named(name)
-
-    @classmethod
     def of(cls, given: Any) -> Any:
         from optdyn.problem.models.own import of
 
-        return of(given)
+        return super().of(of(given))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, shown
-from optdyn.base.fields import OPTIONS, Options, Returns, field, plain
+from optdyn.base.fields import Custom, Returns, plain
 from optdyn.base.in_memory import name_of
 from optdyn.problem.models.base import Blocks, Model
 
@@ -30,14 +30,11 @@ PAIRS = {
 
 
 @dataclass(frozen=True)
-class OwnModel(Model):
+class OwnModel(Model, Custom, custom=True):
     """A model of one's own.
 
     `make(classes, **options)` returns a flax module or a sequence of (name, module).
     """
-
-    name: Any = field("", "FILE:NAME, MODULE:NAME, or the function itself.")
-    options: Options = field(OPTIONS, "Arguments of the function.")
 
     def blocks_for(self, classes: int) -> Blocks:
         """Raises `ConfigError` where the function fails or returns something else."""
@@ -70,7 +67,7 @@ class Pure(nn.Module):
 
 
 def of(given: Any) -> Any:
-    """The model of a flax module, a pair (init, apply) or a function; others as they are.
+    """The model of a flax module or of a pair (init, apply); others as they are.
 
     Raises `ConfigError` for a module of another library, or its class.
     """
@@ -85,4 +82,4 @@ def of(given: Any) -> Any:
             )
     if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
         return OwnModel(name=name_of(Returns(Pure(*given)), "two functions", *given))
-    return OwnModel(name=given) if callable(given) else given
+    return given
