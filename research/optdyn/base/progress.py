@@ -54,9 +54,13 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def watched(name: str, total: int, start: int, watch: Watch | None = None) -> Iterator[Watch]:
-    """The watch of a run, or where it has none, signals noted inside and a line of its own."""
+    """The watch of a run, or where it has none, signals noted inside and a line of its own.
+
+    How often it was asked to save counts from here on.
+    """
     if watch:
-        yield watch
+        before = watch.asked()
+        yield watch._replace(asked=lambda: watch.asked() - before)
     else:
         line = Progress(name, total, start)
         with stoppable() as come:

@@ -15,7 +15,7 @@ from optdyn.cli import app
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, memory_checks, program, trainer
-from optdyn.train.driver import drive, initial
+from optdyn.train.loop import initial, updates
 
 SECONDS = 0.5  # of updates that are timed, at least
 Main = Callable[[Experiment, Path], int]
@@ -71,7 +71,7 @@ def seconds_per_update(run: trainer.Run) -> float:
     """Measured over the first ones, after what is compiled at the first call."""
     length, done, taken = 1, 0, 0.0
     while taken < SECONDS:
-        for chunk in drive(run, initial(run), 0, [len(run.timeline.seconds)]):
+        for chunk in updates(run, initial(run), 0, [len(run.timeline.seconds)]):
             chunk.make(length)
             if chunk.n:
                 length, done = 2 * length, done + chunk.step - chunk.start
