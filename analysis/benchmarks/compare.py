@@ -113,10 +113,11 @@ def timed(way: str) -> float:
     """Seconds of one of the two ways here."""
     shared_data.load(EXPERIMENT)
     jnp.zeros(1).block_until_ready()
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     ends = compared() if way == "compare" else plain()
     seconds = time.perf_counter() - begun
-    print(f"{way}: training loss {np.median(ends):.3g}", file=sys.stderr)
+    used = time.process_time() - used
+    print(f"{way}: training loss {np.median(ends):.3g}, {used:.3g} s of CPUs", file=sys.stderr)
     return seconds
 
 

@@ -187,7 +187,8 @@ def compare(
         for seed in drawn
     ]
     listed = [{"name": f"{name},seed={one.seed}"} | one.changed_keys() for name, one in chosen]
-    config, path, kept = Grid(Experiment(), listed), workdir and Path(workdir), dict[str, Kept]()
+    config, path = Grid(Experiment(), listed), Path(workdir) if workdir else None
+    kept: dict[str, Kept] = {}
     entries = points.plan(config, path)
     for _, one in chosen[:: len(drawn)]:
         one.warn()
@@ -197,8 +198,7 @@ def compare(
         tables.write_results(path)
     found: dict[str, list[Trained]] = {}
     for (point, _), (name, one) in zip(named(config), chosen, strict=True):
-        folder = path and points.folder_of(path, point)
-        run = trained(one, folder) if folder else in_memory(one, kept[point])
+        run = trained(one, points.folder_of(path, point)) if path else in_memory(one, kept[point])
         found.setdefault(name, []).append(run)
     return Comparison({name: tuple(runs) for name, runs in found.items()})
 

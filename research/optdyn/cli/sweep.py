@@ -62,7 +62,7 @@ class Going(NamedTuple):
     line: Sweep
     come: Come
     failed: Event  # one of them has: the others are to stop
-    results: Callable[[str], None]  # writes what there is of `results.csv`, the point with it
+    results: Callable[[str], None] | None  # writes what there is of `results.csv`, this with it
     kept: dict[str, Kept]  # of each point, where there is no workdir
 
     def prepare(self, entry: PlannedPoint) -> Run:
@@ -95,7 +95,8 @@ class Going(NamedTuple):
     def end(self, entry: PlannedPoint, summary: dict[str, Any]) -> None:
         if summary["status"] in DONE:
             self.line.end(entry.name, summary["status"])
-            self.results(entry.name)
+            if self.results:
+                self.results(entry.name)
 
 
 def main(config: Grid, workdir: Path) -> int:
@@ -155,8 +156,7 @@ def sweep(
     name = workdir.name if workdir else "compare"
     line = Sweep(name, {entry.name: entry.updates for entry in entries}, done)
     with stoppable() as come:
-        follow = workdir and is_writer()
-        results = tables.following(workdir, _swept(config)) if follow else lambda name: None
+        results = tables.following(workdir, _swept(config)) if workdir and is_writer() else None
         memory = available() / 2
         going = Going(
             config,

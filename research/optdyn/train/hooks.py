@@ -101,7 +101,7 @@ class MomentumMeter(Hook):
     """Records what updates of the meter's windows say, and logs its readings."""
 
     meter: Meter
-    log: Sequence[Json]
+    log: list[Json]
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.metered and chunk.step > chunk.start:

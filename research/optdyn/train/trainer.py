@@ -113,9 +113,9 @@ def training(
             del fresh  # a state may fill the memory
             with Metrics(folder, held_in(checkpoints.recorded(), LOG)) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
-                before, last = _of_workdir(run, folder, metrics, checkpoints, about)
+                so_far, last = _of_workdir(run, folder, metrics, checkpoints, about)
                 watching = watched(workdir.name, config.steps, step, watch)
-                summary = yield from _trained(run, step, state, before, watching, more, last)
+                summary = yield from _trained(run, step, state, so_far, watching, more, last)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
@@ -175,13 +175,14 @@ def _trained(
     """The run from a state on, with the hooks that every run has, `more`, and the `last` ones."""
     config, steps, every, feed = run.config, run.config.steps, run.config.log_every, feed_of(run)
     rows, meter = before.log.rows, before.meter
-    _, *sets = shared_data.put(run.data, run.program.layout.put_examples, config)
+    windows = meter.windows if meter else None
+    _, sample, test_set = shared_data.put(run.data, run.program.layout.put_examples, config)
     begun = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
     with ExitStack() as stack:
         watch = cache(partial(stack.enter_context, watching))  # when all is compiled
         all_hooks = [
-            hooks.Losses(*sets, begun, watch),
-            hooks.Probes(*sets),
+            hooks.Losses(sample, test_set, begun, watch),
+            hooks.Probes(sample, test_set),
             hooks.Sums(before.sums),
             *([hooks.MomentumMeter(meter, rows)] if meter else ()),
             *([hooks.Steering()] if config.probes.steer else ()),
@@ -193,7 +194,7 @@ def _trained(
             *last,
         ]
         stops = [*range(every, steps, every), steps]
-        chunks = updates(run, state, step, stops, rows, meter and meter.windows, feed)
+        chunks = updates(run, state, step, stops, rows, windows, feed)
         del state  # a state may fill the memory
         chunk = yield from hooked(chunks, all_hooks, rows)
         summary = _summary(chunk.run, chunk.status, chunk.good, rows) | before.told()
