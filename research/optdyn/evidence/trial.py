@@ -17,7 +17,7 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json
+from optdyn.base.trees import Json, examples_in
 from optdyn.clock.base import Meeting, Timeline, choice_of
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.core import State
@@ -26,9 +26,10 @@ from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
+from optdyn.problem.shared_data import Parts
 from optdyn.train import program, trainer
 from optdyn.train.loop import Chunk, Hook, hooked, run_to_end, updates
-from optdyn.train.program import CHUNK, EVALUATED, Program
+from optdyn.train.program import CHUNK, Program
 from optdyn.train.trainer import Run
 
 SPACING = 1.08  # updates from one log point to the next
@@ -95,8 +96,8 @@ class _Losses(Hook):
     target: float
     most: float
     clock: str
-    loss: Callable[[State, Examples], float]
-    sample: Examples
+    loss: Callable[[State, Parts], float]
+    sample: Parts
     rows: list[Json]
 
     def chunk(self, chunk: Chunk) -> None:
@@ -244,7 +245,7 @@ def meeting(run: Run, step: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Examples], float]:
+def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
     """The mean loss of a state's parameters, compiled whole: it is asked for at every log point."""
 
     @jax.jit
@@ -255,13 +256,9 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Examples], float
             params = state.params
         return of.evaluate(params, examples)[0]
 
-    def mean(state: State, examples: Examples) -> float:
-        count = len(next(iter(examples.values())))
-        parts = (
-            {name: leaf[start : start + EVALUATED] for name, leaf in examples.items()}
-            for start in range(0, count, EVALUATED)
-        )
-        return sum(float(total(state, part)) for part in parts) / count
+    def mean(state: State, parts: Parts) -> float:
+        count = sum(map(examples_in, parts))
+        return sum(map(float, [total(state, part) for part in parts])) / count
 
     return mean
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json, Tree, head
+from optdyn.base.trees import Json, Tree
 from optdyn.core import State
 from optdyn.devices.layout import Advance
 from optdyn.experiment import Experiment
@@ -34,7 +34,7 @@ from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
 from optdyn.train import loop, trainer
 from optdyn.train.loop import Chunk
-from optdyn.train.program import CHUNK, EVALUATED, Program
+from optdyn.train.program import CHUNK, Program
 from optdyn.train.run import Run
 
 LANES = 64  # runs of one program, at most
@@ -153,8 +153,7 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 def memory(run: Run) -> int:
     """Bytes that one run needs besides the examples, by XLA's analysis, where it is one program."""
     sets = shared_data.put(run.data, run.program.layout.put_examples, run.config)
-    some = head(sets.test_evaluated, EVALUATED)
-    evaluation = _bytes(run.program.evaluate, run.params, some)
+    evaluation = _bytes(run.program.evaluate, run.params, sets.test_evaluated[0])
     return _bytes(run.program.advance, *loop.first(run, 0)) + evaluation
 
 

@@ -22,7 +22,7 @@ from optdyn.clock.trace import SERVED
 from optdyn.devices.first_process import agreed
 from optdyn.methods.metered import METERED
 from optdyn.problem.data.feed import Feed
-from optdyn.problem.problem import Examples
+from optdyn.problem.shared_data import Parts
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints, fingerprint
 from optdyn.train.loop import Chunk, Hook
@@ -38,8 +38,8 @@ MEASURED = 8  # updates at the end of an epoch that workers are timed over
 class Losses(Hook):
     """Logs what the timeline and the schedules say, and the losses and metrics of both sets."""
 
-    train: Examples
-    test: Examples
+    train: Parts
+    test: Parts
     begun: float  # when the run was, by `time.monotonic`, less what it took before
     watch: Callable[[], Watch]
 
@@ -72,8 +72,8 @@ def _clock(run: Run, step: int) -> Json:
 class Probes(Hook):
     """Logs the probes of the methods and of `config.probes`, and what the optimizer says."""
 
-    train: Examples
-    test: Examples
+    train: Parts
+    test: Parts
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.row is not None:

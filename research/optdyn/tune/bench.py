@@ -25,6 +25,7 @@ from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import GROUPED
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
+from optdyn.problem.shared_data import Parts
 from optdyn.train import loop, program, trainer
 from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import CHUNK, Program
@@ -54,7 +55,7 @@ class SimulatedCluster(NamedTuple):
     """A problem on a simulated cluster."""
 
     run: Run  # of all groups
-    evaluated: Examples  # the part of it that the training loss is of
+    evaluated: Parts  # the part of it that the training loss is of
     groups: tuple[int, ...]  # all divisors of the number of workers, ascending
 
 
@@ -140,7 +141,7 @@ def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Line:
     gradients; a product with the Hessian counts as two.
     """
     params, batch = begin.state.params, cluster.run.config.batch_size
-    many, few = (head(cluster.evaluated, n) for n in (MEASURED, MEASURED // 2))
+    many, few = (head(cluster.evaluated[0], n) for n in (MEASURED, MEASURED // 2))
     found, largest = _limits(cluster.run.program)(params, many, few)
     peak = abs(float(largest))  # so few iterations may end where the loss curves down
     signal = max(float(found.square), float(found.trace) / (MEASURED * UNRESOLVED))
