@@ -205,8 +205,8 @@ def metrics(every: Sequence[Point]) -> pd.DataFrame:
 def logged(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """The rows of a log, numbers and words."""
     table = pd.DataFrame(rows, columns=None if rows else [*LOGGED])
-    # What a probe says in words, such as why it refused, stays as it is, and so do lists.
-    for name in table.columns:
+    for name in table.select_dtypes("object"):
+        # What a probe says in words, such as why it refused, stays as it is, and so do lists.
         if not table[name].map(lambda v: isinstance(v, (str, list))).any():
             table[name] = pd.to_numeric(table[name])
     return table

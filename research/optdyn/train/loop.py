@@ -140,8 +140,9 @@ class Hook:
         """Called before the first update, with an empty chunk, and after the updates of each chunk.
 
         At a log point `chunk.row` is a dict, and what is put into it is logged; elsewhere it is
-        None. `chunk.params` are the parameters after `chunk.step` updates, `chunk.infos["loss"]`
-        the losses of the updates. A `chunk.status` that is set ends the run there, with it.
+        None. `chunk.params` are the parameters after `chunk.step` updates, which the next updates
+        take the place of: copy what is to be kept. `chunk.infos["loss"]` has the updates' losses. A
+        `chunk.status` that is set ends the run there, with it.
         """
 
     def end(self, chunk: Chunk, summary: Json) -> None:
