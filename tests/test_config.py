@@ -17,7 +17,7 @@ from optdyn.cli.keys import keys
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES
 from optdyn.experiment import ConfigError, Experiment, differences, to_json
-from optdyn.methods.mix.diloco import DiLoCo
+from optdyn.methods.averaging import DiLoCo
 from optdyn.problem.models.resnet import NORMS, STEMS, ResNet
 from optdyn.train.checks import check
 from tests.conftest import RUN

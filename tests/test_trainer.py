@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optdyn.base import seeds
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 from optdyn.methods import Event
 from optdyn.problem import data as datasets
 from optdyn.train import driver, program, trainer

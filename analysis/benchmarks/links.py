@@ -53,7 +53,7 @@ from optdyn import methods
 from optdyn.base import processes
 from optdyn.base.files import write_json
 from optdyn.cli import cache
-from optdyn.clock.base import Timeline
+from optdyn.clock.timeline import Timeline
 from optdyn.devices import overlap
 from optdyn.experiment import Experiment
 from optdyn.price.shapes import of_model

@@ -34,7 +34,7 @@ import optdyn as od
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import Timer, in_turn, spread
 from optdyn.base import processes
-from optdyn.clock.base import Meeting
+from optdyn.clock.timeline import Meeting
 from optdyn.devices import ring
 from optdyn.train import driver, trainer
 from optdyn.train.program import parameter_bytes

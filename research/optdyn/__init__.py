@@ -26,32 +26,20 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
         Race,
         Trace,
     )
-    from optdyn.methods.gradient.dynamic_batch import DynamicBatch
-    from optdyn.methods.gradient.local import Local
+    from optdyn.methods.async_local_sgd import AsyncLocalSGD, Decoupled
+    from optdyn.methods.asynchronous import Asynchronous, Ringleader, Ringmaster
+    from optdyn.methods.averaging import DesLoc, DiLoCo, Eager, ModelAveraging, SlowMo
+    from optdyn.methods.buffered import Buffered, MindFlayer
+    from optdyn.methods.daso import DASO
+    from optdyn.methods.dynamic_batch import DynamicBatch
+    from optdyn.methods.gossip import GASLoC, Gossip
+    from optdyn.methods.local import Local
     from optdyn.methods.method import Method, Methods
-    from optdyn.methods.mix.daso import DASO
-    from optdyn.methods.mix.demo import DeMo
-    from optdyn.methods.mix.des_loc import DesLoc
-    from optdyn.methods.mix.diloco import DiLoCo
-    from optdyn.methods.mix.eager import Eager
-    from optdyn.methods.mix.gasloc import GASLoC
-    from optdyn.methods.mix.gossip import Gossip
-    from optdyn.methods.mix.model_averaging import ModelAveraging
-    from optdyn.methods.mix.slowmo import SlowMo
-    from optdyn.methods.mix.sparseloco import SparseLoCo
-    from optdyn.methods.mix.sparta import Sparta
-    from optdyn.methods.read.ad_psgd import ADPSGD
-    from optdyn.methods.read.async_local_sgd import AsyncLocalSGD
-    from optdyn.methods.read.asynchronous import Asynchronous
-    from optdyn.methods.read.buffered import Buffered
-    from optdyn.methods.read.decoupled import Decoupled
-    from optdyn.methods.read.elastic import Elastic
-    from optdyn.methods.read.mindflayer import MindFlayer
-    from optdyn.methods.read.ringleader import Ringleader
-    from optdyn.methods.read.ringmaster import Ringmaster
-    from optdyn.methods.read.stale_pipeline import StalePipeline
+    from optdyn.methods.pipeline import StalePipeline
     from optdyn.methods.setup import Parallel, Plan, Probes, Replicas, Tune
+    from optdyn.methods.sparse import DeMo, SparseLoCo, Sparta
     from optdyn.methods.sync import Sync
+    from optdyn.methods.workers import ADPSGD, Elastic
     from optdyn.optimizers.kinds import SGD, Adam, AdamW, ClosedLoop, Optax, Optimizer
     from optdyn.problem.data.kinds import (
         KJV,

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from optdyn.base.errors import ConfigError
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.meetings import synchronous
 from optdyn.clock.network import all_reduce
-from optdyn.clock.nodes import synchronous
 from optdyn.clock.service import Constant, Law
-from optdyn.methods.mix.daso import DASO, Phase, after_epoch, clock
+from optdyn.methods.daso import DASO, Phase, after_epoch, clock
 from tests.clock.lines import begins_with
 from tests.values import as_law
 

@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base import seeds
-from optdyn.clock import TimelineError, make
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.dynamic_batch import (
+from optdyn.clock.service import Constant, Geometric, LogNormal
+from optdyn.clock.timeline import TimelineError
+from optdyn.methods.dynamic_batch import (
     CHANGE,
+    DynamicBatch,
     StepCost,
     clocked,
     costs,
@@ -18,8 +21,6 @@ from optdyn.clock.dynamic_batch import (
     smooth,
     waste,
 )
-from optdyn.clock.service import Constant, Geometric, LogNormal
-from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from tests.clock.conftest import BATCH, SPEEDS
 from tests.values import as_law
 
@@ -211,7 +212,7 @@ def test_a_step_ends_with_the_slowest_worker_and_the_all_reduce(run):
     # 64 examples at a millisecond, then two messages of 0.25 s and 1000 / 500 s.
     np.testing.assert_allclose(made.seconds, (0.064 + 4.5) * np.arange(1, 13), rtol=1e-13)
     cluster = Cluster(nodes=4, speeds=SPEEDS, service=Constant(), **network)
-    other = make(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
+    other = compute_groups(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
     np.testing.assert_allclose(made.seconds, other.seconds, rtol=1e-13)  # sums in another order
     for field in ("worker", "staleness", "slots"):
         np.testing.assert_array_equal(getattr(made, field), getattr(other, field))

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from optdyn.clock import TimelineError
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.dynamic_batch import measured
 from optdyn.clock.service import Measured
-from optdyn.methods.gradient.dynamic_batch import DynamicBatch
+from optdyn.clock.timeline import TimelineError
+from optdyn.methods.dynamic_batch import DynamicBatch, measured
 from tests.clock.conftest import BATCH
 
 

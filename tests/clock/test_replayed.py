@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.clock.base import TimelineError
+from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import ConfigError
 from tests.clock.lines import arrays
 from tests.clock.recorded import config_of, line_of, record, replayed

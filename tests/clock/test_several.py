@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.arrivals import Work, arrivals, several
 from optdyn.clock.service import Exponential
-from optdyn.clock.several import several
 from optdyn.clock.versions import WAITING
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_stale_synchronous import LAWS

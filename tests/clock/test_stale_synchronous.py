@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.arrivals import Work, arrivals, several
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
-from optdyn.clock.several import several
 from optdyn.experiment import Experiment
-from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.asynchronous import Asynchronous
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
 

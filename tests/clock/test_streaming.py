@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn import methods
+from optdyn.clock.meetings import node_seconds
 from optdyn.clock.network import all_reduce
-from optdyn.clock.nodes import node_seconds
-from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.mix.fragments import cut
+from optdyn.methods.averaging import cut, meeting_schedule
 from optdyn.train import program
 from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
@@ -20,7 +19,7 @@ from tests.methods import test_battery as battery
 def test_every_fragment_is_sent_once_in_every_period(period, fragments, steps, data):
     period = max(period, fragments)
     delay, steps = data.draw(st.integers(0, period // fragments - 1)), steps + 1
-    choice = turns(steps, period, fragments, delay)
+    choice = meeting_schedule(steps, period, fragments, delay)
     send, receive, waited = choice[:3]
     before = max(steps - 1 - delay, 0)  # what is sent then arrives before the last update
     for start in range(before - period + 1):

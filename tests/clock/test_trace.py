@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from optdyn.clock import TimelineError
+from optdyn.clock.arrivals import compute_groups as make_of
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.compute_groups import make as make_of
 from optdyn.clock.service import Trace
+from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import read
 
 HEADER = "worker,seconds\n"

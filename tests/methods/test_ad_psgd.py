@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.read.ad_psgd import ad_psgd, peers
+from optdyn.methods.workers import ad_psgd, peers
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, events_of, line_of, ran, reference

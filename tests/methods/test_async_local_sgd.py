@@ -5,8 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from optdyn.methods.read import heloco
-from optdyn.methods.read.async_local_sgd import async_local_sgd
+from optdyn.methods.async_local_sgd import async_local_sgd, turned
 from tests.methods import workers
 from tests.methods.nodes import START, P, flattened
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
@@ -78,7 +77,7 @@ def test_what_is_older_than_the_cutoff_counts_nothing(cutoff):
     )
 
 
-def turned(d, m, c_ok, k):
+def corrected(d, m, c_ok, k):
     """HeLoCo's correction of one array, by cases."""
     if not m.any():
         return d
@@ -104,7 +103,7 @@ def directed(line, c_ok, k, cases):
             return
         outer = theta_read.get(i, np.float64(START)) - now.x[i]
         cases.extend(np.sign(outer[a] @ kept["m"][a]) for a in arrays)
-        outer = np.concatenate([turned(outer[a], kept["m"][a], c_ok, k) for a in arrays])
+        outer = np.concatenate([corrected(outer[a], kept["m"][a], c_ok, k) for a in arrays])
         kept["m"] = B * kept["m"] + (1 - B) * outer
         now.shown = now.shown - ETA * (outer + B * kept["m"])
         now.x[i] = now.read[i] = theta_read[i] = now.shown
@@ -136,7 +135,7 @@ def test_what_is_turned_keeps_its_length_and_loses_what_is_against_the_momentum(
     rng = np.random.default_rng(3)
     m, every = np.float32(rng.normal(size=(2, 200, 6)))
     for d, own in zip(every, m, strict=True):
-        after = np.asarray(heloco.turned({"a": d}, {"a": own}, 1.0, 0.8)["a"])
+        after = np.asarray(turned({"a": d}, {"a": own}, 1.0, 0.8)["a"])
         with_it, before = after @ own, d @ own
         assert with_it > before or np.isclose(with_it, before, atol=1e-6)
         if before >= 0:

@@ -19,11 +19,9 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.clock.base import Shares, choice_of
-from optdyn.clock.shares import columns, cut
+from optdyn.clock.timeline import Shares, choice_of, columns, cut
 from optdyn.experiment import ConfigError, Experiment
-from optdyn.methods import Event, Methods, ModelInfo, Rule, built_in, compose
-from optdyn.methods.mix import compression
+from optdyn.methods import Event, Methods, ModelInfo, Rule, built_in, compose, messages
 from optdyn.train import devices as parallel
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints
@@ -136,7 +134,7 @@ PAIRED = [name for name in OTHERS if not CASES[name].like]
 PAIRS = tuple(filter(go_together, map("+".join, itertools.combinations(PAIRED, 2))))
 THREE = ("daso+asynchronous+local",)
 EVERY = (*CASES, *PAIRS, *THREE)
-MESSAGES = {name: {"compression": name} for name in compression.NAMES if name} | {
+MESSAGES = {name: {"compression": name} for name in messages.COMPRESSIONS if name} | {
     "E3M0": {"compression_bits": 4},
     "3 bits": {"compression_bits": 3},
     "top_k of 2 bits": {"compression": "top_k", "compression_bits": 2},

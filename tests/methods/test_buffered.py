@@ -7,7 +7,7 @@ import pytest
 
 from optdyn import core, optimizers
 from optdyn.methods import Event
-from optdyn.methods.read.buffered import buffered
+from optdyn.methods.buffered import buffered
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from tests.methods import composed

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.base import Shares
-from optdyn.clock.shares import columns, cut
+from optdyn.clock.timeline import Shares, columns, cut
 from optdyn.core import Event
 from optdyn.devices.simulated import over_workers
-from optdyn.methods.gradient.dynamic_batch import WEIGHTS
+from optdyn.methods.dynamic_batch import WEIGHTS
 from optdyn.problem import problem
 from optdyn.problem.models import MLP
 from tests.methods.composed import by_shares

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.read.elastic import ElasticState, elastic, pull
+from optdyn.methods.workers import ElasticState, elastic, pull
 from tests.methods import workers
 from tests.methods.nodes import START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work
-from optdyn.clock.base import TimelineError
+from optdyn.clock.arrivals import Work, several
 from optdyn.clock.service import LogNormal
-from optdyn.clock.several import several
+from optdyn.clock.timeline import TimelineError
 from tests.clock.test_slots import versions_read
 from tests.clock.test_stale_synchronous import LAWS
 

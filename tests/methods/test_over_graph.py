@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from optdyn import methods
-from optdyn.clock import graphs
-from optdyn.methods.mix.averaging_clock import turns
+from optdyn.methods import gossip
+from optdyn.methods.averaging import meeting_schedule
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import RATE, STEPS, flattened
@@ -17,8 +17,8 @@ MU, ETA = 0.9, 0.7
 
 
 def ran(name, graph, nodes_of=COUNT, **numbers):
-    to = graphs.graph(graph, nodes_of, STEPS, np.random.default_rng(3))
-    line = meetings(name, **numbers)._replace(to=graphs.each_update(to, STEPS))
+    to = gossip.graph_peers(graph, nodes_of, STEPS, np.random.default_rng(3))
+    line = meetings(name, **numbers)._replace(to=gossip.each_update(to, STEPS))
     return nodes.ran(made(name), nodes.events(line, RATE, 0.6), nodes=nodes_of), line
 
 
@@ -90,7 +90,7 @@ def test_a_node_waits_for_its_neighbour_and_for_nobody_else():
 def test_peers_take_turns_whatever_the_period_is():
     """With a period of 2 and a turn of 2 updates they would always be the same."""
     to = timeline({"method.graph": "one_peer"}).choice.to
-    send = turns(battery.STEPS, 2, 1, 0).send[:, 0]
+    send = meeting_schedule(battery.STEPS, 2, 1, 0).send[:, 0]
     shifts = (to[send, 0, 1] - to[send, 0, 0]) % 4
     np.testing.assert_array_equal(shifts, np.resize([1, 2], len(shifts)))
 

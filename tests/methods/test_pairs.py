@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from optdyn import methods
-from optdyn.clock.base import Shares, at, choice_of
 from optdyn.clock.service import Exponential
+from optdyn.clock.timeline import Shares, at, choice_of
 from optdyn.methods import Event
 from optdyn.train import devices as parallel
 from optdyn.train import program

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.methods.read.ringleader import ringleader, rounds
+from optdyn.methods.asynchronous import ringleader, rounds
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, gradient
 from tests.methods.workers import ALL, CLOSE, MOMENTUM, WORKERS, events_of, line_of, ran

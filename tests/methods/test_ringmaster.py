@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals
-from optdyn.clock.several import several
+from optdyn.clock.arrivals import Work, arrivals, several
 from optdyn.train import trainer
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read

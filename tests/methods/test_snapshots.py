@@ -13,7 +13,7 @@ import pytest
 
 from optdyn import core, optimizers
 from optdyn.methods import Event
-from optdyn.methods.read.asynchronous import asynchronous
+from optdyn.methods.asynchronous import asynchronous
 from optdyn.train import checkpoints, driver, trainer, versions
 from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
 

@@ -10,7 +10,7 @@ import pytest
 from optdyn import core, optimizers
 from optdyn.clock import pipeline
 from optdyn.methods import Event, ModelInfo, compose
-from optdyn.methods.read.stale_pipeline import KINDS, StalePipeline, delays, reading
+from optdyn.methods.pipeline import KINDS, StalePipeline, delays, reading
 from optdyn.train import program, trainer
 from optdyn.train.checks import check
 

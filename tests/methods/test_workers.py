@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from optdyn import methods
-from optdyn.methods.metered import SKETCH, sketch
-from optdyn.methods.read.ad_psgd import ad_psgd
-from optdyn.methods.read.async_local_sgd import async_local_sgd
-from optdyn.methods.read.elastic import elastic
+from optdyn.methods.async_local_sgd import async_local_sgd
+from optdyn.methods.compose import SKETCH, sketch
+from optdyn.methods.workers import ad_psgd, elastic
 from tests.methods import test_battery as battery
 from tests.methods import workers
 from tests.methods.nodes import BATCHES, START, flattened, loss, tree

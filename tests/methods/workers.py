@@ -10,7 +10,7 @@ import numpy as np
 from optdyn import core
 from optdyn.experiment import Experiment
 from optdyn.methods import Event
-from optdyn.methods.metered import metered
+from optdyn.methods.compose import metered
 from tests.methods.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
 
 WORKERS, MOMENTUM = 3, 0.6

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import clock, optimizers
-from optdyn.clock.base import at
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Law
+from optdyn.clock.timeline import at
 from optdyn.methods import Event
 from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from optdyn.problem import problem

@@ -10,7 +10,7 @@ import pytest
 from optdyn.base import seeds
 from optdyn.base.hold import LOCK
 from optdyn.cli import app
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 from optdyn.methods import Event
 from optdyn.optimizers.kinds import SGD
 from optdyn.problem.models.quadratic import curvatures

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.clock.base import Timeline
-from optdyn.clock.server import IterationSeconds, server, t_conv, t_fc
+from optdyn.clock.arrivals import IterationSeconds, server, t_conv, t_fc
+from optdyn.clock.timeline import Timeline
 
 
 class Simulated(NamedTuple):

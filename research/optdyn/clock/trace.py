@@ -21,7 +21,7 @@ import numpy as np
 
 from optdyn.base.errors import Wrong
 from optdyn.base.trees import Choice
-from optdyn.clock.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
+from optdyn.clock.timeline import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
 from optdyn.clock.versions import NOBODY, Versions, blank, fill
 
 if TYPE_CHECKING:

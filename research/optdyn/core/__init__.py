@@ -186,6 +186,11 @@ def all_reduce(tree: Tree, axis: str) -> Tree:
     return tree_of(jax.lax.psum(vector, axis))
 
 
+def where(condition: Array, tree: Tree, other: Tree) -> Tree:
+    """`jnp.where` over pytrees, in the dtypes of `other`."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
+
+
 def distance(every: Params) -> float:
     """The RMS distance of rows, leaves (n, ...), from their mean, over the mean's norm."""
     return float(_distance(every))

@@ -19,8 +19,8 @@ from optdyn.base import lookup
 from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
 from optdyn.base.trees import Json
-from optdyn.clock.base import Meeting, Timeline, choice_of
 from optdyn.clock.network import between_nodes, broadcast
+from optdyn.clock.timeline import Meeting, Timeline, choice_of
 from optdyn.core import State
 from optdyn.evidence.crossing import Crossing, crossing, of_runs
 from optdyn.experiment import Experiment

@@ -9,7 +9,7 @@ Known cases: a* = 2 without staleness; 2 sin(pi / (4 tau + 2)) with the constant
 
 import numpy as np
 
-from optdyn.clock import Timeline
+from optdyn.clock.timeline import Timeline
 
 STEPS = np.geomspace(2.0**-9, 2.0, 161)  # a that are tried, 4.4 % apart
 

@@ -25,7 +25,7 @@ import numpy as np
 from flax.linen.module import InterceptorContext
 
 from optdyn.base.trees import Tree, bytes_of, head
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 from optdyn.core import Event
 from optdyn.experiment import Experiment
 from optdyn.plan import phases, planner

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.base.errors import Join, one_of_these
-from optdyn.clock.base import Meeting, Shares, Timeline, at, choice_of
+from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
-from optdyn.clock.compute_groups import compute_means
-from optdyn.clock.dynamic_batch import costs
 from optdyn.clock.service import DRAWN
+from optdyn.clock.timeline import Meeting, Shares, Timeline, at, choice_of
 from optdyn.experiment import Experiment, check_cluster, refuse_first
 from optdyn.methods import Methods, owns
+from optdyn.methods.asynchronous import Asynchronous
+from optdyn.methods.dynamic_batch import costs
 from optdyn.methods.method import slowed
-from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.price import sent_bytes
 from optdyn.price.sent_bytes import at_work, exchanging
 from optdyn.price.shapes import Shapes, setting, stages

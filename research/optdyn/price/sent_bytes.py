@@ -18,16 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.base.trees import Choice
-from optdyn.clock.base import Arrival, Meeting, Timeline, choice_of
 from optdyn.clock.network import SERVER, busiest, one_way
+from optdyn.clock.timeline import Arrival, Meeting, Timeline, choice_of
 from optdyn.experiment import Experiment
-from optdyn.methods import Methods
-from optdyn.methods.gradient import local
-from optdyn.methods.mix import averaging_clock
-from optdyn.methods.mix.gossip import Gossip, Neighbours
-from optdyn.methods.mix.model_averaging import ModelAveraging
-from optdyn.methods.read.asynchronous import Asynchronous
-from optdyn.methods.read.groups import Grouped
+from optdyn.methods import Methods, averaging, local
+from optdyn.methods.asynchronous import Asynchronous, Grouped
+from optdyn.methods.averaging import ModelAveraging
+from optdyn.methods.gossip import Gossip, Neighbours
 from optdyn.price.shapes import Shapes, setting, stages
 
 
@@ -159,8 +156,8 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     receive = np.asarray(choice.receive).reshape(send.shape)
     if isinstance(mix, ModelAveraging):
         of = setting(config, shapes)
-        sent = float((send @ np.array(averaging_clock.message_bytes(mix, of))).mean())
-        return sent, averaging_clock.state_bytes(mix, of, choice)
+        sent = float((send @ np.array(averaging.message_bytes(mix, of))).mean())
+        return sent, averaging.state_bytes(mix, of, choice)
     if choice.to is not None:  # over a graph
         return _gossiped(choice, shapes.bytes * send), 0.0
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)

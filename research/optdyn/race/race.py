@@ -23,7 +23,7 @@ from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json
 from optdyn.base.hold import free
 from optdyn.base.trees import Json, Tree
-from optdyn.clock.base import TimelineError
+from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import SERVED, read
 from optdyn.clock.versions import Order, fill
 from optdyn.core import Info, State

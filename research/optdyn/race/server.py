@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base.trees import Tree
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 from optdyn.core import Event, Info, State
 from optdyn.race.worker import Shards, examples_of, halves_of, message_of, numbered, parts_of
 from optdyn.train.driver import Chunk

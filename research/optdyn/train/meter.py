@@ -25,7 +25,7 @@ from optdyn import optimizers
 from optdyn.base.files import Written, crc32, writing
 from optdyn.base.trees import Json
 from optdyn.experiment import Experiment
-from optdyn.methods.metered import METERED, SKETCH
+from optdyn.methods.compose import METERED, SKETCH
 from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import Fit, NotIdentified, fit

@@ -9,9 +9,7 @@ import jax
 import numpy as np
 
 from optdyn.base.trees import Json, examples_in
-from optdyn.clock import Timeline
-from optdyn.clock.base import Shares, at, choice_of
-from optdyn.clock.shares import columns, cut
+from optdyn.clock.timeline import Shares, Timeline, at, choice_of, columns, cut
 from optdyn.core import Event, Params
 from optdyn.experiment import Experiment
 from optdyn.problem import data as datasets

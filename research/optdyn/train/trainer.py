@@ -25,12 +25,12 @@ from optdyn.base.hold import writable
 from optdyn.base.processes import is_writer
 from optdyn.base.progress import Watch, say, watched
 from optdyn.base.trees import Json, bytes_of, examples_in, head, numbers_in
-from optdyn.clock.base import Arrival, Timeline, choice_of
+from optdyn.clock.timeline import Arrival, Timeline, choice_of
 from optdyn.clock.trace import SERVED
 from optdyn.core import Params, State
 from optdyn.devices.first_process import agreed, own, verdict
 from optdyn.experiment import ConfigError, Experiment, refuse_first
-from optdyn.methods.metered import METERED
+from optdyn.methods.compose import METERED
 from optdyn.methods.setup import APIS
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data.feed import Feed

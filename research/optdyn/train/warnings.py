@@ -11,13 +11,12 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.base import lookup
 from optdyn.base.errors import and_, shown
-from optdyn.clock.base import Meeting, at, choice_of
 from optdyn.clock.cluster import Pieces
+from optdyn.clock.timeline import Meeting, at, choice_of
 from optdyn.core import Event
 from optdyn.experiment import Experiment
 from optdyn.methods.compose import pieces, reading
-from optdyn.methods.method import Mixes
-from optdyn.methods.shared_fields import Periodic
+from optdyn.methods.method import Mixes, Periodic
 from optdyn.problem import shared_data
 from optdyn.train import trainer
 from optdyn.train.run import Run
