@@ -551,7 +551,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
 
     def chosen(flags: Array, tree: Tree, other: Tree) -> Tree:
         """The fragments of `tree` whose flag is set, (P,), and of `other` the rest."""
-        return join(list(map(chosen, flags, parts(tree), parts(other))))
+        return join(list(map(where, flags, parts(tree), parts(other))))
 
     def step(state: DecoupledState, event: Event, batch: Batch) -> tuple[DecoupledState, Info]:
         c = event.choice
@@ -585,7 +585,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         numbers = {"outer_learning_rate": c.rate, "outer_momentum": c.momentum}
         updates, v = server.update(delta, v, theta, **numbers)
         theta = optax.apply_updates(theta, updates)
-        return theta, v, jax.vmap(chosen, (0, None, 0))(in_M, theta, mail)
+        return theta, v, jax.vmap(where, (0, None, 0))(in_M, theta, mail)
 
     return Rule(init, step)
 
@@ -602,8 +602,8 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
 
     Theta_m is what learner m took over last; tokens_m and steps_m count from then. All batches are
     of one size here, so that w_m is steps_m. M are the learners whose messages have arrived by a
-    merge, at least K of them (`clock/syncer.py` says when). They train on meanwhile, and lose what
-    they did between their sending and the receipt. All this holds for every fragment of the
+    merge, at least K of them (`syncer_rounds` says when). They train on meanwhile, and lose what they
+    did between their sending and the receipt. All this holds for every fragment of the
     parameters by itself, and the fragments' turns are H / P steps apart.
 
     With K = all, no grace, equal speeds and prompt messages it is streaming DiLoCo with a delay of

@@ -118,7 +118,7 @@ def races(snapshots: str, setup: Setup) -> Iterator[Join]:
 
 
 SLOTS = ("read", "write")
-HABITS = ("diurnal", "presence", "server_bandwidth")  # of `clock/volunteers.py`
+HABITS = ("diurnal", "presence", "server_bandwidth")  # of `clock/arrivals.py`
 
 
 def asynchronous(
@@ -343,7 +343,7 @@ class Ringmaster(Grouped, name="ringmaster"):
 
     tau is how many updates were made since the arriving group had read. It reads the newest version
     in either case. So an update is an update of asynchronous SGD, at parameters of the last R
-    versions, and only the clock is new (`clock/several.py`). With R = infinity nothing is dropped
+    versions, and only the clock is new (`clock/arrivals.py`). With R = infinity nothing is dropped
     and it is asynchronous SGD. With R = 1 an update is of who computes without being overtaken: of
     groups of unlike constant speeds that is the fastest alone.
 

@@ -67,7 +67,7 @@ class Buffered(Grouped, name="buffered"):
         x_{t+1} = x_t - alpha 1/K sum_j grad f_j(x_{t - tau_j})      j = 1, ..., K
 
     The gradients of n groups are gathered, and their mean is applied at the Kth. Who waits
-    meanwhile, and so what tau_j is, is the clock's matter alone (`clock/several.py`; Dutta et al.,
+    meanwhile, and so what tau_j is, is the clock's matter alone (`clock/arrivals.py`; Dutta et al.,
     arXiv 1803.01113). FedBuff (Nguyen et al., arXiv 2106.06639), whose clients send one gradient
     each, is `k_batch_async`. f_j is the loss of a Kth of the batch, so that an update is of as many
     examples as it is elsewhere: with K = n all of `k_sync` is synchronous SGD, and `k_batch_async`
@@ -129,7 +129,7 @@ class MindFlayer(Buffered, name="mindflayer"):
 
     A group that has not delivered after a times its mean service drops what it is at, and begins
     again at the newest parameters, with a draw of its own. So an update is one of `buffered.py`,
-    and only the clock is new (`clock/several.py`). It pays where times have heavy tails: a service
+    and only the clock is new (`clock/arrivals.py`). It pays where times have heavy tails: a service
     S that begins again after a takes E min(S, a) / P(S <= a) in the mean. Without a limit it is
     `buffered`, and with K = 1 and nobody waiting asynchronous SGD.
 

@@ -414,7 +414,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     which the clock decides, forward and backward alike. Each block has an optimizer of its own,
     with a staleness of its own. What a stage computes with is in `never_flushed.py`.
 
-    Here one device computes all stages in turn; `methods/read/never_flushed.py` has them on
+    Here one device computes all stages in turn; `methods/pipeline.py` has them on
     devices of their own.
     """
 
