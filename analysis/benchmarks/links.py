@@ -189,7 +189,7 @@ def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable
             [leaf, np.zeros((program.CHUNK - len(leaf), *leaf.shape[1:]), leaf.dtype)]
         )
 
-    events = events._replace(choice=jax.tree.map(padded, line_of(run.config).choice))
+    events = events._replace(plan=jax.tree.map(padded, line_of(run.config).plan))
 
     def once() -> float:
         nonlocal state

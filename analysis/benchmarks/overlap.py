@@ -76,7 +76,7 @@ def meetings(exchanged: bool, wait: int) -> Meeting:
 def updates(run: Run, exchanged: bool, wait: int) -> Timer:
     """Seconds of them all, as the trainer calls them; all of what is sent arrives."""
     state, examples, events, indices, n = driver.first(run, UPDATES)
-    events = events._replace(choice=meetings(exchanged, wait))
+    events = events._replace(plan=meetings(exchanged, wait))
 
     def work() -> None:
         nonlocal state

@@ -143,7 +143,7 @@ def test_who_never_leaves_and_has_no_hours_meets_as_ever():
         for values in ({}, {"presence": FOREVER, "absence": 1.0}, {"diurnal": 1e-30})
     )
     np.testing.assert_array_equal(usual.seconds, ours.seconds)
-    assert (ours.choice.present == 1).all() and usual.choice.present is None
+    assert (ours.plan.present == 1).all() and usual.plan.present is None
     np.testing.assert_array_equal(usual.seconds, flat.seconds)
 
 
@@ -152,7 +152,7 @@ def test_nobody_waits_for_who_is_away():
     values = {"presence": 20.0, "absence": 15.0, "service": Constant()}
     config, _, line = meeting(values, 81)
     every = Presence(seeds.generator(config.seed, "presence"), 4, 20.0, 15.0)
-    part, meets = line.choice.present, np.flatnonzero(line.choice.send[:, 0])
+    part, meets = line.plan.present, np.flatnonzero(line.plan.send[:, 0])
     update, since, there, found = 3.0, 0.0, np.ones(4, bool), []
     for t, before in zip(meets, [-1, *meets], strict=False):
         done = since + (t - before) * update
@@ -187,7 +187,7 @@ def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
 def test_no_update_is_there_before_somebody_can_have_made_it(presence):
     """Of nodes that all leave before they meet, too: three seconds each, since the last meeting."""
     line = meeting({"presence": presence, "absence": 5.0, "service": Constant()}, 81)[2]
-    since, meets = 0.0, np.flatnonzero(line.choice.send[:, 0])
+    since, meets = 0.0, np.flatnonzero(line.plan.send[:, 0])
     for t, before in zip(meets, [-1, *meets], strict=False):
         made = since + 3.0 * np.arange(1, t - before + 1)
         assert (line.seconds[before + 1 : t + 1] >= made - 1e-9).all()  # float64 sums of tens

@@ -71,7 +71,7 @@ def test_fewer_steps_are_the_first_ones(tmp_path):
     whole = line_of(again)
     for steps in range(1, 40):
         first = line_of(again.with_(steps=steps))
-        np.testing.assert_array_equal(first.choice.waited, whole.choice.waited[:steps])
+        np.testing.assert_array_equal(first.plan.waited, whole.plan.waited[:steps])
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,13 @@ def versions_read(read, write, slots):
 
 
 def check(timeline, groups, steps):
-    for array in (timeline.worker, timeline.staleness, *timeline.choice[:3]):
+    for array in (timeline.worker, timeline.staleness, *timeline.plan[:3]):
         assert array.shape == (steps,) and array.dtype == np.int32 and array.min() >= 0
     assert timeline.seconds.shape == (steps,) and timeline.seconds.dtype == np.float64
     assert timeline.worker.max() < groups
-    assert max(table.max() for table in timeline.choice[1:3]) < timeline.slots
+    assert max(table.max() for table in timeline.plan[1:3]) < timeline.slots
     assert timeline.seconds[0] >= 0 and np.all(np.diff(timeline.seconds) >= 0)
-    held = versions_read(timeline.choice.read, timeline.choice.write, timeline.slots)
+    held = versions_read(timeline.plan.read, timeline.plan.write, timeline.slots)
     np.testing.assert_array_equal(held, np.arange(steps) - timeline.staleness)
 
 
@@ -88,5 +88,5 @@ def test_any_order_of_arrivals_is_replayed(order, replicas):
     worker = np.array([np.roll(order, shift) for shift in range(replicas)])
     timeline = from_arrivals(worker, np.cumsum(np.ones_like(worker), axis=-1), 5)
     for i in range(replicas):
-        held = versions_read(timeline.choice.read[i], timeline.choice.write[i], 5)
+        held = versions_read(timeline.plan.read[i], timeline.plan.write[i], 5)
         np.testing.assert_array_equal(held, np.arange(len(order)) - timeline.staleness[i])

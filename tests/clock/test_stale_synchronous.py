@@ -68,7 +68,7 @@ def test_all_updates_older_than_the_bound_are_seen(law, means, bound, steps, see
 def test_slots_hold_what_the_staleness_says(law, means, bound, steps, seed):
     timeline = made(law, means, bound, steps, seed)
     assert timeline.slots == len(means)
-    held = versions_read(timeline.choice.read, timeline.choice.write, timeline.slots)
+    held = versions_read(timeline.plan.read, timeline.plan.write, timeline.slots)
     np.testing.assert_array_equal(held, np.arange(steps) - timeline.staleness)
     assert np.all(np.diff(timeline.seconds) >= 0)
 

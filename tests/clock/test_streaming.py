@@ -54,7 +54,7 @@ def test_all_bytes_are_those_of_one_fragment_and_the_most_at_once_are_a_part():
         whole = parameter_bytes(params)
         parts = [parameter_bytes(part) for part in cut(params, fragments)]
         # Sums of whole numbers in float64.
-        np.testing.assert_allclose(sent[fragments], line.choice.send @ parts, rtol=1e-12)
+        np.testing.assert_allclose(sent[fragments], line.plan.send @ parts, rtol=1e-12)
         assert sent[fragments].sum() == pytest.approx(4 * whole)  # three turns and the end
         largest = max(map(parameter_bytes, jax.tree.leaves(params)))
         assert sent[fragments][:-1].max() <= whole / fragments + largest
@@ -95,9 +95,9 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
     sizes = [parameter_bytes(part) for part in cut(params, fragments)]
     transfers = [all_reduce(3, size, 1e3, latency) for size in sizes]
     # Sums of 30 float64 numbers in another order.
-    expected = simulate(services, line.choice, transfers)
+    expected = simulate(services, line.plan, transfers)
     np.testing.assert_allclose(line.seconds, expected, rtol=1e-12)
-    np.testing.assert_array_equal(line.staleness, line.choice.waited.max(1))
+    np.testing.assert_array_equal(line.staleness, line.plan.waited.max(1))
 
 
 def test_an_exchange_shorter_than_the_delay_is_behind_the_computing():

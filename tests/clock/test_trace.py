@@ -40,7 +40,7 @@ def test_round_trip(write):
     for steps in (500, 200):
         again = make(values, groups=3, steps=steps, batch_size=8)
         assert again.slots == made.slots
-        for a, b in zip((*made[:2], *made.choice), (*again[:2], *again.choice), strict=True):
+        for a, b in zip((*made[:2], *made.plan), (*again[:2], *again.plan), strict=True):
             if a is not None:
                 np.testing.assert_array_equal(a[:steps], b)
                 assert a.dtype == b.dtype

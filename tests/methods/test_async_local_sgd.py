@@ -22,7 +22,7 @@ def aged(line, alpha, eta, adam):
 
     def arrival(now, i, t, step):
         now.x[i] = now.read[i] = now.x[i] + step()
-        if not line.choice.exchange[t]:
+        if not line.plan.exchange[t]:
             return
         outer = theta_read.get(i, np.float64(START)) - now.x[i]
         outer = np.exp(-alpha * (kept["version"] - version_read.get(i, 0))) * outer
@@ -66,7 +66,7 @@ def test_a_server_heeds_the_age_of_what_comes(adam, eta):
 def test_what_is_older_than_the_cutoff_counts_nothing(cutoff):
     """By half a cosine on the way there; far from it, and at age 0, what comes counts whole."""
     line = line_of("async_local_sgd", **SPEEDS, **{"method.age_cutoff": cutoff})
-    age, weight = line.staleness[line.choice.exchange], line.choice.weight[line.choice.exchange]
+    age, weight = line.staleness[line.plan.exchange], line.plan.weight[line.plan.exchange]
     assert age.max() >= 3 and not age.min()
     np.testing.assert_array_equal(weight[age == 0], 1)
     # A float32 of a cosine near its ends, 1 - pi^2 (3 / 1e9)^2 / 4 and 1e-17 among them.
@@ -99,7 +99,7 @@ def directed(line, c_ok, k, cases):
 
     def arrival(now, i, t, step):
         now.x[i] = now.read[i] = now.x[i] + step()
-        if not line.choice.exchange[t]:
+        if not line.plan.exchange[t]:
             return
         outer = theta_read.get(i, np.float64(START)) - now.x[i]
         cases.extend(np.sign(outer[a] @ kept["m"][a]) for a in arrays)
@@ -150,7 +150,7 @@ def delayed(line, delay, c):
     def arrival(now, i, t, step):
         kept["stale"].append(kept["version"] - version_read.get(i, 0))
         now.x[i] = now.read[i] = now.x[i] + step()
-        if not line.choice.exchange[t]:
+        if not line.plan.exchange[t]:
             return
         outer = theta_read.get(i, np.float64(START)) - now.x[i]
         kept["delta"] = kept["delta"] + outer
@@ -188,5 +188,5 @@ def test_slower_workers_take_fewer_steps():
         asked["method.steps_by_speed"] = by_speed
         line = line_of("async_local_sgd", steps=160, **asked)
         for i, period in enumerate(expected):
-            each = line.choice.exchange[line.worker == i]
+            each = line.plan.exchange[line.worker == i]
             np.testing.assert_array_equal(each, np.arange(1, len(each) + 1) % period == 0)

@@ -30,7 +30,7 @@ def trained(method, line):
     """(STEPS, DIMENSION) parameters after each update, and losses."""
     hyper = {"learning_rate": np.full(STEPS, RATE, np.float32)}
     hyper["momentum"] = np.full(STEPS, MU, np.float32)
-    events = Event(line.choice, hyper, line.staleness)
+    events = Event(line.plan, hyper, line.staleness)
 
     def body(state, inputs):
         state, info = method.step(state, inputs[0], {"optimum": inputs[1]})

@@ -66,7 +66,7 @@ def meetings_of(**values):
         update_bytes=0,
         epoch_losses=[1.0] * EPOCHS,
     )
-    return made.choice
+    return made.plan
 
 
 def events_of(choice, momentum=MOMENTUM):

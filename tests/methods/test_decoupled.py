@@ -123,15 +123,15 @@ def test_every_update_equals_the_reference(fragments, quorum, window, bandwidth)
     asked = {"method.fragments": fragments, "method.quorum": quorum, "method.grace": window}
     asked |= {"cluster.bandwidth": bandwidth}  # at 16 a message takes as long as 3.5 local steps
     line = line_of("decoupled", update_bytes=4 * P, network=NETWORK, **UNLIKE, **asked)
-    assert (line.choice.into == DROPPED).any() == (bandwidth == 16)
+    assert (line.plan.into == DROPPED).any() == (bandwidth == 16)
     message = [4 * n / bandwidth for n in ((12, 2) if fragments == 2 else (P,))]
     x, theta, sizes = reference(line, message, fragments, quorum or LEARNERS, window)
     states, info = ran(made(fragments), events_of(line))
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), theta, rtol=0, atol=1e-5)
     np.testing.assert_allclose(flattened(states.workers), x, rtol=0, atol=1e-5)
-    assert len(sizes) == line.choice.merges.sum() >= 2 and min(sizes) >= quorum
-    there_and_back = (line.choice.send.astype(int) + line.choice.receive) @ (
+    assert len(sizes) == line.plan.merges.sum() >= 2 and min(sizes) >= quorum
+    there_and_back = (line.plan.send.astype(int) + line.plan.receive) @ (
         4 * P * np.array(message) / sum(message)
     )
     np.testing.assert_allclose(info["sent_bytes"], there_and_back, rtol=1e-6)
@@ -210,7 +210,7 @@ def test_of_equal_learners_it_is_streaming_diloco(delay):
     np.testing.assert_array_equal(line.worker, np.tile(np.arange(NODES), STEPS))
     each = {k: v.reshape(steps, EACH, *v.shape[2:]) for k, v in BATCHES.items()}
     hyper = {"learning_rate": np.full(steps, RATE), "momentum": np.full(steps, MOMENTUM)}
-    events = nodes.Event(jax.tree.map(np.asarray, line.choice), hyper, line.staleness)
+    events = nodes.Event(jax.tree.map(np.asarray, line.plan), hyper, line.staleness)
     states, _ = ran(made(2), events, each)
     meeting = meeting_schedule(STEPS, 6, 2, delay)
     outer = {"outer_learning_rate": ETA, "outer_momentum": MU}

@@ -189,7 +189,7 @@ def test_no_micro_batch_more_than_the_part_needs(micro_batch):
     assert len(computed) == -(-BATCH // micro_batch)
     # Work is really done, as often as it is said, and is not seen in the sum.
     event = make_event([BATCH])
-    event = event._replace(choice=event.choice._replace(work=jnp.asarray([3])))
+    event = event._replace(plan=event.plan._replace(work=jnp.asarray([3])))
     again, info = method.step(state, event, {"x": jnp.ones(BATCH)})
     jax.effects_barrier()
     assert len(computed) == 4 * -(-BATCH // micro_batch)

@@ -176,4 +176,4 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
     parts = [parameter_bytes(part) for part in cut(run.params, 2)]
-    np.testing.assert_array_equal(said, np.asarray(run.events.choice.send) @ parts)
+    np.testing.assert_array_equal(said, np.asarray(run.events.plan.send) @ parts)

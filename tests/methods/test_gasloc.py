@@ -87,4 +87,4 @@ def test_who_meets_whom_and_when_is_as_of_all_that_meet_over_a_graph(graph):
     values |= {"cluster.bandwidth": 4.0}
     one, other = timeline(values, "gasloc"), timeline(values)
     np.testing.assert_array_equal(one.seconds, other.seconds)
-    jax.tree.map(np.testing.assert_array_equal, one.choice._replace(outer=()), other.choice)
+    jax.tree.map(np.testing.assert_array_equal, one.plan._replace(outer=()), other.plan)

@@ -208,10 +208,10 @@ def test_a_run_whose_nodes_come_and_go():
         for presence in (0.0, 1e9, 0.5)
     }
     np.testing.assert_array_equal(line[1e9].seconds, line[0.0].seconds)
-    np.testing.assert_array_equal(line[1e9].choice.to, line[0.0].choice.to)
-    away = line[0.5].choice.stand != np.arange(8)
+    np.testing.assert_array_equal(line[1e9].plan.to, line[0.0].plan.to)
+    away = line[0.5].plan.stand != np.arange(8)
     assert 0.05 < away.mean() < 0.4  # a sixth by itself; and they wait for an update to begin
-    np.testing.assert_array_equal(line[0.5].choice.weight, 1)  # whoever is away
+    np.testing.assert_array_equal(line[0.5].plan.weight, 1)  # whoever is away
     assert np.all(np.diff(line[0.5].seconds) >= 0)
 
 
@@ -352,7 +352,7 @@ def test_the_clock_of_a_run(order):
     line = config.timeline(**known, update_bytes=6000)
     update = 0.012 if order == "combine" else 8e-3 + 0.012
     np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
-    assert line.choice.to.shape == (20, 8, 3)
+    assert line.plan.to.shape == (20, 8, 3)
     # Where messages are short, computing takes all the time.
     config = config.with_({"cluster.bandwidth": 1e9})
     quick = config.timeline(**known, update_bytes=6000).seconds[-1]

@@ -51,7 +51,7 @@ def test_the_meter_says_what_is_evaluated(name):
 def test_exchanges_in_nodes_and_between_them_are_counted():
     run = battery.make_run("model_averaging+elastic")
     state, info = battery.step(run.rule, run.state, *run.first)
-    assert run.first[0].choice.inner.exchange.all() and run.first[0].choice.send.all()
+    assert run.first[0].plan.inner.exchange.all() and run.first[0].plan.send.all()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
     assert info["sent_bytes"] == 3 * size  # to the center and back; to the other node
     assert jax.tree.leaves(state.state.inner.workers)[0].shape[:2] == (2, 2)

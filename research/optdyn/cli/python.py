@@ -189,7 +189,7 @@ class Clock(NamedTuple):
     @property
     def events(self) -> Event:
         """The events of all updates, with an axis of `steps` before all others, for `lax.scan`."""
-        return Event(self.timeline.choice, {}, self.timeline.staleness)
+        return Event(self.timeline.plan, {}, self.timeline.staleness)
 
 
 @checked

@@ -35,9 +35,9 @@ from optdyn.train.checkpoints import Checkpoints, saving
 from optdyn.train.workdir import claim, text_of
 from optdyn.tune import bench, ladders
 from optdyn.tune.bench import SimulatedCluster
-from optdyn.tune.choice import Choice, EpochPoint
 from optdyn.tune.journal import Journal, JournaledMethod, Line
 from optdyn.tune.omnivore import omnivore
+from optdyn.tune.choice import Choice, EpochPoint
 from optdyn.tune.predictive import predictive
 
 SHOWN = {  # columns of the result that are printed

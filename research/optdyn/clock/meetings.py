@@ -23,7 +23,7 @@ class Within(NamedTuple):
 
     ready: np.ndarray  # (steps, nodes) seconds of an update until its exchange may start
     done: np.ndarray  # (steps, nodes) seconds of an update until its end
-    choice: Choice = ()  # what is decided for each node, (steps, nodes, ...)
+    plan: Choice = ()  # what is decided for each node, (steps, nodes, ...)
     staleness: np.ndarray | None = None  # (steps, nodes, ...), if there is any inside
     slots: int = 1  # that the choice addresses
 
@@ -114,6 +114,6 @@ def meetings_timeline(meeting: Meeting, within: Within, seconds: np.ndarray) -> 
     staleness = within.staleness
     if staleness is None:
         staleness = np.asarray(meeting.waited).reshape(known, -1).max(axis=1)
-    meeting = meeting._replace(inner=at(within.choice, slice(known)))
+    meeting = meeting._replace(inner=at(within.plan, slice(known)))
     none = np.zeros(known, np.int32)
     return Timeline(none, staleness[:known], seconds, within.slots, meeting)

@@ -73,7 +73,7 @@ class Timeline(NamedTuple):
     staleness: np.ndarray  # (..., steps) int32, updates between the read and the arrival
     seconds: np.ndarray  # (..., steps) float64, simulated time of the arrival
     slots: int  # snapshots that the slots of a choice address
-    choice: Choice = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
+    plan: Choice = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
     batch: np.ndarray | None = None  # (steps,) its number, or (steps, K) those of its parts
 
 
@@ -82,9 +82,9 @@ def at(choice: T, index: int | slice | Array) -> T:
     return jax.tree.map(lambda leaf: leaf[index], choice)
 
 
-def choice_of(line: Timeline, kind: type[T]) -> T | None:
+def plan_of(line: Timeline, kind: type[T]) -> T | None:
     """The choice of that type, wherever it is nested; None if there is none."""
-    choice = line.choice
+    choice = line.plan
     while not isinstance(choice, kind) and hasattr(choice, "inner"):
         choice = choice.inner
     return choice if isinstance(choice, kind) else None

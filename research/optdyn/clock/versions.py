@@ -162,7 +162,7 @@ class Versions:
         had = self.working.pop(group)
         self._slots.release(had.slot)
         if had.version < self._updates:
-            self._line.choice.dropped[self._updates, group] = True
+            self._line.plan.dropped[self._updates, group] = True
         self._begin(group, had.batch)
 
     def _begin(self, group: int, batch: int) -> None:
@@ -199,13 +199,13 @@ def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], 
     assert line.batch is not None
     single = len(had) == 1
     for array, values in (
-        (line.choice.worker, [group for group, _ in had]),
-        (line.choice.read, [own.slot for _, own in had]),
+        (line.plan.worker, [group for group, _ in had]),
+        (line.plan.read, [own.slot for _, own in had]),
         (line.batch, [own.batch for _, own in had]),
         (line.staleness, [t - own.version for _, own in had]),
     ):
         array[t] = values[0] if single else values  # of one, where there are several, all servers'
-    line.choice.write[t] = write
+    line.plan.write[t] = write
 
 
 def fill(
@@ -292,7 +292,7 @@ class Exchanges:
         decided: dict[str, Array | int] = {"worker": group, "exchange": exchange}
         decided |= self._decided(exchange, self._exchanges)
         for name, value in decided.items():
-            getattr(line.choice, name)[t] = value
+            getattr(line.plan, name)[t] = value
         if line.batch is not None:
             line.batch[t] = had.batch + self._done[group]
         self._steps, self._done[group] = t + 1, self._done[group] + 1

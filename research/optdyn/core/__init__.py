@@ -31,7 +31,7 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan."""
 
-    choice: Choice  # what the timeline decides of it, a NamedTuple of the method's own
+    plan: Choice  # what the timeline decides of it, a NamedTuple of the method's own
     hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
     staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
 

@@ -244,7 +244,7 @@ SERVERS = {"nesterov": ServerRule(delayed_nesterov), "adam": ADAM, "heloco": HEL
 def async_local_sgd(
     gradient: Gradient, update: Update, workers: int, server: str = "nesterov"
 ) -> Rule:
-    """Rule of a table of `workers`; `event.choice` is a `Turn`. `server`: one of `SERVERS`."""
+    """Rule of a table of `workers`; `event.plan` is a `Turn`. `server`: one of `SERVERS`."""
     local, of = local_step(gradient, update), SERVERS[server]
 
     def init(params: Params) -> AsyncLocalSGDState:
@@ -257,7 +257,7 @@ def async_local_sgd(
     def step(
         state: AsyncLocalSGDState, event: Event, batch: Batch
     ) -> tuple[AsyncLocalSGDState, Info]:
-        c = event.choice
+        c = event.plan
         w, read, opt_state = row(state[3:6], c.worker)
         loss, w, opt_state, _ = local(w, opt_state, event, batch)
         before = Kept(state.momentum, state.waiting, state.server)
@@ -339,7 +339,7 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, Aged, Turned, name="a
             aligned=every(self.aligned) if is_heloco else None,
             strength=every(self.correction) if is_heloco else None,
         )
-        return line._replace(choice=choice)
+        return line._replace(plan=choice)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)
@@ -536,7 +536,7 @@ class DecoupledState(NamedTuple):
 
 
 def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int = 1) -> Rule:
-    """Rule of a table of `learners`; `event.choice` is a `Learning`."""
+    """Rule of a table of `learners`; `event.plan` is a `Learning`."""
     local, server = local_step(gradient, update), nesterov()
     parts = partial(cut, fragments=fragments)
 
@@ -554,7 +554,7 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         return join(list(map(where, flags, parts(tree), parts(other))))
 
     def step(state: DecoupledState, event: Event, batch: Batch) -> tuple[DecoupledState, Info]:
-        c = event.choice
+        c = event.plan
         x, read, opt_state, mail, into, steps = row(state[2:], c.worker)
         loss, x, opt_state, _ = local(x, opt_state, event, batch)
         x, read = chosen(c.receive, mail, x), chosen(c.receive, mail, read)
@@ -602,7 +602,7 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
 
     Theta_m is what learner m took over last; tokens_m and steps_m count from then. All batches are
     of one size here, so that w_m is steps_m. M are the learners whose messages have arrived by a
-    merge, at least K of them (`syncer_rounds` says when). They train on meanwhile, and lose what they
+    merge, at least K of them (see `syncer_rounds`). They train on meanwhile, and lose what they
     did between their sending and the receipt. All this holds for every fragment of the
     parameters by itself, and the fragments' turns are H / P steps apart.
 
@@ -659,4 +659,4 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
             rate=np.full(len(steps), self.outer_learning_rate, np.float32),
             momentum=np.full(len(steps), self.outer_momentum, np.float32),
         )
-        return line._replace(choice=choice, staleness=late.max(axis=1))
+        return line._replace(plan=choice, staleness=late.max(axis=1))

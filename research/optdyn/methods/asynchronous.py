@@ -133,7 +133,7 @@ def asynchronous(
     """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     Slots are read before one is written (`snapshots.read_first`), so XLA updates the table in
-    place: a step costs a synchronous one plus a copy of the stale blocks. `event.choice` is an
+    place: a step costs a synchronous one plus a copy of the stale blocks. `event.plan` is an
     `Arrival`; with `servers`, the number of each block's server, its slots are (servers,). Messages
     may be `small`, of as many groups as slots at most.
     Versions are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept
@@ -160,7 +160,7 @@ def asynchronous(
         return SnapshotState(table, first, update.init(params), kept, nothing if small else ())
 
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
-        choice = event.choice
+        choice = event.plan
         read, write = (slot_of(slots, state.slots) for slots in (choice.read, choice.write))
         seen = state.at(read) | (choice.seen or {})
         loss, grads = gradient(seen, event, batch)
@@ -312,16 +312,16 @@ def _renumbered(held: Held, line: Timeline) -> Timeline:
     late = [staleness_of(*own) for own in zip(read.T, write.T, strict=True)]
     held.require("read", line.staleness == np.array(late).T, "where its version was written")
     slots = max(line.slots, 1 + int(max(read.max(), write.max())))
-    return line._replace(slots=slots, choice=line.choice._replace(read=read, write=write))
+    return line._replace(slots=slots, plan=line.plan._replace(read=read, write=write))
 
 
 def _of_servers(each: Sequence[Timeline]) -> Timeline:
     """The timeline of servers by themselves, whose update is the last of theirs."""
     choice, staleness = jax.tree.map(
-        lambda *leaves: np.stack(leaves, axis=-1), *((line.choice, line.staleness) for line in each)
+        lambda *leaves: np.stack(leaves, axis=-1), *((line.plan, line.staleness) for line in each)
     )
     last = np.max([line.seconds for line in each], axis=0)
-    return each[0]._replace(seconds=last, staleness=staleness, choice=choice, batch=None)
+    return each[0]._replace(seconds=last, staleness=staleness, plan=choice, batch=None)
 
 
 def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> Iterator[Join]:
@@ -397,7 +397,7 @@ class TableEntry(NamedTuple):
 def ringleader(
     gradient: Gradient, update: Update, slots: int, count: int, rounded: bool = False
 ) -> Rule:
-    """Rule of `count` groups (n); `event.choice` is a `TableEntry`.
+    """Rule of `count` groups (n); `event.plan` is a `TableEntry`.
 
     The optimizer is given the staleness, and what was read, of the gradient that arrives. Versions
     are exact or `rounded`, as in `asynchronous`.
@@ -409,7 +409,7 @@ def ringleader(
         return alone.init(params)._replace(gradients=tables)
 
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
-        i, table, b, applied = event.choice
+        i, table, b, applied = event.plan
         seen = state.at(i)
         loss, grads = gradient(seen, event, batch)
 
@@ -480,4 +480,4 @@ class Ringleader(Grouped, name="ringleader"):
         table, number, applied = rounds(line.worker, self.groups)
         t, so_far = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
         late = so_far[t] - so_far[t - line.staleness]
-        return line._replace(staleness=late, choice=TableEntry(line.worker, table, number, applied))
+        return line._replace(staleness=late, plan=TableEntry(line.worker, table, number, applied))

@@ -174,7 +174,7 @@ def outer(
 ) -> Rule:
     """The rule of one device over the axis `node`, around the one that a node does by itself.
 
-    `event.choice` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
+    `event.plan` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
     optimizer gets the hyperparameters of `outer` beside those of the event; `error_decay` is that
     of what messages left out. The order of a step:
     the node's own update, the sending of its result, the receipt and merge of what was sent
@@ -249,13 +249,13 @@ class Outer:
 
     def _turns(self, event: Event) -> tuple[jax.Array, ...]:
         """The `send`, `receive` and `waited` of every fragment."""
-        choice = event.choice
+        choice = event.plan
         each = choice.send, choice.receive, choice.waited
         return tuple(jnp.broadcast_to(turn, self.fragments) for turn in each)
 
     def _averages(self, event: Event) -> tuple[jax.Array, jax.Array]:
         """Whether first and second moments are averaged after this update."""
-        receives, states = self._turns(event)[1].any(), event.choice.states
+        receives, states = self._turns(event)[1].any(), event.plan.states
         if states is None:
             return receives, receives
         return receives & states[0], receives & states[1]
@@ -263,13 +263,13 @@ class Outer:
     def _exchange(self, state: OuterState, event: Event) -> OuterState:
         """Puts what nodes have just sent in flight; fragments not sent stay as they were."""
         send, receive, waited = self._turns(event)
-        decay = dict(event.choice.outer).get("error_decay")
-        total = partial(self.messages.total, to=event.choice.to, decay=decay)
+        decay = dict(event.plan.outer).get("error_decay")
+        total = partial(self.messages.total, to=event.plan.to, decay=decay)
 
         def of(send: jax.Array, before: Params, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(send, total, lambda x, theta, kept, _: (before, kept), *own)
 
-        x, present = state.params, event.choice.present
+        x, present = state.params, event.plan.present
         if present is not None:
             part = present[lax.axis_index("node")]
             x = jax.tree.map(lambda leaf: (part * leaf).astype(leaf.dtype), x)
@@ -289,7 +289,7 @@ class Outer:
     def _merge(self, state: OuterState, event: Event, before: Params) -> OuterState:
         """Merges the fragments received; `before`: what was in flight before this update."""
         _, receive, waited = self._turns(event)
-        merged = partial(self._merged, {**event.hyper, **dict(event.choice.outer)})
+        merged = partial(self._merged, {**event.hyper, **dict(event.plan.outer)})
 
         def of(receive: jax.Array, *own: Tree) -> tuple[Params, Tree]:
             return lax.cond(receive, merged, lambda x, theta, *_: (x, theta), *own)
@@ -348,7 +348,7 @@ class Outer:
 
 def _peers(event: Event) -> ArrayLike:
     """How many messages a node sends: one to all who are there, or one to each neighbour."""
-    node, choice = lax.axis_index("node"), event.choice
+    node, choice = lax.axis_index("node"), event.plan
     if choice.to is not None:
         return (choice.to[node] != node).sum().astype(jnp.float32)
     if choice.present is None:
@@ -432,7 +432,7 @@ def every_update(setting: ClockInputs, methods: Methods, transfer: float) -> Tim
     seconds = np.cumsum(last + broadcast(setting.setup.cluster, setting.update_bytes))
     none = np.zeros(steps, np.int32)
     staleness = none if within.staleness is None else within.staleness
-    choice = Together(within.choice)
+    choice = Together(within.plan)
     return Timeline(none, staleness, held.seconds if held else seconds, within.slots, choice)
 
 
@@ -662,7 +662,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
             name: np.where(first, value, getattr(self, name)).astype(np.float32)
             for name, value in self.mean.items()
         }
-        return line._replace(choice=line.choice._replace(outer=numbers)) if numbers else line
+        return line._replace(plan=line.plan._replace(outer=numbers)) if numbers else line
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
@@ -849,7 +849,7 @@ class EagerState(NamedTuple):
 def eager(
     inner: Rule, rule: optax.GradientTransformationExtraArgs, senders: str | None = None
 ) -> Rule:
-    """The rule of one device over the axis `node`; `event.choice` is a `Meeting`."""
+    """The rule of one device over the axis `node`; `event.plan` is a `Meeting`."""
 
     def init(params: Params) -> EagerState:
         nothing = jax.tree.map(jnp.zeros_like, params)
@@ -857,8 +857,8 @@ def eager(
 
     def step(state: EagerState, event: Event, batch: Batch) -> tuple[EagerState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
-        send = event.choice.send[0]
-        hyper = {**event.hyper, **dict(event.choice.outer)}
+        send = event.plan.send[0]
+        hyper = {**event.hyper, **dict(event.plan.outer)}
 
         def met(state: EagerState) -> EagerState:
             count = lax.axis_size("node")

@@ -23,7 +23,7 @@ from optdyn.methods.setup import Setup
 def buffered(
     gradient: Gradient, update: Update, slots: int, arrivals: int, rounded: bool = False
 ) -> Rule:
-    """Rule of K `arrivals` an update; `event.choice` is an `Arrival` of as many reads, (K,).
+    """Rule of K `arrivals` an update; `event.plan` is an `Arrival` of as many reads, (K,).
 
     Example i of a device's part of a batch is of arrival i mod K, however many devices there are.
     The optimizer is given the means of what was read and of how late it is. A step also says the
@@ -47,14 +47,14 @@ def buffered(
         def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, one(arrival)), None
 
-        every = event.choice.read, core.parts(batch, arrivals)
+        every = event.plan.read, core.parts(batch, arrivals)
         shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], every))
         total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), every)
         loss, grads, seen = jax.tree.map(lambda leaf: leaf / arrivals, total)
         late = None if event.staleness is None else jnp.mean(event.staleness)
         event = event._replace(staleness=late)
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
-        slot = jnp.asarray(event.choice.write, jnp.int32)
+        slot = jnp.asarray(event.plan.write, jnp.int32)
         return state.after(params, opt_state, slot), {"loss": loss}
 
     return Rule(alone.init, step)

@@ -178,7 +178,7 @@ def in_nodes(
 
         batch = batch_size // nodes
         made, busy = _followed(method, steps, steps_per_epoch, batch, k, seconds, _slowest)
-        return busy, made.choice.shares
+        return busy, made.plan.shares
 
     each, taken = zip(*map(divided, range(nodes)), strict=True)
     return np.stack(each, axis=1), np.stack(taken, axis=1)
@@ -209,14 +209,14 @@ def measured(
         return np.asarray(worker_seconds[epoch] if epoch < len(worker_seconds) else share)[None]
 
     made, _ = _followed(method, known, steps_per_epoch, batch_size, workers, seconds, _slowest)
-    share = made.choice.shares
+    share = made.plan.shares
     an_example = np.full((len(factors), workers), cluster.seconds_per_example)
     past = np.reshape(worker_seconds, (-1, workers))[: len(factors) - 1]
     an_example[1:] = past / share[::steps_per_epoch][: len(past)]
     each = np.repeat(an_example, steps_per_epoch, axis=0)[:known]
     work = np.repeat(factors, steps_per_epoch, axis=0)[:known].astype(np.int32)
     seconds_of = np.cumsum((share * each).max(axis=1))
-    return made._replace(seconds=seconds_of, choice=Shares(share, work))
+    return made._replace(seconds=seconds_of, plan=Shares(share, work))
 
 
 def _followed(
@@ -245,7 +245,7 @@ def _followed(
             rates = found if rates is None else smooth(rates, found, method.smoothing)
             share = shares(rates, batch_size)
     alone = np.zeros(steps, np.int32)  # one group, that of all workers
-    made = from_arrivals(alone, np.cumsum(lengths), 1)._replace(choice=Shares(taken))
+    made = from_arrivals(alone, np.cumsum(lengths), 1)._replace(plan=Shares(taken))
     return made, busy
 
 
@@ -290,7 +290,7 @@ def weighted_gradient(losses: Losses, micro_batch: int, weights: str = "share") 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
         worker = lax.axis_index("data")
         value, grads = own(params, event, batch, worker)
-        shares = jnp.asarray(event.choice.shares)
+        shares = jnp.asarray(event.plan.shares)
         total = shares.sum()
         if weights == "equal":
             examples = jnp.maximum(shares[worker], 1)  # 0 / 1, no NaN
@@ -315,7 +315,7 @@ def part(losses: Losses, micro_batch: int) -> Part:
     def sums(
         params: Params, event: Event, batch: Batch, worker: jax.Array
     ) -> tuple[jax.Array, Params]:
-        choice: Shares = event.choice
+        choice: Shares = event.plan
         shares = jnp.asarray(choice.shares)
         work = 1 if choice.work is None else jnp.asarray(choice.work)[worker]
         given = len(jax.tree.leaves(batch)[0])
@@ -406,7 +406,7 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
         if held := setting.held:
             choice = _recorded(held, (workers,), setup.batch_size)
             line = from_arrivals(np.zeros(setup.steps, np.int32), held.seconds, 1)
-            return line._replace(choice=choice)
+            return line._replace(plan=choice)
         if cluster.service.name == "measured":
             taken = [row["worker_seconds"] for row in setting.epochs]
             return measured(cluster, self, worker_seconds=taken, **run)

@@ -330,13 +330,13 @@ class ChocoState(NamedTuple):
 
 
 def choco(inner: Rule, compression: Compression, senders: str | None = None) -> Rule:
-    """The rule of one device over the axis `node`; `event.choice` is `Neighbours` with a rate."""
+    """The rule of one device over the axis `node`; `event.plan` is `Neighbours` with a rate."""
 
     def init(params: Params) -> ChocoState:
         return ChocoState(inner.init(params), params, params, compression.init(params))
 
     def step(state: ChocoState, event: Event, batch: Batch) -> tuple[ChocoState, Info]:
-        to, rate = event.choice.to, event.choice.rate
+        to, rate = event.plan.to, event.plan.rate
         after, info = inner.step(state.inner, own_event(event), batch)
         x, node = after.params, jax.lax.axis_index("node")
         gap = jax.tree.map(jnp.subtract, x, state.known)
@@ -369,7 +369,7 @@ class Neighbours(NamedTuple):
 def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
     """The rule of one device over the axis `node`, around what a node does by itself.
 
-    `event.choice` is `Neighbours`, the same on all nodes but for what is `inner` there. With its
+    `event.plan` is `Neighbours`, the same on all nodes but for what is `inner` there. With its
     `senders` a node takes the mean of their messages, and no row of P has an entry for every node;
     sums are in another order. With its `stand` who is away makes no update, and has after it what
     another has.
@@ -377,7 +377,7 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
     gather = over_nodes(senders).gather
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        i, c, before = lax.axis_index("node"), event.choice, state.params
+        i, c, before = lax.axis_index("node"), event.plan, state.params
         after, info = inner.step(state, own_event(event), batch)
         if c.stand is not None:
             after = jax.tree.map(partial(jnp.where, c.stand[i] == i), after, state)
@@ -486,7 +486,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         choice = Neighbours(
             each_update(to, steps),
             w.astype(np.float32),
-            within.choice,
+            within.plan,
             each_update(senders_of(to), steps) if cluster.nodes > ROWS else None,
             availability.stand_ins(there) if cluster.presence else None,
             np.full(steps, self.consensus_rate, np.float32) if small else None,
@@ -538,14 +538,14 @@ class GASLoCState(NamedTuple):
 
 
 def gasloc(inner: Rule, senders: str | None = None) -> Rule:
-    """The rule of one device over the axis `node`; `event.choice` is a `Meeting` over a graph."""
+    """The rule of one device over the axis `node`; `event.plan` is a `Meeting` over a graph."""
 
     def init(params: Params) -> GASLoCState:
         return GASLoCState(inner.init(params), params, params)
 
     def step(state: GASLoCState, event: Event, batch: Batch) -> tuple[GASLoCState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
-        node, choice = lax.axis_index("node"), event.choice
+        node, choice = lax.axis_index("node"), event.plan
         eta, gamma = (choice.outer[key] for key in ("outer_learning_rate", "outer_momentum"))
 
         def local(theta: jax.Array, x: jax.Array) -> jax.Array:
@@ -603,7 +603,7 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
         line = graph_clock(self.graph, meeting_schedule(steps, self.period, 1, 0), setting, methods)
         numbers = {key: getattr(self, key) for key in ("outer_learning_rate", "outer_momentum")}
         outer = {key: np.full(steps, value, np.float32) for key, value in numbers.items()}
-        return line._replace(choice=line.choice._replace(outer=outer))
+        return line._replace(plan=line.plan._replace(outer=outer))
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)

@@ -184,8 +184,8 @@ def own_event(event: Event) -> Event:
     node, staleness = lax.axis_index("node"), event.staleness
     if staleness is not None and jnp.ndim(staleness):  # that of every node
         staleness = staleness[node]
-    own = jax.tree.map(lambda leaf: leaf[node], event.choice.inner)
-    return event._replace(choice=own, staleness=staleness)
+    own = jax.tree.map(lambda leaf: leaf[node], event.plan.inner)
+    return event._replace(plan=own, staleness=staleness)
 
 
 def over_nodes(senders: str | None = None) -> Collectives:

@@ -86,7 +86,7 @@ def _groups(setting: ClockInputs, methods: Methods, steps: int) -> Within:
         own = setting._replace(setup=setup, replicas=0, held=held)
         lines.append(methods.read.clock(own, methods.inside))
     each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
-    decided = [(line.choice, line.staleness) for line in lines]
+    decided = [(line.plan, line.staleness) for line in lines]
     choice, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *decided)
     slots = [getattr(choice, name).max() for name in SLOTS if hasattr(choice, name)]
     return Within(each, each, choice, staleness, 1 + int(max(slots)))

@@ -165,7 +165,7 @@ def _advance(
 
         place = jnp.where(works & forward, i % count, count)  # the last is no place
         received = has.received.at[place].set(has.message, mode="drop")
-        read = has.versions[event.choice.read[first]]
+        read = has.versions[event.plan.read[first]]
         seen, new = _seen(kind, has.versions, read, event, first), has.versions[has.newest]
         which = jnp.where(works, jnp.where(forward, stage, count + stage), 2 * count)
         given = seen, new, received[i % count], has.message, examples, numbers[t, m]
@@ -176,7 +176,7 @@ def _advance(
         mean = lax.pmean(total, "data") if lax.axis_size("data") > 1 else total
         which = jnp.where(ends, stage, count)
         params, opt_state = lax.switch(which, updates, new, has.opt_state, mean, event, read)
-        slot = event.choice.write[first]
+        slot = event.plan.write[first]
         return Carry(
             has.versions.at[jnp.where(ends, slot, len(has.versions))].set(params, mode="drop"),
             jnp.where(ends, slot, has.newest),
@@ -220,7 +220,7 @@ def _seen(
     if kind != "predict":
         return read
     far = distance(event.hyper["momentum"], event.staleness[first])
-    return read + far * (read - versions[event.choice.before[first]])
+    return read + far * (read - versions[event.plan.before[first]])
 
 
 def _update(
@@ -355,7 +355,7 @@ def late(problem: Problem) -> Gradient:
         return jnp.mean(problem.losses(outputs, batch))
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
-        newest, further = event.choice.newest, event.choice.ahead
+        newest, further = event.plan.newest, event.plan.ahead
         if newest is not None:
             return jax.value_and_grad(loss)(newest, params, batch)
         if further is not None:
@@ -368,22 +368,22 @@ def late(problem: Problem) -> Gradient:
 def reading(
     gradient: Gradient, update: Update, kind: str, slots: int, servers: Mapping[str, int]
 ) -> Rule:
-    """The rule of `asynchronous.py`, a server a block; `event.choice` is of `Stages`."""
+    """The rule of `asynchronous.py`, a server a block; `event.plan` is of `Stages`."""
     inner = asynchronous(gradient, update, slots, servers=servers)
 
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
-        choice = event.choice
+        choice = event.plan
         if kind == "no_stash":
             choice = choice._replace(newest=state.params)
         if kind == "predict":
             choice = choice._replace(ahead=ahead(state, event))
-        return inner.step(state, event._replace(choice=choice), batch)
+        return inner.step(state, event._replace(plan=choice), batch)
 
     def ahead(state: SnapshotState, event: Event) -> Params:
         factor = distance(event.hyper["momentum"], event.staleness)
         read, before = (
             state.at({name: slots[block] for name, block in servers.items()})
-            for slots in (event.choice.read, event.choice.before)
+            for slots in (event.plan.read, event.plan.before)
         )
         return {
             name: jax.tree.map(lambda x, old, b=b: factor[b] * (x - old), read[name], before[name])

@@ -177,14 +177,14 @@ class DeMoState(NamedTuple):
 def demo(
     inner: Rule, chunk: int, coefficients: int, signed: bool = True, senders: str | None = None
 ) -> Rule:
-    """The rule of one device over the axis `node`; `event.choice` is `Together`, with beta."""
+    """The rule of one device over the axis `node`; `event.plan` is `Together`, with beta."""
 
     def init(params: Params) -> DeMoState:
         return DeMoState(inner.init(params), jax.tree.map(jnp.zeros_like, params))
 
     def step(state: DeMoState, event: Event, batch: Batch) -> tuple[DeMoState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
-        beta, before = event.choice.numbers["momentum_decay"], state.params
+        beta, before = event.plan.numbers["momentum_decay"], state.params
         moved = jax.tree.map(
             lambda m, x, y: beta.astype(m.dtype) * m + x - y, state.momentum, before, after.params
         )
@@ -248,7 +248,7 @@ class DeMo(Mixes, name="demo"):
         sent = self.sends(setting.model.params).bytes
         line = every_update(setting, methods, to_all_nodes(setting.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
-        return line._replace(choice=line.choice._replace(numbers={"momentum_decay": beta}))
+        return line._replace(plan=line.plan._replace(numbers={"momentum_decay": beta}))
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
@@ -263,13 +263,13 @@ def places(draw: Array, number: int, count: int, share: float) -> jax.Array:
 
 
 def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
-    """The rule of one device over the axis `node`; `event.choice` is `Together`, with draws."""
+    """The rule of one device over the axis `node`; `event.plan` is `Together`, with draws."""
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         after, info = inner.step(state, own_event(event), batch)
         leaves, tree_of = jax.tree.flatten(after.params)
         flat = [leaf.reshape(-1) for leaf in leaves]
-        chosen = [places(event.choice.draw, n, x.size, share) for n, x in enumerate(flat)]
+        chosen = [places(event.plan.draw, n, x.size, share) for n, x in enumerate(flat)]
         sent = [x[at] for x, at in zip(flat, chosen, strict=True)]
         means = over_nodes(senders).mean(sent)
         moved = [x.at[at].set(mean) for x, at, mean in zip(flat, chosen, means, strict=True)]
@@ -318,7 +318,7 @@ class Sparta(Mixes, name="sparta"):
         line = every_update(setting, methods, between_nodes(setting.setup.cluster, sent))
         rng = seeds.generator(setting.setup.seed, "shares")
         draw = rng.integers(2**31, size=len(line.seconds)).astype(np.int32)
-        return line._replace(choice=line.choice._replace(draw=draw))
+        return line._replace(plan=line.plan._replace(draw=draw))
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)

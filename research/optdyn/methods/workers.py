@@ -248,7 +248,7 @@ def pull(worker: Params, center: Params, a: Array) -> Params:
 
 
 def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
-    """Rule of a table of `workers`; `event.choice` is an `Exchange`."""
+    """Rule of a table of `workers`; `event.plan` is an `Exchange`."""
 
     local = local_step(gradient, update)
 
@@ -256,7 +256,7 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
         return ElasticState(params, table(params, workers), table(update.init(params), workers))
 
     def step(state: ElasticState, event: Event, batch: Batch) -> tuple[ElasticState, Info]:
-        i, exchange, a = event.choice
+        i, exchange, a = event.plan
         w = row(state.workers, i)
         loss, after, opt_state, w = local(w, row(state.opt_state, i), event, batch)
         s = pull(w, state.params, a)
@@ -303,7 +303,7 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         """All workers have one period; a gradient is taken at what its worker is: none is stale."""
         line, exchange = workers_clock(self, setting, methods, self.periods, is_stale=False)
         a = np.full(setting.setup.steps, self.elasticity / self.groups, np.float32)
-        return line._replace(choice=Exchange(line.worker, exchange, a))
+        return line._replace(plan=Exchange(line.worker, exchange, a))
 
     @property
     def periods(self) -> list[int]:
@@ -355,14 +355,14 @@ class ADPSGDState(NamedTuple):
 
 
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule:
-    """Rule of a table of `workers`; `event.choice` is an `Encounter`."""
+    """Rule of a table of `workers`; `event.plan` is an `Encounter`."""
 
     def init(params: Params) -> ADPSGDState:
         every, opt_state = table(params, workers), table(update.init(params), workers)
         return ADPSGDState(every, every, opt_state, jnp.int32(workers))
 
     def step(state: ADPSGDState, event: Event, batch: Batch) -> tuple[ADPSGDState, Info]:
-        i, j = event.choice
+        i, j = event.plan
         x, read = row(state.workers, i), row(state.read, i)
         loss, grads = gradient(read, event, batch)
         met = jax.tree.map(lambda x, y: (x + y) / 2, x, row(state.workers, j))
@@ -410,7 +410,7 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
         line, _ = workers_clock(self, setting, methods, [1] * self.groups)
         rng = seeds.generator(setting.setup.seed, "peers")
         each = peers(line.worker, self.groups, self.graph, rng)
-        return line._replace(choice=Encounter(line.worker, each))
+        return line._replace(plan=Encounter(line.worker, each))
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)

@@ -19,7 +19,7 @@ import numpy as np
 
 from optdyn.base.trees import Choice
 from optdyn.clock.network import SERVER, busiest, one_way
-from optdyn.clock.timeline import Arrival, Meeting, Timeline, choice_of
+from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
 from optdyn.experiment import Experiment
 from optdyn.methods import Methods, averaging, local
 from optdyn.methods.asynchronous import Asynchronous, Grouped
@@ -46,7 +46,7 @@ def between_nodes(config: Experiment, shapes: Shapes, line: Timeline, exchanges:
 
 def _messages(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Bytes of an update."""
-    methods, choice, size = config.methods, line.choice, shapes.bytes
+    methods, choice, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
         return _of_stages(stages(config, shapes).sent, 0 if _never_back(methods) else 1)
     if methods.mix and (own := methods.mix.sends(shapes.params)):
@@ -101,13 +101,13 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     to_server, reads = there_and_back + inside, 1
     if cluster.collective == SERVER:
         to_server, reads = there_and_back * workers, workers
-    dropped = getattr(choice_of(line, Arrival), "dropped", None)
+    dropped = getattr(plan_of(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
     drops = 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
     all_read = arrivals + drops
     arrivals += drops / 2 if methods.get("allotted", 0) else drops  # who is late sends no gradient
     network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
-    if hasattr(line.choice, "peer"):
+    if hasattr(line.plan, "peer"):
         return Sent(network, network / cluster.nodes)
     of_group = exchanges + one_way(cluster.collective, own_nodes)
     busy = max(exchanges * reads, of_group / methods.groups)

@@ -148,7 +148,7 @@ def _part(run: Run, series: ReplicaGroup, start: int, size: int) -> Arrays:
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
-        at(run.timeline.choice, chosen),
+        at(run.timeline.plan, chosen),
         {name: np.broadcast_to(v, (size, len(v))) for name, v in series.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
