@@ -4,7 +4,8 @@ import json
 import re
 
 from optdyn import methods, optimizers
-from optdyn.cli import cite, sources
+from optdyn.cli import cite
+from optdyn.cli.main import doc
 
 
 def written(folder, **keys):
@@ -22,7 +23,7 @@ def test_every_methods_paper_has_an_entry():
     found += ["optimizers.closed_loop", "optimizers.staleness"]
     assert len(set(found)) == len(methods.built_in()) + 4
     for module in found:
-        assert set(cite.NUMBER.findall(sources.doc(module))[:1]) <= set(known), module  # its own
+        assert set(cite.NUMBER.findall(doc(module))[:1]) <= set(known), module  # its own
     assert optimizers.TRANSFORMS.keys() == cite.STALENESS
     keys = [re.match(r"@misc\{(\w+),$", entry.split("\n")[0])[1] for entry in known.values()]
     assert len(set(keys)) == len(keys) == cite.REFERENCES.read_text().count("eprint =")

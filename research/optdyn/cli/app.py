@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags, logging
 
 from optdyn.base.errors import ConfigError, InputError, fail, meant
-from optdyn.base.streams import put, tell
+from optdyn.base.streams import put
 from optdyn.cli import cache, configs, interruptible
 
 if TYPE_CHECKING:
@@ -141,21 +141,6 @@ def warn(config: "Experiment") -> None:
 def in_json() -> bool:
     """Whether `--json` was given to a command that has the flag."""
     return "json" in flags.FLAGS and bool(flags.FLAGS.json)
-
-
-def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> int:
-    """Prints how a run ended, and that the command `then` reads it; returns its exit code."""
-    from optdyn.base.processes import is_writer  # here, for it imports jax
-    from optdyn.cli import ending
-
-    if is_writer():
-        tell(*ending.lines(summary, workdir, then))
-    return exit_code(summary)
-
-
-def exit_code(summary: Mapping[str, Any]) -> int:
-    """0, or 128 + the number of the signal that interrupted the run."""
-    return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
 
 
 def check_kind(config: "Experiment | Grid", is_grid: bool = False) -> None:

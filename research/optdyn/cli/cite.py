@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optdyn.cli import sources
+from optdyn.base.errors import InputError, print_error
+from optdyn.cli.main import PACKAGE, doc
 
 REFERENCES = Path(__file__).with_name("references.bib")
 NUMBER = re.compile(r"\b\d{4}\.\d{4,5}\b")
@@ -38,15 +39,15 @@ def bare(number: str) -> str:
 
 
 def modules(config: Mapping[str, Any]) -> Iterator[str]:
-    """The modules of what a run's config names, as `launch.sources` names them."""
+    """The modules of what a run's config names, named as they are below `optdyn`."""
     method, optimizer = config.get("method", {}), config.get("optimizer", {})
-    files = {path.stem: path for path in sources.PACKAGE.joinpath("methods").rglob("*.py")}
+    files = {path.stem: path for path in PACKAGE.joinpath("methods").rglob("*.py")}
     names = [name for name in method.get("name", "").split("+") if name in files]
     for keys in (method, *(method.get(name) for name in names)):
         if isinstance(keys, Mapping) and (compression := keys.get("compression")):
             names.append("powersgd" if compression == "powersgd" else "compression")
     for name in dict.fromkeys(names):
-        yield ".".join(files[name].relative_to(sources.PACKAGE).with_suffix("").parts)
+        yield ".".join(files[name].relative_to(PACKAGE).with_suffix("").parts)
     if optimizer.get("name") == "closed_loop":
         yield "optimizers.closed_loop"
     if not STALENESS.isdisjoint(optimizer.get("chain", ())):
@@ -55,30 +56,26 @@ def modules(config: Mapping[str, Any]) -> Iterator[str]:
 
 def papers(config: Mapping[str, Any]) -> list[str]:
     """The arXiv numbers that the files of what a run used name, each once."""
-    named = [number for module in modules(config) for number in NUMBER.findall(sources.doc(module))]
+    named = [number for module in modules(config) for number in NUMBER.findall(doc(module))]
     return list(dict.fromkeys(named))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the entries; 2 and one line on standard error for folders without a run."""
-    from optdyn.base.errors import InputError
     from optdyn.base.files import read_json  # here, for it takes long
 
     if not arguments or arguments[0].startswith("-"):
-        print("error: optdyn cite DIR [DIR ...]: give the workdir of a run", file=sys.stderr)
-        return 2
+        return print_error("optdyn cite DIR [DIR ...]: give the workdir of a run")
     configs = []
     for folder in map(Path, arguments):
         files = [folder / "config.json", *sorted(folder.glob("points/*/config.json"))]
         found = [file for file in files if file.exists()]
         if not found:
-            print(f"error: {folder}: no run in it; give the workdir of one", file=sys.stderr)
-            return 2
+            return print_error(f"{folder}: no run in it; give the workdir of one")
         try:
             configs += [read_json(file) for file in found]
         except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+            return print_error(error)
     numbers = dict.fromkeys(number for config in configs for number in papers(config))
     known = references()
     print("\n\n".join([OPTDYN, *(known.get(number) or bare(number) for number in numbers)]))

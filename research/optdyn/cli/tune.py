@@ -25,7 +25,7 @@ from absl import flags
 from optdyn.base.files import as_json, read_json, write, write_json
 from optdyn.base.progress import clock, number, say
 from optdyn.base.streams import tell
-from optdyn.cli import app, dry
+from optdyn.cli import app, train
 from optdyn.devices.first_process import own
 from optdyn.experiment import Experiment
 from optdyn.methods.setup import Tune
@@ -136,7 +136,7 @@ def described(config: Experiment) -> Iterator[str]:
         return
     cluster, given = bench.prepare(config), config.tune
     most = given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
-    each = dry.seconds_per_update(cluster.run)
+    each = train.seconds_per_update(cluster.run)
     yield f"groups          {', '.join(map(str, cluster.groups))}"
     yield f"{given.mode:15} {_searched(given)}"
     yield f"target          a training loss of {given.target:g}"
@@ -170,7 +170,7 @@ def _climbed(config: Experiment) -> Iterator[str]:
         f"seeds           {ladders.CHOOSE} choose, {ladders.REPORT} report, to a training loss of "
         f"{config.tune.target:g}"
     )
-    each = dry.seconds_per_update(run)
+    each = train.seconds_per_update(run)
     yield f"a run           {clock(config.steps * each)} at most: {config.steps:,} updates"
 
 
@@ -228,4 +228,4 @@ def define() -> None:
 
 if __name__ == "__main__":
     define()
-    app.run(dry.asked(main, described))
+    app.run(train.or_dry(main, described))
