@@ -13,8 +13,7 @@ period, outer numbers and compression, by simulated seconds to the target, each 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +54,10 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
     """
-    search: Callable[[Path], dict[str, Any]]
-    if config.tune.mode == LADDERS:
-        run = trainer.prepare(config)
+    cluster = None if config.tune.mode == LADDERS else bench.prepare(config)
+    run = cluster.run if cluster else trainer.prepare(config)
+    if not cluster:
         ladders.ladders(config)
-        search = partial(_on_ladders, config)
-    else:
-        cluster = bench.prepare(config)
-        run, search = cluster.run, partial(_tuned, config, cluster)
     with own(workdir) as folder, saving(folder):
         claim(folder, config, ("log_every", "checkpoint_every", "plan"))
         if finished := read_json(folder / "summary.json"):
@@ -70,14 +65,14 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
             return finished
         write(folder / "config.json", text_of(config))
         history.started(folder, 0, config.steps)
-        summary = {"status": "completed", **search(folder), **trainer.provenance(run)}
+        if cluster:
+            found = {"tuned": _tuned(config, cluster, folder)}
+        else:
+            found = {"search": ladders.tuned(config, folder)}
+        summary = {"status": "completed", **found, **trainer.provenance(run)}
         summary |= history.told(folder)
         write_json(folder / "summary.json", summary)
         return summary
-
-
-def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
-    return {"search": ladders.tuned(config, workdir)}
 
 
 def _tuned(config: Experiment, cluster: SimulatedCluster, workdir: Path) -> dict[str, Any]:
@@ -88,7 +83,7 @@ def _tuned(config: Experiment, cluster: SimulatedCluster, workdir: Path) -> dict
         MODES[given.mode](method, cluster.groups, given)
     tuned = result(journal.lines)
     replace(workdir / "results.csv", pd.DataFrame([tuned]).to_csv(index=False))
-    return {"tuned": tuned}
+    return tuned
 
 
 def result(lines: Sequence[Line]) -> dict[str, Any]:
