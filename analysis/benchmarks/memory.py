@@ -24,8 +24,8 @@ import pandas as pd
 from analysis.benchmarks.record import publish
 from optdyn import optimizers
 from optdyn.core import Event, by_block
-from optdyn.methods.gradient.local import local
-from optdyn.methods.gradient.local_losses import groups, heads
+from optdyn.methods.local import local
+from optdyn.methods.local_losses import groups, heads
 from optdyn.methods.sync import sync
 from optdyn.problem import models, problem
 from optdyn.problem.costs import block_costs, of_groups

@@ -42,7 +42,7 @@ def registered(kind: str) -> Listed:
         "optimizers": {n: getattr(f, "func", f) for n, f in optimizers.known().items()},
         "transforms": optimizers.TRANSFORMS,
         "schedules": optimizers.SCHEDULES,
-        "methods": {n: sys.modules[methods.load(n).__module__] for n in methods.built_in()},
+        "methods": {name: methods.load(name) for name in methods.built_in()},
         "laws": Law.members,
     }[kind]
     return {name: _first(getattr(thing, "__doc__", "") or "") for name, thing in things.items()}

@@ -41,7 +41,7 @@ from optdyn.base.files import as_json, write, write_json
 from optdyn.cli import app
 from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import Methods, built_in
-from optdyn.methods.mix.compression import NAMES as COMPRESSIONS
+from optdyn.methods.messages import COMPRESSIONS
 from optdyn.price import price, who_pays
 from optdyn.price.shapes import Shapes, of_model, of_parameters
 
