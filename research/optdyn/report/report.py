@@ -21,6 +21,7 @@ from optdyn.report import (
     arms,
     curves,
     fits,
+    fronts,
     headline,
     histograms,
     kept_momentum,
@@ -142,7 +143,7 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
         curves.losses(it.curves, it.others, it.note, it.target, run_tables.tuned(it.runs)),
         curves.to_losses(it.curves),
         curves.plane(kinds, it.target, bool(it.others)),
-        curves.pareto(it.runs, it.log, it.keys),
+        fronts.section(it.runs, it.log, it.keys, curves.looks_of_kinds(it.runs)),
         curves.along(it.curves),
     ]
 
