@@ -6,7 +6,7 @@ Its script is `page.js`.
 import base64
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -57,6 +57,18 @@ class Section(NamedTuple):
     table: Table | None = None
     notes: Sequence[str] = ()
     small: bool = False  # its pictures
+
+
+def table(label: str, rows: Sequence[Mapping[str, Cell]], text: Collection[str] = ()) -> Table:
+    """Rows that all have the same columns, by title; those of `text` are set flush left."""
+    columns = [Column(title, title in text) for title in rows[0]]
+    return Table(label, columns, [list(row.values()) for row in rows])
+
+
+def between(middle: Cell, low: float, high: float, apart: float = 0.0, digits: int = 3) -> Cell:
+    """The cell with the ends of an interval or a range; `apart` as in `number`."""
+    ends = (cell(float(f"{end:.{digits}g}"), apart).shown for end in (low, high))
+    return middle._replace(range=" – ".join(ends))
 
 
 def cell(value: Any, apart: float = 0.0) -> Cell:

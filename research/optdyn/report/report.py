@@ -18,7 +18,6 @@ from optdyn.base.arguments import Parser, called
 from optdyn.base.errors import print_error
 from optdyn.base.files import as_json, missing
 from optdyn.report import (
-    arms,
     curves,
     fits,
     fronts,
@@ -31,8 +30,8 @@ from optdyn.report import (
     tables,
     workers,
 )
-from optdyn.report.arms import GroupComparison
 from optdyn.report.curves import Compared
+from optdyn.report.kept_momentum import GroupComparison
 from optdyn.report.page import Section, number
 from optdyn.report.run_tables import NAME
 from optdyn.report.tables import Point, TableError
@@ -151,7 +150,7 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
 def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[GroupComparison]]:
     """The points and the arms among them, all by one target."""
     it = curves.compared(points, target)
-    tuned = arms.comparisons(it.runs, it.log, it.keys, target) if it.curves else []
+    tuned = kept_momentum.comparisons(it.runs, it.log, it.keys, target) if it.curves else []
     if tuned and np.isnan(target):
         loss = tuned[0].losses[0]
         why = "by which the settings above are chosen"
