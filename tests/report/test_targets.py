@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from optdyn.evidence import intervals
 from optdyn.evidence.crossing import of_runs
-from optdyn.report import arms, curves, efficiency
+from optdyn.report import curves, efficiency, kept_momentum
 from optdyn.report.efficiency import common_target, crossings, to_target, too_easy
 from optdyn.report.figures import LossCurve
 from optdyn.report.page import cell, number
@@ -138,7 +138,7 @@ def test_arms_are_compared_by_losses_below_the_start():
     keys = ["method.groups", "optimizer.momentum", "optimizer.learning_rate", "seed"]
     runs, log = pd.DataFrame(rows), pd.concat(logs)
     runs = runs[(runs["method.groups"] == 2) | (runs["optimizer.momentum"] == 0.5)]
-    (it,) = arms.comparisons(runs, log, keys)
+    (it,) = kept_momentum.comparisons(runs, log, keys)
     assert it.losses == (1.6,)
     assert (it.values[:, 0] == 20).all() and (it.apart[:, :2] == 10).all()
 

@@ -42,7 +42,6 @@ SIMULATED = (
     "configuration (cluster.*), and no wall-clock time enters them."
 )
 NOTES = 6
-RUNS = 2000  # whose configs can be told apart on the page
 WORKDIR = "workdir"  # a key of points whose configs do not tell them apart
 
 
@@ -71,7 +70,6 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
         notes=_notes(points, workdirs),
         answers=answers,
         sections=shown,
-        differences=_differences(points),
         **_provenance(points, workdirs),
     )
     tables.replace(path, text)
@@ -186,13 +184,6 @@ def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, 
         if key not in differing and all(key in point.config for point in points)
     ]
     return {"provenance": facts, "shared": shared, "simulated": SIMULATED}
-
-
-def _differences(points: Sequence[Point]) -> dict[str, Any]:
-    """The keys in which configs differ, and each run's values: null where it has none."""
-    keys = sorted(tables.differing(points))
-    runs = [[p.name, [p.config.get(key) for key in keys]] for p in points[:RUNS]]
-    return {"keys": keys, "runs": runs} if len(points) > 1 and keys else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
