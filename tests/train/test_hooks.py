@@ -14,7 +14,7 @@ import pytest
 import optdyn as od
 from optdyn.base.progress import Watch
 from optdyn.clock.trace import SERVED
-from optdyn.methods.metered import METERED
+from optdyn.methods.compose import METERED
 from optdyn.problem import shared_data
 from optdyn.train import hooks, program
 from optdyn.train.hooks import is_due

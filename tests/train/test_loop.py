@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.metered import METERED
+from optdyn.methods.compose import METERED
 from optdyn.train import single
 from optdyn.train.loop import METERED_CHUNK, initial, updates
 from optdyn.train.meter import Windows

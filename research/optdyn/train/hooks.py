@@ -20,7 +20,7 @@ from optdyn.base.progress import Watch
 from optdyn.base.trees import Json, Params
 from optdyn.clock.trace import SERVED
 from optdyn.devices.first_process import agreed
-from optdyn.methods.metered import METERED
+from optdyn.methods.compose import METERED
 from optdyn.problem.data.feed import Feed
 from optdyn.problem.shared_data import Parts
 from optdyn.train import program

@@ -23,7 +23,7 @@ from optdyn.base.files import read_json, sync
 from optdyn.base.hold import writable
 from optdyn.base.progress import Watch, say, watched
 from optdyn.base.trees import Json, Params, numbers_in
-from optdyn.clock.base import Arrival, choice_of
+from optdyn.clock.timeline import Arrival, plan_of
 from optdyn.core import State
 from optdyn.devices.first_process import agreed, own, verdict
 from optdyn.experiment import Experiment
@@ -207,7 +207,7 @@ def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
     """The last finite log point, if any, the timeline's law, and what produced them."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
-    dropped = getattr(choice_of(run.timeline, Arrival), "dropped", None)
+    dropped = getattr(plan_of(run.timeline, Arrival), "dropped", None)
     absurd = status == "completed" and last["train_loss"] > ABSURD * max(first, 1.0)
     worse = absurd or (status != "diverged" and last["train_loss"] > WORSE * first > 0)
     return {
