@@ -9,10 +9,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from optdyn.clock.timeline import Timeline
+from optdyn.momentum.probes import moments, sharpness
 from optdyn.momentum.stability import STEPS, limit
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, trainer
-from optdyn.train.probes import moments, sharpness
 
 GRID = STEPS[1] / STEPS[0]
 EXAMPLES, DIMENSION = 60, 4

@@ -6,9 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from optdyn.momentum import readings
 from optdyn.report import windows
 from optdyn.report.tables import TableError
-from optdyn.train import meter, trainer
+from optdyn.train import trainer
 from optdyn.train.meter import FILE
 from tests.report.simulation import deviation
 from tests.report.test_implicit_momentum import command
@@ -100,7 +101,7 @@ def test_arrivals_tell_of_regular_service_where_residuals_do_not(config, tmp_pat
     law |= {"probes.every": 700}
     trainer.train(config(PROBED | law), tmp_path)
     run = windows.load(tmp_path)
-    assert meter.fitted(run.windows, 1, raw=True).p > 0.05
+    assert readings.fitted(run.windows, 1, raw=True).p > 0.05
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["implicit_momentum_low"] > 0.75  # with an interval that is far off
     assert summary["implicit_momentum_p"] < 1e-10

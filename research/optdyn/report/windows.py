@@ -13,12 +13,13 @@ import pandas as pd
 
 from optdyn.base.lookup import CLOCK
 from optdyn.experiment import Experiment, read
+from optdyn.momentum import readings
 from optdyn.momentum.lags import groups_of, memoryless, theory
 from optdyn.momentum.moments import NotIdentified, equivalent_momentum
+from optdyn.momentum.readings import Window
 from optdyn.report import tables, workers
 from optdyn.report.tables import TableError, natural
 from optdyn.train import meter
-from optdyn.train.meter import Window
 
 
 class Metered(NamedTuple):
@@ -76,7 +77,7 @@ def pooled(runs: Sequence[Metered]) -> list[Metered]:
 
 
 def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None) -> dict[str, Any]:
-    """What `meter.said` says of all windows, and what it should be by theory, where there is one.
+    """What `readings.said` says of all windows, and what it should be by theory, if at all.
 
     With `lags` or `gradient_lags` (0 where only the other is given) also a `polynomial`: of heavy-
     ball SGD that of its own steps, else of the raw ones.
@@ -89,7 +90,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
         "explicit_momentum": run.explicit,
         "theory_momentum": 1 - 1 / groups if expected else None,
         "theory_learning_rate": run.rate / groups if expected else None,
-        **meter.said(run.windows, _lags(run), meter.is_plain(config), run.rate),
+        **readings.said(run.windows, _lags(run), meter.is_plain(config), run.rate),
     }
     if lags is None and gradient_lags is None:
         return found
@@ -149,7 +150,7 @@ def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
         "theory_momentum": truth,
     }
     try:
-        it = meter.fitted(run.windows, lags, gradient_lags, raw=not own)
+        it = readings.fitted(run.windows, lags, gradient_lags, raw=not own)
     except NotIdentified as error:
         return found | {"refused": str(error)}
     return found | {
@@ -161,7 +162,7 @@ def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
         "momentum_interval": it.momentum_interval,
         "J": it.hansen,
         "freedom": it.freedom,
-        "p": meter.chance(it, run.windows, gradient_lags),
+        "p": readings.chance(it, run.windows, gradient_lags),
     }
 
 

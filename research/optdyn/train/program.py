@@ -23,13 +23,13 @@ from optdyn.devices.layout import Layout
 from optdyn.experiment import Experiment
 from optdyn.methods import compose, pieces
 from optdyn.methods.sync import Merged, cut, merged
+from optdyn.momentum.probes import PROBES
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, problem
 from optdyn.problem.models import Model, Quadratic
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.problem.shared_data import Parts
 from optdyn.train import devices as parallel
-from optdyn.train.probes import PROBES
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 

@@ -23,11 +23,11 @@ from optdyn.clock.timeline import Timeline
 from optdyn.core import State
 from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import GROUPED
+from optdyn.momentum.probes import GradientMoments, moments, sharpness
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
 from optdyn.problem.shared_data import Parts
 from optdyn.train import loop, program, trainer
-from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import CHUNK, Program
 from optdyn.train.trainer import Run
 from optdyn.tune.choice import Choice, Outcome
