@@ -32,8 +32,8 @@ def chunk_of(start=0, losses=(), row=None, status="", metered=False, run=None, *
     values = {"steps": STEPS, "log_every": 10, "checkpoint_every": 20}
     run = run or SimpleNamespace(config=SimpleNamespace(**values), epoch=20, timeline="line")
     infos = {"loss": np.array(losses, float)} | {k: np.array(v) for k, v in infos.items()}
-    more = {"infos": infos, "row": row, "status": status}
-    return Chunk(run, start, len(losses), 0, "state", {}, None, metered, 0.0, **more)
+    more = {"infos": infos, "row": row, "status": status, "metered": metered}
+    return Chunk(run, start, len(losses), 0, "state", {}, None, 0.0, **more)
 
 
 def quiet(stopped=0, asked=0):
