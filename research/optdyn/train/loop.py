@@ -91,9 +91,8 @@ def updates(
     """The run's updates from `step` to the last of the `stops`, in chunks; one ends at each stop.
 
     The first chunk is empty, so that all is compiled with it; at least one follows. The state is
-    donated. The `log`, to which whoever iterates may append, decides timeline and momentum. Where
-    the log does not decide the timeline yet, a chunk ends too. Updates in `windows` are metered.
-    `feed` is where examples come from; by default one is made for these updates.
+    donated. The `log`, to which whoever iterates may append, decides timeline and momentum; a chunk
+    also ends where it does not do so yet. Updates in `windows` are metered. Examples are of `feed`.
     """
     feed, second = feed or feed_of(run), feed_of(run)
 
