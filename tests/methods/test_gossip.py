@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from optdyn.clock import availability
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.meetings import LocalTimes, Peers, meeting_seconds
 from optdyn.clock.service import Constant, LogNormal
-from optdyn.clock.timeline import TimelineError
+from optdyn.clock.timeline import Meeting, TimelineError
 from optdyn.experiment import Experiment
 from optdyn.methods.gossip import (
     GRAPHS,
@@ -18,7 +19,6 @@ from optdyn.methods.gossip import (
     Gossip,
     Neighbours,
     gossip,
-    gossip_arrivals,
     graph_peers,
     push_weights,
     senders_of,
@@ -168,12 +168,21 @@ class Known:
         return now < self.left
 
 
+def gossip_seconds(to, done, links, early, presence=None, ready=None, handed_on=0.0):
+    """The clock of nodes that send and receive after every update."""
+    always, turns = np.ones((len(done), 1), bool), np.arange(len(done)) % len(to)
+    local = LocalTimes(done if ready is None else ready, done)
+    exchange = Peers(to, turns, links, early)
+    meeting = Meeting(always, always, ~always)
+    return meeting_seconds(meeting, local, exchange, handed_on, presence=presence)
+
+
 def test_nobody_waits_for_who_is_away():
     """Updates of a second on a ring of four, and of node 1 of two."""
     done = np.tile([1.0, 2.0, 1.0, 1.0], (10, 1))
     links = lambda one, other: np.zeros(np.broadcast(one, other).shape)  # noqa: E731
     away = Known([[], [(2.5, 5.2), (5.3, 7.0)], [], []])
-    seconds, _, there = gossip_arrivals(drawn("ring", 4), done, done, links, 0.0, False, None, away)
+    seconds, there = gossip_seconds(drawn("ring", 4), done, links, False, away)
     # It leaves in its second update, is back at 5.2 for a tenth, then at 7, and all wait for it.
     assert there[:, 1].tolist() == [True, *[False] * 5, True, True, True, True]
     assert there[:, [0, 2, 3]].all()
@@ -185,7 +194,7 @@ def test_where_all_have_left_the_first_to_be_back_goes_on():
     done = np.ones((5, 2))
     links = lambda one, other: np.full(np.broadcast(one, other).shape, 0.5)  # noqa: E731
     away = Known([[(1.2, 9.0)], [(1.9, 4.0)]])
-    seconds, _, there = gossip_arrivals(drawn("ring", 2), done, done, links, 0.0, True, None, away)
+    seconds, there = gossip_seconds(drawn("ring", 2), done, links, True, away)
     # The first update ends at 1; the next begins at 4. The other has to fetch parameters first.
     assert there.tolist() == [[True, True], *[[False, True]] * 4]
     np.testing.assert_allclose(seconds, [1, 5, 6, 7, 8])
@@ -335,7 +344,8 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
     done = rng.exponential(size=(12, count))
     ready = done * rng.uniform(size=(12, count))
     links = rng.exponential(size=(count, count))
-    found, *_ = gossip_arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
+    between = lambda one, other: links[one, other]  # noqa: E731
+    found, _ = gossip_seconds(to, done, between, early, ready=ready, handed_on=0.1)
     np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
 
 

@@ -466,17 +466,17 @@ from dataclasses import dataclass
 
 from jax import lax
 
+from optdyn.clock.meetings import meetings_timeline
 from optdyn.core import Rule
 from optdyn.methods import Mixes
-from optdyn.methods.averaging import every_update, turns
+from optdyn.methods.averaging import meeting_schedule
 from optdyn.methods.messages import own_event
-from optdyn.methods.nodes import inside
-from optdyn.clock.meetings import of_meetings
+from optdyn.methods.nodes import barrier_clock, inside
 
 
 @dataclass(frozen=True)
 class Mean(Mixes):
-    def mix(self, inner, senders):
+    def mix(self, inner, collectives):
         def step(state, event, batch):
             after, info = inner.step(state, own_event(event), batch)
             return after.moved_to(lax.pmean(after.params, "node")), info
@@ -484,22 +484,22 @@ class Mean(Mixes):
         return Rule(inner.init, step)
 
     def clock(self, setting, methods):
-        return every_update(setting, methods, 0.0)
+        return barrier_clock(setting, methods, 0.0)
 
 
 @dataclass(frozen=True)
 class Alone(Mean):
-    def mix(self, inner, senders):
+    def mix(self, inner, collectives):
         return inner._replace(step=lambda x, event, batch: inner.step(x, own_event(event), batch))
 
 
 @dataclass(frozen=True)
 class Never(Mean):
     def clock(self, setting, methods):
-        meeting = turns(setting.setup.steps, 4, 1, 0)
-        within = inside(setting, methods)(setting.setup.steps)
+        meeting = meeting_schedule(setting.setup.steps, 4, 1, 0)
+        local = inside(setting, methods)(setting.setup.steps)
         never = meeting._replace(send=meeting.send & False, receive=meeting.receive & False)
-        return of_meetings(never, within, within.done.max(axis=1).cumsum())
+        return meetings_timeline(never, local, local.done.max(axis=1).cumsum())
 """
 
 

@@ -29,11 +29,12 @@ from optdyn.clock.network import between_nodes, to_all_nodes
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.methods import nodes
-from optdyn.methods.averaging import ALWAYS_THERE, ModelAveraging, every_update
+from optdyn.methods.averaging import ALWAYS_THERE, ModelAveraging
 from optdyn.methods.messages import (
+    SIMULATED,
+    Collectives,
     Compression,
     numbers,
-    over_nodes,
     own_event,
     part_sent,
     size,
@@ -175,7 +176,11 @@ class DeMoState(NamedTuple):
 
 
 def demo(
-    inner: Rule, chunk: int, coefficients: int, signed: bool = True, senders: str | None = None
+    inner: Rule,
+    chunk: int,
+    coefficients: int,
+    signed: bool = True,
+    collectives: Collectives = SIMULATED,
 ) -> Rule:
     """The rule of one device over the axis `node`; `event.plan` is `Together`, with beta."""
 
@@ -192,7 +197,7 @@ def demo(
         each = [chunks(m.shape, chunk) for m in momenta]
         q = [of.largest(m, coefficients) for of, m in zip(each, momenta, strict=True)]
         kept, Q = [], []
-        for of, m, own, every in zip(each, momenta, q, over_nodes(senders).gather(q), strict=True):
+        for of, m, own, every in zip(each, momenta, q, collectives.gather(q), strict=True):
             kept.append(m - of.decode(of.spread(own), m))
             Q.append(of.decode(jax.vmap(of.spread)(every).mean(axis=0), m))
         if signed:
@@ -233,8 +238,8 @@ class DeMo(Mixes, name="demo"):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
-        return demo(inner, self.chunk, self.coefficients, self.signed, senders)
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+        return demo(inner, self.chunk, self.coefficients, self.signed, collectives)
 
     def sends(self, params: Params) -> Sends:
         each = (
@@ -246,7 +251,7 @@ class DeMo(Mixes, name="demo"):
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait after every update until all have what all others send."""
         sent = self.sends(setting.model.params).bytes
-        line = every_update(setting, methods, to_all_nodes(setting.setup.cluster, sent))
+        line = nodes.barrier_clock(setting, methods, to_all_nodes(setting.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"momentum_decay": beta}))
 
@@ -262,7 +267,7 @@ def places(draw: Array, number: int, count: int, share: float) -> jax.Array:
     return jax.lax.top_k(jax.random.uniform(key, (count,)), part_sent(share, count))[1]
 
 
-def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
+def sparta(inner: Rule, share: float, collectives: Collectives = SIMULATED) -> Rule:
     """The rule of one device over the axis `node`; `event.plan` is `Together`, with draws."""
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
@@ -271,7 +276,7 @@ def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
         flat = [leaf.reshape(-1) for leaf in leaves]
         chosen = [places(event.plan.draw, n, x.size, share) for n, x in enumerate(flat)]
         sent = [x[at] for x, at in zip(flat, chosen, strict=True)]
-        means = over_nodes(senders).mean(sent)
+        means = collectives.mean(sent)
         moved = [x.at[at].set(mean) for x, at, mean in zip(flat, chosen, means, strict=True)]
         whole = [x.reshape(leaf.shape) for x, leaf in zip(moved, leaves, strict=True)]
         params = jax.tree.unflatten(tree_of, whole)
@@ -304,8 +309,8 @@ class Sparta(Mixes, name="sparta"):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
-        return sparta(inner, self.averaged_share, senders)
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+        return sparta(inner, self.averaged_share, collectives)
 
     def sends(self, params: Params) -> Sends:
         leaves = jax.tree.leaves(params)
@@ -315,7 +320,7 @@ class Sparta(Mixes, name="sparta"):
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait for one another after every update, and for an all-reduce of what is in S."""
         sent = self.sends(setting.model.params).bytes
-        line = every_update(setting, methods, between_nodes(setting.setup.cluster, sent))
+        line = nodes.barrier_clock(setting, methods, between_nodes(setting.setup.cluster, sent))
         rng = seeds.generator(setting.setup.seed, "shares")
         draw = rng.integers(2**31, size=len(line.seconds)).astype(np.int32)
         return line._replace(plan=line.plan._replace(draw=draw))
