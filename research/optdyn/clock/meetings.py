@@ -11,16 +11,16 @@ nodes that wait for one another after every update.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from optdyn.base import seeds
 from optdyn.base.trees import Plan
-from optdyn.clock.availability import Links, Load, Presence, reroute, still_present
+from optdyn.clock.availability import Load, Presence, reroute, still_present
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.network import between_nodes, broadcast, inside_node
+from optdyn.clock.network import Links, between_nodes, broadcast, inside_node
 from optdyn.clock.timeline import Meeting, Timeline, at, from_arrivals, shares, undelayed
 
 
@@ -35,6 +35,7 @@ class LocalTimes(NamedTuple):
 
 
 Inside = Callable[[int], LocalTimes]  # of so many steps
+NodesPlan = Any  # a NamedTuple with what is decided for each node as its `inner`
 
 
 def synchronous(
@@ -270,12 +271,15 @@ def _fragments(flags: np.ndarray) -> list[list[int]]:
     return [[q for q, flag in enumerate(row) if flag] for row in rows.tolist()]
 
 
-def meetings_timeline(meeting: Meeting, local: LocalTimes, seconds: np.ndarray) -> Timeline:
-    """The timeline of nodes that meet so, and do what they do inside, at these seconds."""
+def meetings_timeline(plan: NodesPlan, local: LocalTimes, seconds: np.ndarray) -> Timeline:
+    """The timeline of nodes with that plan, and with what is decided inside them, at these seconds.
+
+    Its staleness is that inside the nodes, or else the updates that what they receive has waited.
+    """
     known = len(seconds)
-    staleness = local.staleness
+    none, staleness = np.zeros(known, np.int32), local.staleness
     if staleness is None:
-        staleness = np.asarray(meeting.waited).reshape(known, -1).max(axis=1)
-    meeting = meeting._replace(inner=at(local.plan, slice(known)))
-    none = np.zeros(known, np.int32)
-    return Timeline(none, staleness[:known], seconds, local.slots, meeting)
+        waited = np.asarray(getattr(plan, "waited", none))
+        staleness = waited.reshape(known, -1).max(axis=1)
+    plan = plan._replace(inner=at(local.plan, slice(known)))
+    return Timeline(none, staleness[:known], seconds, local.slots, plan)

@@ -65,7 +65,6 @@ from optdyn.methods.method import (
 )
 from optdyn.methods.setup import Setup
 
-Path = tuple[jax.tree_util.DictKey | jax.tree_util.GetAttrKey, ...]  # to a leaf
 Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
 INNER_STATES = ("kept", "averaged", "reset")
@@ -109,35 +108,33 @@ def join(trees: Sequence[Tree]) -> Tree:
 
 def moments(opt_state: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
     """Floats of an optimizer's state: optax's `nu`, means of squares, are second; others first."""
-    leaves = jax.tree_util.tree_leaves_with_path(opt_state)
-    floats = [(_is_second(path), leaf) for path, leaf in leaves if _is_float(leaf)]
-    first, second = ([leaf for is_second, leaf in floats if is_second == kind] for kind in (0, 1))
-    return first, second
+    leaves = jax.tree.leaves(opt_state)
+    first, second = _moment_places(opt_state)
+    return [leaves[i] for i in first], [leaves[i] for i in second]
 
 
 def averaged(
     opt_state: Tree, now: tuple[jax.Array, jax.Array], mean: Callable[[Tree], Tree]
 ) -> Tree:
     """The state with `mean` of its first and second moments, of those whose turn it is `now`."""
-    first, second = (
-        iter(lax.cond(turn, mean, lambda floats: floats, floats) if floats else ())
-        for turn, floats in zip(now, moments(opt_state), strict=True)
-    )
-
-    def leaf_of(path: Path, leaf: jax.Array) -> jax.Array:
-        if not _is_float(leaf):
-            return leaf
-        return next(second if _is_second(path) else first)
-
-    return jax.tree_util.tree_map_with_path(leaf_of, opt_state)
+    leaves, tree_of = jax.tree.flatten(opt_state)
+    for turn, places in zip(now, _moment_places(opt_state), strict=True):
+        if places:
+            floats = [leaves[i] for i in places]
+            means = lax.cond(turn, mean, lambda floats: floats, floats)
+            for i, leaf in zip(places, means, strict=True):
+                leaves[i] = leaf
+    return jax.tree.unflatten(tree_of, leaves)
 
 
-def _is_second(path: Path) -> bool:
-    return any(getattr(key, "name", "") == "nu" for key in path)
-
-
-def _is_float(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
+def _moment_places(opt_state: Tree) -> tuple[list[int], list[int]]:
+    """Numbers of the leaves that are first and second moments."""
+    first, second = list[int](), list[int]()
+    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(opt_state)):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            is_second = any(getattr(key, "name", "") == "nu" for key in path)
+            (second if is_second else first).append(i)
+    return first, second
 
 
 class OuterState(NamedTuple):
@@ -400,20 +397,15 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
     """
 
     synchronous_updates: int = field(
-        0,
-        "T_0, the first updates, with an average after each.",
-        at_least=0,
+        0, "T_0, the first updates, with an average after each.", at_least=0
     )
     mixing: float = field(
-        0.0,
-        "a, the part that nodes keep of their own parameters.",
-        **FRACTION,
-        static=True,
+        0.0, "a, the part that nodes keep of their own parameters.", **FRACTION, static=True
     )
     merging: str = field(
         "mix",
-        "What nodes make of what arrives and their own, 'mix', or "
-        "'correct', which keeps all that they did since the sending.",
+        "What nodes make of what arrives and their own, 'mix', or 'correct', which keeps all that "
+        "they did since the sending.",
         one_of=MERGINGS,
         static=True,
     )
@@ -569,11 +561,9 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
         averages = self.state_where_met == "averaged"
-        said = (
-            "must be another where nodes average their optimizers' states, as the mean of several "
-        )
+        said = "must be another where nodes average their optimizers' states, as the mean of "
         bases = averages and optimizers.has_bases(setup.optimizer.name)
-        yield Join("optimizer.name", bases, f"{said}bases is none")
+        yield Join("optimizer.name", bases, f"{said}several bases is none")
         if not setup.cluster.presence:
             return
         changed = {

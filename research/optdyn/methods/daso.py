@@ -1,3 +1,10 @@
+"""DASO: nodes that average after so many batches, and wait so many, as the losses of epochs say.
+
+The rule is that of `averaging.py`. The clock makes the phases of B and W out of the losses so far
+(`after_epoch`), from these when nodes send and receive, and from that the seconds
+(`clock/meetings.py`); so it is longer by an epoch whenever a loss more is known.
+"""
+
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -60,9 +67,10 @@ class DASO(Mixes, name="daso"):
 
     x are the parameters of a node, and x_p(sent) what the P nodes sent S batches before. The
     devices of a node average their gradients at every batch; nodes meet only in this merge, which
-    is the rule of `outer.py` with the weights 2 S and 1. The timeline decides when they send and
-    receive. S = 0 is the blocking synchronization of warm-up and cool-down, the plain mean (heat,
-    the authors' implementation, gives x the weight 1 there if it is received as the others are).
+    is the rule of `averaging.py` with the weights 2 S and 1. The timeline decides when they send
+    and receive. S = 0 is the blocking synchronization of warm-up and cool-down, the plain mean
+    (heat, the authors' implementation, gives x the weight 1 there if it is received as the others
+    are).
 
     Warm-up and cool-down epochs synchronize after every batch and wait for it. In between, every B
     batches the nodes send their parameters and receive the sum W batches later, computing

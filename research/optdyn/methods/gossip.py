@@ -321,15 +321,12 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         plan = Neighbours(
             each_update(to, steps),
             w.astype(np.float32),
-            local.plan,
-            each_update(senders_of(to), steps) if cluster.nodes > ROWS else None,
+            senders=each_update(senders_of(to), steps) if cluster.nodes > ROWS else None,
             rate=np.full(steps, self.consensus_rate, np.float32) if small else None,
         )
         if cluster.presence:
             plan = self._among(plan, here)
-        none = np.zeros(steps, np.int32)
-        staleness = none if local.staleness is None else local.staleness
-        return Timeline(none, staleness, seconds, local.slots, plan)
+        return meetings_timeline(plan, local, seconds)
 
     def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
         """The timeline among those who were there in the run that a trace holds."""

@@ -14,6 +14,7 @@ from optdyn.clock.meetings import (
     barrier_seconds,
     draws,
     exchanged,
+    meetings_timeline,
     node_seconds,
 )
 from optdyn.clock.network import broadcast
@@ -63,14 +64,10 @@ def barrier_clock(setting: ClockInputs, methods: Methods, transfer: float) -> Ti
     It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
     handed on inside the nodes. The plan is `Together`.
     """
-    local, none = (
-        inside(setting, methods)(setting.setup.steps),
-        np.zeros(setting.setup.steps, np.int32),
-    )
-    handed_on = broadcast(setting.setup.cluster, setting.update_bytes)
-    seconds = np.cumsum(barrier_seconds(local.ready, local.done, transfer, handed_on))
-    staleness = none if local.staleness is None else local.staleness
-    return Timeline(none, staleness, seconds, local.slots, Together(local.plan))
+    local, cluster = inside(setting, methods)(setting.setup.steps), setting.setup.cluster
+    handed_on = broadcast(cluster, setting.update_bytes)
+    seconds = barrier_seconds(local.ready, local.done, transfer, handed_on)
+    return meetings_timeline(Together(), local, np.cumsum(seconds))
 
 
 def _equal(setting: ClockInputs, steps: int) -> LocalTimes:

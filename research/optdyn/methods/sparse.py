@@ -1,12 +1,11 @@
-"""The discrete cosine transform of an array's chunks, and the largest coefficients of each.
+"""Nodes that send a part of what they have: the largest numbers, the largest frequencies, a draw.
 
-    C     = A X B^T                           of a chunk X; A and B have the cosines as their rows
-    top-k: the k largest |C| of the chunk     each with its place in it
-    X     = A^T C B                           as A and B are orthonormal
+    SparseLoCo   of x - theta and what was left out, every H updates, the largest share of numbers
+    DeMo         of momenta, after every update, the largest coefficients of their cosine transform
+    SPARTA       of parameters, after every update, a share that is drawn
 
-An array is a matrix of its last axis by all others; a vector is one row. A chunk is a block of this
-matrix: each of its sides is the largest number, at most c, that divides the matrix's side evenly.
-DeMo (arXiv 2411.19870) sends momenta this way.
+Those that send again what a message left out keep it: as an error, or in the momentum that a
+message is taken off. Gossip of compressed messages, CHOCO, is in `gossip.py`.
 """
 
 from collections.abc import Iterator
@@ -71,10 +70,9 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
         e_i   <- e_i - s_i
         theta <- theta - a 1/P sum_i s_i          x_i <- theta
 
-    The rule of `outer.py`, whose messages are those of `compression.py`: e is what they leave out,
-    and beta its decay. With beta = 1, a = 1 and numbers as they are (b = 32) it is model averaging
-    with top-k and error feedback. There is no outer momentum: what is not sent yet is one, of each
-    node.
+    The rule of `averaging.py`, whose messages (`messages.py`) leave out e, and beta is its decay.
+    With beta = 1, a = 1 and numbers as they are (b = 32) it is model averaging with top-k and error
+    feedback. There is no outer momentum: what is not sent yet is one, of each node.
     """
 
     error_decay: float = field(
@@ -107,7 +105,15 @@ Largest = tuple[jax.Array, jax.Array]  # (chunks, k) coefficients, and their pla
 
 
 class Chunks(NamedTuple):
-    """An array as a matrix of blocks."""
+    """An array as a matrix of blocks, with the discrete cosine transform of each.
+
+        C     = A X B^T                           of a chunk X; A and B have the cosines as rows
+        top-k: the k largest |C| of the chunk     each with its place in it
+        X     = A^T C B                           as A and B are orthonormal
+
+    The matrix is of an array's last axis by all others; a vector is one row. Each side of a chunk
+    is the largest number, at most c, that divides the matrix's side evenly.
+    """
 
     rows: int  # of blocks
     height: int  # of a block
@@ -220,10 +226,9 @@ class DeMo(Mixes, name="demo"):
         Q     = IDCT(1/P sum_j q_j)
         theta <- theta - gamma sign(Q)            or theta - Q, where steps are not `signed`
 
-    All nodes have the same theta after every update, and momenta of their own. `dct.py` has the
-    chunks, their transform and its k largest coefficients. With all coefficients nothing is left of
-    m, and this is SGD of the mean gradient, or of its sign. With numbers in the place of
-    coefficients it would be SparseLoCo at H = 1.
+    All nodes have the same theta after every update, and momenta of their own. With all
+    coefficients nothing is left of m, and this is SGD of the mean gradient, or of its sign. With
+    numbers in the place of coefficients it would be SparseLoCo at H = 1.
     """
 
     momentum_decay: float = field(
