@@ -34,9 +34,9 @@ from tests.methods.nodes import (
     reference,
     tree,
 )
+from tests.methods.test_averaging import CLOSE, MAKERS, meetings, rule
 from tests.methods.test_battery import MESSAGES
 from tests.methods.test_bytes import MESSAGES_ALONE, seconds
-from tests.methods.test_outer import CLOSE, MAKERS, meetings, rule
 from tests.methods.traced import collectives
 
 NAMES = list(MESSAGES)
