@@ -352,7 +352,7 @@ def adam_reference(first, second):
     return np.array(history)
 
 
-def test_it_is_what_its_equations_say():
+def test_des_loc_is_what_its_equations_say():
     states, _ = adam_ran(3, 6)
     expected = adam_reference(3, 6)
     # Float32: where a second moment is small its root divides what rounding left, 1e-7 of about
@@ -364,7 +364,7 @@ def test_it_is_what_its_equations_say():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_clock_counts_its_bytes(optimizer):
+def test_the_clock_counts_the_bytes_of_des_loc(optimizer):
     """Every meeting the parameters, every second u, every third v, where the optimizer has it."""
     values = {"method.first_moment_meetings": 2, "method.second_moment_meetings": 3}
     sent, took, params = sent_and_seconds("des_loc", values, optimizer)

@@ -133,7 +133,7 @@ def gasloc_ran(graph, batches=nodes.BATCHES):
 
 
 @pytest.mark.parametrize("graph", MESSAGES)
-def test_it_is_the_papers_equation(graph):
+def test_gasloc_is_the_papers_equation(graph):
     """theta + eta g - alpha Lambda (theta + eta g) + gamma [theta + eta g - the same before]."""
     states, sent = gasloc_ran(graph)
     every, before = nodes.HeavyBall(COUNT), None

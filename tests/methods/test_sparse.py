@@ -49,7 +49,7 @@ def reference(bits):
 
 
 @pytest.mark.parametrize("bits", [32, 2])
-def test_it_is_what_its_equations_say(bits):
+def test_sparseloco_is_what_its_equations_say(bits):
     states, _ = ran(bits)
     ((errors, _),), (x, e) = states.errors, reference(bits)
     # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
@@ -95,7 +95,7 @@ def demo_reference(count, signed):
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_every_update_equals_the_reference(signed):
+def test_every_update_of_demo_equals_the_reference(signed):
     states, sent = demo_ran(1, signed)
     theta, m = demo_reference(1, signed)
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
