@@ -53,14 +53,16 @@ import numpy as np
 import optax
 from jax import lax
 
+from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.base.fields import field
-from optdyn.base.trees import Array, Choice, Tree
+from optdyn.base.trees import Array, Tree
+from optdyn.clock.arrivals import arrivals, event_arrivals, habits_of
 from optdyn.clock.network import to_server
-from optdyn.clock.timeline import Timeline
+from optdyn.clock.timeline import Timeline, WorkerStep, from_arrivals
 from optdyn.clock.trace import Held
 from optdyn.clock.versions import Exchanges
-from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, where
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, distance, where
 from optdyn.methods.averaging import cut, fragment_bytes, join, nesterov
 from optdyn.methods.messages import mean_of, size
 from optdyn.methods.method import (
@@ -79,15 +81,16 @@ from optdyn.methods.workers import (
     WorkerMethod,
     both_ways,
     by_speed,
+    exchanging_clock,
     local_step,
     local_steps,
-    logged,
+    local_work,
     put,
     row,
     table,
-    unhindered,
-    workers_clock,
 )
+
+Numbers = Mapping[str, Array]  # what a `WorkerStep` says besides, by name
 
 
 class Kept(NamedTuple):
@@ -101,7 +104,7 @@ class Kept(NamedTuple):
 class ServerRule(NamedTuple):
     """`step(G, kept, c) -> V, kept`, where c are the numbers of this exchange."""
 
-    step: Callable[[Params, Kept, Choice], tuple[Params, Kept]]
+    step: Callable[[Params, Kept, Numbers], tuple[Params, Kept]]
     init: Callable[[Params], Tree] = lambda params: ()  # its optimizer's state at the beginning
 
 
@@ -128,17 +131,17 @@ class Aged(Method):
         return weight.astype(np.float32)
 
 
-def weighed(message: Params, weight: Array | None) -> Params:
-    """The message G times its weight."""
-    if weight is None:
+def weighed(message: Params, c: Numbers) -> Params:
+    """The message G times its `weight`, if it has one."""
+    if "weight" not in c:
         return message
-    return jax.tree.map(lambda g: (weight * g).astype(g.dtype), message)
+    return jax.tree.map(lambda g: (c["weight"] * g).astype(g.dtype), message)
 
 
-def adam(message: Params, kept: Kept, c: Choice) -> tuple[Params, Kept]:
-    """Adam of what is weighed; `c` is a `Turn`."""
-    rule = optax.scale_by_adam(b1=c.decay)
-    step, state = rule.update(weighed(message, c.weight), kept.optimizer)
+def adam(message: Params, kept: Kept, c: Numbers) -> tuple[Params, Kept]:
+    """Adam of what is weighed."""
+    rule = optax.scale_by_adam(b1=c["decay"])
+    step, state = rule.update(weighed(message, c), kept.optimizer)
     return step, kept._replace(optimizer=state)
 
 
@@ -179,30 +182,16 @@ def turned(message: Params, momentum: Params, aligned: Array, strength: Array) -
     return jax.tree.map(one, message, momentum)
 
 
-def heloco_step(message: Params, kept: Kept, c: Choice) -> tuple[Params, Kept]:
-    """D + mu m, of a message that is turned, and weighed by its age; `c` is a `Turn`."""
-    message = weighed(turned(message, kept.momentum, c.aligned, c.strength), c.weight)
-    after = jax.tree.map(lambda m, d: c.decay * m + (1 - c.decay) * d, kept.momentum, message)
-    way = jax.tree.map(lambda m, d: d + c.decay * m, after, message)
+def heloco_step(message: Params, kept: Kept, c: Numbers) -> tuple[Params, Kept]:
+    """D + mu m, of a message that is turned, and weighed by its age."""
+    mu = c["decay"]
+    message = weighed(turned(message, kept.momentum, c["aligned"], c["strength"]), c)
+    after = jax.tree.map(lambda m, d: mu * m + (1 - mu) * d, kept.momentum, message)
+    way = jax.tree.map(lambda m, d: d + mu * m, after, message)
     return way, kept._replace(momentum=after)
 
 
 HELOCO = ServerRule(heloco_step)
-
-
-class Turn(NamedTuple):
-    """A local step of worker i, and what it does to theta where it exchanges."""
-
-    worker: Array  # int32, i
-    exchange: Array  # bool
-    turn: Array  # bool, whether it is an N-th exchange
-    momentum_part: Array  # float32, of b m in this step of theta: c, or 1 - c N + c at a turn
-    rate: Array  # float32, eta
-    decay: Array  # float32, b
-    delay: Array  # float32, N
-    weight: Array | None = None  # float32, what G counts (`cgad.py`); None: 1
-    aligned: Array | None = None  # float32, c_ok (`heloco.py`)
-    strength: Array | None = None  # float32, its k
 
 
 class AsyncLocalSGDState(NamedTuple):
@@ -226,16 +215,16 @@ class AsyncLocalSGDState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of workers from their mean, for the log."""
-        return logged(self.workers)
+        return {"worker_distance": distance(self.workers)}
 
 
-def delayed_nesterov(G: Params, kept: Kept, c: Turn) -> tuple[Params, Kept]:
+def delayed_nesterov(G: Params, kept: Kept, c: Numbers) -> tuple[Params, Kept]:
     """The delayed momentum."""
-    G, b, n = weighed(G, c.weight), c.decay, c.delay
+    G, b, n, turn, part = weighed(G, c), c["decay"], c["delay"], c["turn"], c["momentum_part"]
     total = jax.tree.map(jnp.add, kept.waiting, G)
-    m = jax.tree.map(lambda m, d: jnp.where(c.turn, b * m + d / n, m), kept.momentum, total)
-    step = jax.tree.map(lambda m, g: c.momentum_part * b * m + g / n, m, G)
-    return step, Kept(m, jax.tree.map(lambda d: jnp.where(c.turn, 0.0, d), total), ())
+    m = jax.tree.map(lambda m, d: jnp.where(turn, b * m + d / n, m), kept.momentum, total)
+    step = jax.tree.map(lambda m, g: part * b * m + g / n, m, G)
+    return step, Kept(m, jax.tree.map(lambda d: jnp.where(turn, 0.0, d), total), ())
 
 
 SERVERS = {"nesterov": ServerRule(delayed_nesterov), "adam": ADAM, "heloco": HELOCO}
@@ -244,7 +233,7 @@ SERVERS = {"nesterov": ServerRule(delayed_nesterov), "adam": ADAM, "heloco": HEL
 def async_local_sgd(
     gradient: Gradient, update: Update, workers: int, server: str = "nesterov"
 ) -> Rule:
-    """Rule of a table of `workers`; `event.plan` is a `Turn`. `server`: one of `SERVERS`."""
+    """Rule of a table of `workers`; `event.plan` is a `WorkerStep`. `server`: one of `SERVERS`."""
     local, of = local_step(gradient, update), SERVERS[server]
 
     def init(params: Params) -> AsyncLocalSGDState:
@@ -257,17 +246,17 @@ def async_local_sgd(
     def step(
         state: AsyncLocalSGDState, event: Event, batch: Batch
     ) -> tuple[AsyncLocalSGDState, Info]:
-        c = event.plan
-        w, read, opt_state = row(state[3:6], c.worker)
+        i, exchange, c = event.plan
+        w, read, opt_state = row(state[3:6], i)
         loss, w, opt_state, _ = local(w, opt_state, event, batch)
         before = Kept(state.momentum, state.waiting, state.server)
         outer, kept = of.step(jax.tree.map(jnp.subtract, read, w), before, c)
-        theta = jax.tree.map(lambda x, v: x - c.rate * v, state.params, outer)
-        theta, kept = where(c.exchange, (theta, kept), (state.params, before))
-        now = *where(c.exchange, (theta, theta), (w, read)), opt_state
-        every, reads, opt_states = put(state[3:6], c.worker, now)
-        newest = jnp.where(c.exchange, c.worker, workers)
-        info = {"loss": loss, "sent_bytes": both_ways(c.exchange, w)}
+        theta = jax.tree.map(lambda x, v: x - c["rate"] * v, state.params, outer)
+        theta, kept = where(exchange, (theta, kept), (state.params, before))
+        now = *where(exchange, (theta, theta), (w, read)), opt_state
+        every, reads, opt_states = put(state[3:6], i, now)
+        newest = jnp.where(exchange, i, workers)
+        info = {"loss": loss, "sent_bytes": both_ways(exchange, w)}
         m, total, optimizer = kept
         return AsyncLocalSGDState(
             theta, m, total, every, reads, opt_states, newest, optimizer
@@ -322,24 +311,23 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, Aged, Turned, name="a
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """The staleness is how often theta was updated since the worker had read it."""
-        line, exchange = workers_clock(self, setting, methods, self.periods(setting, methods))
-        turns, is_heloco = self.turns(exchange, np.cumsum(exchange)), self.server == "heloco"
-
-        def every(value: float) -> np.ndarray:
-            return np.full(setting.setup.steps, value, np.float32)
-
-        choice = Turn(
-            line.worker,
-            exchange,
-            **turns,
-            rate=every(self.outer_learning_rate),
-            decay=every(self.outer_momentum),
-            delay=every(self.delay),
-            weight=self.weights(line.staleness),
-            aligned=every(self.aligned) if is_heloco else None,
-            strength=every(self.correction) if is_heloco else None,
-        )
-        return line._replace(plan=choice)
+        line = exchanging_clock(self, setting, methods, self.periods(setting, methods))
+        exchange = line.plan.exchange
+        constant = {
+            "rate": self.outer_learning_rate,
+            "decay": self.outer_momentum,
+            "delay": self.delay,
+        }
+        if self.server == "heloco":
+            constant |= {"aligned": self.aligned, "strength": self.correction}
+        steps = setting.setup.steps
+        numbers: dict[str, Array] = {
+            name: np.full(steps, value, np.float32) for name, value in constant.items()
+        }
+        numbers |= self.turns(exchange, np.cumsum(exchange))
+        if (weight := self.weights(line.staleness)) is not None:
+            numbers["weight"] = weight
+        return line._replace(plan=line.plan._replace(numbers=numbers))
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)
@@ -501,21 +489,6 @@ def ages(worker: np.ndarray, of: Rounds) -> tuple[np.ndarray, np.ndarray]:
     return steps.astype(np.int32), late.astype(np.int32)
 
 
-class Learning(NamedTuple):
-    """A local step of learner m, and what follows it of every fragment, (P,)."""
-
-    worker: Array  # int32, m
-    receive: Array  # this and the next three as in `syncer.Rounds`
-    send: Array
-    into: Array
-    merge: Array
-    merges: Array  # int32, how many merges follow; `merge` is the last
-    steps: Array  # float32, w_m
-    part: Array  # float32, share of all parameters that travels there and back
-    rate: Array  # float32, eta
-    momentum: Array  # float32, mu
-
-
 class DecoupledState(NamedTuple):
     params: Params  # Theta
     outer: tuple[Tree, ...]  # v of each fragment
@@ -532,11 +505,16 @@ class DecoupledState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of learners from their mean, for the log."""
-        return logged(self.workers)
+        return {"worker_distance": distance(self.workers)}
 
 
 def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int = 1) -> Rule:
-    """Rule of a table of `learners`; `event.plan` is a `Learning`."""
+    """Rule of a table of `learners`; `event.plan` is a `WorkerStep`.
+
+    Its numbers, (P,) of the fragments or scalars: those of `Rounds`; `merges`, how many follow, of
+    which `merge` is the last; `steps`, w_m; `part`, the share of all parameters that travels there
+    and back; `rate` and `momentum`, eta and mu.
+    """
     local, server = local_step(gradient, update), nesterov()
     parts = partial(cut, fragments=fragments)
 
@@ -554,35 +532,35 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         return join(list(map(where, flags, parts(tree), parts(other))))
 
     def step(state: DecoupledState, event: Event, batch: Batch) -> tuple[DecoupledState, Info]:
-        c = event.plan
-        x, read, opt_state, mail, into, steps = row(state[2:], c.worker)
+        m, c = event.plan.worker, event.plan.numbers
+        x, read, opt_state, mail, into, steps = row(state[2:], m)
         loss, x, opt_state, _ = local(x, opt_state, event, batch)
-        x, read = chosen(c.receive, mail, x), chosen(c.receive, mail, read)
+        x, read = chosen(c["receive"], mail, x), chosen(c["receive"], mail, read)
         # What is dropped must not take the place of what is merged.
-        sent = c.send & (c.into != DROPPED)
+        sent = c["send"] & (c["into"] != DROPPED)
         mail = chosen(sent, jax.tree.map(jnp.subtract, read, x), mail)
-        into, steps = jnp.where(sent, c.into, into), jnp.where(sent, c.steps, steps)
-        tables = put(state[2:], c.worker, (x, read, opt_state, mail, into, steps))
+        into, steps = jnp.where(sent, c["into"], into), jnp.where(sent, c["steps"], steps)
+        tables = put(state[2:], m, (x, read, opt_state, mail, into, steps))
         after = merged(c, DecoupledState(*state[:2], *tables))
-        return after, {"loss": loss, "sent_bytes": 2 * c.part * size(x)}
+        return after, {"loss": loss, "sent_bytes": 2 * c["part"] * size(x)}
 
-    def merged(c: Learning, state: DecoupledState) -> DecoupledState:
+    def merged(c: Numbers, state: DecoupledState) -> DecoupledState:
         """After the merges that follow a local step."""
         each = zip(parts(state.params), state.outer, parts(state.mail), strict=True)
         after = [
-            lax.fori_loop(0, c.merges[p], partial(merge, c, state, p), of_fragment)
+            lax.fori_loop(0, c["merges"][p], partial(merge, c, state, p), of_fragment)
             for p, of_fragment in enumerate(each)
         ]
         theta, outer, mail = zip(*after, strict=True)
         return state._replace(params=join(theta), outer=outer, mail=join(mail))
 
-    def merge(c: Learning, state: DecoupledState, p: int, n: Array, of_fragment: Tree) -> Tree:
+    def merge(c: Numbers, state: DecoupledState, p: int, n: Array, of_fragment: Tree) -> Tree:
         """Theta, v and the mail of fragment p after merge n, from 0 on, of those that follow."""
         theta, v, mail = of_fragment
-        in_M = state.into[:, p] == c.merge[p] - c.merges[p] + 1 + n
+        in_M = state.into[:, p] == c["merge"][p] - c["merges"][p] + 1 + n
         w = in_M * state.steps[:, p]
         delta = jax.tree.map(partial(mean_of, weights=w / jnp.maximum(w.sum(), 1.0)), mail)
-        numbers = {"outer_learning_rate": c.rate, "outer_momentum": c.momentum}
+        numbers = {"outer_learning_rate": c["rate"], "outer_momentum": c["momentum"]}
         updates, v = server.update(delta, v, theta, **numbers)
         theta = optax.apply_updates(theta, updates)
         return theta, v, jax.vmap(where, (0, None, 0))(in_M, theta, mail)
@@ -640,23 +618,41 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
 
         The staleness is how many merges the fragment that lags most has not seen.
         """
-        line, cluster = unhindered(self, setting, methods), setting.setup.cluster
+        setup, held, count = setting.setup, setting.held, self.groups
         shares = np.array(fragment_bytes(setting._replace(update_bytes=1), self.fragments))
-        if (held := setting.held) and held.has("merge"):
+        if held:
+            held.groups(held.worker, count)
+            line = from_arrivals(held.worker, held.seconds, count)
+        else:
+            stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
+            work = local_work(self, setting, methods, sent=False)
+            if habits := habits_of(setup.cluster, count, 0):
+                line = event_arrivals(stream, law, work, setup.steps, habits=habits)
+            else:
+                line = arrivals(stream, law, work, setup.steps)
+        if held and held.has("merge"):
             made = recorded_rounds(held, self.fragments, len(line.worker))
         else:
-            places = np.arange(self.groups) * cluster.nodes // self.groups
-            message = [to_server(cluster, size)[places] for size in shares * setting.update_bytes]
-            numbers = self.period, self.delay, self.quorum, self.grace
-            made = syncer_rounds(line.worker, line.seconds, np.stack(message, axis=1), *numbers)
+            places = np.arange(count) * setup.cluster.nodes // count
+            message = [
+                to_server(setup.cluster, size)[places] for size in shares * setting.update_bytes
+            ]
+            made = syncer_rounds(
+                line.worker,
+                line.seconds,
+                np.stack(message, axis=1),
+                self.period,
+                self.delay,
+                self.quorum,
+                self.grace,
+            )
         steps, late = ages(line.worker, made)
-        choice = Learning(
-            line.worker,
-            *made,
-            merges=merges(made.merge),
-            steps=steps.astype(np.float32),
-            part=((made.send * 0.5 + made.receive * 0.5) @ shares).astype(np.float32),
-            rate=np.full(len(steps), self.outer_learning_rate, np.float32),
-            momentum=np.full(len(steps), self.outer_momentum, np.float32),
-        )
-        return line._replace(plan=choice, staleness=late.max(axis=1))
+        numbers = made._asdict() | {
+            "merges": merges(made.merge),
+            "steps": steps.astype(np.float32),
+            "part": ((made.send * 0.5 + made.receive * 0.5) @ shares).astype(np.float32),
+            "rate": np.full(len(steps), self.outer_learning_rate, np.float32),
+            "momentum": np.full(len(steps), self.outer_momentum, np.float32),
+        }
+        plan = WorkerStep(line.worker, numbers=numbers)
+        return line._replace(plan=plan, staleness=late.max(axis=1))
