@@ -23,7 +23,7 @@ from optdyn.base.errors import Join
 from optdyn.base.files import as_json, read_json, write, write_json
 from optdyn.base.progress import end_line, number
 from optdyn.base.trees import bytes_of
-from optdyn.cli import app, dry
+from optdyn.cli import app, train
 from optdyn.clock.network import exchange
 from optdyn.devices.first_process import own
 from optdyn.experiment import Experiment, refuse_first
@@ -55,22 +55,13 @@ def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     with own(workdir) as folder:
         claim(folder, config)
         write(folder / "config.json", text_of(config))
-        return _measured(config, folder, of, updates, source)
-
-
-def _measured(
-    config: Experiment, workdir: Path, of: plans.Device, updates: Updates, source: str
-) -> dict[str, Any]:
-    plan: dict[str, Any] = {
-        "memory": config.plan.memory,
-        "largest": plans.proof(of),
-        "source": source,
-    }
-    plan |= plans.decision(config.plan, of, updates)
-    (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
-    plan |= cluster(config, bytes_of(of.run.params), update["seconds"]["median"])
-    write_json(workdir / "plan.json", plan | trainer.provenance(of.run))
-    return read_json(workdir / "plan.json")
+        plan: dict[str, Any] = {"memory": config.plan.memory}
+        plan |= {"largest": plans.proof(of), "source": source}
+        plan |= plans.decision(config.plan, of, updates)
+        (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
+        plan |= cluster(config, bytes_of(of.run.params), update["seconds"]["median"])
+        write_json(folder / "plan.json", plan | trainer.provenance(of.run))
+        return read_json(folder / "plan.json")
 
 
 def updates_to_train(config: Experiment) -> tuple[Updates, str]:
@@ -137,11 +128,6 @@ def main(config: Experiment, workdir: Path) -> int:
     return 0
 
 
-def define() -> None:
-    """The flag of this command besides those of all (`app.run`)."""
-    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
-
-
 if __name__ == "__main__":
-    define()
-    app.run(dry.asked(main, described))
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
+    app.run(train.or_dry(main, described))
