@@ -249,12 +249,11 @@ def queued(
     free = 0.0  # when the server has dealt with all who came before
     second = clock = 0.0  # of the queue, and where groups share cores the time that passes
     while order.updates < steps:
-        at_work = len(queue) + bool(server)
+        at_work = len(queue) + bool(server) if cores else 0
         is_done = server and server[0][0] <= queue.second
         now, group, kind = server.popleft() if is_done else queue.pop()
         clock = clock + (now - second) * max(1.0, at_work / cores) if cores else now
-        second = now
-        readers = [group]
+        second, readers = now, [group]
         if kind == DELIVERS and serving is not None:
             free = max(free, now) + next(service)
             server.append((free, group, IS_DONE))
