@@ -21,7 +21,7 @@ import numpy as np
 from optdyn.base.trees import Json, Tree
 from optdyn.core import Event, State
 from optdyn.devices.first_process import agreed
-from optdyn.problem.data.feed import Feed
+from optdyn.problem.data.order import Feed
 from optdyn.train.meter import Windows
 from optdyn.train.program import CHUNK
 from optdyn.train.run import Run, batches_of, events_of, extended, feed_of

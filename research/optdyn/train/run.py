@@ -14,9 +14,9 @@ from optdyn.clock.base import Shares, at, choice_of
 from optdyn.clock.shares import columns, cut
 from optdyn.core import Event, Params
 from optdyn.experiment import Experiment
-from optdyn.problem import data as datasets
 from optdyn.problem import problem, shared_data
-from optdyn.problem.data.feed import Batches, DataBlock, Feed, streamed, whole
+from optdyn.problem.data import Dataset
+from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole
 from optdyn.train.meter import steered
 from optdyn.train.program import CHUNK, Program
 
@@ -25,7 +25,7 @@ class Run(NamedTuple):
     """All that a config determines before the first update."""
 
     config: Experiment
-    data: datasets.Dataset
+    data: Dataset
     epoch: int  # updates that the timeline calls an epoch
     timeline: Timeline
     timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it

@@ -33,7 +33,7 @@ from optdyn.experiment import ConfigError, Experiment, refuse_first
 from optdyn.methods.metered import METERED
 from optdyn.methods.setup import APIS
 from optdyn.problem import problem, shared_data
-from optdyn.problem.data.feed import Feed
+from optdyn.problem.data.order import Feed
 from optdyn.train import history, memory_checks, program
 from optdyn.train.checkpoints import Checkpoints, fingerprint, held_in, parameters, saving
 from optdyn.train.checks import check, check_parts
