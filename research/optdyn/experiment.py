@@ -390,8 +390,7 @@ def _optimizer(config: Experiment) -> Iterator[Join]:
     if not lookup.objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)
-    length = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
-    schedules.schedule(chosen.schedule, *length)
+    schedules.schedule(chosen, 1)
 
 
 def _simple() -> list[str]:

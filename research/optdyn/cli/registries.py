@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from optdyn import methods, optimizers
 from optdyn.clock.service import Law
 from optdyn.methods import names
+from optdyn.optimizers import schedules
 from optdyn.problem import losses
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import Model
@@ -36,7 +37,7 @@ KINDS: Mapping[str, Callable[[], Lines]] = {
     "metrics": lambda: _of(losses.METRICS),
     "optimizers": _optimizers,
     "transforms": lambda: _of(optimizers.TRANSFORMS),
-    "schedules": lambda: _of(optimizers.SCHEDULES),
+    "schedules": lambda: _of(schedules.SCHEDULES),
     "methods": _methods,
     "names": lambda: {name: names.flags(name) for name in names.NAMES},
     "laws": lambda: _of(Law.members),

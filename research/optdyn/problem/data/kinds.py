@@ -104,8 +104,8 @@ class Data(Value, section="data", union=True):
         """
         if isinstance(given, Mapping):
             copied = _copied(given if "train" in given else {"train": given})
-            same = sys.intern(lookup.digest(copied))
-            return OwnData(name=name_of(Returns(copied), "arrays", same))
+            numbers = sys.intern(lookup.digest(copied))  # one text of equal numbers, as a key
+            return OwnData(name=name_of(Returns(copied), "arrays", numbers))
         return super().of(given)
 
 
