@@ -15,8 +15,8 @@ import numpy as np
 from optdyn import methods
 from optdyn.base.errors import ConfigError
 from optdyn.base.progress import say
-from optdyn.clock.base import TimelineError
 from optdyn.clock.service import Gamma, LogNormal
+from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import Experiment
 from optdyn.price import price
 from optdyn.price.price import GIGABIT
@@ -183,10 +183,7 @@ figcaption svg { width: 2rem; height: .6rem; margin-right: .3rem; }
 TEMPLATE = (
     page.HEAD
     + """\
-<header>
 <h1>{{ title }}</h1>
-<button type="button" class="theme" hidden>dark or light</button>
-</header>
 <p>{{ heading }}</p>
 <noscript>
 <p>The sliders need JavaScript; what the command printed is at the end of the page.</p>
