@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from optdyn.base.errors import InputError
 from optdyn.problem import data
 from optdyn.problem.data import prepare, text, tokenizers
+from optdyn.problem.data.kinds import KJV
 from tests.data.builders import examples, prepared, prepared_text, texts, tiny
 from tests.data.loaded import load
 
@@ -182,8 +183,9 @@ def test_no_more_is_read_than_is_asked_for(lines, length, count, tokenizer):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text, "sources", lambda _: (source("train"), source("test")))
         read = text.records(None, "text", tokenizer, length, count)
+    made = KJV(tokenizer=tokenizer, sequence_length=length)
     assert taken == ["train"] * expected + ["test"] * expected
-    assert len(text.in_windows(read, "", tokenizer, length).train["text"]) >= count
+    assert len(made.windows(read, "").train["text"]) >= count
 
 
 def test_smaller_texts_of_tfds_lie_within_larger_ones(tmp_path):

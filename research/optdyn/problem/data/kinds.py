@@ -20,7 +20,7 @@ from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import A_CHANNEL, PIXELS
 from optdyn.base.trees import examples_in
 from optdyn.problem.data import folder, records, text, tokenizers
-from optdyn.problem.data.arrays import SEED, DataError, Dataset, checked, stratified, take
+from optdyn.problem.data.arrays import SEED, DataError, Dataset, Split, checked, stratified, take
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,23 @@ class Sequences(Data):
     )
 
     def windows(self, texts: text.Texts, where: str) -> Dataset:
-        """The two texts as sequences; byte pairs are kept beside the data. Raises DataError."""
-        kept = self.data_root / "tokenizers"
-        return text.in_windows(texts, where, self.tokenizer, self.sequence_length, kept)
+        """Both texts in windows of the tokens made for the first.
+
+        Byte pairs are kept beside the data. `where` ends "the training text ...". DataError.
+        """
+        train, test = texts
+        made = tokenizers.make(self.tokenizer, train, self.data_root / "tokenizers")
+
+        def split(name: str, text_of: str) -> Split:
+            tokens = made.encode(text_of)
+            if len(tokens) <= self.sequence_length:
+                raise DataError(
+                    f"sequence_length={self.sequence_length}: must be less than the "
+                    f"{len(tokens):,} tokens of the {name} text {where}"
+                )
+            return {"text": text.windows(tokens, self.sequence_length)}
+
+        return Dataset(split("training", train), split("held-out", test), made.vocabulary)
 
 
 @dataclass(frozen=True)

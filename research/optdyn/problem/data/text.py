@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from optdyn.problem.data import tokenizers
-from optdyn.problem.data.arrays import DataError, Dataset, Split
+from optdyn.problem.data.arrays import DataError
 from optdyn.problem.data.records import CACHE, Record, held_out_split, opened, unreadable
 
 Texts = tuple[str, str]  # to train on, and held out
@@ -31,27 +31,6 @@ TESTS = {"test", "tests", "idle_test"}
 EVERY = 20  # the last of so many files in a row is held out
 PACKAGES = "packages"  # the folder of their texts
 PACKAGES_JSON = "packages.json"  # in it, written last
-
-
-def in_windows(
-    texts: Texts, where: str, tokenizer: str, sequence_length: int, kept: Path | None = None
-) -> Dataset:
-    """Both texts in windows of the tokens made for the first; the folder `kept` has byte pairs.
-
-    `where` ends "the training text ...". Raises DataError.
-    """
-    made = tokenizers.make(tokenizer, texts[0], kept)
-
-    def split(name: str, text: str) -> Split:
-        tokens = made.encode(text)
-        if len(tokens) <= sequence_length:
-            raise DataError(
-                f"sequence_length={sequence_length}: must be less than the {len(tokens):,} "
-                f"tokens of the {name} text {where}"
-            )
-        return {"text": windows(tokens, sequence_length)}
-
-    return Dataset(split("training", texts[0]), split("held-out", texts[1]), made.vocabulary)
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
