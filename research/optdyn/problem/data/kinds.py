@@ -195,9 +195,12 @@ class MNIST5k(Images, name="mnist5k"):
     """5,000 images of MNIST, 28 x 28 x 1, 4,000 of them to train on; prepared at first use."""
 
     def read(self) -> Dataset:
-        from optdyn.problem.data import prepare  # which needs this module
+        where = self.data_root / "mnist5k" / records.VERSION
+        if not records.is_prepared(where):
+            from optdyn.problem.data import prepare  # which needs this module
 
-        return records.load(prepare.mnist5k(self.data_root), self.image_size)
+            prepare.mnist5k(self.data_root)
+        return records.load(where, self.image_size)
 
 
 @dataclass(frozen=True)

