@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from optdyn.base.errors import InputError, Wrong
+from optdyn.base.ranges import LARGEST
 from optdyn.base.trees import examples_in
-from optdyn.base.type_checks import LARGEST
 
 SEED = 0  # of held-out and reduced training sets: the same objective whatever the run's seed
 INPUTS, TARGETS = ("image", "x", "text"), ("label", "y")
