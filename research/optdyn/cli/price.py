@@ -238,38 +238,35 @@ def heading(config: Experiment, shapes: Shapes, is_model: bool) -> str:
     return textwrap.fill(said, WIDE)
 
 
+def _percent(share: float) -> str:
+    return f"{round(100 * share, 3) + 0.0:.3g}"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.4g}" if size < 1e10 else f"{size / 1e6:,.0f}"
+
+
 class Column(NamedTuple):
-    """A column of the first table: its two lines of head, characters, and the text of a price."""
+    """A column of the first table: two lines of head, characters, and a figure of a price."""
 
     above: str
     below: str
     width: int
-    text: Callable[[dict[str, Any]], str]
+    key: str
+    text: Callable[[float], str]
 
 
-def _digits(key: str, digits: int = 4) -> Callable[[dict[str, Any]], str]:
-    return lambda price: f"{price[key]:.{digits}g}"
-
-
-def _percent(key: str) -> Callable[[dict[str, Any]], str]:
-    return lambda price: f"{round(100 * price[key], 3) + 0.0:.3g}"
-
-
-def _megabytes(key: str) -> Callable[[dict[str, Any]], str]:
-    return lambda price: f"{price[key] / 1e6:{'.4g' if price[key] < 1e10 else ',.0f'}}"
-
-
-EPOCH = Column("seconds", "an epoch", 10, _digits("epoch_seconds"))
+DIGITS = "{:.4g}".format
 COLUMNS = (
-    Column("seconds", "an update", 11, _digits("seconds")),
-    Column("examples", "a second", 10, _digits("examples_per_second")),
-    EPOCH,
-    Column("% of time", "computing", 11, _percent("computing")),
-    Column("", "waiting", 9, _percent("waiting")),
-    Column("", "exchange", 10, _percent("exchange")),
-    Column("MB a", "node", 10, _megabytes("network_bytes")),
-    Column("MB a", "link", 10, _megabytes("link_bytes")),
-    Column("staleness,", "updates", 12, _digits("staleness", 3)),
+    Column("seconds", "an update", 11, "seconds", DIGITS),
+    Column("examples", "a second", 10, "examples_per_second", DIGITS),
+    Column("seconds", "an epoch", 10, "epoch_seconds", DIGITS),
+    Column("% of time", "computing", 11, "computing", _percent),
+    Column("", "waiting", 9, "waiting", _percent),
+    Column("", "exchange", 10, "exchange", _percent),
+    Column("MB a", "node", 10, "network_bytes", _megabytes),
+    Column("MB a", "link", 10, "link_bytes", _megabytes),
+    Column("staleness,", "updates", 12, "staleness", "{:.3g}".format),
 )
 
 
@@ -283,13 +280,13 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
     if priced:
         width = max(len(named(row)) for row in priced)
         has_epochs = any(row["prices"][first]["epoch_seconds"] for row in priced)
-        columns = [column for column in COLUMNS if has_epochs or column is not EPOCH]
+        columns = [column for column in COLUMNS if has_epochs or column.key != "epoch_seconds"]
         above = "".join(f"{column.above:>{column.width}}" for column in columns)
         below = "".join(f"{column.below:>{column.width}}" for column in columns)
         yield f"at {first:g} Gbit/s".ljust(width) + above
         yield " " * width + below
         for row in priced:
-            cells = (f"{c.text(row['prices'][first]):>{c.width}}" for c in columns)
+            cells = (f"{c.text(row['prices'][first][c.key]):>{c.width}}" for c in columns)
             yield f"{named(row):{width}}{''.join(cells)}"
         needed = priced[0].get("needed", {})
         title = "  computing, %, at Gbit/s".ljust(8 * len(ordered))
