@@ -76,7 +76,6 @@ def define() -> None:
         "Parameters of a float32 model, as 124e6 or 124M; by default the config's.",
     )
     flags.DEFINE_float("step_seconds", None, "Seconds that a worker computes for an update.")
-    flags.DEFINE_bool("needed", True, "Whether to find the Gbit/s for shares of computing.")
     flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
     flags.DEFINE_string("out", "", "JSON file of all figures.")
     flags.DEFINE_string("page", "", "HTML file with sliders for the cluster.")
@@ -100,12 +99,7 @@ def main(config: Experiment, workdir: Path) -> int:
     bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
     keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
     clusters, shapes = _clusters(config, given.nodes, given.parameters, given.step_seconds)
-    shares = price.SHARES if given.needed else ()
-    found = [
-        row
-        for each in clusters
-        for row in price.rows(each, shapes, names, bandwidths, keys, shares)
-    ]
+    found = [row for each in clusters for row in price.rows(each, shapes, names, bandwidths, keys)]
     if not any("prices" in row for row in found):
         raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
     is_model = given.parameters is None
@@ -288,15 +282,14 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
         for row in priced:
             cells = (f"{c.text(row['prices'][first][c.key]):>{c.width}}" for c in columns)
             yield f"{named(row):{width}}{''.join(cells)}"
-        needed = priced[0].get("needed", {})
         title = "  computing, %, at Gbit/s".ljust(8 * len(ordered))
         yield ""
-        yield " " * width + title + "  Gbit/s for computing" * bool(needed)
-        shares = "".join(f"{100 * share:>8g}%" for share in needed)
+        yield " " * width + title + "  Gbit/s for computing"
+        shares = "".join(f"{100 * share:>8g}%" for share in priced[0]["needed"])
         yield " " * width + "".join(f"{b:>8g}" for b in ordered) + shares
         for row in priced:
             cells = (f"{100 * row['prices'][b]['computing']:>8.3g}" for b in ordered)
-            speeds = ("never" if b is None else f"{b:.3g}" for b in row.get("needed", {}).values())
+            speeds = ("never" if b is None else f"{b:.3g}" for b in row["needed"].values())
             wanted = (f"{speed:>9}" for speed in speeds)
             yield f"{named(row):{width}}{''.join(cells)}{''.join(wanted)}"
     refused = [row for row in found if "refused" in row]
