@@ -215,24 +215,20 @@ _open = False  # whether the last line of the terminal is the progress line
 
 
 def _show(text: str, last: bool) -> None:
-    if _is_terminal():
-        _write(text[: _width() - 1] + "\n" * last, is_open=not last)
-    else:
+    if not _is_terminal():
         _write(f"{text}\n", is_open=False)
+        return
+    columns = 0
+    with contextlib.suppress(OSError, ValueError):
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    columns = columns or shutil.get_terminal_size().columns
+    _write(text[: columns - 1] + "\n" * last, is_open=not last)
 
 
 def _is_terminal() -> bool:
     with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
         return sys.stderr.isatty()
     return False
-
-
-def _width() -> int:
-    """Columns of the terminal that standard error is."""
-    with contextlib.suppress(OSError, ValueError):
-        if found := os.get_terminal_size(sys.stderr.fileno()).columns:
-            return found
-    return shutil.get_terminal_size().columns
 
 
 def _write(text: str, is_open: bool) -> None:
