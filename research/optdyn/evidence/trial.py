@@ -258,7 +258,7 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
 
     def mean(state: State, parts: Parts) -> float:
         count = sum(map(examples_in, parts))
-        return sum(map(float, [total(state, part) for part in parts])) / count
+        return sum(float(total(state, part)) for part in parts) / count
 
     return mean
 

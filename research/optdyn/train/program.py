@@ -368,7 +368,8 @@ def evaluate(program: Program, params: Params, parts: Parts) -> dict[str, float]
     """Mean loss and metrics over the examples of all parts."""
     count = sum(map(examples_in, parts))
     totals: dict[str, float] = {}
-    for loss, metrics in jax.device_get([program.evaluate(params, part) for part in parts]):
+    for part in parts:  # one after the other, or all would need their memory at a time
+        loss, metrics = jax.device_get(program.evaluate(params, part))
         for name, value in {"loss": loss, **metrics}.items():
             totals[name] = totals.get(name, 0.0) + float(value) / count
     return totals
