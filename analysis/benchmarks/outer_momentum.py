@@ -9,9 +9,7 @@ are its momentum and rate beside those of the outer step, in how many of 40 seed
 refuse, and in how many of these its interval covers.
 """
 
-import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 import optdyn as od
-from analysis.benchmarks.record import publish
+from analysis.benchmarks.record import options, publish
 from optdyn.base.trees import Params
 from optdyn.momentum.moments import Fit, NotIdentified, fit
 from optdyn.momentum.two_phase import effective_curvature
@@ -119,11 +117,8 @@ def _unless_refused(case: Case, seed: int) -> Fit | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__, "workdirs/outer_momentum.json")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--out", type=Path, default=Path("workdirs/outer_momentum.json"))
     asked = parser.parse_args()
     publish(pd.DataFrame(rows(asked.seeds)), asked.out, meetings=MEETINGS)
 

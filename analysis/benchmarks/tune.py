@@ -17,7 +17,6 @@ fixed setting takes at most 0.8 of the synchronous one's seconds, in the median 
 mode is to take at most 0.9 there, and at most 1.2 elsewhere. Interrupted, the same command goes on.
 """
 
-import argparse
 import math
 import multiprocessing
 import os
@@ -28,7 +27,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.benchmarks.record import publish
+from analysis.benchmarks.record import RECORDS, options, publish
 from analysis.studies.automatic_speedup import START, STEPS, alone, of_mode, setting
 from configs import tune as cases
 from optdyn.base.files import rows
@@ -152,7 +151,7 @@ def _reached(value: float | None) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__, RECORDS / "tune_cpu.json")
     parser.add_argument(
         "--cases", nargs="+", choices=(*cases.CASES, *cases.DRAWN), default=cases.CASES
     )
@@ -160,9 +159,6 @@ def main() -> None:
     parser.add_argument("--choose", nargs="+", type=int, default=CHOOSE)
     parser.add_argument("--report", nargs="+", type=int, default=REPORT)
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/tune"))
-    parser.add_argument(
-        "--out", type=Path, default=Path("analysis/benchmarks/records/tune_cpu.json")
-    )
     given = parser.parse_args()
     with Study(given.workdir, "small", given.choose, given.report) as study:
         best = dict(
