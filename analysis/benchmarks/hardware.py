@@ -27,7 +27,7 @@ from analysis.benchmarks.record import options, publish, spread
 from analysis.benchmarks.step_time import repeated
 from configs import quickstart
 from optdyn.base import processes
-from optdyn.plan.phases import Loop, MeasurementPlan, all_reduces, measure, prepare
+from optdyn.plan.phases import Loop, all_reduces, measure, prepare
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
 
@@ -68,7 +68,7 @@ def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
         loops = own | {"measured": Loop(repeated(config_of(model, batch)))}
         if jax.process_count() > 1:
             loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
-        seconds = measure(MeasurementPlan({}, loops, {}), rounds)
+        seconds = measure(loops, rounds)
         compute = np.asarray(sum(seconds.pop(name) for name in own))
         every = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))
         single = multihost_utils.process_allgather(sum(map(singles, own.values()))).ravel()

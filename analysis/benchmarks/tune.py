@@ -31,6 +31,7 @@ from analysis.benchmarks.record import RECORDS, options, publish
 from analysis.studies.automatic_speedup import START, STEPS, alone, of_mode, setting
 from configs import tune as cases
 from optdyn.base.files import rows
+from optdyn.base.trees import Json
 from optdyn.cli.tune import result, tune
 from optdyn.evidence import arms
 from optdyn.evidence.study import Study, cores
@@ -38,7 +39,6 @@ from optdyn.evidence.study import alone as alone_on_a_core
 from optdyn.experiment import Experiment
 from optdyn.tune import bench
 from optdyn.tune.choice import Choice
-from optdyn.tune.journal import Line
 
 Curve = Sequence[Sequence[float]]
 
@@ -127,7 +127,7 @@ def _first(curve: Curve, loss: float) -> float:
     return next((seconds for seconds, seen in curve if seen <= loss), math.inf)
 
 
-def _with_probes(lines: Sequence[Line], loss: float) -> float:
+def _with_probes(lines: Sequence[Json], loss: float) -> float:
     """Seconds of a mode to a loss, with all that it tried until then."""
     for i, line in enumerate(lines):
         seconds = _first(line.get("curve", ()), loss)

@@ -147,7 +147,7 @@ def test_who_waits_sees_how_many_programs_are_left(capsys, monkeypatch):
 def test_a_plan_that_does_not_pay_falls_back(small, monkeypatch, planned, kept):
     """Planned FFT against the config's gemm of 3 s, in 1 % of noise."""
     clock = Clock({("gemm",): 3.0, ("fft",): planned})
-    monkeypatch.setattr(layers, "measure", clock.measure)
+    monkeypatch.setattr(phases, "measure", clock.measure)
     of = plans.Device(None, {}, clock.update, ("gemm",), ("xla",), 4, planner.BatchFit(8, 9))
     found = plans.whole(of, 4, ("fft",), small({"plan.memory": 200}).plan)
     assert found.taken == (("fft",) if kept else ("gemm",)) and found.planned == ("fft",)

@@ -43,7 +43,8 @@ def ratio_at_best(
     so may be what was chosen than the best: the factors of both sides are taken off. The interval
     is of the best settings' ratio.
     """
-    return ratio(a, b)[0], *_ends(_at_best(a, b, a_tried, b_tried), 0.0)
+    every = _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
+    return ratio(a, b)[0], *_ends(every, 0.0)
 
 
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
@@ -122,11 +123,6 @@ def _worse(tried: Any) -> np.ndarray:
     medians = np.median(times, axis=1)
     again = np.median(times[:, drawn], axis=2).argmin(axis=0)
     return _over(medians[again], medians.min())
-
-
-def _at_best(a: Sequence[float], b: Sequence[float], a_tried: Any, b_tried: Any) -> np.ndarray:
-    """(DRAWS,) ratios of medians, without what the choice of either side's setting costs it."""
-    return _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
 
 
 def _over(above: Any, below: Any) -> np.ndarray:

@@ -16,7 +16,7 @@ from optdyn.base.trees import Json
 from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import PLAIN
 from optdyn.methods.setup import Plan
-from optdyn.plan import convergence, layers, planner
+from optdyn.plan import convergence, layers, phases, planner
 from optdyn.plan.layers import Choice, Layers, Updates
 from optdyn.plan.planner import Interval
 from optdyn.problem.models.convolution import LOWERINGS
@@ -150,7 +150,7 @@ def whole(of: Device, batch: int, planned: Choice, wanted: Plan) -> Whole:
     own_fits = of.update(batch, of.own).bytes <= wanted.memory
     if own_fits and planned != of.own:
         programs["own"] = of.update(batch, of.own)
-    seconds = layers.measure({name: p.loop for name, p in programs.items()}, wanted.rounds)
+    seconds = phases.measure({name: p.loop for name, p in programs.items()}, wanted.rounds)
     gain = planner.gain(seconds["own"], seconds["planned"]) if "own" in programs else None
     taken = "planned" if gain is None or planner.pays(gain) else "own"
     return Whole(

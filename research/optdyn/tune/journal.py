@@ -18,8 +18,6 @@ from optdyn.tune import bench
 from optdyn.tune.bench import Checkpoint, SimulatedCluster
 from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 
-Line = Json
-
 
 class Journal:
     """`journal(line, found)`: the line with what `found()` adds, from the file or by calling it.
@@ -37,7 +35,7 @@ class Journal:
         self.path, self._done, self._seconds = path, 0, seconds
         write(path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def __call__(self, line: Line, found: Callable[[], Line] = dict) -> Line:
+    def __call__(self, line: Json, found: Callable[[], Json] = dict) -> Json:
         """Raises `WorkdirError` if the file has another line here."""
         if self._done == len(self.lines):
             whole = line | found()
@@ -50,7 +48,7 @@ class Journal:
             return whole
         raise WorkdirError(f"{self.path}: line {self._done} is not what is decided there")
 
-    def _trained(self, line: Line) -> str:
+    def _trained(self, line: Json) -> str:
         if line["what"] != "train":
             return ""
         done = sum(other["seconds"] for other in self.lines if other["what"] == "train")
@@ -112,7 +110,7 @@ class JournaledMethod:
         """The outcome, and if it was run just now the state to keep."""
         kept = None
 
-        def run() -> Line:
+        def run() -> Json:
             nonlocal kept
             target: Json = {}
             if what == "train":
@@ -149,7 +147,7 @@ class JournaledMethod:
         return self._held[1]
 
 
-def _shown(line: Line) -> str:
+def _shown(line: Json) -> str:
     if line["what"] == "limits":
         return "limits  noise scale {noise_scale:.3g}, sharpness {sharpness:.3g}".format(**line)
     text = "{what}  g {groups}, momentum {momentum:.3g}, learning rate {learning_rate:.3g}"
