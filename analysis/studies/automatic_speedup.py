@@ -12,6 +12,7 @@ four runs of five.
 import math
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from configs import tune as cases
@@ -118,19 +119,9 @@ def verdict(result: dict[str, Any]) -> Verdict:
 def picture(result: dict[str, Any], figure: Figure) -> None:
     axes = figure.add_subplot()
     for at, mode in enumerate(MODES):
-        middle, low, high = zip(*(result[name][mode] for name in CASES), strict=True)
-        x = [place + 0.2 * at for place in range(len(CASES))]
-        axes.errorbar(
-            x,
-            middle,
-            [
-                [m - lo for m, lo in zip(middle, low, strict=True)],
-                [hi - m for m, hi in zip(middle, high, strict=True)],
-            ],
-            fmt="o",
-            capsize=4,
-            label=mode,
-        )
+        middle, low, high = np.transpose([result[name][mode] for name in CASES])
+        x, error = np.arange(len(CASES)) + 0.2 * at, [middle - low, high - middle]
+        axes.errorbar(x, middle, error, fmt="o", capsize=4, label=mode)
     axes.axhline(1, color="#666666")
     axes.axhline(FASTER, color="#666666", ls=":", label="the paper's 1.9")
     axes.set(xticks=range(len(CASES)), xticklabels=CASES, ylabel="tuned synchronous over automatic")

@@ -25,10 +25,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.studies import _problems as problems
-from optdyn.evidence.arms import at, reported, sgd, tuned
+from optdyn.evidence.arms import reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict, above
 from optdyn.evidence.intervals import ratio, shown
-from optdyn.evidence.study import Job, Study
+from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.methods.setup import Plan
@@ -72,13 +72,15 @@ def measure(study: Study) -> dict[str, Any]:
         """Updates to the loss of the seeds that choose and of those that report, at its best."""
         arm = sgd(config_of(batch), min(0.02 * batch, 0.5))
         best = tuned(study, arm, problems.TARGET)
-        jobs = [Job(at(arm.config, best.point, s), problems.TARGET) for s in study.choose]
-        curves = reported(study, arm, best.point, problems.TARGET)
+        chose, took = (
+            reported(study, arm, best.point, problems.TARGET, seeds)
+            for seeds in (study.choose, study.report)
+        )
         return {
             "setting": best.point,
             "interior": best.interior,
-            "chose": [to_loss(curve, problems.TARGET) for curve in study.trials(jobs)],
-            "took": [to_loss(curve, problems.TARGET) for curve in curves],
+            "chose": [to_loss(curve, problems.TARGET) for curve in chose],
+            "took": [to_loss(curve, problems.TARGET) for curve in took],
         }
 
     runs = {str(b): its for b, its in zip(BATCHES, study.map(judged, BATCHES), strict=True)}

@@ -58,15 +58,13 @@ def chance(a: Sequence[float], b: Sequence[float]) -> float:
     return float(min(2 * (beyond + 1) / (CHANCES + 1), 1.0))
 
 
-def drawn_again(
-    figure: Callable[[np.ndarray], float], seeds: int, draws: int = DRAWS
-) -> tuple[float, float, float]:
+def drawn_again(figure: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float, float]:
     """(figure of all seeds, and its 95 % interval), of a figure that indices of seeds determine.
 
     The interval is that of the figures of seeds that are drawn with replacement, each draw the same
     for all that the figure is made of.
     """
-    drawn = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
+    drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
     every = np.array([figure(each) for each in drawn])
     return float(figure(np.arange(seeds))), *_ends(every)
 
