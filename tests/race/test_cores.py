@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from optdyn.race.cores import THREADS, one_core
+from optdyn.race.race import THREADS, one_core
 
 pytestmark = pytest.mark.skipif(not THREADS.exists(), reason="no threads that can be told cores")
 
