@@ -97,7 +97,7 @@ def test_nobody_hears_a_node_that_is_alone(name, tmp_path):
     said = json.loads((tmp_path / "summary.json").read_text())["sent_bytes"]
     inside = 0.0
     if "+" in name:  # of an exchange the six numbers travel there and back
-        inside = 2 * 6 * 4 * trainer.prepare(config).timeline.choice.inner.exchange.sum()
+        inside = 2 * 6 * 4 * trainer.prepare(config).timeline.plan.inner.exchange.sum()
     assert said == inside
     assert price.price(config, of_model(config), config.steps).logged_bytes * config.steps == said
 

@@ -1,9 +1,9 @@
 """The methods by themselves, put together by hand of the pieces that a test is about."""
 
 from optdyn import core
-from optdyn.methods.gradient import dynamic_batch, local
-from optdyn.methods.mix.daso import DASO
-from optdyn.methods.read import asynchronous as slots_of
+from optdyn.methods import asynchronous as slots_of
+from optdyn.methods import dynamic_batch, local
+from optdyn.methods.daso import DASO
 from optdyn.methods.sync import sync as plain
 
 
@@ -22,7 +22,7 @@ def daso(loss, optimizer, transfer_dtype="", blocking_dtype="", senders=None):
 
 
 def by_shares(losses, optimizer, micro_batch, weights="share"):
-    gradient = dynamic_batch.shares(losses, micro_batch, weights)
+    gradient = dynamic_batch.weighted_gradient(losses, micro_batch, weights)
     return plain(gradient, core.together(optimizer))
 
 

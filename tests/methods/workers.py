@@ -10,7 +10,7 @@ import numpy as np
 from optdyn import core
 from optdyn.experiment import Experiment
 from optdyn.methods import Event
-from optdyn.methods.metered import metered
+from optdyn.methods.compose import metered
 from tests.methods.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
 
 WORKERS, MOMENTUM = 3, 0.6
@@ -35,7 +35,7 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **v
 
 def events_of(line, rate=RATE, momentum=MOMENTUM):
     hyper = {"learning_rate": jnp.full(STEPS, rate), "momentum": jnp.full(STEPS, momentum)}
-    return Event(jax.tree.map(jnp.asarray, line.choice), hyper, line.staleness)
+    return Event(jax.tree.map(jnp.asarray, line.plan), hyper, line.staleness)
 
 
 def made(make, groups=WORKERS, optimizer=SGD, meter=False):

@@ -7,7 +7,7 @@ deviates by at most 1 / sqrt(50,000) = 0.45 % (coefficient of variation 1): NOIS
 import numpy as np
 import pytest
 
-from optdyn.clock.server import IterationSeconds, t_conv
+from optdyn.clock.arrivals import IterationSeconds, t_conv
 from optdyn.clock.service import Constant, Exponential, LogNormal
 from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate
 

@@ -108,7 +108,7 @@ def rows(
 
     Values that say nothing of a method make no row more.
     """
-    from optdyn.clock.base import TimelineError
+    from optdyn.clock.timeline import TimelineError
     from optdyn.price import price
 
     for name in methods:
@@ -400,13 +400,13 @@ def _methods(given: Sequence[str]) -> list[str]:
 def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
     """Values of keys of config.method, every one with every other. Raises `InputError`."""
     from optdyn.base.errors import one_of
-    from optdyn.methods.mix.compression import NAMES
+    from optdyn.methods.messages import COMPRESSIONS
 
     every: list[dict[str, Any]] = [{}]
     if periods:
         every = [{"period": int(_number("periods", text, LONGEST))} for text in periods]
     for name in compressions:
-        one_of("--compression", name, (NONE, *filter(None, NAMES)))
+        one_of("--compression", name, (NONE, *filter(None, COMPRESSIONS)))
     if compressions:
         own = [{"compression": "" if name == NONE else name} for name in compressions]
         every = [one | other for one in every for other in own]

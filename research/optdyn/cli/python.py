@@ -35,8 +35,8 @@ import optax
 from optdyn import experiment
 from optdyn.base.calls import checked
 from optdyn.base.errors import ConfigError, Join, refuse
-from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.timeline import Timeline
 from optdyn.core import Rule, together, whole
 from optdyn.methods import Event, Method, Methods
 from optdyn.methods.compose import reading
@@ -189,7 +189,7 @@ class Clock(NamedTuple):
     @property
     def events(self) -> Event:
         """The events of all updates, with an axis of `steps` before all others, for `lax.scan`."""
-        return Event(self.timeline.choice, {}, self.timeline.staleness)
+        return Event(self.timeline.plan, {}, self.timeline.staleness)
 
 
 @checked

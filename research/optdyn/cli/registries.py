@@ -1,6 +1,5 @@
 """What can be chosen by name in a config, each with a line that says what it is."""
 
-import sys
 from collections.abc import Callable, Mapping
 
 from optdyn import methods, optimizers
@@ -25,7 +24,7 @@ def _optimizers() -> Lines:
 
 
 def _methods() -> Lines:
-    return _of({n: sys.modules[methods.load(n).__module__] for n in methods.built_in()})
+    return _of({name: methods.load(name) for name in methods.built_in()})
 
 
 # Every registered name of a kind, and the first line of what it says of itself.

@@ -31,7 +31,7 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan."""
 
-    choice: Choice  # what the timeline decides of it, a NamedTuple of the method's own
+    plan: Choice  # what the timeline decides of it, a NamedTuple of the method's own
     hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
     staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
 
@@ -184,6 +184,11 @@ def all_reduce(tree: Tree, axis: str) -> Tree:
     """Sum of a pytree over the devices of an axis, as one message and not one a leaf."""
     vector, tree_of = ravel_pytree(tree)
     return tree_of(jax.lax.psum(vector, axis))
+
+
+def where(condition: Array, tree: Tree, other: Tree) -> Tree:
+    """`jnp.where` over pytrees, in the dtypes of `other`."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
 
 
 def distance(every: Params) -> float:

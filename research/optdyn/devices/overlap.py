@@ -145,7 +145,7 @@ def senders(own: list[np.ndarray], turn: int) -> list[jax.Device]:
 
 def _turns(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
     """`send`, `receive`, `waited` of `outer.py`, (events, fragments)."""
-    each = map(np.asarray, (events.choice.send, events.choice.receive, events.choice.waited))
+    each = map(np.asarray, (events.plan.send, events.plan.receive, events.plan.waited))
     return tuple(np.broadcast_to(x.reshape(len(x), -1), (len(x), fragments)) for x in each)
 
 

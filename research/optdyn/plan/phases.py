@@ -31,7 +31,7 @@ from optdyn.core import Event, Info, all_reduce, together
 from optdyn.devices import layout
 from optdyn.devices.first_process import agreed
 from optdyn.experiment import Experiment, refuse_first
-from optdyn.methods.merged import cut, merged
+from optdyn.methods.sync import cut, merged
 from optdyn.problem import problem
 from optdyn.problem.data.feed import DataBlock, streamed
 from optdyn.problem.models import base

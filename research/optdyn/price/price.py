@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.base.errors import Join, one_of_these
-from optdyn.clock.base import Meeting, Shares, Timeline, at, choice_of
+from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
-from optdyn.clock.compute_groups import compute_means
-from optdyn.clock.dynamic_batch import costs
 from optdyn.clock.service import DRAWN
+from optdyn.clock.timeline import Meeting, Shares, Timeline, at, plan_of
 from optdyn.experiment import Experiment, check_cluster, refuse_first
 from optdyn.methods import Methods, owns
+from optdyn.methods.asynchronous import Asynchronous
+from optdyn.methods.dynamic_batch import costs
 from optdyn.methods.method import slowed
-from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.price import sent_bytes
 from optdyn.price.sent_bytes import at_work, exchanging
 from optdyn.price.shapes import Shapes, setting, stages
@@ -174,7 +174,7 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
             computing * (1 / ideal - 1),
             computing * more,
             *sent,
-            sent_bytes.logged(there, shapes, line.choice, exchanges),
+            sent_bytes.logged(there, shapes, line.plan, exchanges),
             _staleness(line),
         )
 
@@ -293,16 +293,16 @@ def _line(config: Experiment, shapes: Shapes, window: UpdateRange) -> Timeline:
         worker=line.worker[counted],
         staleness=line.staleness[counted],
         seconds=line.seconds[counted] - since,
-        choice=at(line.choice, counted),
+        plan=at(line.plan, counted),
     )
 
 
 def _pace(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
     """How fast it goes in the window."""
     cluster, methods = config.cluster, config.methods
-    workers, exchanges = cluster.worker_count, exchanging(line.choice)
+    workers, exchanges = cluster.worker_count, exchanging(line.plan)
     if methods.mix:
-        exchanges = exchanging(getattr(line.choice, "inner", ()))
+        exchanges = exchanging(getattr(line.plan, "inner", ()))
     if not (window.settled and methods.read and methods.read.workers) or methods.mix:
         seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
@@ -318,8 +318,8 @@ def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarra
     """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
-    usual = getattr(line.choice, "exchange", np.ones(len(order), bool))
-    exchange = np.asarray(getattr(line.choice, "part", usual))
+    usual = getattr(line.plan, "exchange", np.ones(len(order), bool))
+    exchange = np.asarray(getattr(line.plan, "part", usual))
     found = np.ones((3, workers))
     for worker, own in enumerate(np.split(order, ends[:-1])):
         (sent,) = np.nonzero(exchange[own])
@@ -337,7 +337,7 @@ def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
         part = float(work.forward.sum() + work.backward.sum())
         return updates * part * config.cluster.seconds_per_example * config.batch_size
     cluster = slowed(setting(config, shapes), methods)
-    if divided := choice_of(line, Shares):
+    if divided := plan_of(line, Shares):
         return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
     nodes, groups = cluster.nodes if methods.mix else 1, methods.groups
     batch = config.batch_size // nodes // methods.get("arrivals", 1)
@@ -362,14 +362,14 @@ def _of_shares(config: Experiment, window: UpdateRange, shares: np.ndarray) -> f
 
 def _who(line: Timeline) -> np.ndarray:
     """The groups whose gradients updates are of, (updates, ...), inside nodes with an axis more."""
-    choice = line.choice
+    choice = line.plan
     while not hasattr(choice, "worker") and hasattr(choice, "inner"):
         choice = choice.inner
     return np.asarray(getattr(choice, "worker", line.worker))
 
 
 def _staleness(line: Timeline) -> float:
-    choice = line.choice
+    choice = line.plan
     if isinstance(choice, Meeting) and line.staleness.ndim == 1:
         received = np.asarray(choice.receive).reshape(len(line.seconds), -1).any(axis=1)
         return float(line.staleness[received].mean()) if received.any() else 0.0

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from optdyn import methods
-from optdyn.clock.base import from_arrivals
+from optdyn.clock.timeline import from_arrivals
 from optdyn.clock.trace import SERVED, table_of
 from optdyn.report import laws, tables
 from optdyn.report.tables import Point, TableError, value

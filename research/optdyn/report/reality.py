@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from optdyn.clock import make
-from optdyn.clock.arrivals import Work
-from optdyn.clock.base import Timeline
+from optdyn.clock.arrivals import Work, compute_groups, shared_cores
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Gamma, LogNormal
-from optdyn.clock.shared_cores import shared_cores
+from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import SERVED
 from optdyn.experiment import Experiment
 from optdyn.momentum.lags import geometric_distance
@@ -74,7 +72,7 @@ def simulated(race: RaceRecord, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     cluster, batch = _cluster(values), race.point.config[BATCH]
     lines = [
-        make(
+        compute_groups(
             cluster,
             groups=race.groups,
             steps=len(race.seconds),
