@@ -37,7 +37,7 @@ from optdyn.train.workdir import claim, text_of
 from optdyn.tune import bench, ladders
 from optdyn.tune.bench import SimulatedCluster
 from optdyn.tune.choice import Choice, EpochPoint
-from optdyn.tune.journal import Journal, JournaledMethod
+from optdyn.tune.journal import Bench, Journal
 from optdyn.tune.omnivore import omnivore
 from optdyn.tune.predictive import predictive
 
@@ -85,7 +85,7 @@ def _tuned(config: Experiment, cluster: SimulatedCluster, workdir: Path) -> dict
     given = config.tune
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
-        method = JournaledMethod(cluster, journal, given.target, checkpoints)
+        method = Bench(cluster, journal, given.target, checkpoints)
         MODES[given.mode](method, cluster.groups, given)
     tuned = result(journal.lines)
     replace(workdir / "results.csv", pd.DataFrame([tuned]).to_csv(index=False))

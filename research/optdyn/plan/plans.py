@@ -82,7 +82,9 @@ def start(config: Experiment) -> Start:
     run = prepare(config)
     every = layers.convolutions(run)
     own = layers.own(config.model.lowering, every)
-    count = programs(every, own, len(config.plan.batches) or CANDIDATES)
+    # Of each mini-batch one an exchange, and those that look for the largest.
+    exchanges = layers.exchanged(layers.distinct(every), own)
+    count = (1 + len(exchanges)) * (len(config.plan.batches) or CANDIDATES) + SEARCHED
     first = min(config.batch_size, run.examples)
     return Start(run, every, layers.updates(run, every), own, first, count)
 
@@ -195,11 +197,6 @@ def tabled(of: Device, made: layers.Tables, taken: Choice) -> list[Json]:
         }
         for i, kind in enumerate(layers.distinct(of.convolutions))
     ]
-
-
-def programs(every: Layers, own: Choice, batches: int) -> int:
-    """How many are made, nearly: of each mini-batch one an exchange, and those that look for it."""
-    return (1 + len(layers.exchanged(layers.distinct(every), own))) * batches + SEARCHED
 
 
 def shown(update: Updates, total: int) -> Updates:

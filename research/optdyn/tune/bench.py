@@ -90,7 +90,12 @@ def prepare(config: Experiment) -> SimulatedCluster:
 
 def tunable(config: Experiment) -> None:
     """Raises `ConfigError` where a learning rate is not constant, or x_0 is another run's."""
-    refuse_first(config, _constant(config))
+    changing = config.optimizer.schedule != "constant" or config.optimizer.warmup_steps
+    said = "learning rates are constant while tuned"
+    schedule = Join("optimizer.schedule", changing, said)
+    refuse_first(
+        config, [schedule, Join("init_from", config.init_from, "of a run, not of what is tuned")]
+    )
 
 
 def _joins(config: Experiment) -> Iterator[Join]:
@@ -102,13 +107,6 @@ def _joins(config: Experiment) -> Iterator[Join]:
     yield Join("optimizer.name", light, f"has no momentum; {LADDERS}")
     said = f"brings its momentum down for any number of groups by itself; {LADDERS}"
     yield Join("optimizer.name", name == "closed_loop", said)
-
-
-def _constant(config: Experiment) -> Iterator[Join]:
-    changing = config.optimizer.schedule != "constant" or config.optimizer.warmup_steps
-    said = "learning rates are constant while tuned"
-    yield Join("optimizer.schedule", changing, said)
-    yield Join("init_from", config.init_from, "of a run, not of what is tuned")
 
 
 def seconds_per_update(cluster: SimulatedCluster, groups: int) -> float:

@@ -55,8 +55,11 @@ class Journal:
         return f"; trained {number(done)} of {number(self._seconds)} s at most"
 
 
-class JournaledMethod:
-    """The attempts and decisions of tuning, in the journal, with every epoch's checkpoint."""
+class Bench:
+    """A problem on a simulated cluster, on which settings are tried.
+
+    Attempts and decisions are lines of the journal, and every epoch has its checkpoint.
+    """
 
     def __init__(
         self, cluster: SimulatedCluster, journal: Journal, target: float, checkpoints: Checkpoints
@@ -64,14 +67,14 @@ class JournaledMethod:
         self._cluster, self._target = cluster, target
         self._journal, self._checkpoints = journal, checkpoints
         self._held: tuple[EpochPoint, Checkpoint] | None = None
-        self.pace = cache(partial(bench.seconds_per_update, cluster))
+        self.pace = cache(partial(bench.seconds_per_update, cluster))  # HE(g), seconds an update
 
     def start(self, point: EpochPoint) -> float:
-        """The loss at the point."""
+        """The loss that a first epoch has to be below: of the initialization, or of chance."""
         return bench.start_loss(self._cluster, self._state(point))
 
     def measure(self, point: EpochPoint) -> Measures:
-        """What the prediction asks to know at the point."""
+        """What limits steps at a point, which takes seconds too."""
         line = {"what": "limits", **point._asdict()}
         found = self._journal(line, lambda: bench.measure(self._cluster, self._state(point)))
         groups = self._cluster.groups
@@ -90,7 +93,7 @@ class JournaledMethod:
     def train(
         self, point: EpochPoint, seconds: float, setting: Choice, loss: float, settle: bool = False
     ) -> Outcome:
-        """Leaves a checkpoint if the loss at its end is less than that."""
+        """Goes on to the next epoch's point, or stays if it does not lower the loss."""
         outcome, kept = self._attempt("train", point, seconds, setting, loss, settle)
         if kept:
             after = point._replace(epoch=point.epoch + 1)
