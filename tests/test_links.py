@@ -100,7 +100,7 @@ FAR = """
 import json, subprocess, sys
 from analysis.benchmarks import shaped
 
-plain = "from analysis.benchmarks.neighbours import neighbours; ring = neighbours(NODE, 2);"
+plain = "from analysis.benchmarks.shaped import neighbours; ring = neighbours(NODE, 2);"
 plain += "ring.ring(20_000_000); print(ring.turns(50))"
 with shaped.network(2, float(sys.argv[1])) as network:
     network.shape(1e9)

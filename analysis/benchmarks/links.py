@@ -47,7 +47,6 @@ from jax.sharding import PartitionSpec as P
 
 import optdyn as od
 from analysis.benchmarks import shaped
-from analysis.benchmarks.neighbours import RingNeighbours, neighbours
 from analysis.benchmarks.record import options, publish
 from optdyn import methods
 from optdyn.base import processes
@@ -231,7 +230,7 @@ def of_nodes(value: Any) -> np.ndarray:
 
 
 def measured(
-    row: LinkRow, ring: RingNeighbours, rounds: int, ordinary: bool = False
+    row: LinkRow, ring: shaped.RingNeighbours, rounds: int, ordinary: bool = False
 ) -> dict[str, Any]:
     """What the row's processes find; all must call this together."""
     alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
@@ -306,7 +305,7 @@ def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
     """One process of the job of these rows."""
     cache.enable()
     processes.initialize()
-    ring = neighbours(jax.process_index(), jax.process_count())
+    ring = shaped.neighbours(jax.process_index(), jax.process_count())
     for row in rows:
         found = measured(row, ring, rounds, ordinary)
         if processes.is_writer():
