@@ -12,6 +12,7 @@ class Known(NamedTuple):
     taken: object  # config -> (updates to the target, seconds an update)
     choose: tuple[int, ...] = (7, 8)
     report: tuple[int, ...] = (0, 1, 2)
+    target: float = TARGET
 
     def trials(self, jobs):
         return [self.curve(job) for job in jobs]
@@ -22,6 +23,6 @@ class Known(NamedTuple):
             return Curve([0], [0.0], [2.3], "diverged", {})
         limit = job.most / each if job.clock == "seconds" else job.most
         ended = min(updates, limit, job.config.steps)
-        loss = TARGET if ended == updates else 1 + updates / 1e6
+        loss = self.target if ended == updates else 1 + updates / 1e6
         status = "reached" if ended == updates else "ended"
         return Curve([0, ended], [0.0, ended * each], [2.3, loss], status, {})
