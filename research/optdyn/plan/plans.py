@@ -130,7 +130,7 @@ def decision(wanted: Plan, of: Device, updates: convergence.Updates) -> Json:
         made, lambda b: made[b].times, lambda b: made[b].memory, lambda b: made[b].bound
     )
     wholes = {
-        row.batch: whole(of, row.batch, layers.chosen(kinds, row.chosen), wanted)
+        row.batch: whole(of.update, of.own, row.batch, layers.chosen(kinds, row.chosen), wanted)
         for row in rows
         if row.feasible
     }
@@ -146,17 +146,17 @@ def decision(wanted: Plan, of: Device, updates: convergence.Updates) -> Json:
     }
 
 
-def whole(of: Device, batch: int, planned: Choice, wanted: Plan) -> Whole:
+def whole(update: Updates, own: Choice, batch: int, planned: Choice, wanted: Plan) -> Whole:
     """Measures a planned choice in turn with the config's own, and keeps it if that pays."""
-    programs = {"planned": of.update(batch, planned)}
-    own_fits = of.update(batch, of.own).bytes <= wanted.memory
-    if own_fits and planned != of.own:
-        programs["own"] = of.update(batch, of.own)
+    programs = {"planned": update(batch, planned)}
+    own_fits = update(batch, own).bytes <= wanted.memory
+    if own_fits and planned != own:
+        programs["own"] = update(batch, own)
     seconds = phases.measure({name: p.loop for name, p in programs.items()}, wanted.rounds)
     gain = planner.gain(seconds["own"], seconds["planned"]) if "own" in programs else None
     taken = "planned" if gain is None or planner.pays(gain) else "own"
     return Whole(
-        taken=planned if taken == "planned" else of.own,
+        taken=planned if taken == "planned" else own,
         bytes=programs[taken].bytes,
         seconds=planner.interval(seconds[taken]),
         planned=planned,
