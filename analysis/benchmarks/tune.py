@@ -18,26 +18,21 @@ mode is to take at most 0.9 there, and at most 1.2 elsewhere. Interrupted, the s
 """
 
 import math
-import multiprocessing
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.benchmarks.record import RECORDS, options, publish
-from analysis.studies.automatic_speedup import START, STEPS, alone, of_mode, setting
+from analysis.studies.automatic_speedup import START, STEPS, alone, attempt, of_mode, setting
 from configs import tune as cases
 from optdyn.base.files import rows
 from optdyn.base.trees import Json
 from optdyn.cli.tune import result, tune
 from optdyn.evidence import arms
-from optdyn.evidence.study import Study, cores
-from optdyn.evidence.study import alone as alone_on_a_core
+from optdyn.evidence.study import Study, a_core_each, cores
 from optdyn.experiment import Experiment
-from optdyn.tune import bench
 from optdyn.tune.choice import Choice
 
 Curve = Sequence[Sequence[float]]
@@ -82,7 +77,7 @@ def measure(
     """One row of the table."""
     given = cases.get_config(case)
     target = given.tune.target
-    fixed = {name: _alone(given, seed, best[name]) for name in ("synchronous", "best")}
+    fixed = {name: attempt(given, seed, best[name]).curve for name in ("synchronous", "best")}
     opponent, least = (_first(curve, target) for curve in fixed.values())
     row = {
         "case": case,
@@ -113,14 +108,6 @@ def can_win(table: pd.DataFrame) -> pd.Series:
     gain = (table["best s"] / table["synchronous s"]).groupby(table["case"]).transform("median")
     known = {case: cases.can_win(case) for case in set(table["case"]) & set(cases.CASES)}
     return pd.Series([known.get(c, g <= PAYS) for c, g in zip(table["case"], gain, strict=True)])
-
-
-def _alone(config: Experiment, seed: int, setting: Choice) -> Curve:
-    """Seconds and loss of a setting from the start on, at the log points of `launch.tune`."""
-    cluster, given = bench.prepare(config.with_(seed=seed)), config.tune
-    begin = bench.start(cluster)
-    _, outcome = bench.attempt(cluster, begin, setting, given.seconds, given.target)
-    return outcome.curve
 
 
 def _first(curve: Curve, loss: float) -> float:
@@ -164,11 +151,7 @@ def main() -> None:
         best = dict(
             zip(given.cases, study.map(lambda c: fixed(study, c), given.cases), strict=True)
         )
-    context = multiprocessing.get_context("spawn")
-    numbers = context.Queue()
-    for core in sorted(os.sched_getaffinity(0)):
-        numbers.put(core)
-    with ProcessPoolExecutor(cores(), context, alone_on_a_core, (numbers,)) as pool:
+    with a_core_each(cores()) as pool:
         jobs = [
             pool.submit(measure, case, seed, given.modes, best[case], given.workdir)
             for case in given.cases

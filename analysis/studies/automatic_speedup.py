@@ -23,7 +23,7 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.experiment import Experiment
 from optdyn.tune import bench
-from optdyn.tune.choice import Choice
+from optdyn.tune.choice import Choice, Outcome
 
 CASES = {"can win": "small,server", "cannot": "large,uniform"}
 MODES = ("predictive", "omnivore")
@@ -59,11 +59,16 @@ def setting(found: arms.Tuned, groups: int = 1) -> Choice:
     return Choice(groups, found.point[arms.MOMENTUM], found.point[arms.RATE])
 
 
-def alone(config: Experiment, seed: int, setting: Choice) -> float:
-    """Seconds of a setting from the start to the target, at the log points of `launch.tune`."""
+def attempt(config: Experiment, seed: int, setting: Choice) -> Outcome:
+    """A setting from the start to the target, at the log points of `launch.tune`."""
     cluster = bench.prepare(config.with_(seed=seed))
     start, target = bench.start(cluster), config.tune.target
-    _, outcome = bench.attempt(cluster, start, setting, config.tune.seconds, target)
+    return bench.attempt(cluster, start, setting, config.tune.seconds, target)[1]
+
+
+def alone(config: Experiment, seed: int, setting: Choice) -> float:
+    """Seconds of such an attempt."""
+    outcome = attempt(config, seed, setting)
     return outcome.seconds if outcome.reached else math.inf
 
 

@@ -120,11 +120,7 @@ class Study:
     def _executor(self) -> ProcessPoolExecutor:
         with self._lock:
             if self._pool is None:
-                context = multiprocessing.get_context("spawn")
-                numbers = context.Queue()
-                for core in affinity()[: self._processes]:
-                    numbers.put(core)
-                self._pool = ProcessPoolExecutor(self._processes, context, alone, (numbers,))
+                self._pool = a_core_each(self._processes)
             return self._pool
 
 
@@ -159,6 +155,15 @@ def affinity() -> list[int]:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def a_core_each(processes: int) -> ProcessPoolExecutor:
+    """So many processes, each bound to a core, which end with this one."""
+    context = multiprocessing.get_context("spawn")
+    numbers = context.Queue()
+    for core in affinity()[:processes]:
+        numbers.put(core)
+    return ProcessPoolExecutor(processes, context, alone, (numbers,))
 
 
 def alone(numbers: Any) -> None:
