@@ -44,7 +44,7 @@ def loss(params, batch):
 
 def inner(optimizer=SGD):
     """What a node does by itself."""
-    return sync(core.averaged(core.whole(loss), "data"), core.together(optimizer))
+    return sync(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(optimizer))
 
 
 def averaging(inner, keys, senders=None, optimizer=None):

@@ -45,7 +45,7 @@ def trained(method, line):
 
 
 def made(line, arrivals=K):
-    gradient, update = core.whole(QUADRATIC.loss), core.together(SGD)
+    gradient, update = core.full_gradient(QUADRATIC.loss), core.single_optimizer(SGD)
     return trained(buffered(gradient, update, line.slots, arrivals), line)
 
 

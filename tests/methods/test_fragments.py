@@ -51,7 +51,7 @@ def loss(params, batch):
     return 0.5 * jnp.mean((batch["inputs"] @ flat - batch["targets"]) ** 2)
 
 
-INNER = sync(core.averaged(core.whole(loss), "data"), core.together(SGD))
+INNER = sync(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(SGD))
 
 
 @cache

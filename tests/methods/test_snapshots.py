@@ -60,9 +60,9 @@ def rounded(x):
 def run(name, kept, momentum=MOMENTUM):
     """The (STEPS, DIMENSION) parameters after each update of heavy ball on a noisy quadratic."""
     made = arrivals(name)
-    update = core.together(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
+    update = core.single_optimizer(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     method = asynchronous(
-        core.whole(QUADRATIC.loss), update, made.slots, rounded=kept == "bfloat16"
+        core.full_gradient(QUADRATIC.loss), update, made.slots, rounded=kept == "bfloat16"
     )
     hyper = {"learning_rate": np.full(STEPS, ALPHA), "momentum": np.full(STEPS, momentum)}
     hyper = {key: values.astype(np.float32) for key, values in hyper.items()}

@@ -158,7 +158,7 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
         seen = jax.tree.map(jnp.add, params, event.plan.ahead)
         return seen, jax.tree.map(lambda leaf: batch * jnp.ones_like(leaf), params)
 
-    sgd = core.by_block(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
+    sgd = core.per_block_optimizer(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     method = reading(given, sgd, "predict", line.slots, servers)
 
     def body(state, inputs):

@@ -40,7 +40,7 @@ def events_of(line, rate=RATE, momentum=MOMENTUM):
 
 def made(make, groups=WORKERS, optimizer=SGD, meter=False):
     """`make(gradient, update, groups)` on the least squares."""
-    gradient, update = core.whole(loss), core.together(optimizer)
+    gradient, update = core.full_gradient(loss), core.single_optimizer(optimizer)
     if meter:
         one = lambda gradient, update: make(gradient, update, groups)  # noqa: E731
         return metered(one, gradient, update, shared=False)

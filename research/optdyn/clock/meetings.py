@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.trees import Choice
+from optdyn.base.trees import Plan
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import between_nodes, broadcast, inside_node
 from optdyn.clock.timeline import Meeting, Timeline, at, from_arrivals, shares
@@ -23,7 +23,7 @@ class Within(NamedTuple):
 
     ready: np.ndarray  # (steps, nodes) seconds of an update until its exchange may start
     done: np.ndarray  # (steps, nodes) seconds of an update until its end
-    plan: Choice = ()  # what is decided for each node, (steps, nodes, ...)
+    plan: Plan = ()  # what is decided for each node, (steps, nodes, ...)
     staleness: np.ndarray | None = None  # (steps, nodes, ...), if there is any inside
     slots: int = 1  # that the choice addresses
 

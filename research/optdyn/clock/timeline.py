@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from optdyn.base.errors import InputError
-from optdyn.base.trees import Array, Choice, Params, Tree
+from optdyn.base.trees import Array, Params, Plan, Tree
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Meeting(NamedTuple):
     send: Array  # bool
     receive: Array  # bool
     waited: Array  # int32, updates; 0 where nothing is received
-    inner: Choice = ()  # what is decided for each node, (nodes, ...)
+    inner: Plan = ()  # what is decided for each node, (nodes, ...)
     present: Array | None = None  # (nodes,) float32: what each sends is multiplied by it, P in sum
     outer: Tree = ()  # hyperparameters of the outer optimizer by name, float32
     states: Array | None = None  # (2,) bool: are first and second moments averaged, if not always
@@ -63,7 +63,7 @@ class Meeting(NamedTuple):
 class Together(NamedTuple):
     """Nodes that wait for one another after every update."""
 
-    inner: Choice = ()  # what is decided for each node, (nodes, ...)
+    inner: Plan = ()  # what is decided for each node, (nodes, ...)
     draw: Array | None = None  # int32, of that update, from which all nodes draw the same
     numbers: Tree = ()  # of the rule, by name, float32
 
@@ -73,7 +73,7 @@ class Timeline(NamedTuple):
     staleness: np.ndarray  # (..., steps) int32, updates between the read and the arrival
     seconds: np.ndarray  # (..., steps) float64, simulated time of the arrival
     slots: int  # snapshots that the slots of a choice address
-    plan: Choice = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
+    plan: Plan = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
     batch: np.ndarray | None = None  # (steps,) its number, or (steps, K) those of its parts
 
 

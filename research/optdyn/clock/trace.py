@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from optdyn.base.errors import Wrong
-from optdyn.base.trees import Choice
+from optdyn.base.trees import Plan
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
 from optdyn.clock.versions import NOBODY, Versions, blank, fill
 
@@ -291,7 +291,7 @@ def _columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarra
     }
 
 
-def _leaves(choice: Choice, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
+def _leaves(choice: Plan, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of a choice by the names that their columns have."""
     for name, value in zip(getattr(choice, "_fields", ()), choice, strict=True):
         if name == "inner":

@@ -55,7 +55,7 @@ from jax import lax
 
 from optdyn.base.errors import Join
 from optdyn.base.fields import field
-from optdyn.base.trees import Array, Choice, Tree
+from optdyn.base.trees import Array, Plan, Tree
 from optdyn.clock.network import to_server
 from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import Held
@@ -101,7 +101,7 @@ class Kept(NamedTuple):
 class ServerRule(NamedTuple):
     """`step(G, kept, c) -> V, kept`, where c are the numbers of this exchange."""
 
-    step: Callable[[Params, Kept, Choice], tuple[Params, Kept]]
+    step: Callable[[Params, Kept, Plan], tuple[Params, Kept]]
     init: Callable[[Params], Tree] = lambda params: ()  # its optimizer's state at the beginning
 
 
@@ -135,7 +135,7 @@ def weighed(message: Params, weight: Array | None) -> Params:
     return jax.tree.map(lambda g: (weight * g).astype(g.dtype), message)
 
 
-def adam(message: Params, kept: Kept, c: Choice) -> tuple[Params, Kept]:
+def adam(message: Params, kept: Kept, c: Plan) -> tuple[Params, Kept]:
     """Adam of what is weighed; `c` is a `Turn`."""
     rule = optax.scale_by_adam(b1=c.decay)
     step, state = rule.update(weighed(message, c.weight), kept.optimizer)
@@ -179,7 +179,7 @@ def turned(message: Params, momentum: Params, aligned: Array, strength: Array) -
     return jax.tree.map(one, message, momentum)
 
 
-def heloco_step(message: Params, kept: Kept, c: Choice) -> tuple[Params, Kept]:
+def heloco_step(message: Params, kept: Kept, c: Plan) -> tuple[Params, Kept]:
     """D + mu m, of a message that is turned, and weighed by its age; `c` is a `Turn`."""
     message = weighed(turned(message, kept.momentum, c.aligned, c.strength), c.weight)
     after = jax.tree.map(lambda m, d: c.decay * m + (1 - c.decay) * d, kept.momentum, message)

@@ -51,7 +51,7 @@ from optdyn.clock.meetings import Within, meetings_timeline
 from optdyn.clock.network import between_nodes, broadcast, to_all_nodes
 from optdyn.clock.timeline import Meeting, Timeline, Together, undelayed
 from optdyn.clock.trace import Held
-from optdyn.core import Apart, Batch, Event, Info, Params, Rule
+from optdyn.core import Batch, Event, Info, Params, Rule, SplitStep
 from optdyn.methods import nodes
 from optdyn.methods.messages import (
     WHOLE,
@@ -191,8 +191,12 @@ def outer(
     transform = optax.with_extra_args_support(optimizer) if optimizer else None
     of = Outer(inner, weights, transform, messages, fragments, inner_state, corrects)
     is_sum = not (messages.compression or corrects or inner_state == "averaged")
-    apart = Apart(of.update, of.message, of.landed, of.carried, fragments) if is_sum else None
-    return Rule(of.init, of.step, apart)
+    split = (
+        SplitStep(of.update, of.message, of.on_receive, of.merge_received, fragments)
+        if is_sum
+        else None
+    )
+    return Rule(of.init, of.step, split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,13 +239,13 @@ class Outer:
         part = self._parts(state.params)[fragment]
         return ravel_pytree(self.messages.travelling(part, blocking))[0]
 
-    def landed(self, state: OuterState, fragment: int, total: jax.Array) -> OuterState:
+    def on_receive(self, state: OuterState, fragment: int, total: jax.Array) -> OuterState:
         in_flight = list(self._parts(state.in_flight))
         vector, tree_of = ravel_pytree(in_flight[fragment])
         in_flight[fragment] = tree_of(total.astype(vector.dtype))
         return state._replace(in_flight=join(in_flight))
 
-    def carried(self, state: OuterState, event: Event) -> OuterState:
+    def merge_received(self, state: OuterState, event: Event) -> OuterState:
         return self._merge(state, event, state.in_flight)
 
     def _parts(self, tree: Params) -> tuple[Params, ...]:

@@ -146,7 +146,7 @@ def compose(
     if axis and not methods.reduces_itself:
         gradient = core.averaged(gradient, axis, real)
     if race:
-        gradient = core.received(gradient)
+        gradient = core.gradient_or_message(gradient)
 
     one = partial(reading, methods, slots=slots, servers=servers)
     rule = one(gradient, update)
@@ -178,6 +178,6 @@ def pieces(
 ) -> tuple[Gradient, Update]:
     """The gradient of one device's part of the batch as the methods take it, and the update."""
     own = methods.gradient
-    gradient = own.gradient(problem) if own else core.whole(problem.loss, parts)
-    update = core.by_block if methods.servers(problem) else core.together
+    gradient = own.gradient(problem) if own else core.full_gradient(problem.loss, parts)
+    update = core.per_block_optimizer if methods.servers(problem) else core.single_optimizer
     return gradient, update(optimizer)

@@ -53,7 +53,7 @@ from jax import lax
 from optdyn.base import seeds
 from optdyn.base.errors import Join, one_of_these
 from optdyn.base.fields import field
-from optdyn.base.trees import Array, Choice, Tree, bytes_of
+from optdyn.base.trees import Array, Plan, Tree, bytes_of
 from optdyn.clock import availability
 from optdyn.clock.availability import Links, Load, Presence, reroute, still_present
 from optdyn.clock.meetings import Within, meetings_timeline
@@ -360,7 +360,7 @@ class Neighbours(NamedTuple):
 
     to: Array  # (nodes, k) int32, whom each sends to
     weight: Array  # (nodes,) float32, w
-    inner: Choice = ()  # what is decided for each node, (nodes, ...)
+    inner: Plan = ()  # what is decided for each node, (nodes, ...)
     senders: Array | None = None  # (nodes, k) int32, who sends to each; only of many nodes
     stand: Array | None = None  # (nodes,) int32, itself, or another for one that is away
     rate: Array | None = None  # float32, c of `choco.py`

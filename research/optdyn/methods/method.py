@@ -27,7 +27,7 @@ from optdyn.base.errors import ConfigError, Join, meant, shown
 from optdyn.base.fields import Value, field, nested, not_one, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import PART, Known
-from optdyn.base.trees import Choice, Json, Tree
+from optdyn.base.trees import Json, Plan, Tree
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN, Trace
 from optdyn.clock.timeline import Timeline
@@ -182,7 +182,7 @@ class Gradients(Method):
     # (problem) -> {block: number of its server}, if by themselves
     servers: ClassVar[Callable[..., Mapping[str, int]] | None] = None
     # (setting, draws) -> each device's seconds, choice
-    work: ClassVar[Callable[..., tuple[np.ndarray, Choice]] | None] = None
+    work: ClassVar[Callable[..., tuple[np.ndarray, Plan]] | None] = None
     # (setup, network) -> its seconds over those of plain SGD's
     slower: ClassVar[Callable[..., float] | None] = None
     # on real devices, if not like all others

@@ -40,7 +40,7 @@ from optdyn.base.fields import field
 from optdyn.base.trees import Array, Json, Tree
 from optdyn.clock import pipeline
 from optdyn.clock.timeline import Timeline
-from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, whole
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, full_gradient
 from optdyn.core.snapshots import SnapshotState
 from optdyn.devices import layout
 from optdyn.devices.layout import Layout, mesh
@@ -348,7 +348,7 @@ def stale_stages(kind: str, stages: int, blocks: int, seconds: np.ndarray) -> Ti
 
 def late(problem: Problem) -> Gradient:
     """The gradient at what was read; by `reading` also at the `newest`, or further `ahead`."""
-    of = whole(problem.loss)
+    of = full_gradient(problem.loss)
 
     def loss(new: Params, old: Params, batch: Batch) -> jax.Array:
         outputs = through(problem.blocks, new, old, problem.input(batch))

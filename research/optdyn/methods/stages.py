@@ -40,7 +40,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from optdyn.base.trees import Array, Examples, Tree
-from optdyn.core import Event, Info, by_block
+from optdyn.core import Event, Info, per_block_optimizer
 from optdyn.devices import layout
 from optdyn.devices.layout import Layout
 from optdyn.methods.local_losses import gradients, heads
@@ -300,7 +300,7 @@ def update(
     """A stage's vectors after its update; `read`: the parameters that the gradient was taken at."""
     x, grad, seen = (unravel(forms.params, each) for each in (params, grads, read))
     state = unravel(forms.opt_state, opt_state)
-    after = SyncState(*by_block(optimizer).apply(grad, state, x, event, seen))
+    after = SyncState(*per_block_optimizer(optimizer).apply(grad, state, x, event, seen))
     return ravel(after.params, len(params)), ravel(after.opt_state, len(opt_state))
 
 

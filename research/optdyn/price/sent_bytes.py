@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.trees import Choice
+from optdyn.base.trees import Plan
 from optdyn.clock.network import SERVER, busiest, one_way
 from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
 from optdyn.experiment import Experiment
@@ -114,7 +114,7 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     return Sent(network, size * all_read * busy)
 
 
-def logged(config: Experiment, shapes: Shapes, choice: Choice, exchanges: float) -> float:
+def logged(config: Experiment, shapes: Shapes, choice: Plan, exchanges: float) -> float:
     """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
 
     Of nodes that meet it is their messages, of workers with parameters of their own both ways.
@@ -171,7 +171,7 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     return float((send * np.where(blocking, short, usual)).mean()), 0.0
 
 
-def exchanging(choice: Choice) -> float:
+def exchanging(choice: Plan) -> float:
     """The share of arrivals that exchange, or of the parameters, there and back, that they do."""
     if hasattr(choice, "peer"):
         return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))

@@ -51,10 +51,10 @@ class MethodResults(NamedTuple):
         return is_synchronous(self.name, self.keys)
 
     def taken(self, seeds: np.ndarray) -> np.ndarray:
-        """(...,): the median of the drawn `seeds`, (..., n), each at its setting of the others."""
-        rows, which = np.unique(np.sort(np.atleast_2d(seeds), axis=1), axis=0, return_inverse=True)
-        found = [np.median(efficiency.held_out(self.updates, row)) for row in rows]
-        return np.array(found)[which.ravel()].reshape(seeds.shape[:-1])
+        """(D,): medians over the drawn `seeds`, (D, n), each at its setting of the others."""
+        return efficiency.of_draws(
+            lambda row: np.median(efficiency.held_out(self.updates, row)), seeds
+        )
 
 
 class ProblemResults(NamedTuple):
@@ -113,8 +113,8 @@ def measured(
     if len(seeds) < 2:
         raise TableError(f"{said}: needs two seeds at least that all methods were run with")
     arms = [_arm(said, its, log, target, sorted(seeds)) for its in kinds.values()]
-    everyone = np.arange(len(seeds))
-    if not any(np.isfinite(arm.taken(everyone)) for arm in arms if arm.synchronous):
+    everyone = np.arange(len(seeds))[None]
+    if not any(np.isfinite(arm.taken(everyone)[0]) for arm in arms if arm.synchronous):
         raise TableError(
             f"{said}: most seeds of synchronous training do not get to a loss of {target:.4g}; "
             "name a higher --target"

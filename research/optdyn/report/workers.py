@@ -8,8 +8,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from optdyn.base.errors import InputError
 from optdyn.base.lookup import CLOCK
@@ -41,13 +43,29 @@ def section(points: Sequence[Point]) -> Section | None:
         said = "real" if (point.folder / "trace.csv").exists() else "simulated"
         caption = f"{point.name}: the first {len(bars)} arrivals, {said}"
         alt = f"Which of {len(lanes)} groups computes when. {caption}."
-        drawn = figures.uri(figures.gantt(bars, lanes))
+        drawn = figures.uri(gantt(bars, lanes))
         pictures.append(Picture(drawn, alt, caption))
     text = (
         "A bar goes from where a group reads the parameters to where it delivers its gradient, "
         "with all that it waits between; the darker, the more updates of others it has missed."
     )
     return Section("Workers", text=text, pictures=pictures) if pictures else None
+
+
+@matplotlib.rc_context(figures.STYLE)
+def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
+    """A chart of who computes when: bars from `start` to `end` in lanes, the darker the staler."""
+    figure, axes = figures.new(height=0.9 + 0.24 * len(lanes))
+    share = bars["staleness"] / max(bars["staleness"].max(), 1)
+    shades = matplotlib.colormaps["viridis_r"](share.to_numpy())
+    spans = bars["end"] - bars["start"]
+    edge: Any = {"height": 0.75, "color": shades, "edgecolor": "white", "linewidth": 0.8}
+    axes.barh(bars["lane"], spans, left=bars["start"], **edge)
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set(xlabel="simulated seconds")
+    return figure
 
 
 def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
