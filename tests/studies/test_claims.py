@@ -41,5 +41,5 @@ def test_a_row_is_whole(row):
 
 
 def test_every_study_has_its_row():
-    studies = papers.names(_page.FOLDER)
+    studies = papers.claims(_page.FOLDER)
     assert sorted(row["study"] for row in QUESTIONS if "study" in row) == sorted(studies)
