@@ -42,7 +42,7 @@ from optdyn.race.worker import (
     numbered,
     parts_of,
 )
-from optdyn.train.driver import Chunk
+from optdyn.train.loop import Chunk
 from optdyn.train.run import Run, joined
 
 
