@@ -163,8 +163,7 @@ CELLS = """
 import jax.numpy as jnp, numpy as np, optax
 from flax import linen as nn
 from optdyn.methods import load
-from optdyn.problem import data
-from optdyn.problem.models.mlp import mlp
+from optdyn import MLP, MNIST5k
 
 PLUS = 0.0
 TRACED = 0
@@ -190,8 +189,8 @@ FIGURES = {
 # What is registered once more, and another.
 AGAIN = {
     "model.name": (
-        "def a(classes, hidden): return list(mlp(hidden, classes, 'float32'))",
-        "def a(classes, hidden): return list(mlp((*hidden, 4), classes, 'float32'))",
+        "def a(classes, hidden): return MLP(hidden=hidden).blocks_for(classes)",
+        "def a(classes, hidden): return MLP(hidden=(*hidden, 4)).blocks_for(classes)",
     ),
     "loss": ("a = loss", "def a(o, b): return loss(2 * o, b)"),
     "metrics": (
@@ -199,8 +198,8 @@ AGAIN = {
         "def a(outputs, batch): return outputs.argmin(-1) == batch['label']",
     ),
     "data.name": (
-        "def a(folder): return data.load('mnist5k', folder)",
-        "def a(folder): return data.load('mnist5k', folder)._replace(classes=11)",
+        "def a(folder): return MNIST5k(dir=folder).load()",
+        "def a(folder): return MNIST5k(dir=folder).load()._replace(classes=11)",
     ),
     "optimizer.name": (
         "def a(learning_rate, momentum): return optax.sgd(learning_rate, momentum)",

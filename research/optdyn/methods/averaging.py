@@ -462,10 +462,10 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         """The optimizer of the outer step; None is the mean."""
         return None
 
-    def schedule(self, steps: int, fragments: int) -> Meeting:
+    def schedule(self, setting: ClockInputs) -> Meeting:
         """When nodes meet, with the numbers of the outer optimizer."""
-        first = self.synchronous_updates
-        meeting = meeting_schedule(steps, self.period, fragments, self.delay, first)
+        steps, first = setting.setup.steps, self.synchronous_updates
+        meeting = meeting_schedule(steps, self.period, self.fragments, self.delay, first)
         return meeting._replace(outer=outer_numbers(self, self.mean, steps, first) or ())
 
     def states(self, meeting: Meeting) -> np.ndarray | None:
@@ -481,7 +481,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         """
         setup, cluster = setting.setup, setting.setup.cluster
         local = nodes.inside(setting, methods)(setup.steps)
-        meeting = self.schedule(setup.steps, self.fragments)
+        meeting = self.schedule(setting)
         meeting = meeting._replace(states=self.states(meeting))
         sizes = fragment_bytes(setting, self.fragments)
         legs = [np.broadcast_to(self._transfers(setting, sizes), meeting.send.shape)]
@@ -518,10 +518,14 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         small, seconds = self.compressed(), []
         travel = to_all_nodes if small and small.gathered else between_nodes
         for part, fragment in zip(cut(params, len(sizes)), sizes, strict=True):
-            whole = bytes_of(part)
-            messages = small.messages(part) if small else (whole,)
-            seconds.append(sum(travel(cluster, fragment * (sent / whole)) for sent in messages))
+            shares = [sent / bytes_of(part) for sent in self.message_bytes(part)]
+            seconds.append(sum(travel(cluster, fragment * share) for share in shares))
         return seconds
+
+    def message_bytes(self, params: Params) -> tuple[int, ...]:
+        """Bytes of the messages, one after the other, that a node sends of these parameters."""
+        small = self.compressed()
+        return small.messages(params) if small else (bytes_of(params),)
 
     def _moment_transfers(self, setting: ClockInputs, meeting: Meeting) -> np.ndarray:
         """(steps,) seconds of the message of the optimizers' states."""
@@ -542,13 +546,11 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
 
     def sent_bytes(self, setting: ClockInputs, meeting: Meeting) -> tuple[float, float]:
         """Bytes that a node sends, an update: of its parameters, and of its optimizer's state."""
-        sizes, small = fragment_bytes(setting, self.fragments), self.compressed()
-        if small:
-            parts = cut(setting.model.params, self.fragments)
-            sizes = [
-                size * sum(small.messages(part)) / bytes_of(part)
-                for part, size in zip(parts, sizes, strict=True)
-            ]
+        parts = cut(setting.model.params, self.fragments)
+        sizes = [
+            size * sum(self.message_bytes(part)) / bytes_of(part)
+            for part, size in zip(parts, fragment_bytes(setting, self.fragments), strict=True)
+        ]
         send, receive = (
             np.asarray(flags).reshape(len(flags), -1) for flags in (meeting.send, meeting.receive)
         )

@@ -406,7 +406,7 @@ class OverGraph(Mixes):
         return self.meets.mix(inner, collectives)
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        meeting = self.meets.schedule(setting.setup.steps, 1)
+        meeting = self.meets.schedule(setting)
         return graph_clock(self.graph, meeting, setting, methods)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
