@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from optdyn.report import metered, run_tables
+from optdyn.report import momenta, run_tables
 from tests.report.reports import page, rows, run
 
 TITLE = "Implicit momentum over training"
@@ -132,7 +132,7 @@ def test_of_many_settings_some_are_drawn_and_listed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("groups", [[4] * 5, [1, 4, 4, 16], [2] * 10])
 def test_no_two_settings_look_alike(groups):
-    looks = [(str(colour), line) for colour, line in metered._looks(groups)]
+    looks = [(str(colour), line) for colour, line in momenta._looks(groups)]
     assert len(set(looks)) == len(groups)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.report import curves, figures, relevant_keys, report, run_tables, tables, workers
+from optdyn.report import arrivals, curves, figures, relevant_keys, report, run_tables, tables
 from optdyn.train import trainer
 from tests.report.reports import page, recording, run
 
@@ -158,7 +158,7 @@ def test_workers_of_a_run_are_those_of_its_timeline(config, tmp_path):
     keys = {"steps": 40, "log_every": 10, "method.groups": 4, "checkpoint_every": 0}
     trainer.train(config(keys), tmp_path)
     (point,) = tables.points(tmp_path)
-    bars, lanes = workers.first(point)
+    bars, lanes = arrivals.first(point)
     assert lanes == [f"group {i}" for i in range(4)]
     assert (bars["end"] > bars["start"]).all() and (bars["staleness"] >= 0).all()
     horizon = bars["end"].max()
@@ -166,13 +166,13 @@ def test_workers_of_a_run_are_those_of_its_timeline(config, tmp_path):
         np.testing.assert_array_equal(its["start"].iloc[1:], its["end"].iloc[:-1])
         assert its["start"].iloc[0] == 0 and its["end"].iloc[-1] == horizon
     other = [row | {"simulated_seconds": 2 * row["simulated_seconds"]} for row in point.log]
-    assert workers.first(point._replace(log=other)) is None  # not the run that was logged
+    assert arrivals.first(point._replace(log=other)) is None  # not the run that was logged
 
 
 def test_a_recorded_trace_is_what_is_shown(tmp_path):
     run(tmp_path, [2.0, 1.0])
     (tmp_path / "trace.csv").write_text("worker,seconds\n0,1.0\n1,1.5\n0,2.0\n1,3.5\n")
-    bars, _ = workers.first(tables.points(tmp_path)[0])
+    bars, _ = arrivals.first(tables.points(tmp_path)[0])
     spans = bars[["lane", "start", "end", "staleness"]].to_numpy().tolist()
     assert spans == [[0, 0, 1, 0], [1, 0, 1.5, 1], [0, 1, 2, 1], [1, 1.5, 3.5, 1]]
 

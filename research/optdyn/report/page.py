@@ -59,10 +59,16 @@ class Section(NamedTuple):
     small: bool = False  # its pictures
 
 
-def table(label: str, rows: Sequence[Mapping[str, Cell]], text: Collection[str] = ()) -> Table:
-    """Rows that all have the same columns, by title; those of `text` are set flush left."""
-    columns = [Column(title, title in text) for title in rows[0]]
-    return Table(label, columns, [list(row.values()) for row in rows])
+def table(
+    label: str,
+    rows: Sequence[Mapping[str, Cell]],
+    text: Collection[str] = (),
+    without: Collection[str] = (),
+) -> Table:
+    """Rows of the same columns, by title; those of `text` are set flush left."""
+    titles = [title for title in rows[0] if title not in without]
+    cells = [[row[title] for title in titles] for row in rows]
+    return Table(label, [Column(title, title in text) for title in titles], cells)
 
 
 def between(middle: Cell, low: float, high: float, apart: float = 0.0, digits: int = 3) -> Cell:

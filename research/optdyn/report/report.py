@@ -18,17 +18,15 @@ from optdyn.base.arguments import Parser, called
 from optdyn.base.errors import print_error
 from optdyn.base.files import as_json, missing
 from optdyn.report import (
+    arrivals,
     curves,
-    fits,
     fronts,
     headline,
-    histograms,
     kept_momentum,
-    metered,
+    momenta,
     page,
     run_tables,
     tables,
-    workers,
 )
 from optdyn.report.curves import Compared
 from optdyn.report.kept_momentum import GroupComparison
@@ -58,8 +56,8 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
     trained = [point for point in points if not point.config.get("replicas.count")]
     probed = [point for point in trained if point.config.get("probes.momentum")]
     answers, found = _trained(_comparable(points), target)
-    found += [_metered(probed), workers.section(trained), histograms.section(trained)]
-    found += [fits.section(recorded, workdirs)]
+    found += [_metered(probed), arrivals.workers(trained), arrivals.staleness(trained)]
+    found += [momenta.fitted(recorded, workdirs)]
     shown = [section for section in found if section]
     path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
     names = ", ".join(workdir.resolve().name for workdir in workdirs[:3])
@@ -161,7 +159,7 @@ def _metered(points: Sequence[Point]) -> Section | None:
     if not points:
         return None
     it = curves.compared(points, np.nan)
-    return metered.section(points, it.runs, it.keys)
+    return momenta.metered(points, it.runs, it.keys)
 
 
 def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from optdyn.base.lookup import CLOCK
 from optdyn.experiment import Experiment, read
 from optdyn.momentum.lags import groups_of, memoryless, theory
 from optdyn.momentum.moments import NotIdentified, equivalent_momentum
-from optdyn.report import tables, workers
+from optdyn.report import arrivals, tables
 from optdyn.report.tables import TableError, natural
 from optdyn.train import meter
 from optdyn.train.meter import Window
@@ -48,7 +48,7 @@ def load(folder: Path) -> Metered:
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1
         rows = np.load(folder / meter.FILE, mmap_mode="r")
-        arrived = workers.arrivals(point)
+        arrived = arrivals.arrivals(point)
         worker = arrived[0] if arrived else None
         windows = meter.read(rows, of, examples, worker, 0, step)
         rate = meter.rate(of, step)
