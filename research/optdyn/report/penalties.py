@@ -97,7 +97,11 @@ def measured(
     every = [p for p in every if p.summary.get("status") in ("completed", "diverged")]
     if not every:
         raise TableError(f"{said}: no finished run that was asked for")
-    _one_problem(said, every)
+    tables.check_alike(
+        every,
+        f"{said}: runs",
+        lambda key: key in (*VARIED, MOMENTUM) or efficiency.tunes(key) or key.startswith(SECTIONS),
+    )
     kinds: dict[str, list[Point]] = {}
     for point in every:
         kinds.setdefault(repr((_batch(point), *_method(point))), []).append(point)
@@ -120,18 +124,6 @@ def measured(
             "name a higher --target"
         )
     return ProblemResults(_words(synchronous[0][0].config), target, _ordered(arms))
-
-
-def _one_problem(said: str, every: Sequence[Point]) -> None:
-    """Raises `TableError` where runs differ in more than methods and what they are tuned by."""
-    for key in tables.differing(every):
-        if key in VARIED or key == MOMENTUM or efficiency.tunes(key) or key.startswith(SECTIONS):
-            continue
-        values = sorted({str(point.config.get(key)) for point in every})
-        raise TableError(
-            f"{said}: runs differ in {key}; choose one with --where={key}=VALUE, VALUE one of "
-            f"{', '.join(values)}"
-        )
 
 
 def _method(point: Point) -> tuple[str, dict[str, Any]]:
@@ -185,8 +177,9 @@ def _arm(
 ) -> MethodResults:
     """Settings that lack one of the seeds are left out."""
     name, keys = _method(its[0])
-    if not is_synchronous(name, keys):
-        _one_cluster(said, name, its)
+    if not is_synchronous(name, keys):  # what updates depend on is one
+        shape = "cluster." if methods.arrives(name) else (NODES, "cluster.devices_per_node")
+        tables.check_alike(its, f"{said}: runs of {name}", lambda key: not key.startswith(shape))
     own = log[log["point"].isin({point.name for point in its})]
     runs = efficiency.with_target(tables.runs(its, ["seed"]), own, target)
     runs = runs.assign(setting=[_setting(point) for point in its])
@@ -199,18 +192,6 @@ def _arm(
     doubt = _doubt([dict(setting) for setting in table.index], medians)
     nodes = int(its[0].config.get(NODES, 1))
     return MethodResults(name, keys, _batch(its[0]), nodes, table.to_numpy(), doubt)
-
-
-def _one_cluster(said: str, name: str, its: Sequence[Point]) -> None:
-    """Raises `TableError` where the runs of an arm differ in what updates depend on."""
-    for key in tables.differing(its):
-        matters = methods.arrives(name) or key in (NODES, "cluster.devices_per_node")
-        if key.startswith("cluster.") and matters:
-            values = sorted({str(point.config.get(key)) for point in its})
-            raise TableError(
-                f"{said}: runs of {name} differ in {key}; choose one with --where={key}=VALUE, "
-                f"VALUE one of {', '.join(values)}"
-            )
 
 
 def _doubt(settings: Sequence[Mapping[str, Any]], medians: np.ndarray) -> str:

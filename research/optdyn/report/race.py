@@ -35,7 +35,7 @@ from optdyn.momentum.moments import equivalent_momentum
 from optdyn.report import raced, tables, windows
 from optdyn.report.raced import BATCH, FittedLaw, RaceRecord, load, only
 from optdyn.report.tables import Point, TableError, shown
-from optdyn.train import history
+from optdyn.train import history, meter
 
 SEEDS = 20  # of the simulator
 SMALL = 0.01  # p-values below are a rejection
@@ -259,7 +259,7 @@ def momentum(race: RaceRecord, counts: np.ndarray) -> dict[str, Any]:
         "distance": geometric_distance(np.zeros(0), eta),
         "meter": None,
     }
-    if not windows.metered_workdirs(race.point.folder):
+    if not (race.point.folder / meter.FILE).exists():
         return found
     read = windows.fit(windows.load(race.point.folder))
     return found | {"meter": {k: v for k, v in read.items() if k.startswith("implicit")}}

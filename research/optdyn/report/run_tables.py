@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from optdyn.methods import GROUPED
-from optdyn.report import efficiency
+from optdyn.report import efficiency, page
 from optdyn.report.efficiency import MOMENTUM
-from optdyn.report.page import Cell, Column, Section, Table, cell, number
+from optdyn.report.page import Cell, Section, Table, cell, number
 
 NAME, GROUPS, VARIANT = "method.name", "method.groups", "method.variant"
 KIND = (NAME, GROUPS, VARIANT)
@@ -137,19 +137,19 @@ def headline(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[Table, list[str]]
             f"{worst}, by updates to the target, then by final loss; results.csv has all."
         )
     shown = [f for f in efficiency.FIGURES if f in runs and np.isfinite(floats(runs[f])).any()]
-    failed = set(runs["status"]) != {"completed"}
-    columns = [Column("method", text=True)]
-    columns += [Column(TITLES.get(k, k), any(isinstance(v, str) for v in runs[k])) for k in keys]
-    columns += [Column("status", text=True)] * failed
-    columns += [Column(TITLES[figure]) for figure in shown]
     rows, groups = [], dict(list(runs[runs["setting"].isin(settings)].groupby("setting")))
     for group in (groups[setting] for setting in settings):
         status = counted(group["status"]) if seeds else group["status"].iloc[0]
         bad = set(group["status"]) != {"completed"}
-        row = [cell(describe(group.iloc[0], KIND)), *(_of_key(group[key].iloc[0]) for key in keys)]
-        row += [Cell(status, status, bad)] * failed
-        rows.append(row + [of_figure(group, figure) for figure in shown])
-    return Table("Runs", columns, rows), notes
+        rows.append(
+            {"method": cell(describe(group.iloc[0], KIND))}
+            | {TITLES.get(key, key): _of_key(group[key].iloc[0]) for key in keys}
+            | {"status": Cell(status, status, bad)}
+            | {TITLES[figure]: of_figure(group, figure) for figure in shown}
+        )
+    words = [TITLES.get(k, k) for k in keys if any(isinstance(v, str) for v in runs[k])]
+    without = ("status",) if set(runs["status"]) == {"completed"} else ()
+    return page.table("Runs", rows, ("method", "status", *words), without), notes
 
 
 def ranked(runs: pd.DataFrame) -> list[str]:

@@ -65,15 +65,9 @@ def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list
     every = tables.narrowed(every, where)
     strange = {p.config[NAME] for p in every if not methods.is_simple(p.config[NAME])}
     if strange or not every:
-        has = f"runs of {NAME} = {strange.pop()!r}" if strange else "none that were asked for"
+        has = f"runs of {NAME} = {min(strange)!r}" if strange else "none that were asked for"
         raise TableError(f"{workdir}: needs runs of plain gradients, in groups or not, has {has}")
-    for key in tables.differing(every):
-        if key not in VARIED:
-            values = sorted({str(p.config.get(key)) for p in every})
-            raise TableError(
-                f"{workdir}: points differ in {key}; choose one with --where={key}=VALUE, VALUE "
-                f"one of {', '.join(values)}"
-            )
+    tables.check_alike(every, f"{workdir}: points", VARIED.__contains__)
     return every
 
 

@@ -165,6 +165,15 @@ def narrowed(every: Sequence[Point], where: Sequence[str]) -> list[Point]:
     return list(every)
 
 
+def check_alike(every: Sequence[Point], what: str, may_differ: Callable[[str], bool]) -> None:
+    """Raises `TableError` where configs differ in a key that may not; `what` are the points."""
+    for key in differing(every):
+        if not may_differ(key):
+            values = ", ".join(sorted({str(point.config.get(key)) for point in every}))
+            choice = f"choose one with --where={key}=VALUE, VALUE one of {values}"
+            raise TableError(f"{what} differ in {key}; {choice}")
+
+
 def value(config: Mapping[str, Any], key: str) -> Any:
     """The value of a dotted key, None if there is none; of config.method as `of_method` has it.
 
@@ -210,6 +219,13 @@ def metrics(every: Sequence[Point]) -> pd.DataFrame:
 def replace(path: Path, text: str) -> None:
     """Writes the file in one step: it is whole whenever the process is killed."""
     write(path, text, aside=str(os.getpid()))
+
+
+def folders_with(workdir: Path, name: str) -> list[Path]:
+    """The workdir itself or those of a sweep's points, if a file of the name is there."""
+    if (workdir / name).exists():
+        return [workdir]
+    return sorted((path.parent for path in workdir.glob(f"points/*/{name}")), key=natural)
 
 
 def _runs_in(workdir: Path) -> Iterator[Path]:
