@@ -199,16 +199,6 @@ def test_seeds_share_a_row_and_learning_rates_a_curve(tmp_path):
     assert alt == "Training loss against updates. asynchronous, learning rate 0.1 ends at 0.6."
 
 
-def test_losses_by_simulated_seconds(written):
-    """Logged at seconds 1, 2, 3; g = 4 was at 0.2 after one, before it diverged."""
-    table = rows(written[1].tables[1])
-    assert [row["simulated seconds"] for row in table] == ["1", "2"]
-    assert [row["g = 1"] for row in table] == ["1", "0.5"]
-    assert [row["g = 4"] for row in table] == ["0.2", "0.2"]
-    assert [row["g = 16"] for row in table] == ["1.2", "–"]  # it got no further
-    assert written[0].count('class="good"') == 2
-
-
 def test_numbers_sort_as_numbers(written):
     """A cell is sorted by `data-sort`, or by what it shows if that is the same."""
     for shown, sort in ((">1,000<", ""), ("not reached", "Infinity"), (">–<", "Infinity")):

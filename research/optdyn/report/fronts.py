@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from optdyn.report import figures, run_tables
-from optdyn.report.page import Cell, Column, Picture, Section, Table, cell, number
+from optdyn.report.page import Picture, Section, number
 
 FLOPS = {"sequential": "sequential_flops", "total": "total_flops"}  # columns of runs, an update
 COSTS = {
@@ -74,10 +74,8 @@ def section(
     if left := run_tables.untold(runs, keys):
         text += f" Settings of one kind differ in {', '.join(left)}."
     text += " Thin lines are the settings." if thin else ""
-    text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
-    comparison = _budgets(table, costs[0], list(looks)) if len(looks) > 1 else None
     points = [said for cost in costs if (said := _lowest(table, cost, list(looks)))]
-    return Section("Loss against cost", points, text=text, pictures=pictures, table=comparison)
+    return Section("Loss against cost", points, text=text, pictures=pictures)
 
 
 def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
@@ -87,19 +85,6 @@ def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
         return ""
     said = (f"{kind} from {number(start)} to {number(end)}" for kind, start, end in found)
     return f"Lowest loss by {COSTS[cost]}: {'; '.join(said)}."
-
-
-def _budgets(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> Table | None:
-    """The loss that each kind reaches for so much, the lowest of them marked."""
-    budgets = np.array(figures.nice(table[cost].min(), table[cost].max()))
-    losses = at(table, cost, "kind", kinds, budgets)
-    rows = [
-        [cell(budget)] + [Cell(*cell(loss)[:2], good=loss == np.nanmin(row)) for loss in row]
-        for budget, row in zip(budgets.tolist(), losses[0].T.tolist(), strict=True)
-        if not np.isnan(row).all()
-    ]
-    columns = [Column(COSTS[cost]), *map(Column, kinds)]
-    return Table(f"Lowest loss by {COSTS[cost]}", columns, rows) if rows else None
 
 
 @matplotlib.rc_context(figures.STYLE)

@@ -28,7 +28,6 @@ class Cell(NamedTuple):
     sort: str | float
     bad: bool = False
     range: str = ""
-    good: bool = False
 
 
 class Table(NamedTuple):
@@ -141,7 +140,6 @@ th[aria-sort=ascending] button::after { content: " \\25B2"; }
 th[aria-sort=descending] button::after { content: " \\25BC"; }
 .range { white-space: nowrap; display: block; }
 .bad { color: var(--bad); font-weight: 600; }
-.good { font-weight: 700; }
 .figures { display: grid; gap: 1rem 2rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); }
 .figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
@@ -194,8 +192,7 @@ TEMPLATE = (
 <tr>
 {% for cell in row %}
 {% set text = table.columns[loop.index0].text %}
-<td{% if text or cell.bad or cell.good %} class="
-{{- 'text ' if text }}{{ 'bad' if cell.bad }}{{ 'good' if cell.good }}"{% endif %}
+<td{% if text or cell.bad %} class="{{ 'text ' if text }}{{ 'bad' if cell.bad }}"{% endif %}
 {%- if cell.range or cell.sort | string != cell.shown %} data-sort="{{ cell.sort }}"{% endif %}>
 {{- cell.shown }}
 {%- if cell.range %} <span class="range">({{ cell.range }})</span>{% endif %}</td>

@@ -133,7 +133,7 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     said = kept_momentum.answer(tuned, it.keys) or headline.lines(it.runs, it.keys, it.target)
     kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
     return said, [
-        *kept_momentum.sections(tuned, it.log, it.keys),
+        kept_momentum.section(tuned, it.log, it.keys),
         overview,
         curves.losses(it.curves, it.others, it.note, it.target, run_tables.tuned(it.runs)),
         curves.to_losses(it.curves),
