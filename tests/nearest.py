@@ -4,7 +4,7 @@ What is changed is what git finds different from where this branch left `main`, 
 nothing is, the last commit. A test's distance from a changed file is
 
     0   it is in the file, or in one of its name: plan/phases.py, tests/tune/test_phases.py
-    1   its case is named after the file: test_step_is_pure[gossip], methods/mix/gossip.py
+    1   its case is named after the file: test_step_is_pure[gossip], methods/gossip.py
     n   its file imports the changed one by way of n - 1 others, or says its name in a string
 
 The nearest come first; among files at one distance those first that import fewest. At most 20 files

@@ -17,7 +17,7 @@ from optdyn.cli.keys import keys
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES
 from optdyn.experiment import ConfigError, Experiment, differences, to_json
-from optdyn.methods.mix.diloco import DiLoCo
+from optdyn.methods.averaging import DiLoCo
 from optdyn.problem.models.resnet import NORMS, STEMS, ResNet
 from optdyn.train.checks import check
 from tests.conftest import RUN
@@ -183,7 +183,7 @@ COMBINATIONS = [
     ({"method.name": "nosuch"}, "method.name"),
     ({"method.name": "daso+nosuch"}, "method.name"),
     ({"method.name": "no_such_file:NAME"}, "method.name"),
-    ({"method.name": "optdyn.methods.mix.daso:Choice"}, "method.name"),
+    ({"method.name": "optdyn.methods.daso:Choice"}, "method.name"),
     (
         {"method.name": "daso+asynchronous", **GRID, "method.asynchronous.groups": 4},
         "method.asynchronous.groups",
@@ -434,7 +434,7 @@ GOOD = [
     {"method.name": "daso", "parallel.api": "jit", **GRID},
     {"method.name": "daso+dynamic_batch", **GRID, "cluster.speeds": (1, 2, 3, 4)},
     {"method.name": "daso+asynchronous", **GRID, "method.asynchronous.groups": 2},
-    {"method.name": "optdyn.methods.mix.daso:DASO", **GRID},
+    {"method.name": "optdyn.methods.daso:DASO", **GRID},
 ]
 
 

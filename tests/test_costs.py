@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import gpt, resnet
-from optdyn.methods.gradient.local_losses import gradients, groups, heads
+from optdyn.methods.local_losses import gradients, groups, heads
 from optdyn.problem import problem
 from optdyn.problem.costs import BlockCost, BlockCosts, block_costs, communicated, of_groups
 from optdyn.problem.models import MLP, ResMLP, Transformer

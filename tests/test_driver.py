@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.metered import METERED
+from optdyn.methods.compose import METERED
 from optdyn.train import single
 from optdyn.train.driver import METERED_CHUNK, drive, initial
 from optdyn.train.meter import Windows

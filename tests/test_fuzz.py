@@ -52,7 +52,7 @@ NASTY = (
     *("x" * 5000, "a\nb", "a\0b", "/nosuch", "..", "/proc/self/mem", "\ud800", "a+b", "+", ":"),
     *(
         "os:getcwd",
-        "optdyn.methods.mix.daso:DASO",
+        "optdyn.methods.daso:DASO",
         "folder:",
         "folder:/nosuch",
         "tfds:",

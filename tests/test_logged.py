@@ -83,11 +83,11 @@ def test_divergence_is_found_at_its_step(
     slots = [x] * groups
     with np.errstate(over="ignore"):
         for step in range(chosen.steps):
-            read = slots[timeline.choice.read[step]]
+            read = slots[timeline.plan.read[step]]
             losses = [np.sum(h * read**2), np.sum(h * x**2) if step % every == 0 else 0]
             if not np.isfinite(losses).all():
                 break
-            x = slots[timeline.choice.write[step]] = x - np.float32(30) * h * read
+            x = slots[timeline.plan.write[step]] = x - np.float32(30) * h * read
     assert 10 < step < 60 - 1
 
     assert launcher.main(chosen, tmp_path) == 0

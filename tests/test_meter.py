@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from optdyn.base.progress import Watch
 from optdyn.experiment import ConfigError
-from optdyn.methods.metered import METERED
+from optdyn.methods.compose import METERED
 from optdyn.train import single, trainer
 from optdyn.train.meter import FILE, Windows, in_place, is_plain, lags, shortened, steered
 

@@ -116,7 +116,7 @@ def test_cases_named_after_a_file_are_next_to_it():
 def test_modules_of_this_project_are_found():
     """Real imports, of all kinds that the project has."""
     used = nearest.Suite(ROOT).used
-    assert "research/optdyn/methods/mix/gossip.py" in used["tests/methods/test_gossip.py"]
+    assert "research/optdyn/methods/gossip.py" in used["tests/methods/test_gossip.py"]
     assert "research/optdyn/train/trainer.py" in used["tests/conftest.py"]
     assert "research/optdyn/cli/sweep.py" in used["tests/cli/sweeping.py"]
     assert "research/optdyn/cli/python.py" in used["research/optdyn/__init__.py"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optdyn.base import seeds
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 from optdyn.methods import Event
 from optdyn.problem import data as datasets
 from optdyn.train import driver, program, trainer
@@ -56,7 +56,7 @@ def test_a_run_is_the_update_rule_looped_over_events_and_batches(
     state = run.program.rule.init(run.params)
     for t, indices in enumerate(batch_indices(run)):
         hyper = {name: values[t] for name, values in run.hypers.items()}
-        event = Event(at(run.timeline.choice, t), hyper)
+        event = Event(at(run.timeline.plan, t), hyper)
         state, _ = step(state, event, {k: v[indices] for k, v in run.data.train.items()})
     reached, saved = final(run, tmp_path)
     assert reached == chosen.steps

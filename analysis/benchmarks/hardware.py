@@ -33,7 +33,7 @@ from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import repeated, spread
 from configs import quickstart
 from optdyn.base import processes
-from optdyn.clock.server import t_conv
+from optdyn.clock.arrivals import t_conv
 from optdyn.plan.phases import Loop, MeasurementPlan, all_reduces, measure, prepare
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK

@@ -53,7 +53,7 @@ from optdyn import methods
 from optdyn.base import processes
 from optdyn.base.files import write_json
 from optdyn.cli import cache
-from optdyn.clock.base import Timeline
+from optdyn.clock.timeline import Timeline
 from optdyn.devices import overlap
 from optdyn.experiment import Experiment
 from optdyn.price.shapes import of_model
@@ -189,7 +189,7 @@ def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable
             [leaf, np.zeros((program.CHUNK - len(leaf), *leaf.shape[1:]), leaf.dtype)]
         )
 
-    events = events._replace(choice=jax.tree.map(padded, line_of(run.config).choice))
+    events = events._replace(plan=jax.tree.map(padded, line_of(run.config).plan))
 
     def once() -> float:
         nonlocal state

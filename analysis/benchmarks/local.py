@@ -31,7 +31,7 @@ from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import Timer, in_turn, ours, spread
 from optdyn import optimizers
 from optdyn.clock import pipeline
-from optdyn.core import by_block
+from optdyn.core import per_block_optimizer
 from optdyn.experiment import Experiment
 from optdyn.price import shapes
 from optdyn.problem.models import base
@@ -107,7 +107,7 @@ def heads_alone(config: Experiment) -> Timer:
 
     names = tuple(run.hypers)
     optimizer = optimizers.optimizer(config.optimizer.name, names)
-    rule = by_block(optimizer)
+    rule = per_block_optimizer(optimizer)
     h = jnp.ones((config.batch_size, config.model.width))
     loop = jax.jit(lambda carry: jax.lax.fori_loop(0, UPDATES, update, carry))
 

@@ -23,9 +23,9 @@ import pandas as pd
 
 from analysis.benchmarks.record import publish
 from optdyn import optimizers
-from optdyn.core import Event, by_block
-from optdyn.methods.gradient.local import local
-from optdyn.methods.gradient.local_losses import groups, heads
+from optdyn.core import Event, per_block_optimizer
+from optdyn.methods.local import local
+from optdyn.methods.local_losses import groups, heads
 from optdyn.methods.sync import sync
 from optdyn.problem import models, problem
 from optdyn.problem.costs import block_costs, of_groups
@@ -46,7 +46,7 @@ def update(depth: int, variant: str) -> tuple[jax.stages.Lowered, int]:
     }
     params = jax.eval_shape(whole.init, jax.random.key(0), batch)
     hyper = ("learning_rate", "momentum")
-    method = sync(local(whole, parts), by_block(optimizers.optimizer("sgd", hyper)))
+    method = sync(local(whole, parts), per_block_optimizer(optimizers.optimizer("sgd", hyper)))
     event = Event((), dict.fromkeys(hyper, jnp.float32(0)))
     state = jax.eval_shape(method.init, params)
     program = jax.jit(method.step, donate_argnums=0).lower(state, event, batch)

@@ -34,7 +34,7 @@ import optdyn as od
 from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import Timer, in_turn, spread
 from optdyn.base import processes
-from optdyn.clock.base import Meeting
+from optdyn.clock.timeline import Meeting
 from optdyn.devices import ring
 from optdyn.train import driver, trainer
 from optdyn.train.program import parameter_bytes
@@ -76,7 +76,7 @@ def meetings(exchanged: bool, wait: int) -> Meeting:
 def updates(run: Run, exchanged: bool, wait: int) -> Timer:
     """Seconds of them all, as the trainer calls them; all of what is sent arrives."""
     state, examples, events, indices, n = driver.first(run, UPDATES)
-    events = events._replace(choice=meetings(exchanged, wait))
+    events = events._replace(plan=meetings(exchanged, wait))
 
     def work() -> None:
         nonlocal state

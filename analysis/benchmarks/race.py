@@ -7,7 +7,7 @@
                 batches so large that the latter are 20 ms
     kills       one race in which 20 workers and 5 servers are killed at random times
     predicted   updates a second of 2 and 4 workers, predicted from a race of one by cores that
-                they share and a server that they queue for (`clock/shared_cores.py`); rounds in
+                they share and a server that they queue for (`clock/arrivals.py`); rounds in
                 turn, the cores that were busy before each. The race of one runs beside another
 
 Differences are the largest of a parameter, over the largest parameter. XLA sums in an order that

@@ -55,7 +55,7 @@ def repeated(config: od.Experiment) -> Callable[[int], Any]:
     run = trainer.prepare(config)
     layout, rng = run.program.layout, np.random.default_rng(0)
     indices = rng.integers(run.examples, size=(CHUNK, config.batch_size)).astype(np.int32)
-    events = Event(run.timeline.choice, run.hypers)
+    events = Event(run.timeline.plan, run.hypers)
     examples = layout.put_examples(run.data.train)
     state = layout.put_state(run.program.rule.init(run.params))
 

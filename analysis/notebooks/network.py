@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from optdyn.base.lookup import CLOCK
-from optdyn.clock.nodes import synchronous
+from optdyn.clock.meetings import synchronous
 from optdyn.clock.service import DRAWN
 from optdyn.experiment import Experiment, read
-from optdyn.methods.mix.daso import DASO, clock
+from optdyn.methods.daso import DASO, clock
 from optdyn.report.tables import Point, TableError
 
 GIGABIT = 1e9 / 8  # bytes

@@ -23,8 +23,7 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
-from optdyn.methods import ModelInfo
-from optdyn.methods.gradient import local
+from optdyn.methods import ModelInfo, local
 from optdyn.problem import shared_data
 from optdyn.train import program
 

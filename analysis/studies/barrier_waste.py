@@ -13,10 +13,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import optdyn as od
-from optdyn.clock.dynamic_batch import clocked, waste
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, shown
 from optdyn.evidence.study import Study
+from optdyn.methods.dynamic_batch import clocked, waste
 from optdyn.problem import shared_data
 
 EPOCHS = {"small": 40, "full": 120}

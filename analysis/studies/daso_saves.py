@@ -13,13 +13,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 import optdyn as od
-from optdyn.clock.nodes import synchronous
+from optdyn.clock.meetings import synchronous
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
-from optdyn.methods.mix.daso import clock
+from optdyn.methods.daso import clock
 from optdyn.problem import shared_data
 
 WIDTHS = (784, 512, 512, 10)

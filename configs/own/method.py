@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from optdyn.clock import make
+from optdyn.clock.arrivals import compute_groups
 from optdyn.methods import Gradients
 
 
@@ -36,4 +36,6 @@ class Clipped(Gradients):
     def clock(self, setting, methods):
         """All workers wait for one another."""
         setup = setting.setup
-        return make(setup.cluster, groups=1, steps=setup.steps, batch_size=setup.batch_size)
+        return compute_groups(
+            setup.cluster, groups=1, steps=setup.steps, batch_size=setup.batch_size
+        )

@@ -26,32 +26,20 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
         Race,
         Trace,
     )
-    from optdyn.methods.gradient.dynamic_batch import DynamicBatch
-    from optdyn.methods.gradient.local import Local
+    from optdyn.methods.async_local_sgd import AsyncLocalSGD, Decoupled
+    from optdyn.methods.asynchronous import Asynchronous, Ringleader, Ringmaster
+    from optdyn.methods.averaging import DesLoc, DiLoCo, Eager, ModelAveraging, SlowMo
+    from optdyn.methods.buffered import Buffered, MindFlayer
+    from optdyn.methods.daso import DASO
+    from optdyn.methods.dynamic_batch import DynamicBatch
+    from optdyn.methods.gossip import GASLoC, Gossip
+    from optdyn.methods.local import Local
     from optdyn.methods.method import Method, Methods
-    from optdyn.methods.mix.daso import DASO
-    from optdyn.methods.mix.demo import DeMo
-    from optdyn.methods.mix.des_loc import DesLoc
-    from optdyn.methods.mix.diloco import DiLoCo
-    from optdyn.methods.mix.eager import Eager
-    from optdyn.methods.mix.gasloc import GASLoC
-    from optdyn.methods.mix.gossip import Gossip
-    from optdyn.methods.mix.model_averaging import ModelAveraging
-    from optdyn.methods.mix.slowmo import SlowMo
-    from optdyn.methods.mix.sparseloco import SparseLoCo
-    from optdyn.methods.mix.sparta import Sparta
-    from optdyn.methods.read.ad_psgd import ADPSGD
-    from optdyn.methods.read.async_local_sgd import AsyncLocalSGD
-    from optdyn.methods.read.asynchronous import Asynchronous
-    from optdyn.methods.read.buffered import Buffered
-    from optdyn.methods.read.decoupled import Decoupled
-    from optdyn.methods.read.elastic import Elastic
-    from optdyn.methods.read.mindflayer import MindFlayer
-    from optdyn.methods.read.ringleader import Ringleader
-    from optdyn.methods.read.ringmaster import Ringmaster
-    from optdyn.methods.read.stale_pipeline import StalePipeline
+    from optdyn.methods.pipeline import StalePipeline
     from optdyn.methods.setup import Parallel, Plan, Probes, Replicas, Tune
+    from optdyn.methods.sparse import DeMo, SparseLoCo, Sparta
     from optdyn.methods.sync import Sync
+    from optdyn.methods.workers import ADPSGD, Elastic
     from optdyn.optimizers.kinds import SGD, Adam, AdamW, ClosedLoop, Optax, Optimizer
     from optdyn.problem.data.kinds import (
         KJV,
@@ -85,32 +73,20 @@ _WHERE = {
     "clock.service": (
         "Constant Exponential Gamma Geometric Law LogNormal Measured OwnLaw Race Trace"
     ),
-    "methods.gradient.dynamic_batch": "DynamicBatch",
-    "methods.gradient.local": "Local",
+    "methods.async_local_sgd": "AsyncLocalSGD Decoupled",
+    "methods.asynchronous": "Asynchronous Ringleader Ringmaster",
+    "methods.averaging": "DesLoc DiLoCo Eager ModelAveraging SlowMo",
+    "methods.buffered": "Buffered MindFlayer",
+    "methods.daso": "DASO",
+    "methods.dynamic_batch": "DynamicBatch",
+    "methods.gossip": "GASLoC Gossip",
+    "methods.local": "Local",
     "methods.method": "Method Methods",
-    "methods.mix.daso": "DASO",
-    "methods.mix.demo": "DeMo",
-    "methods.mix.des_loc": "DesLoc",
-    "methods.mix.diloco": "DiLoCo",
-    "methods.mix.eager": "Eager",
-    "methods.mix.gasloc": "GASLoC",
-    "methods.mix.gossip": "Gossip",
-    "methods.mix.model_averaging": "ModelAveraging",
-    "methods.mix.slowmo": "SlowMo",
-    "methods.mix.sparseloco": "SparseLoCo",
-    "methods.mix.sparta": "Sparta",
-    "methods.read.ad_psgd": "ADPSGD",
-    "methods.read.async_local_sgd": "AsyncLocalSGD",
-    "methods.read.asynchronous": "Asynchronous",
-    "methods.read.buffered": "Buffered",
-    "methods.read.decoupled": "Decoupled",
-    "methods.read.elastic": "Elastic",
-    "methods.read.mindflayer": "MindFlayer",
-    "methods.read.ringleader": "Ringleader",
-    "methods.read.ringmaster": "Ringmaster",
-    "methods.read.stale_pipeline": "StalePipeline",
+    "methods.pipeline": "StalePipeline",
     "methods.setup": "Parallel Plan Probes Replicas Tune",
+    "methods.sparse": "DeMo SparseLoCo Sparta",
     "methods.sync": "Sync",
+    "methods.workers": "ADPSGD Elastic",
     "optimizers.kinds": "Adam AdamW ClosedLoop Optax Optimizer SGD",
     "problem.data.kinds": (
         "Data Folder KJV MNIST5k OwnData Packages StandardLibrary TFDS TextFiles"

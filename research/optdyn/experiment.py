@@ -21,11 +21,11 @@ from optdyn.base.errors import ConfigError, Join, meant, one_of_these, refused_a
 from optdyn.base.fields import Value, default_of, every_field, not_one, plain
 from optdyn.base.ranges import WIDTH
 from optdyn.clock import service
-from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN, OwnLaw, Trace
+from optdyn.clock.timeline import Timeline
+from optdyn.methods.asynchronous import Grouped
 from optdyn.methods.method import OPTIONAL, PLAIN, Method, Methods, built_in, load
-from optdyn.methods.read.groups import Grouped
 from optdyn.methods.setup import Setup
 from optdyn.optimizers import schedules
 from optdyn.optimizers.kinds import SGD

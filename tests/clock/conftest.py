@@ -3,9 +3,8 @@
 import pytest
 
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.dynamic_batch import costs, dynamic_batch
 from optdyn.clock.service import Constant
-from optdyn.methods.gradient.dynamic_batch import DynamicBatch
+from optdyn.methods.dynamic_batch import DynamicBatch, costs, dynamic_batch
 
 SPEEDS = (1.0, 1.0, 2.0, 4.0)
 BATCH = 256  # 8 divides it, so that the shares of SPEEDS come out even: 32, 32, 64, 128

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from optdyn.base.type_checks import SMALL
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 
 
 def numbers(most):

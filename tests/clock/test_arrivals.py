@@ -14,14 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from optdyn.clock import make
-from optdyn.clock.arrivals import BLOCK, Work, arrivals
+from optdyn.clock.arrivals import (
+    BLOCK,
+    Work,
+    arrivals,
+    compute_groups,
+    several,
+    volunteers,
+    work_of,
+)
+from optdyn.clock.availability import Habits
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.compute_groups import work_of
-from optdyn.clock.habits import Habits
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
-from optdyn.clock.several import several
-from optdyn.clock.volunteers import volunteers
 from tests.clock.lines import p_of_geometric
 from tests.values import as_law
 
@@ -34,7 +38,7 @@ def memoryless(request):
     """g workers with exponential services of mean one second, 40,000 arrivals of each."""
     g = request.param
     values = Cluster(nodes=g, service=Exponential(), seconds_per_example=1.0)
-    return g, make(values, groups=g, steps=40_000 * g, batch_size=1, seed=g)
+    return g, compute_groups(values, groups=g, steps=40_000 * g, batch_size=1, seed=g)
 
 
 def test_mean_staleness_of_memoryless_workers(memoryless):
@@ -71,7 +75,7 @@ def test_a_synchronous_update_of_n_memoryless_workers_takes_harmonic_time():
     """E max of N exponentials of mean m is m (1 + 1/2 + ... + 1/N)."""
     n, steps = 8, 40_000
     values = Cluster(nodes=2, devices_per_node=4, seconds_per_example=1.0)
-    timeline = make(values, groups=1, steps=steps, batch_size=n)  # one example a worker
+    timeline = compute_groups(values, groups=1, steps=steps, batch_size=n)  # one example a worker
     # Variance 1 + 1/4 + ... + 1/64 = 1.53: four deviations of the mean of 40,000 are 0.9 %.
     harmonic = sum(1 / k for k in range(1, n + 1))
     assert timeline.seconds[-1] / steps == pytest.approx(harmonic, rel=0.009)
@@ -123,7 +127,7 @@ def test_blocks_of_draws_leave_no_seam():
 def test_arrivals_are_proportional_to_speed(name):
     speeds, steps = np.array([1.0, 2.0, 5.0, 0.5]), 100_000
     values = Cluster(nodes=4, service=as_law(name, 0.8), speeds=tuple(speeds))
-    timeline = make(values, groups=4, steps=steps, batch_size=8)
+    timeline = compute_groups(values, groups=4, steps=steps, batch_size=8)
     share = speeds / speeds.sum()
     # Counts of a renewal process with cv <= 1 vary no more than binomial ones: four deviations.
     margin = 4 * np.sqrt(steps * share * (1 - share)) + 1
@@ -181,8 +185,8 @@ def test_exponential_services_are_exponential():
 
 def test_replicas_are_consecutive_windows_of_one_timeline():
     values = Cluster(nodes=4, service=Exponential())
-    one = make(values, groups=4, steps=150, batch_size=8, seed=5)
-    three = make(values, groups=4, steps=50, batch_size=8, seed=5, replicas=3)
+    one = compute_groups(values, groups=4, steps=150, batch_size=8, seed=5)
+    three = compute_groups(values, groups=4, steps=50, batch_size=8, seed=5, replicas=3)
     np.testing.assert_array_equal(three.worker.ravel(), one.worker)
     starts = one.seconds[[49, 99]]
     np.testing.assert_array_equal(three.seconds[0], one.seconds[:50])
@@ -192,7 +196,7 @@ def test_replicas_are_consecutive_windows_of_one_timeline():
 
 def test_seeds_differ_and_repeat():
     values = Cluster(nodes=4)
-    a, b, c = (make(values, groups=4, steps=100, batch_size=8, seed=s) for s in (1, 1, 2))
+    a, b, c = (compute_groups(values, groups=4, steps=100, batch_size=8, seed=s) for s in (1, 1, 2))
     np.testing.assert_array_equal(a.seconds, b.seconds)
     assert not np.array_equal(a.worker, c.worker)
 
@@ -201,7 +205,7 @@ def test_seeds_differ_and_repeat():
 def test_ten_million_events_for_sixteen_groups():
     """Nothing in the making is worse than n log n, in time or memory. Prints the seconds."""
     start = time.perf_counter()
-    timeline = make(Cluster(nodes=16), groups=16, steps=10_000_000, batch_size=16)
+    timeline = compute_groups(Cluster(nodes=16), groups=16, steps=10_000_000, batch_size=16)
     print(f"10 M events of 16 groups: {time.perf_counter() - start:.1f} s")
     assert timeline.worker.shape == (10_000_000,)
     # The sums of gaps miss only the ends of the run, at most 16 gaps of a few hundred.

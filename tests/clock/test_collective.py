@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock import make
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES, among, between_nodes, of_groups
 from optdyn.clock.service import Exponential, LogNormal
@@ -72,7 +72,7 @@ def test_nor_the_way_of_a_group_to_its_server():
     """One worker a group: its services are those of a free network, and two messages each."""
     cluster = Cluster(nodes=2, service=Exponential())
     size = {"groups": 2, "steps": 400, "batch_size": 8, "update_bytes": 1000, "seed": 3}
-    free, slow = make(cluster, **size), make(cluster.with_(**SLOW), **size)
+    free, slow = compute_groups(cluster, **size), compute_groups(cluster.with_(**SLOW), **size)
     for group in range(2):
         services = [np.diff(line.seconds[line.worker == group]) for line in (free, slow)]
         n = min(map(len, services))

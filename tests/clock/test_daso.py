@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from optdyn.base.errors import ConfigError
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.meetings import synchronous
 from optdyn.clock.network import all_reduce
-from optdyn.clock.nodes import synchronous
 from optdyn.clock.service import Constant, Law
-from optdyn.methods.mix.daso import DASO, Phase, after_epoch, clock
+from optdyn.methods.daso import DASO, Phase, after_epoch, clock
 from tests.clock.lines import begins_with
 from tests.values import as_law
 
@@ -116,7 +116,7 @@ def flags(text):
 )
 def test_the_batches_of_an_epoch_by_hand(values, send, receive, waited):
     timeline = make(Cluster(nodes=2), method_of(**values), steps=10, per_epoch=10)
-    choice = timeline.choice
+    choice = timeline.plan
     assert choice.send.tolist() == flags(send)
     assert choice.receive.tolist() == flags(receive)
     assert choice.waited.tolist() == waited == timeline.staleness.tolist()
@@ -128,11 +128,11 @@ def test_warm_up_and_cool_down_block_and_the_last_epoch_may_be_cut():
     """Six epochs, the last one of 3 batches of 5; the message of batch 0 is received at 1."""
     method = method_of(warmup_epochs=2, cooldown_epochs=2)
     timeline = make(Cluster(nodes=2), method, [1] * 9, steps=28, per_epoch=5)
-    assert timeline.choice.send.tolist() == flags("xxxxx xxxxx x...x x...x xxxxx xxx")
+    assert timeline.plan.send.tolist() == flags("xxxxx xxxxx x...x x...x xxxxx xxx")
     method = method_of(max_batches=2)
     timeline = make(Cluster(nodes=2), method, [1] * 9, steps=13, per_epoch=5)
-    assert timeline.choice.send.tolist() == flags("x.x.x x.x.x x.x")
-    assert timeline.choice.receive.tolist() == flags(".x.xx .x.xx .xx")
+    assert timeline.plan.send.tolist() == flags("x.x.x x.x.x x.x")
+    assert timeline.plan.receive.tolist() == flags(".x.xx .x.xx .xx")
 
 
 @settings(deadline=None, max_examples=60)
@@ -171,7 +171,7 @@ def test_every_message_is_received_once_and_none_is_left_at_the_end_of_an_epoch(
     method = method_of(max_batches=period, wait=wait, patience=0)
     steps = data.draw(st.integers(per_epoch, 5 * per_epoch))
     timeline = make(Cluster(), method, [1.0] * 9, steps=steps, per_epoch=per_epoch)
-    send, receive, waited = timeline.choice[:3]
+    send, receive, waited = timeline.plan[:3]
     sent_at = None
     for t in range(steps):
         before, sent_at = sent_at, t if send[t] else sent_at
@@ -263,7 +263,7 @@ def test_seconds_equal_a_simulation_of_the_whole_run(law, period, wait):
     losses = [3, 2, 2, 2, 2, 1, 1, 1]
     timeline = make(values, method, losses, steps=80, per_epoch=9, seed=4)
     services = node_services(values, 80, seed=4)
-    expected = simulate(services, timeline.choice, 2 * 2 * 0.4)
+    expected = simulate(services, timeline.plan, 2 * 2 * 0.4)
     # Sums of 80 float64 numbers in another order.
     np.testing.assert_allclose(timeline.seconds, expected, rtol=1e-13)
 

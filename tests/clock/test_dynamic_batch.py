@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base import seeds
-from optdyn.clock import TimelineError, make
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.dynamic_batch import (
+from optdyn.clock.service import Constant, Geometric, LogNormal
+from optdyn.clock.timeline import TimelineError
+from optdyn.methods.dynamic_batch import (
     CHANGE,
+    DynamicBatch,
     StepCost,
     clocked,
     costs,
@@ -18,8 +21,6 @@ from optdyn.clock.dynamic_batch import (
     smooth,
     waste,
 )
-from optdyn.clock.service import Constant, Geometric, LogNormal
-from optdyn.methods.gradient.dynamic_batch import DynamicBatch
 from tests.clock.conftest import BATCH, SPEEDS
 from tests.values import as_law
 
@@ -118,7 +119,7 @@ def test_shares_that_cannot_be():
 
 def test_one_epoch_finds_the_ideal_when_nothing_is_noise(run):
     made, cost = run(3, 5)
-    taken = made.choice.shares
+    taken = made.plan.shares
     np.testing.assert_array_equal(taken[:5], np.full((5, 4), BATCH // 4))
     np.testing.assert_array_equal(taken[5:], np.tile([32, 32, 64, 128], (10, 1)))
     # 256 examples over a total speed of 8 at a millisecond; float64 rounding.
@@ -128,7 +129,7 @@ def test_one_epoch_finds_the_ideal_when_nothing_is_noise(run):
 
 def test_equal_speeds_keep_equal_shares(run):
     made, _ = run(4, 3, speeds=())
-    np.testing.assert_array_equal(made.choice.shares, np.full((12, 4), BATCH // 4))
+    np.testing.assert_array_equal(made.plan.shares, np.full((12, 4), BATCH // 4))
 
 
 SLOWDOWN = {"disturbances": ((3, 5, 10, 4.0), (1, 8, 12, 1.3))}  # epochs 5..10 and 8..12
@@ -165,13 +166,13 @@ def test_five_percent_under_noise_too(run, seed):
     """Steps vary by 10 % a worker; an epoch of 50 gives rates to 1.4 %."""
     noise = {"service": LogNormal(0.1)}
     made, cost = run(16, 50, seed=seed, **noise, **SLOWDOWN)
-    taken = made.choice.shares[::50]
+    taken = made.plan.shares[::50]
     # The time that these shares take without the noise, which no division can avoid.
     ratio = (taken * cost.example).max(axis=1) / ideal_seconds(cost, BATCH)
     assert ratio[settled(16)].max() < 1.05
     # And against ideal shares that meet the same noise: a step ends with the unluckiest worker.
     draws = LogNormal(0.1).draw(seeds.generator(seed, "arrivals"), (800, 4))
-    compute = made.choice.shares * cost.example.repeat(50, axis=0) * draws
+    compute = made.plan.shares * cost.example.repeat(50, axis=0) * draws
     np.testing.assert_allclose(np.diff(made.seconds, prepend=0.0), compute.max(axis=1), rtol=1e-9)
     ideal = ideal_seconds(cost, BATCH) * draws.max(axis=1).reshape(16, 50).mean(axis=1)
     assert (epoch_seconds(made, 50) / ideal)[settled(16)].max() < 1.05
@@ -183,7 +184,7 @@ def test_noise_moves_smoothed_shares_less(run):
     spread = {}
     for smoothing in (0.0, 0.5):
         made, _ = run(400, 20, smoothing=smoothing, seed=1, **noise)
-        taken = made.choice.shares[20 * 10 :: 20]
+        taken = made.plan.shares[20 * 10 :: 20]
         spread[smoothing] = (taken / taken.mean(axis=0)).std()
     # 390 epochs and 4 workers give the ratio to some 4 %, and whole shares add 1/sqrt(12) of one.
     assert spread[0.5] / spread[0.0] == pytest.approx(0.58, rel=0.15)
@@ -211,7 +212,7 @@ def test_a_step_ends_with_the_slowest_worker_and_the_all_reduce(run):
     # 64 examples at a millisecond, then two messages of 0.25 s and 1000 / 500 s.
     np.testing.assert_allclose(made.seconds, (0.064 + 4.5) * np.arange(1, 13), rtol=1e-13)
     cluster = Cluster(nodes=4, speeds=SPEEDS, service=Constant(), **network)
-    other = make(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
+    other = compute_groups(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
     np.testing.assert_allclose(made.seconds, other.seconds, rtol=1e-13)  # sums in another order
     for field in ("worker", "staleness", "slots"):
         np.testing.assert_array_equal(getattr(made, field), getattr(other, field))
@@ -235,13 +236,13 @@ def test_waste_by_hand():
 def test_communication_does_not_count_as_speed(run):
     slow, _ = run(4, 5, latency=10.0)
     fast, _ = run(4, 5)
-    np.testing.assert_array_equal(slow.choice.shares, fast.choice.shares)
+    np.testing.assert_array_equal(slow.plan.shares, fast.plan.shares)
 
 
 @pytest.mark.parametrize("law", ["constant", "exponential", "lognormal", "gamma"])
 def test_every_step_divides_the_batch_and_takes_time(run, law):
     made, _ = run(12, 5, service=as_law(law, 0.8), disturbance_probability=0.3)
-    taken = made.choice.shares
+    taken = made.plan.shares
     assert taken.dtype == np.int32 and taken.shape == (60, 4)
     assert np.all(taken.sum(axis=1) == BATCH) and taken.min() >= 1
     assert np.all(np.diff(made.seconds, prepend=0.0) > 0)

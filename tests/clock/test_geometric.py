@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from optdyn.clock import make
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.geometric import TAIL, ring_size
-from optdyn.clock.service import Geometric
+from optdyn.clock.service import TAIL, Geometric, ring_size
 from tests.clock.lines import p_of_geometric
 
 STEPS = 200_000
@@ -21,7 +20,7 @@ def drawn(request):
     """g and a timeline, with the staleness of the updates that no longer reach before the start."""
     g = request.param
     values = Cluster(nodes=g, service=Geometric(), seconds_per_example=1.0)
-    timeline = make(values, groups=g, steps=STEPS, batch_size=1, seed=g)
+    timeline = compute_groups(values, groups=g, steps=STEPS, batch_size=1, seed=g)
     return g, timeline, timeline.staleness[timeline.slots :]
 
 
@@ -50,7 +49,7 @@ def test_seconds_are_those_of_g_memoryless_groups(drawn):
 
 def test_rates_of_unequal_groups_add_up():
     values = Cluster(nodes=3, speeds=(1, 2, 5), service=Geometric(), seconds_per_example=1.0)
-    timeline = make(values, groups=3, steps=STEPS, batch_size=1)
+    timeline = compute_groups(values, groups=3, steps=STEPS, batch_size=1)
     # 8 updates a second; the mean of 200,000 exponentials is good to 0.22 %, 1 % is four of that.
     assert timeline.seconds[-1] / STEPS == pytest.approx(1 / 8, rel=0.01)
 
@@ -64,5 +63,5 @@ def test_the_ring_is_the_shortest_power_of_two_that_holds_the_law():
 
 
 def test_one_group_is_never_stale():
-    timeline = make(Cluster(service=Geometric()), groups=1, steps=100, batch_size=1)
+    timeline = compute_groups(Cluster(service=Geometric()), groups=1, steps=100, batch_size=1)
     assert timeline.slots == 1 and not timeline.staleness.any()

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from optdyn.clock import TimelineError
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.dynamic_batch import measured
 from optdyn.clock.service import Measured
-from optdyn.methods.gradient.dynamic_batch import DynamicBatch
+from optdyn.clock.timeline import TimelineError
+from optdyn.methods.dynamic_batch import DynamicBatch, measured
 from tests.clock.conftest import BATCH
 
 
@@ -28,16 +27,16 @@ def test_measured_seconds_are_followed_as_simulated_ones_are(run):
     """Told what the simulated workers took, the real ones' timeline gives the same shares."""
     disturbances = ((3, 2, 3, 8),)
     simulated, cost = run(6, 5, disturbances=disturbances)
-    taken = simulated.choice.shares[::5] * cost.example  # seconds, (epochs, workers)
+    taken = simulated.plan.shares[::5] * cost.example  # seconds, (epochs, workers)
     for past in range(7):
         made = real(taken[:past].tolist(), disturbances=disturbances)
         steps = min(past + 1, 6) * 5
         assert len(made.seconds) == steps
-        np.testing.assert_array_equal(made.choice.shares, simulated.choice.shares[:steps])
+        np.testing.assert_array_equal(made.plan.shares, simulated.plan.shares[:steps])
         # The seconds are a prediction, and longer timelines repeat it.
         np.testing.assert_allclose(made.seconds, real(taken.tolist()).seconds[:steps])
-    np.testing.assert_array_equal(made.choice.work[::5, 3], [1, 1, 8, 8, 1, 1])
-    assert (made.choice.work[:, :3] == 1).all()
+    np.testing.assert_array_equal(made.plan.work[::5, 3], [1, 1, 8, 8, 1, 1])
+    assert (made.plan.work[:, :3] == 1).all()
 
 
 def test_seconds_of_real_workers_are_predicted_from_the_epoch_before():
@@ -47,7 +46,7 @@ def test_seconds_of_real_workers_are_predicted_from_the_epoch_before():
     # those took other seconds, which make of them what the third epoch's are expected to take.
     np.testing.assert_allclose(seconds[:8], [0.064] * 4 + [0.25] * 4)
     rates = np.array([32, 32, 64, 128]) / taken[1]
-    third = real(taken, 3, 4).choice.shares[-1]
+    third = real(taken, 3, 4).plan.shares[-1]
     np.testing.assert_allclose(seconds[8:], (third / rates).max())
 
 

@@ -246,10 +246,10 @@ def traced(case, path):
     config = config_of(name, **{"steps": STEPS, **FOUR, **values})
     line = line_of(config)
     if case in RACED:  # as if groups had raced, and had come in the order that is drawn
-        worker, config = line.choice.worker, config.with_({"cluster.service.name": "race"})
+        worker, config = line.plan.worker, config.with_({"cluster.service.name": "race"})
         blank = line_of(config)
         order = config.methods.read.order(config, config.methods, blank)
-        fill(order, worker, line.seconds, getattr(line.choice, "dropped", None))
+        fill(order, worker, line.seconds, getattr(line.plan, "dropped", None))
         line = blank
     record(line, path, raced=case in RACED)
     return replayed(config, path), reference

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from optdyn.clock.base import TimelineError
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import between_nodes, busiest, messages
+from optdyn.clock.timeline import TimelineError
 
 
 def cluster(**values):

@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.compute_groups import make
-from optdyn.clock.dynamic_batch import dynamic_batch
-from optdyn.clock.nodes import synchronous
+from optdyn.clock.meetings import synchronous
 from optdyn.clock.service import Constant, with_exchange
-from optdyn.methods.gradient.dynamic_batch import DynamicBatch
-from optdyn.methods.mix.daso import DASO, clock
+from optdyn.methods.daso import DASO, clock
+from optdyn.methods.dynamic_batch import DynamicBatch, dynamic_batch
 from tests.values import as_law
 
 LAWS = ("constant", "exponential", "lognormal", "gamma")
@@ -49,8 +48,8 @@ def clocks(cluster):
     run = {"steps": STEPS, "batch_size": BATCH, "update_bytes": BYTES, "seed": 3}
     shares = dynamic_batch(cluster, DynamicBatch(), steps_per_epoch=PER_EPOCH, **run)
     return {
-        "one group": make(cluster, groups=1, **run).seconds,
-        "four groups": make(cluster, groups=4, **run).seconds,
+        "one group": compute_groups(cluster, groups=1, **run).seconds,
+        "four groups": compute_groups(cluster, groups=4, **run).seconds,
         "shares": shares.seconds,
         "rings": synchronous(cluster, **run).seconds,
         "blocking": daso_of(cluster, warmup_epochs=4).seconds,

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock import TimelineError
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.pipeline import (
     BACKWARD,
@@ -20,6 +19,7 @@ from optdyn.clock.pipeline import (
     one_f_one_b,
     seconds,
 )
+from optdyn.clock.timeline import TimelineError
 from tests.clock.schedules import memory, steady_utilization, utilization
 
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 import optdyn
 from optdyn import methods
 from optdyn.base import seeds
-from optdyn.clock import TimelineError, habits, network, regions
+from optdyn.clock import availability, network
+from optdyn.clock.availability import Presence
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.habits import Presence
-from optdyn.clock.regions import LIGHT, RADIUS, great_circle
+from optdyn.clock.network import LIGHT, RADIUS, great_circle
 from optdyn.clock.service import Constant, Exponential
+from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
@@ -28,7 +29,7 @@ FOREVER = 1e12  # seconds
 @given(st.integers(1, 60))
 @settings(max_examples=20, deadline=None)
 def test_distances_are_those_of_a_sphere(number):
-    earth = regions.regions(number)
+    earth = network.regions(number)
     longitude, latitude = earth.longitude, earth.latitude
     assert (np.diff(longitude) >= 0).all() and np.abs(latitude).max() <= np.pi / 3
     # Another formula, of navigators.
@@ -49,15 +50,15 @@ def test_to_the_other_side_of_the_earth_light_takes_a_tenth_of_a_second():
 
 
 def test_links_vary_as_asked_for():
-    width = np.log(regions.regions(900, 1.0).width)
+    width = np.log(network.regions(900, 1.0).width)
     # Of 900 draws mean and deviation are known to 3.3 and 2.4 % of the deviation: 4 of these.
     assert abs(width.mean()) < 0.11 and width.std() == pytest.approx(np.log(2) ** 0.5, rel=0.1)
-    assert (regions.regions(40).width == 1).all()
+    assert (network.regions(40).width == 1).all()
 
 
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_nodes_are_spread_evenly(nodes, number):
-    of = regions.of_workers(Cluster(nodes=nodes, regions=number))
+    of = network.regions_of_workers(Cluster(nodes=nodes, regions=number))
     assert (np.diff(of) >= 0).all() and of.max() < number
     assert np.ptp(np.bincount(of, minlength=number)) <= 1
 
@@ -66,7 +67,7 @@ def test_links_are_those_of_the_matrices_that_they_stand_for():
     made = Cluster(nodes=12, **EARTH)
     one, other = np.arange(12)[:, None], np.arange(12)[None]
     every = network.links(made, 3e6)(one, other)
-    rest = regions.links(made, 0.0, one, other)
+    rest = network.regional_links(made, 0.0, one, other)
     given = Cluster(
         nodes=12,
         latencies=tuple(map(tuple, rest)),
@@ -74,32 +75,36 @@ def test_links_are_those_of_the_matrices_that_they_stand_for():
     )
     np.testing.assert_allclose(network.links(given, 3e6)(one, other), every, rtol=1e-12)
     np.testing.assert_array_equal(every, every.T)
-    assert (rest[regions.of_workers(made)[:, None] == regions.of_workers(made)] == 0.01).all()
+    assert (
+        rest[network.regions_of_workers(made)[:, None] == network.regions_of_workers(made)] == 0.01
+    ).all()
 
 
 def test_an_all_reduce_has_the_two_rings_as_limits():
     alone = Cluster(nodes=9, **EARTH | {"regions": 1, "bandwidth_variation": 0.0})
-    assert regions.all_reduce(alone, 1e6) == pytest.approx(network.all_reduce(9, 1e6, 1e6, 0.01))
+    assert network.regional_all_reduce(alone, 1e6) == pytest.approx(
+        network.all_reduce(9, 1e6, 1e6, 0.01)
+    )
     apart = Cluster(nodes=7, **EARTH)
-    ring = regions.links(apart, 1e6 / 7, np.arange(7), (np.arange(7) + 1) % 7)
-    assert regions.all_reduce(apart, 1e6) == pytest.approx(12 * ring.max())
-    assert network.between_nodes(apart, 1e6) == regions.all_reduce(apart, 1e6)
+    ring = network.regional_links(apart, 1e6 / 7, np.arange(7), (np.arange(7) + 1) % 7)
+    assert network.regional_all_reduce(apart, 1e6) == pytest.approx(12 * ring.max())
+    assert network.between_nodes(apart, 1e6) == network.regional_all_reduce(apart, 1e6)
 
 
 def test_the_server_is_where_it_has_the_least_far_to_all():
     made = Cluster(nodes=70, **EARTH | {"bandwidth": 0.0})
-    every = regions.links(made, 0.0, np.arange(70)[:, None], np.arange(70))
-    assert regions.to_server(made, 1e6).sum() == pytest.approx(every.sum(axis=1).min())
+    every = network.regional_links(made, 0.0, np.arange(70)[:, None], np.arange(70))
+    assert network.regional_to_server(made, 1e6).sum() == pytest.approx(every.sum(axis=1).min())
 
 
 def test_hours_add_up_to_a_day():
     made = Cluster(nodes=7, diurnal=0.6, day=24.0, **EARTH)
-    factors = np.array([habits.load(made)(np.full(7, hour)) for hour in np.arange(24.0)])
+    factors = np.array([availability.load(made)(np.full(7, hour)) for hour in np.arange(24.0)])
     np.testing.assert_allclose(factors.mean(axis=0), 1, rtol=1e-12)
     assert factors.min() == pytest.approx(0.4, abs=0.02)  # at one of 24 hours, nearly the least
     later = factors.argmax(axis=0)  # the sun goes west: who is further east has noon sooner
     assert len(set(later.tolist())) > 3
-    assert habits.load(Cluster(nodes=7, **EARTH)) is None
+    assert availability.load(Cluster(nodes=7, **EARTH)) is None
 
 
 def test_of_a_long_time_everybody_is_there_for_the_part_that_the_means_say():
@@ -138,7 +143,7 @@ def test_who_never_leaves_and_has_no_hours_meets_as_ever():
         for values in ({}, {"presence": FOREVER, "absence": 1.0}, {"diurnal": 1e-30})
     )
     np.testing.assert_array_equal(usual.seconds, ours.seconds)
-    assert (ours.choice.present == 1).all() and usual.choice.present is None
+    assert (ours.plan.present == 1).all() and usual.plan.present is None
     np.testing.assert_array_equal(usual.seconds, flat.seconds)
 
 
@@ -147,7 +152,7 @@ def test_nobody_waits_for_who_is_away():
     values = {"presence": 20.0, "absence": 15.0, "service": Constant()}
     config, _, line = meeting(values, 81)
     every = Presence(seeds.generator(config.seed, "presence"), 4, 20.0, 15.0)
-    part, meets = line.choice.present, np.flatnonzero(line.choice.send[:, 0])
+    part, meets = line.plan.present, np.flatnonzero(line.plan.send[:, 0])
     update, since, there, found = 3.0, 0.0, np.ones(4, bool), []
     for t, before in zip(meets, [-1, *meets], strict=False):
         done = since + (t - before) * update
@@ -182,7 +187,7 @@ def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
 def test_no_update_is_there_before_somebody_can_have_made_it(presence):
     """Of nodes that all leave before they meet, too: three seconds each, since the last meeting."""
     line = meeting({"presence": presence, "absence": 5.0, "service": Constant()}, 81)[2]
-    since, meets = 0.0, np.flatnonzero(line.choice.send[:, 0])
+    since, meets = 0.0, np.flatnonzero(line.plan.send[:, 0])
     for t, before in zip(meets, [-1, *meets], strict=False):
         made = since + 3.0 * np.arange(1, t - before + 1)
         assert (line.seconds[before + 1 : t + 1] >= made - 1e-9).all()  # float64 sums of tens

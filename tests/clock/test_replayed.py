@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.clock.base import TimelineError
+from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import ConfigError
 from tests.clock.lines import arrays
 from tests.clock.recorded import config_of, line_of, record, replayed
@@ -71,7 +71,7 @@ def test_fewer_steps_are_the_first_ones(tmp_path):
     whole = line_of(again)
     for steps in range(1, 40):
         first = line_of(again.with_(steps=steps))
-        np.testing.assert_array_equal(first.choice.waited, whole.choice.waited[:steps])
+        np.testing.assert_array_equal(first.plan.waited, whole.plan.waited[:steps])
 
 
 @pytest.mark.parametrize(

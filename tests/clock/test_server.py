@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock import make
+from optdyn.clock.arrivals import IterationSeconds, compute_groups, server
 from optdyn.clock.cluster import Cluster, Pieces
-from optdyn.clock.server import IterationSeconds, server
 from optdyn.clock.service import Constant, Exponential
 from optdyn.experiment import Experiment
 from optdyn.train import trainer
@@ -81,7 +80,7 @@ def test_slots_hold_what_the_staleness_says(law, groups, k, seconds, merged, rep
     service = as_law(law, LAWS[law])
     cluster = Cluster(nodes=groups, devices_per_node=k, service=service, pieces=pieces)
     sizes = {"groups": groups, "steps": steps, "batch_size": 8}
-    many = make(cluster, **sizes, merged=merged, replicas=replicas)
+    many = compute_groups(cluster, **sizes, merged=merged, replicas=replicas)
     for i in range(replicas):
         check(replica(many, i), groups, steps)
     if not replicas:

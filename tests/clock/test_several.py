@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.arrivals import Work, arrivals, several
 from optdyn.clock.service import Exponential
-from optdyn.clock.several import several
 from optdyn.clock.versions import WAITING
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_stale_synchronous import LAWS
@@ -46,13 +45,13 @@ def test_expected_seconds_of_memoryless_groups(waiting):
 @drawn
 def test_slots_hold_what_the_staleness_says(waiting, law, means, k, steps, seed):
     line = made(waiting, law, means, k, steps, seed)
-    read = line.choice.read.reshape(steps, -1)
+    read = line.plan.read.reshape(steps, -1)
     stale = line.staleness.reshape(steps, -1)
-    assert line.choice.write.max() < line.slots <= len(means) and read.max() < line.slots
+    assert line.plan.write.max() < line.slots <= len(means) and read.max() < line.slots
     table = [0] * line.slots
     for t in range(steps):
         np.testing.assert_array_equal(t - stale[t], [table[slot] for slot in read[t]])
-        table[line.choice.write[t]] = t + 1
+        table[line.plan.write[t]] = t + 1
     assert np.all(np.diff(line.seconds) >= 0) and stale.min() >= 0
     if waiting.endswith("_sync"):
         assert not stale.any()

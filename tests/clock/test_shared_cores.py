@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.arrivals import Work, arrivals, shared_cores
 from optdyn.clock.service import Constant, Exponential, LogNormal, is_constant
-from optdyn.clock.shared_cores import shared_cores
 from tests.clock.lines import same_arrivals
 
 

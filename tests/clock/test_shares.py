@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.shares import columns, cut
+from optdyn.clock.timeline import columns, cut
 from optdyn.experiment import Experiment
 from optdyn.problem.problem import batches
 

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock import make
-from optdyn.clock.base import from_arrivals
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN
+from optdyn.clock.timeline import from_arrivals
 from tests.clock.lines import begins_with, numbers, replica
 from tests.values import as_law
 
@@ -39,13 +39,13 @@ def versions_read(read, write, slots):
 
 
 def check(timeline, groups, steps):
-    for array in (timeline.worker, timeline.staleness, *timeline.choice[:3]):
+    for array in (timeline.worker, timeline.staleness, *timeline.plan[:3]):
         assert array.shape == (steps,) and array.dtype == np.int32 and array.min() >= 0
     assert timeline.seconds.shape == (steps,) and timeline.seconds.dtype == np.float64
     assert timeline.worker.max() < groups
-    assert max(table.max() for table in timeline.choice[1:3]) < timeline.slots
+    assert max(table.max() for table in timeline.plan[1:3]) < timeline.slots
     assert timeline.seconds[0] >= 0 and np.all(np.diff(timeline.seconds) >= 0)
-    held = versions_read(timeline.choice.read, timeline.choice.write, timeline.slots)
+    held = versions_read(timeline.plan.read, timeline.plan.write, timeline.slots)
     np.testing.assert_array_equal(held, np.arange(steps) - timeline.staleness)
 
 
@@ -53,7 +53,7 @@ def check(timeline, groups, steps):
 @given(clusters(), st.integers(1, 80), st.integers(0, 2**32 - 1))
 def test_slots_hold_what_the_staleness_says(drawn, steps, seed):
     cluster, groups = drawn
-    timeline = make(cluster, groups=groups, steps=steps, batch_size=8, seed=seed)
+    timeline = compute_groups(cluster, groups=groups, steps=steps, batch_size=8, seed=seed)
     check(timeline, groups, steps)
 
 
@@ -61,7 +61,9 @@ def test_slots_hold_what_the_staleness_says(drawn, steps, seed):
 @given(clusters(), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_every_replica_starts_afresh(drawn, steps, replicas, seed):
     cluster, groups = drawn
-    many = make(cluster, groups=groups, steps=steps, batch_size=8, seed=seed, replicas=replicas)
+    many = compute_groups(
+        cluster, groups=groups, steps=steps, batch_size=8, seed=seed, replicas=replicas
+    )
     assert many.worker.shape == (replicas, steps)
     for i in range(replicas):
         check(replica(many, i), groups, steps)
@@ -72,7 +74,7 @@ def test_every_replica_starts_afresh(drawn, steps, replicas, seed):
 def test_a_longer_run_begins_with_the_shorter(drawn, steps, more, seed):
     cluster, groups = drawn
     short, long = (
-        make(cluster, groups=groups, steps=n, batch_size=8, seed=seed)
+        compute_groups(cluster, groups=groups, steps=n, batch_size=8, seed=seed)
         for n in (steps, steps + more)
     )
     begins_with(long, short)
@@ -86,5 +88,5 @@ def test_any_order_of_arrivals_is_replayed(order, replicas):
     worker = np.array([np.roll(order, shift) for shift in range(replicas)])
     timeline = from_arrivals(worker, np.cumsum(np.ones_like(worker), axis=-1), 5)
     for i in range(replicas):
-        held = versions_read(timeline.choice.read[i], timeline.choice.write[i], 5)
+        held = versions_read(timeline.plan.read[i], timeline.plan.write[i], 5)
         np.testing.assert_array_equal(held, np.arange(len(order)) - timeline.staleness[i])

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock import TimelineError, make
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.nodes import compute_means
+from optdyn.clock.meetings import compute_means
 from optdyn.clock.service import Constant
+from optdyn.clock.timeline import TimelineError
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 
@@ -76,7 +77,7 @@ def test_updates_of_a_timeline():
     two = {"nodes": 2, "speeds": (1, 3), "service": Constant(), "seconds_per_example": 1.0}
     for split, compute in (("equal", 4.0), ("proportional", 2.0)):
         cluster = Cluster(**two, latency=0.5, split=split)
-        made = make(cluster, groups=1, steps=3, batch_size=8)
+        made = compute_groups(cluster, groups=1, steps=3, batch_size=8)
         np.testing.assert_array_equal(made.seconds, (compute + 1.0) * np.arange(1, 4))
 
 

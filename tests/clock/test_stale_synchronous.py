@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.arrivals import Work, arrivals, several
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
-from optdyn.clock.several import several
 from optdyn.experiment import Experiment
-from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.asynchronous import Asynchronous
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
 
@@ -69,7 +68,7 @@ def test_all_updates_older_than_the_bound_are_seen(law, means, bound, steps, see
 def test_slots_hold_what_the_staleness_says(law, means, bound, steps, seed):
     timeline = made(law, means, bound, steps, seed)
     assert timeline.slots == len(means)
-    held = versions_read(timeline.choice.read, timeline.choice.write, timeline.slots)
+    held = versions_read(timeline.plan.read, timeline.plan.write, timeline.slots)
     np.testing.assert_array_equal(held, np.arange(steps) - timeline.staleness)
     assert np.all(np.diff(timeline.seconds) >= 0)
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn import methods
+from optdyn.clock.meetings import node_seconds
 from optdyn.clock.network import all_reduce
-from optdyn.clock.nodes import node_seconds
-from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.mix.fragments import cut
+from optdyn.methods.averaging import cut, meeting_schedule
 from optdyn.train import program
 from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
@@ -20,7 +19,7 @@ from tests.methods import test_battery as battery
 def test_every_fragment_is_sent_once_in_every_period(period, fragments, steps, data):
     period = max(period, fragments)
     delay, steps = data.draw(st.integers(0, period // fragments - 1)), steps + 1
-    choice = turns(steps, period, fragments, delay)
+    choice = meeting_schedule(steps, period, fragments, delay)
     send, receive, waited = choice[:3]
     before = max(steps - 1 - delay, 0)  # what is sent then arrives before the last update
     for start in range(before - period + 1):
@@ -55,7 +54,7 @@ def test_all_bytes_are_those_of_one_fragment_and_the_most_at_once_are_a_part():
         whole = parameter_bytes(params)
         parts = [parameter_bytes(part) for part in cut(params, fragments)]
         # Sums of whole numbers in float64.
-        np.testing.assert_allclose(sent[fragments], line.choice.send @ parts, rtol=1e-12)
+        np.testing.assert_allclose(sent[fragments], line.plan.send @ parts, rtol=1e-12)
         assert sent[fragments].sum() == pytest.approx(4 * whole)  # three turns and the end
         largest = max(map(parameter_bytes, jax.tree.leaves(params)))
         assert sent[fragments][:-1].max() <= whole / fragments + largest
@@ -96,9 +95,9 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
     sizes = [parameter_bytes(part) for part in cut(params, fragments)]
     transfers = [all_reduce(3, size, 1e3, latency) for size in sizes]
     # Sums of 30 float64 numbers in another order.
-    expected = simulate(services, line.choice, transfers)
+    expected = simulate(services, line.plan, transfers)
     np.testing.assert_allclose(line.seconds, expected, rtol=1e-12)
-    np.testing.assert_array_equal(line.staleness, line.choice.waited.max(1))
+    np.testing.assert_array_equal(line.staleness, line.plan.waited.max(1))
 
 
 def test_an_exchange_shorter_than_the_delay_is_behind_the_computing():

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from optdyn.clock import TimelineError
+from optdyn.clock.arrivals import compute_groups as make_of
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.compute_groups import make as make_of
 from optdyn.clock.service import Trace
+from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import read
 
 HEADER = "worker,seconds\n"
@@ -40,7 +40,7 @@ def test_round_trip(write):
     for steps in (500, 200):
         again = make(values, groups=3, steps=steps, batch_size=8)
         assert again.slots == made.slots
-        for a, b in zip((*made[:2], *made.choice), (*again[:2], *again.choice), strict=True):
+        for a, b in zip((*made[:2], *made.plan), (*again[:2], *again.plan), strict=True):
             if a is not None:
                 np.testing.assert_array_equal(a[:steps], b)
                 assert a.dtype == b.dtype

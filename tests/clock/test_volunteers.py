@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock import TimelineError, make
-from optdyn.clock.arrivals import Work, arrivals
+from optdyn.clock.arrivals import Work, arrivals, compute_groups, volunteers
+from optdyn.clock.availability import Habits, Load
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.habits import Habits, Load
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
-from optdyn.clock.volunteers import volunteers
+from optdyn.clock.timeline import TimelineError
 from tests.clock.lines import begins_with
 from tests.clock.test_slots import check
 
@@ -131,17 +130,17 @@ def test_who_never_gets_anything_done_is_told_so():
 
 def test_the_config_decides():
     values = {"nodes": 20, "service": Exponential(), "seconds_per_example": 1.0, "latency": 0.1}
-    usual = make(Cluster(**values), groups=10, steps=300, batch_size=2, update_bytes=100)
+    usual = compute_groups(Cluster(**values), groups=10, steps=300, batch_size=2, update_bytes=100)
     flat = Cluster(**values, presence=1e12)
-    same = make(flat, groups=10, steps=300, batch_size=2, update_bytes=100)
+    same = compute_groups(flat, groups=10, steps=300, batch_size=2, update_bytes=100)
     np.testing.assert_array_equal(same.seconds, usual.seconds)
     np.testing.assert_array_equal(same.staleness, usual.staleness)
     for key, value in {"presence": 2.0, "diurnal": 0.5, "server_bandwidth": 1e3}.items():
         with_it = Cluster(**values, **{key: value}, day=5.0, absence=1.0)
-        made = make(with_it, groups=10, steps=300, batch_size=2, update_bytes=100)
+        made = compute_groups(with_it, groups=10, steps=300, batch_size=2, update_bytes=100)
         check(made, 10, 300)
         assert made.seconds[-1] != usual.seconds[-1]
     far = Cluster(**values, regions=5)
-    later = make(far, groups=20, steps=300, batch_size=2, update_bytes=100)
-    near = make(Cluster(**values), groups=20, steps=300, batch_size=2, update_bytes=100)
+    later = compute_groups(far, groups=20, steps=300, batch_size=2, update_bytes=100)
+    near = compute_groups(Cluster(**values), groups=20, steps=300, batch_size=2, update_bytes=100)
     assert later.seconds[-1] > near.seconds[-1]

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from optdyn.experiment import Experiment
-from optdyn.methods.read.never_flushed import _pairs, apart, together
-from optdyn.methods.read.stale_pipeline import KINDS
+from optdyn.methods.pipeline import KINDS, _pairs, apart, together
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
 

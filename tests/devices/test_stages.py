@@ -23,9 +23,8 @@ from optdyn import optimizers
 from optdyn.base import processes
 from optdyn.core import Event
 from optdyn.devices import layout
-from optdyn.methods.gradient.local_losses import heads
-from optdyn.methods.gradient.stacked import form_of, ravel, unravel
-from optdyn.methods.gradient.stages import stages
+from optdyn.methods.local_losses import heads
+from optdyn.methods.stages import form_of, ravel, stages, unravel
 from optdyn.problem import problem
 from optdyn.problem.models import CNN, MLP
 from optdyn.train.program import _loop

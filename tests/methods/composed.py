@@ -1,30 +1,32 @@
 """The methods by themselves, put together by hand of the pieces that a test is about."""
 
 from optdyn import core
-from optdyn.methods.gradient import dynamic_batch, local
-from optdyn.methods.mix.daso import DASO
-from optdyn.methods.read import asynchronous as slots_of
+from optdyn.methods import asynchronous as slots_of
+from optdyn.methods import dynamic_batch, local
+from optdyn.methods.daso import DASO
 from optdyn.methods.sync import sync as plain
 
 
 def sync(loss, optimizer):
-    return plain(core.whole(loss), core.together(optimizer))
+    return plain(core.full_gradient(loss), core.single_optimizer(optimizer))
 
 
 def asynchronous(loss, optimizer, slots, fresh=()):
-    return slots_of.asynchronous(core.whole(loss), core.together(optimizer), slots, fresh)
+    return slots_of.asynchronous(
+        core.full_gradient(loss), core.single_optimizer(optimizer), slots, fresh
+    )
 
 
 def daso(loss, optimizer, transfer_dtype="", blocking_dtype="", senders=None):
-    inner = plain(core.averaged(core.whole(loss), "data"), core.together(optimizer))
+    inner = plain(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(optimizer))
     method = DASO(transfer_dtype=transfer_dtype, blocking_dtype=blocking_dtype)
     return method.mix(inner, senders)
 
 
 def by_shares(losses, optimizer, micro_batch, weights="share"):
-    gradient = dynamic_batch.shares(losses, micro_batch, weights)
-    return plain(gradient, core.together(optimizer))
+    gradient = dynamic_batch.weighted_gradient(losses, micro_batch, weights)
+    return plain(gradient, core.single_optimizer(optimizer))
 
 
 def by_groups(problem, optimizer, groups, shared=False):
-    return plain(local.local(problem, groups, shared), core.by_block(optimizer))
+    return plain(local.local(problem, groups, shared), core.per_block_optimizer(optimizer))

@@ -9,10 +9,8 @@ import numpy as np
 from optdyn import core, optimizers
 from optdyn.devices.simulated import over_nodes
 from optdyn.methods import Event
-from optdyn.methods.mix.diloco import DiLoCo
-from optdyn.methods.mix.model_averaging import ModelAveraging
-from optdyn.methods.mix.slowmo import SlowMo
-from optdyn.methods.mix.sparseloco import SparseLoCo
+from optdyn.methods.averaging import DiLoCo, ModelAveraging, SlowMo
+from optdyn.methods.sparse import SparseLoCo
 from optdyn.methods.sync import sync
 
 NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters
@@ -46,7 +44,7 @@ def loss(params, batch):
 
 def inner(optimizer=SGD):
     """What a node does by itself."""
-    return sync(core.averaged(core.whole(loss), "data"), core.together(optimizer))
+    return sync(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(optimizer))
 
 
 def averaging(inner, keys, senders=None, optimizer=None):

@@ -9,8 +9,8 @@ are to the project's own code, and so are the random numbers; nothing else of th
 import numpy as np
 from scipy.fft import dctn, idctn
 
-from optdyn.clock import syncer
-from optdyn.methods.mix.sparta import places
+from optdyn.methods import async_local_sgd
+from optdyn.methods.sparse import places
 
 
 def tree(function, *trees):
@@ -264,7 +264,7 @@ class Decoupled(Workers):
         if choice.receive.all():
             self.x[i] = self.read[i] = self.mail.pop(i)
             self.steps[i] = 0
-        if choice.send.all() and choice.into[0] != syncer.DROPPED:
+        if choice.send.all() and choice.into[0] != async_local_sgd.DROPPED:
             self.mail[i] = int(choice.into[0]), self.steps[i], minus(self.read[i], self.x[i])
         last, many = int(choice.merge[0]), int(choice.merges[0])
         mu, eta = self.keys["outer_momentum"], self.keys["outer_learning_rate"]

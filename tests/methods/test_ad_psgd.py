@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.read.ad_psgd import ad_psgd, peers
+from optdyn.methods.workers import ad_psgd, peers
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, events_of, line_of, ran, reference
@@ -20,7 +20,7 @@ def test_every_update_equals_the_reference(graph):
     line = line_of("ad_psgd", MANY, **{"method.graph": graph})
 
     def arrival(now, i, t, step):
-        j = line.choice.peer[t]
+        j = line.plan.peer[t]
         way = step()  # at what it had read, whatever others made of it since
         now.x[j] = met = (now.x[i] + now.x[j]) / 2
         now.x[i] = now.read[i] = met + way
@@ -62,6 +62,6 @@ def test_a_ring_meets_neighbours_and_a_complete_graph_all_others():
 
 def test_alone_a_worker_meets_itself_and_sends_nothing():
     line = line_of("ad_psgd", 1)
-    assert not line.choice.peer.any()
+    assert not line.plan.peer.any()
     _, info = ran(workers.made(ad_psgd, 1), events_of(line, RATE))
     assert not info["sent_bytes"].any()

@@ -5,8 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from optdyn.methods.read import heloco
-from optdyn.methods.read.async_local_sgd import async_local_sgd
+from optdyn.methods.async_local_sgd import async_local_sgd, turned
 from tests.methods import workers
 from tests.methods.nodes import START, P, flattened
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
@@ -23,7 +22,7 @@ def aged(line, alpha, eta, adam):
 
     def arrival(now, i, t, step):
         now.x[i] = now.read[i] = now.x[i] + step()
-        if not line.choice.exchange[t]:
+        if not line.plan.exchange[t]:
             return
         outer = theta_read.get(i, np.float64(START)) - now.x[i]
         outer = np.exp(-alpha * (kept["version"] - version_read.get(i, 0))) * outer
@@ -67,7 +66,7 @@ def test_a_server_heeds_the_age_of_what_comes(adam, eta):
 def test_what_is_older_than_the_cutoff_counts_nothing(cutoff):
     """By half a cosine on the way there; far from it, and at age 0, what comes counts whole."""
     line = line_of("async_local_sgd", **SPEEDS, **{"method.age_cutoff": cutoff})
-    age, weight = line.staleness[line.choice.exchange], line.choice.weight[line.choice.exchange]
+    age, weight = line.staleness[line.plan.exchange], line.plan.weight[line.plan.exchange]
     assert age.max() >= 3 and not age.min()
     np.testing.assert_array_equal(weight[age == 0], 1)
     # A float32 of a cosine near its ends, 1 - pi^2 (3 / 1e9)^2 / 4 and 1e-17 among them.
@@ -78,7 +77,7 @@ def test_what_is_older_than_the_cutoff_counts_nothing(cutoff):
     )
 
 
-def turned(d, m, c_ok, k):
+def corrected(d, m, c_ok, k):
     """HeLoCo's correction of one array, by cases."""
     if not m.any():
         return d
@@ -100,11 +99,11 @@ def directed(line, c_ok, k, cases):
 
     def arrival(now, i, t, step):
         now.x[i] = now.read[i] = now.x[i] + step()
-        if not line.choice.exchange[t]:
+        if not line.plan.exchange[t]:
             return
         outer = theta_read.get(i, np.float64(START)) - now.x[i]
         cases.extend(np.sign(outer[a] @ kept["m"][a]) for a in arrays)
-        outer = np.concatenate([turned(outer[a], kept["m"][a], c_ok, k) for a in arrays])
+        outer = np.concatenate([corrected(outer[a], kept["m"][a], c_ok, k) for a in arrays])
         kept["m"] = B * kept["m"] + (1 - B) * outer
         now.shown = now.shown - ETA * (outer + B * kept["m"])
         now.x[i] = now.read[i] = theta_read[i] = now.shown
@@ -136,7 +135,7 @@ def test_what_is_turned_keeps_its_length_and_loses_what_is_against_the_momentum(
     rng = np.random.default_rng(3)
     m, every = np.float32(rng.normal(size=(2, 200, 6)))
     for d, own in zip(every, m, strict=True):
-        after = np.asarray(heloco.turned({"a": d}, {"a": own}, 1.0, 0.8)["a"])
+        after = np.asarray(turned({"a": d}, {"a": own}, 1.0, 0.8)["a"])
         with_it, before = after @ own, d @ own
         assert with_it > before or np.isclose(with_it, before, atol=1e-6)
         if before >= 0:
@@ -151,7 +150,7 @@ def delayed(line, delay, c):
     def arrival(now, i, t, step):
         kept["stale"].append(kept["version"] - version_read.get(i, 0))
         now.x[i] = now.read[i] = now.x[i] + step()
-        if not line.choice.exchange[t]:
+        if not line.plan.exchange[t]:
             return
         outer = theta_read.get(i, np.float64(START)) - now.x[i]
         kept["delta"] = kept["delta"] + outer
@@ -189,5 +188,5 @@ def test_slower_workers_take_fewer_steps():
         asked["method.steps_by_speed"] = by_speed
         line = line_of("async_local_sgd", steps=160, **asked)
         for i, period in enumerate(expected):
-            each = line.choice.exchange[line.worker == i]
+            each = line.plan.exchange[line.worker == i]
             np.testing.assert_array_equal(each, np.arange(1, len(each) + 1) % period == 0)

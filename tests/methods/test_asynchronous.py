@@ -58,7 +58,7 @@ def run(made, optimizer, **hyper):
     """Final state, losses and the (STEPS, DIMENSION) parameters after each update."""
     hypers = {name: np.full(STEPS, value, np.float32) for name, value in hyper.items()}
     whole = compiled(optimizer, tuple(hyper), made.slots)
-    state, (losses, x) = jax.device_get(whole(Event(made.choice, hypers), OPTIMA))
+    state, (losses, x) = jax.device_get(whole(Event(made.plan, hypers), OPTIMA))
     return state, losses, x
 
 
@@ -123,7 +123,7 @@ def test_slots_hold_the_versions_written_last(name):
     made = arrivals(name)
     state, _, x = run(made, "sgd", learning_rate=0.05, momentum=0.3)
     table = np.ones((made.slots, DIMENSION), np.float32)
-    for t, slot in enumerate(made.choice.write):
+    for t, slot in enumerate(made.plan.write):
         table[slot] = x[t]
     np.testing.assert_array_equal(state.slots["x"]["x"], table)
     np.testing.assert_array_equal(state.params["x"]["x"], x[-1])
@@ -149,7 +149,7 @@ def test_implicit_momentum_of_memoryless_groups():
         start = method.init({"x": {"x": jnp.ones(DIMENSION)}})
         return jax.lax.scan(body, start, choices)[1]
 
-    x = np.asarray(jax.jit(jax.vmap(trajectory))(made.choice), np.float64)
+    x = np.asarray(jax.jit(jax.vmap(trajectory))(made.plan), np.float64)
     x = np.concatenate([np.ones((replicas, 1, DIMENSION)), x], axis=1)
     now, before = x[:, 1:-1], x[:, :-2]
     predicted = (1 - 1 / g) * (now - before) - alpha / g * H * now

@@ -19,11 +19,9 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.clock.base import Shares, choice_of
-from optdyn.clock.shares import columns, cut
+from optdyn.clock.timeline import Shares, columns, cut, plan_of
 from optdyn.experiment import ConfigError, Experiment
-from optdyn.methods import Event, Methods, ModelInfo, Rule, built_in, compose
-from optdyn.methods.mix import compression
+from optdyn.methods import Event, Methods, ModelInfo, Rule, built_in, compose, messages
 from optdyn.train import devices as parallel
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints
@@ -136,7 +134,7 @@ PAIRED = [name for name in OTHERS if not CASES[name].like]
 PAIRS = tuple(filter(go_together, map("+".join, itertools.combinations(PAIRED, 2))))
 THREE = ("daso+asynchronous+local",)
 EVERY = (*CASES, *PAIRS, *THREE)
-MESSAGES = {name: {"compression": name} for name in compression.NAMES if name} | {
+MESSAGES = {name: {"compression": name} for name in messages.COMPRESSIONS if name} | {
     "E3M0": {"compression_bits": 4},
     "3 bits": {"compression_bits": 3},
     "top_k of 2 bits": {"compression": "top_k", "compression_bits": 2},
@@ -245,13 +243,13 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
     known = {"steps_per_epoch": EPOCH, "update_bytes": 0, "network": network}
     ends = [{"train_loss": 1.0}] * (STEPS // EPOCH)
     line = config.timeline(epochs=ends, **known)
-    divided = choice_of(line, Shares)
+    divided = plan_of(line, Shares)
     if divided:  # each device is given its own
         shares = divided.shares
         own = cut(np.tile(np.arange(BATCH), (STEPS, 1)), shares, columns(shares))
         batches = jax.tree.map(lambda leaf: leaf[np.arange(STEPS)[:, None], own], batches)
     events = Event(
-        jax.tree.map(jnp.asarray, line.choice),
+        jax.tree.map(jnp.asarray, line.plan),
         {name: jnp.asarray(hyper[name], jnp.float32) for name in OPTIMIZERS[optimizer]},
         jnp.asarray(line.staleness),
     )
@@ -491,15 +489,15 @@ def test_staleness_and_what_was_read_reach_the_optimizer(name):
     run = make_run(name)
     config = config_of(name)
     methods, whole = config.methods, program.problem_of(config, CLASSES)
-    choice = run.events.choice.inner if methods.mix else run.events.choice
+    choice = run.events.plan.inner if methods.mix else run.events.plan
     slots = int(np.max(choice.read)) + 1
     one = compose(methods.inside, whole, KEEPS, slots, None)
     state = one.init(run.params)
     for t in range(STEPS):
         event, batch = at((run.events, run.batches), t)
         if methods.mix:  # as the first node sees it
-            inner = jax.tree.map(lambda leaf: leaf[0], event.choice.inner)
-            event = event._replace(choice=inner, staleness=event.staleness[0])
+            inner = jax.tree.map(lambda leaf: leaf[0], event.plan.inner)
+            event = event._replace(plan=inner, staleness=event.staleness[0])
         state, _ = one.step(state, event, batch)
         seen = {int(leaf) for leaf in jax.tree.leaves(state.opt_state)}
         assert seen <= {int(s) for s in np.ravel(event.staleness)}

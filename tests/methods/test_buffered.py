@@ -7,7 +7,7 @@ import pytest
 
 from optdyn import core, optimizers
 from optdyn.methods import Event
-from optdyn.methods.read.buffered import buffered
+from optdyn.methods.buffered import buffered
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from tests.methods import composed
@@ -30,7 +30,7 @@ def trained(method, line):
     """(STEPS, DIMENSION) parameters after each update, and losses."""
     hyper = {"learning_rate": np.full(STEPS, RATE, np.float32)}
     hyper["momentum"] = np.full(STEPS, MU, np.float32)
-    events = Event(line.choice, hyper, line.staleness)
+    events = Event(line.plan, hyper, line.staleness)
 
     def body(state, inputs):
         state, info = method.step(state, inputs[0], {"optimum": inputs[1]})
@@ -45,7 +45,7 @@ def trained(method, line):
 
 
 def made(line, arrivals=K):
-    gradient, update = core.whole(QUADRATIC.loss), core.together(SGD)
+    gradient, update = core.full_gradient(QUADRATIC.loss), core.single_optimizer(SGD)
     return trained(buffered(gradient, update, line.slots, arrivals), line)
 
 

@@ -3,17 +3,15 @@
 import numpy as np
 import pytest
 
-from optdyn.clock.graphs import each_update, graph
-from optdyn.methods.mix import compression
-from optdyn.methods.mix.choco import choco
-from optdyn.methods.mix.gossip import Neighbours
-from optdyn.methods.mix.quantized import numbers
+from optdyn.methods import messages
+from optdyn.methods.gossip import Neighbours, choco, each_update, graph_peers
+from optdyn.methods.messages import numbers
 from tests.methods import nodes
 from tests.methods.nodes import RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
 
 COUNT, MOMENTUM, C = 4, 0.6, 0.4
-RING = graph("ring", COUNT, STEPS, np.random.default_rng(0))
+RING = graph_peers("ring", COUNT, STEPS, np.random.default_rng(0))
 W, CF = nodes.matrices(RING)[0], np.float64(np.float32(C))
 
 
@@ -52,8 +50,8 @@ def four_bits(v):
 
 
 SMALL = {
-    "top_k": (compression.top_k(0.25, numbers(32, 5)), a_quarter),
-    "E3M0": (compression.quantized(numbers(4, 5)), four_bits),
+    "top_k": (messages.top_k(0.25, numbers(32, 5)), a_quarter),
+    "E3M0": (messages.quantized(numbers(4, 5)), four_bits),
 }
 
 

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from optdyn.methods import ModelInfo
-from optdyn.methods.mix import compression
-from optdyn.methods.mix.quantized import numbers
-from optdyn.methods.read.asynchronous import asynchronous
+from optdyn.methods import ModelInfo, messages
+from optdyn.methods.asynchronous import asynchronous
+from optdyn.methods.messages import numbers
 from optdyn.optimizers import optimizer
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, gradient, tree
@@ -21,7 +20,7 @@ def made(small):
 
 def test_every_update_equals_the_reference():
     line = line_of("asynchronous")
-    states, _ = ran(made(compression.top_k(0.25, numbers(32, 5))), events_of(line))
+    states, _ = ran(made(messages.top_k(0.25, numbers(32, 5))), events_of(line))
     x, v, errors = np.float64(START), np.zeros(P), [np.zeros(P)] * WORKERS
     read, history = [x] * WORKERS, []
     for t, i in enumerate(line.worker):
@@ -41,7 +40,7 @@ def test_every_update_equals_the_reference():
 
 def test_what_is_clipped_off_is_not_fed_back():
     """Clipping comes after compression: the first error is that of no clipping, x_1 is not."""
-    small = compression.top_k(0.25, numbers(32, 5))
+    small = messages.top_k(0.25, numbers(32, 5))
     clipped = optimizer("sgd", ("learning_rate", "momentum"), {}, CLIP)
     rules = made(small), workers.made(lambda *p: asynchronous(*p, small=small), optimizer=clipped)
     free, cut = (ran(rule, events_of(line_of("asynchronous")))[0] for rule in rules)

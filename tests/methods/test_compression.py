@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.methods.mix import compression
-from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.mix.messages import Compression, Messages, gathered, over_nodes
-from optdyn.methods.mix.model_averaging import ModelAveraging
-from optdyn.methods.mix.outer import outer
-from optdyn.methods.mix.powersgd import low_rank, powersgd
-from optdyn.methods.mix.quantized import levels, numbers
+from optdyn.methods import messages
+from optdyn.methods.averaging import ModelAveraging, meeting_schedule, outer
+from optdyn.methods.messages import (
+    Compression,
+    Messages,
+    gathered,
+    levels,
+    low_rank,
+    numbers,
+    over_nodes,
+    powersgd,
+)
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import (
@@ -92,7 +97,7 @@ def message(name):
 @pytest.mark.parametrize("name", ["top_k", "sign", *LEVELS])
 def test_compressed_messages_equal_the_reference(name, method):
     states, _ = nodes.ran(made(name, method), nodes.events(meetings(method), RATE, 0.6))
-    send = turns(STEPS, 4, 1, 0).send[:, 0]
+    send = meeting_schedule(STEPS, 4, 1, 0).send[:, 0]
     expected = reference(send, rule(method, RATE), RATE, 0.6, message=message(name))
     np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
     whole = reference(send, rule(method, RATE), RATE, 0.6)
@@ -104,7 +109,7 @@ def test_powersgd_equals_its_algorithm():
     states, _ = nodes.ran(made("powersgd"), nodes.events(meetings("model_averaging"), RATE, 0.6))
     first = powersgd(1).init(tree(START))
     state = {"q": np.float64(first[0])[:, 0]}
-    send = turns(STEPS, 4, 1, 0).send[:, 0]
+    send = meeting_schedule(STEPS, 4, 1, 0).send[:, 0]
 
     # The mean of the messages is the message of the mean, as P is the same in all nodes.
     errors, theta = np.zeros(12), np.float64(START)
@@ -134,7 +139,7 @@ IDENTITY = Compression(
 @pytest.mark.parametrize("delay, fragments, mixing", [(0, 1, 0.0), (2, 1, 0.3), (1, 2, 0.3)])
 def test_a_message_that_leaves_nothing_out_is_as_without(delay, fragments, mixing):
     """C = id, of fragments and under way; and all of the numbers kept."""
-    events = nodes.events(turns(STEPS, 4, fragments, delay), RATE, 0.6)
+    events = nodes.events(meeting_schedule(STEPS, 4, fragments, delay), RATE, 0.6)
     keys = {"mixing": mixing, "fragments": fragments}
     without, _ = nodes.ran(averaging(nodes.inner(), keys), events)
     weights = lambda waited: (mixing * jax.lax.axis_size("node"), 1 - mixing)  # noqa: E731
@@ -160,10 +165,11 @@ def along(params, batch):
 def test_what_is_not_sent_is_kept(name):
     """theta + mean_i e_i is what plain SGD would be at: the error is a debt, and none is lost."""
     inner = nodes.sync(
-        nodes.core.averaged(nodes.core.whole(along), "data"), nodes.core.together(nodes.SGD)
+        nodes.core.averaged(nodes.core.full_gradient(along), "data"),
+        nodes.core.single_optimizer(nodes.SGD),
     )
     every = averaging(inner, KEYS | MESSAGES[name])
-    states, _ = nodes.ran(every, nodes.events(turns(STEPS, 1, 1, 0)))
+    states, _ = nodes.ran(every, nodes.events(meeting_schedule(STEPS, 1, 1, 0)))
     ((errors, _),) = states.errors
     found = flattened(states.params)[:, 0] + flattened(errors).mean(1)
     grads = np.float64(nodes.BATCHES["inputs"]).mean(1)
@@ -226,9 +232,9 @@ def test_levels_are_of_all_codes_and_thirty_two_bits_are_none():
     for bits in range(2, 9):
         assert len(levels(bits)) == 2 ** (bits - 1) and levels(bits)[[0, -1]].tolist() == [0, 1]
         assert (np.diff(levels(bits)) > 0).all()
-    assert compression.make("", 1.0, 1, 32) is None
+    assert messages.compressor("", 1.0, 1, 32) is None
     whole, few = (averaging(nodes.inner(), keys) for keys in ({}, {"compression_bits": 8}))
-    events = nodes.events(turns(STEPS, 4, 1, 0), RATE, 0.6)
+    events = nodes.events(meeting_schedule(STEPS, 4, 1, 0), RATE, 0.6)
     plain, rounded_off = (nodes.ran(one, events)[0].params for one in (whole, few))
     apart = np.abs(flattened(plain) - flattened(rounded_off)).max()
     assert 1e-5 < apart < 0.05  # of steps of about one, whose levels are a 127th apart
@@ -265,7 +271,7 @@ def test_powersgd_does_not_depend_on_how_a_batch_is_divided():
     found = {}
     with jax.enable_x64(True):
         start, batches = jax.tree.map(np.float64, (jax.device_get(tree(START)), doubled))
-        events = nodes.events(turns(STEPS, 1, 1, 0), jnp.float64(0.01))
+        events = nodes.events(meeting_schedule(STEPS, 1, 1, 0), jnp.float64(0.01))
         for workers in (1, 2, 4, 8):
             states, _ = nodes.ran(made("powersgd"), events, workers, batches, start)
             x = flattened(states.params)
@@ -298,12 +304,12 @@ def test_a_node_sends_so_many_bytes(name, local):
     """Counted in the program of a real device: so many as the log says, shared by its devices."""
     keys = KEYS | MESSAGES[name]
     method = averaging(nodes.inner(), keys, "data" if local > 1 else None)
-    event, batch = battery.at((nodes.events(turns(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
+    event, batch = battery.at((nodes.events(meeting_schedule(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
     every = collectives(method, tree(START), event, batch, NODES, local)
     found = [size for axes, _, size in every if "node" in axes]
     arrays = 2 * len(found)  # each is padded to a multiple of the devices, a number of four bytes
     assert BYTES[name] <= local * sum(found) <= BYTES[name] + (local - 1) * 4 * arrays
-    _, sent = nodes.ran(made(name), nodes.events(turns(STEPS, 1, 1, 0)))
+    _, sent = nodes.ran(made(name), nodes.events(meeting_schedule(STEPS, 1, 1, 0)))
     np.testing.assert_array_equal(sent, BYTES[name])
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn.methods.mix.averaging_clock import turns
+from optdyn.methods.averaging import meeting_schedule
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
@@ -15,7 +15,7 @@ DELAY, MOMENTUM = 2, 0.6
 
 def late(name):
     outer = meetings(name).outer
-    return turns(STEPS, 4, 1, DELAY)._replace(outer=outer)
+    return meeting_schedule(STEPS, 4, 1, DELAY)._replace(outer=outer)
 
 
 @pytest.mark.parametrize("name", ["model_averaging", "diloco"])
@@ -54,7 +54,7 @@ def test_without_delay_it_is_the_mean(name):
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_a_correction_keeps_the_mean_over_the_nodes(fragments):
     """mean(sent) + mean(x - x_sent) is mean(x): at its first receipt nothing is lost."""
-    line = turns(STEPS, 4, fragments, 1)
+    line = meeting_schedule(STEPS, 4, fragments, 1)
     keys = {"merging": "correct", "fragments": fragments}
     met, _ = nodes.ran(made("model_averaging", **keys), nodes.events(line, RATE, MOMENTUM))
     never = line._replace(send=np.zeros_like(line.send), receive=np.zeros_like(line.receive))

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import optimizers
-from optdyn.clock.base import Meeting, at
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.timeline import Meeting, at
 from optdyn.devices.simulated import NodeStates, over_nodes
 from optdyn.methods import Event
-from optdyn.methods.mix.daso import DASO
-from optdyn.methods.mix.daso import clock as phases
-from optdyn.methods.mix.messages import in_parts
+from optdyn.methods.daso import DASO
+from optdyn.methods.daso import clock as phases
+from optdyn.methods.messages import in_parts
 from tests.methods.composed import daso
 from tests.methods.traced import collectives
 
@@ -66,7 +66,7 @@ def meetings_of(**values):
         update_bytes=0,
         epoch_losses=[1.0] * EPOCHS,
     )
-    return made.choice
+    return made.plan
 
 
 def events_of(choice, momentum=MOMENTUM):

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.clock.syncer import DROPPED, ages, rounds
 from optdyn.methods import ModelInfo
-from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.read.decoupled import decoupled
+from optdyn.methods.async_local_sgd import DROPPED, ages, decoupled, syncer_rounds
+from optdyn.methods.averaging import meeting_schedule
 from tests.methods import nodes, workers
 from tests.methods.nodes import BATCHES, EACH, NODES, RATE, START, STEPS, P, flattened
 from tests.methods.workers import ALL, MOMENTUM, events_of, line_of, ran
@@ -124,15 +123,15 @@ def test_every_update_equals_the_reference(fragments, quorum, window, bandwidth)
     asked = {"method.fragments": fragments, "method.quorum": quorum, "method.grace": window}
     asked |= {"cluster.bandwidth": bandwidth}  # at 16 a message takes as long as 3.5 local steps
     line = line_of("decoupled", update_bytes=4 * P, network=NETWORK, **UNLIKE, **asked)
-    assert (line.choice.into == DROPPED).any() == (bandwidth == 16)
+    assert (line.plan.into == DROPPED).any() == (bandwidth == 16)
     message = [4 * n / bandwidth for n in ((12, 2) if fragments == 2 else (P,))]
     x, theta, sizes = reference(line, message, fragments, quorum or LEARNERS, window)
     states, info = ran(made(fragments), events_of(line))
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), theta, rtol=0, atol=1e-5)
     np.testing.assert_allclose(flattened(states.workers), x, rtol=0, atol=1e-5)
-    assert len(sizes) == line.choice.merges.sum() >= 2 and min(sizes) >= quorum
-    there_and_back = (line.choice.send.astype(int) + line.choice.receive) @ (
+    assert len(sizes) == line.plan.merges.sum() >= 2 and min(sizes) >= quorum
+    there_and_back = (line.plan.send.astype(int) + line.plan.receive) @ (
         4 * P * np.array(message) / sum(message)
     )
     np.testing.assert_allclose(info["sent_bytes"], there_and_back, rtol=1e-6)
@@ -159,7 +158,7 @@ def test_rounds_are_those_of_the_events():
     dropped = replaced = merged = 0
     for seed in range(300):
         case = random_case(seed)
-        of, number = rounds(*case), [0] * len(case[2][0])
+        of, number = syncer_rounds(*case), [0] * len(case[2][0])
         receive, send, into, merge = (np.zeros(leaf.shape, int) for leaf in of)
         for what, t, p, letters in happenings(*case):
             if what in ("take", "send"):
@@ -188,15 +187,15 @@ def test_a_merge_knows_nothing_of_what_is_under_way():
         # A learner more, who sends nothing: so that the run lasts until then.
         message = np.append(message, [[0.0]], axis=0)
         other = np.append(worker[arrived], len(message) - 1), np.append(seconds[arrived], now)
-        many = rounds(worker, seconds, message, *rest).merge[:200].max()
-        assert many == rounds(*other, message, *rest).merge.max()
+        many = syncer_rounds(worker, seconds, message, *rest).merge[:200].max()
+        assert many == syncer_rounds(*other, message, *rest).merge.max()
         assert members(worker, seconds, message, *rest)[:many] == members(*other, message, *rest)
     assert shorter > 300
 
 
 def members(worker, seconds, *rest):
     """[(learner, seconds of the sending)] of each merge."""
-    into = rounds(worker, seconds, *rest).into[:, 0]
+    into = syncer_rounds(worker, seconds, *rest).into[:, 0]
     every = [np.flatnonzero(into == number) for number in range(1, into.max(initial=0) + 1)]
     return [[(worker[t], seconds[t]) for t in sent] for sent in every]
 
@@ -211,9 +210,9 @@ def test_of_equal_learners_it_is_streaming_diloco(delay):
     np.testing.assert_array_equal(line.worker, np.tile(np.arange(NODES), STEPS))
     each = {k: v.reshape(steps, EACH, *v.shape[2:]) for k, v in BATCHES.items()}
     hyper = {"learning_rate": np.full(steps, RATE), "momentum": np.full(steps, MOMENTUM)}
-    events = nodes.Event(jax.tree.map(np.asarray, line.choice), hyper, line.staleness)
+    events = nodes.Event(jax.tree.map(np.asarray, line.plan), hyper, line.staleness)
     states, _ = ran(made(2), events, each)
-    meeting = turns(STEPS, 6, 2, delay)
+    meeting = meeting_schedule(STEPS, 6, 2, delay)
     outer = {"outer_learning_rate": ETA, "outer_momentum": MU}
     outer = {key: np.full(STEPS, value, np.float32) for key, value in outer.items()}
     streaming = nodes.diloco(nodes.inner(), {"period": 6, "fragments": 2, "delay": delay})
@@ -232,7 +231,7 @@ def test_ages_are_counted_step_by_step(seed):
     learners, fragments = rng.integers(1, 6), rng.integers(1, 4)
     worker, seconds = rng.integers(0, learners, 300), np.cumsum(rng.exponential(size=300))
     message = rng.uniform(0, 5, (learners, fragments))
-    of = rounds(worker, seconds, message, 4, quorum=rng.integers(1, learners + 1))
+    of = syncer_rounds(worker, seconds, message, 4, quorum=rng.integers(1, learners + 1))
     steps, late = ages(worker, of)
     for p in range(fragments):
         since, sent_into, seen = (dict.fromkeys(range(learners), 0) for _ in range(3))

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from scipy.fft import dctn, idctn
 
-from optdyn.clock.base import Together
-from optdyn.methods.mix.dct import chunks
-from optdyn.methods.mix.demo import demo
+from optdyn.clock.timeline import Together
+from optdyn.methods.sparse import chunks, demo
 from tests.methods import nodes
 from tests.methods.nodes import EACH, NODES, RATE, START, STEPS, P, flattened
 

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.mix.des_loc import DesLoc
+from optdyn.methods.averaging import DesLoc, meeting_schedule
 from tests.methods import nodes
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
 from tests.methods.test_bytes import sent_and_seconds
@@ -17,7 +16,7 @@ ADAM = nodes.inner(nodes.ADAM)  # one method, one program
 
 def ran(first, second):
     keys = {"first_moment_meetings": first, "second_moment_meetings": second}
-    method, line = DesLoc(period=PERIOD, **keys), turns(STEPS, PERIOD, 1, 0)
+    method, line = DesLoc(period=PERIOD, **keys), meeting_schedule(STEPS, PERIOD, 1, 0)
     line = line._replace(states=method.states(line))
     return nodes.ran(method.mix(ADAM), nodes.events(line, RATE, momentum=None))
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.base import Shares
-from optdyn.clock.shares import columns, cut
+from optdyn.clock.timeline import Shares, columns, cut
 from optdyn.core import Event
 from optdyn.devices.simulated import over_workers
-from optdyn.methods.gradient.dynamic_batch import WEIGHTS
+from optdyn.methods.dynamic_batch import WEIGHTS
 from optdyn.problem import problem
 from optdyn.problem.models import MLP
 from tests.methods.composed import by_shares
@@ -190,7 +189,7 @@ def test_no_micro_batch_more_than_the_part_needs(micro_batch):
     assert len(computed) == -(-BATCH // micro_batch)
     # Work is really done, as often as it is said, and is not seen in the sum.
     event = make_event([BATCH])
-    event = event._replace(choice=event.choice._replace(work=jnp.asarray([3])))
+    event = event._replace(plan=event.plan._replace(work=jnp.asarray([3])))
     again, info = method.step(state, event, {"x": jnp.ones(BATCH)})
     jax.effects_barrier()
     assert len(computed) == 4 * -(-BATCH // micro_batch)

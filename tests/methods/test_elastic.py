@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.read.elastic import ElasticState, elastic, pull
+from optdyn.methods.workers import ElasticState, elastic, pull
 from tests.methods import workers
 from tests.methods.nodes import START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
@@ -18,7 +18,7 @@ RNG = np.random.default_rng(3)
 
 def rule(line, a):
     def arrival(now, i, t, step):
-        s = a * (now.x[i] - now.shown) * line.choice.exchange[t]
+        s = a * (now.x[i] - now.shown) * line.plan.exchange[t]
         now.shown = now.shown + s
         now.x[i] = now.x[i] + step() - s
         now.read[i] = now.x[i]
@@ -69,7 +69,7 @@ def test_with_period_one_arrivals_are_those_of_groups(service):
     groups = line_of("asynchronous", update_bytes=8, **asked)
     np.testing.assert_array_equal(own.seconds, groups.seconds)
     np.testing.assert_array_equal(own.worker, groups.worker)
-    assert own.choice.exchange.all()
+    assert own.plan.exchange.all()
 
 
 def test_only_a_step_that_exchanges_takes_the_seconds_of_messages():
@@ -81,4 +81,4 @@ def test_only_a_step_that_exchanges_takes_the_seconds_of_messages():
         )
         one = np.array([1, 2, third, third + 1, third + 2, 2 * third])
         np.testing.assert_allclose(line.seconds, np.repeat(one, 2))
-        np.testing.assert_array_equal(line.choice.exchange, ([False] * 4 + [True] * 2) * 2)
+        np.testing.assert_array_equal(line.plan.exchange, ([False] * 4 + [True] * 2) * 2)

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn import core, optimizers
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 from optdyn.devices.simulated import over_nodes
 from optdyn.experiment import ConfigError
 from optdyn.methods import Event
-from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.mix.fragments import cut, join
+from optdyn.methods.averaging import cut, join, meeting_schedule
 from optdyn.methods.sync import sync
 from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
@@ -52,7 +51,7 @@ def loss(params, batch):
     return 0.5 * jnp.mean((batch["inputs"] @ flat - batch["targets"]) ** 2)
 
 
-INNER = sync(core.averaged(core.whole(loss), "data"), core.together(SGD))
+INNER = sync(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(SGD))
 
 
 @cache
@@ -112,7 +111,7 @@ def reference(period, delay, mixing, fragments=2):
 )
 def test_streaming_diloco_equals_the_reference(period, delay, mixing, fragments):
     made = method(fragments, mixing, NESTEROV)
-    states, _ = scan(made, turns(STEPS, period, fragments, delay))
+    states, _ = scan(made, meeting_schedule(STEPS, period, fragments, delay))
     x, theta = reference(period, delay, mixing, fragments)
     # Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 41 updates.
     np.testing.assert_allclose(flattened(states.params), x, rtol=0, atol=2e-5)
@@ -126,7 +125,7 @@ def test_streaming_diloco_equals_the_reference(period, delay, mixing, fragments)
 @pytest.mark.parametrize("delay", [0, 2])
 def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
     """However they are cut: what is done to a leaf does not depend on the others."""
-    choice = turns(STEPS, 4, 1, delay)
+    choice = meeting_schedule(STEPS, 4, 1, delay)
     whole, sent = scan(method(1, 0.25, optimizer), choice)
     for fragments in (2, 3, 4):
         parts, its = scan(method(fragments, 0.25, optimizer), choice)
@@ -158,7 +157,7 @@ def test_more_fragments_than_arrays_are_refused():
 def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     """In the program: over `node` one collective a fragment, each in a branch of its own."""
     made = averaging(INNER, {"fragments": fragments, "mixing": 0.0}, "data")
-    choice = at(turns(STEPS, 4, fragments, 0), 0)
+    choice = at(meeting_schedule(STEPS, 4, fragments, 0), 0)
     event = Event(choice, {"learning_rate": jnp.float32(RATE)})
     every = collectives(made, tree(START), event, battery.at(BATCHES, 0), NODES, local)
     found = [each for each in every if each[0] == ("node",)]
@@ -177,4 +176,4 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
     parts = [parameter_bytes(part) for part in cut(run.params, 2)]
-    np.testing.assert_array_equal(said, np.asarray(run.events.choice.send) @ parts)
+    np.testing.assert_array_equal(said, np.asarray(run.events.plan.send) @ parts)

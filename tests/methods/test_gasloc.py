@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.clock import graphs
-from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.mix.gasloc import gasloc
+from optdyn.methods import gossip
+from optdyn.methods.averaging import meeting_schedule
+from optdyn.methods.gossip import gasloc
 from tests.methods import nodes
 from tests.methods.nodes import RATE, STEPS, flattened
 from tests.methods.test_outer import CLOSE, meetings
@@ -18,14 +18,14 @@ from tests.methods.test_over_graph import timeline
 COUNT, PERIOD = 4, 4  # nodes
 ETA, GAMMA = 0.7, 0.8
 NUMBERS = {"outer_learning_rate": ETA, "outer_momentum": GAMMA}
-SEND = turns(STEPS, PERIOD, 1, 0).send[:, 0]
+SEND = meeting_schedule(STEPS, PERIOD, 1, 0).send[:, 0]
 EACH = {"ring": 3, "exponential": 3, "one_peer": 2, "random": 2, "complete": 4}  # messages
 
 
 def edges(graph):
     """(STEPS, COUNT, k): whom each sends to."""
-    to = graphs.graph(graph, COUNT, STEPS, np.random.default_rng(3))
-    return graphs.each_update(to, STEPS)
+    to = gossip.graph_peers(graph, COUNT, STEPS, np.random.default_rng(3))
+    return gossip.each_update(to, STEPS)
 
 
 @cache  # one program for all numbers
@@ -36,7 +36,7 @@ def made():
 def ran(graph, batches=nodes.BATCHES):
     """(STEPS, COUNT, ...) states, and the bytes that a node sent."""
     outer = {key: np.full(STEPS, value, np.float32) for key, value in NUMBERS.items()}
-    line = turns(STEPS, PERIOD, 1, 0)._replace(to=edges(graph), outer=outer)
+    line = meeting_schedule(STEPS, PERIOD, 1, 0)._replace(to=edges(graph), outer=outer)
     return nodes.ran(made(), nodes.events(line, RATE, 0.6), nodes=COUNT, batches=batches)
 
 
@@ -87,4 +87,4 @@ def test_who_meets_whom_and_when_is_as_of_all_that_meet_over_a_graph(graph):
     values |= {"cluster.bandwidth": 4.0}
     one, other = timeline(values, "gasloc"), timeline(values)
     np.testing.assert_array_equal(one.seconds, other.seconds)
-    jax.tree.map(np.testing.assert_array_equal, one.choice._replace(outer=()), other.choice)
+    jax.tree.map(np.testing.assert_array_equal, one.plan._replace(outer=()), other.plan)

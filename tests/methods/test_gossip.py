@@ -7,12 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock import TimelineError, attendance, graphs
+from optdyn.clock import availability
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.graphs import DRAWN, GRAPHS, arrivals, graph, spectral_gap, weights
 from optdyn.clock.service import Constant, LogNormal
+from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import Experiment
-from optdyn.methods.mix.gossip import Gossip, Neighbours, gossip
+from optdyn.methods.gossip import (
+    GRAPHS,
+    RANDOM_GRAPHS,
+    Gossip,
+    Neighbours,
+    gossip,
+    gossip_arrivals,
+    graph_peers,
+    push_weights,
+    senders_of,
+    spectral_gap,
+)
 from optdyn.train import driver, trainer
 from tests.methods import nodes
 from tests.methods.nodes import EACH, RATE, START, STEPS, P, flattened, gradient, matrices
@@ -24,13 +35,13 @@ SCHEDULE = RATE * np.linspace(1.0, 0.2, STEPS)
 
 
 def drawn(name, count=NODES, steps=STEPS, seed=3):
-    return graph(name, count, steps, np.random.default_rng(seed))
+    return graph_peers(name, count, steps, np.random.default_rng(seed))
 
 
 def neighbours(to):
     """What the clock says of a graph, (T, nodes, k)."""
     whole = to[np.arange(STEPS) % len(to)]
-    return Neighbours(whole, weights(to, STEPS).astype(np.float32))
+    return Neighbours(whole, push_weights(to, STEPS).astype(np.float32))
 
 
 @cache  # one program a number of messages
@@ -78,7 +89,7 @@ def test_it_equals_the_papers_x_w_and_z(name, order):
     found, sent = ran(to, order, SCHEDULE)
     expected, sums = push_sum(to, order, SCHEDULE)
     np.testing.assert_allclose(found, expected, **CLOSE)
-    w = weights(to, STEPS + 1)
+    w = push_weights(to, STEPS + 1)
     assert (name == "push") == (np.abs(w - 1).max() > 0.1)
     # The weighted sum of the nodes is that of x, to which P adds nothing and takes nothing off.
     np.testing.assert_allclose((w[1:, :, None] * found).sum(1), sums, rtol=0, atol=1e-4)
@@ -95,7 +106,7 @@ def test_of_many_nodes_each_knows_only_who_sends_to_it(name, order):
     """The same sums as with a whole row of weights, in another order."""
     to = drawn(name)
     whole, sent = ran(to, order)
-    every = neighbours(to)._replace(senders=graphs.senders(to)[np.arange(STEPS) % len(to)])
+    every = neighbours(to)._replace(senders=senders_of(to)[np.arange(STEPS) % len(to)])
     states, ours = nodes.ran(made(order), nodes.events(every, RATE, 0.6))
     np.testing.assert_allclose(flattened(states.params), whole, **CLOSE)
     np.testing.assert_array_equal(ours, sent)
@@ -109,8 +120,8 @@ def test_who_is_away_sends_and_is_sent_nothing(name, order):
     there = rng.random((STEPS, NODES)) < 0.5
     there[np.arange(STEPS), rng.integers(NODES, size=STEPS)] = True
     assert not there.all(axis=1).all() and (there.sum(axis=1) == 1).any()
-    whole, stand = drawn(name)[np.arange(STEPS) % len(drawn(name))], attendance.stands(there)
-    to = np.array([attendance.passed_on(*of) for of in zip(whole, there, strict=True)])
+    whole, stand = drawn(name)[np.arange(STEPS) % len(drawn(name))], availability.stand_ins(there)
+    to = np.array([availability.reroute(*of) for of in zip(whole, there, strict=True)])
     for t, i in np.ndindex(STEPS, NODES):
         ahead = [(i + k) % NODES for k in range(NODES) if there[t, (i + k) % NODES]]
         assert stand[t, i] == ahead[0]
@@ -120,7 +131,7 @@ def test_who_is_away_sends_and_is_sent_nothing(name, order):
     np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
     assert sent[there.sum(axis=1) == 1].sum() == 0
     if name != "push":
-        every = every._replace(senders=graphs.senders(to))
+        every = every._replace(senders=senders_of(to))
         states, _ = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
         np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
 
@@ -130,7 +141,7 @@ def test_what_nobody_is_there_for_is_passed_on(name, count, data):
     """To the next in the same turn who is there; so all are sent as much as before."""
     here = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
     for peers in drawn(name, count, 3):
-        to = attendance.passed_on(peers, here)
+        to = availability.reroute(peers, here)
         for i, k in np.ndindex(*peers.shape):
             j, seen = int(peers[i, k]), set()
             while not here[j] and j not in seen:
@@ -162,7 +173,7 @@ def test_nobody_waits_for_who_is_away():
     done = np.tile([1.0, 2.0, 1.0, 1.0], (10, 1))
     links = lambda one, other: np.zeros(np.broadcast(one, other).shape)  # noqa: E731
     away = Known([[], [(2.5, 5.2), (5.3, 7.0)], [], []])
-    seconds, _, there = arrivals(drawn("ring", 4), done, done, links, 0.0, False, None, away)
+    seconds, _, there = gossip_arrivals(drawn("ring", 4), done, done, links, 0.0, False, None, away)
     # It leaves in its second update, is back at 5.2 for a tenth, then at 7, and all wait for it.
     assert there[:, 1].tolist() == [True, *[False] * 5, True, True, True, True]
     assert there[:, [0, 2, 3]].all()
@@ -174,7 +185,7 @@ def test_where_all_have_left_the_first_to_be_back_goes_on():
     done = np.ones((5, 2))
     links = lambda one, other: np.full(np.broadcast(one, other).shape, 0.5)  # noqa: E731
     away = Known([[(1.2, 9.0)], [(1.9, 4.0)]])
-    seconds, _, there = arrivals(drawn("ring", 2), done, done, links, 0.0, True, None, away)
+    seconds, _, there = gossip_arrivals(drawn("ring", 2), done, done, links, 0.0, True, None, away)
     # The first update ends at 1; the next begins at 4. The other has to fetch parameters first.
     assert there.tolist() == [[True, True], *[[False, True]] * 4]
     np.testing.assert_allclose(seconds, [1, 5, 6, 7, 8])
@@ -197,17 +208,17 @@ def test_a_run_whose_nodes_come_and_go():
         for presence in (0.0, 1e9, 0.5)
     }
     np.testing.assert_array_equal(line[1e9].seconds, line[0.0].seconds)
-    np.testing.assert_array_equal(line[1e9].choice.to, line[0.0].choice.to)
-    away = line[0.5].choice.stand != np.arange(8)
+    np.testing.assert_array_equal(line[1e9].plan.to, line[0.0].plan.to)
+    away = line[0.5].plan.stand != np.arange(8)
     assert 0.05 < away.mean() < 0.4  # a sixth by itself; and they wait for an update to begin
-    np.testing.assert_array_equal(line[0.5].choice.weight, 1)  # whoever is away
+    np.testing.assert_array_equal(line[0.5].plan.weight, 1)  # whoever is away
     assert np.all(np.diff(line[0.5].seconds) >= 0)
 
 
 @given(st.sampled_from(["ring", "exponential", "one_peer", "random"]), st.integers(1, 40))
 def test_who_is_sent_to_knows_from_whom(name, count):
     to = drawn(name, count, 4)
-    for turn, others in zip(to, graphs.senders(to), strict=True):
+    for turn, others in zip(to, senders_of(to), strict=True):
         expected = [
             [j for j in range(count) for i in turn[j] if i == node] for node in range(count)
         ]
@@ -256,7 +267,7 @@ def test_without_gradients_nodes_agree_as_fast_as_the_gap_says(name):
 
 
 @pytest.mark.parametrize("count", [5, 8])
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", RANDOM_GRAPHS)
 def test_the_gap_of_a_graph_that_is_drawn(name, count):
     """In mean square: the direction that lasts longest under the mean of P'P."""
     p = matrices(drawn(name, count, 8000))
@@ -293,7 +304,7 @@ def test_every_graph_keeps_the_sum(name, count, steps, seed):
         np.testing.assert_array_equal(p, p.swapaxes(1, 2))
     longer = drawn(name, count, steps + 5, seed)
     np.testing.assert_array_equal(longer[: len(to)], to)  # as a run that goes on needs it
-    w = weights(to, steps)
+    w = push_weights(to, steps)
     np.testing.assert_allclose(w.sum(axis=1), count, rtol=1e-12)
     assert (w > 0).all()
 
@@ -324,7 +335,7 @@ def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
     done = rng.exponential(size=(12, count))
     ready = done * rng.uniform(size=(12, count))
     links = rng.exponential(size=(count, count))
-    found, *_ = arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
+    found, *_ = gossip_arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
     np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
 
 
@@ -341,7 +352,7 @@ def test_the_clock_of_a_run(order):
     line = config.timeline(**known, update_bytes=6000)
     update = 0.012 if order == "combine" else 8e-3 + 0.012
     np.testing.assert_allclose(line.seconds, update * np.arange(1, 21), rtol=1e-9)
-    assert line.choice.to.shape == (20, 8, 3)
+    assert line.plan.to.shape == (20, 8, 3)
     # Where messages are short, computing takes all the time.
     config = config.with_({"cluster.bandwidth": 1e9})
     quick = config.timeline(**known, update_bytes=6000).seconds[-1]

@@ -9,7 +9,7 @@ import pytest
 
 from optdyn import optimizers
 from optdyn.methods import Event
-from optdyn.methods.gradient.local_losses import gradients, groups, heads
+from optdyn.methods.local_losses import gradients, groups, heads
 from optdyn.problem import models, problem
 from optdyn.problem.models import MLP, base
 from tests.methods.composed import by_groups

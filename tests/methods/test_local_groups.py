@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.methods.gradient.local_losses import VARIANTS, groups, heads
+from optdyn.methods.local_losses import VARIANTS, groups, heads
 from optdyn.problem import models, problem
 from optdyn.problem.models import MLP
 

@@ -65,7 +65,7 @@ def arrivals(groups, law="exponential", seed=0):
 
 def events_of(drawn, learning_rate=0.1):
     hyper = {"learning_rate": jnp.full(STEPS, learning_rate, jnp.float32)}
-    return Event(jax.tree.map(jnp.asarray, drawn.choice), hyper)
+    return Event(jax.tree.map(jnp.asarray, drawn.plan), hyper)
 
 
 BATCHES = {"optimum": jnp.asarray(OPTIMA, jnp.float32)}
@@ -118,7 +118,7 @@ def test_fresh_blocks_are_read_now_and_the_others_when_the_staleness_says(
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5, atol=1e-5)
     # The table: of the stale blocks what was written last, of the fresh ones nothing at all.
     table = np.tile(X0.astype(np.float32), (SLOTS, 1))
-    for t, slot in enumerate(drawn.choice.write):
+    for t, slot in enumerate(drawn.plan.write):
         table[slot] = x[t]
     assert state.slots.keys() == SIZES.keys() - set(fresh)
     for name, block in state.slots.items():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.methods.mix.messages import over_nodes
+from optdyn.methods.messages import over_nodes
 
 
 def trees(nodes: int) -> dict:

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work
-from optdyn.clock.base import TimelineError
+from optdyn.clock.arrivals import Work, several
 from optdyn.clock.service import LogNormal
-from optdyn.clock.several import several
+from optdyn.clock.timeline import TimelineError
 from tests.clock.test_slots import versions_read
 from tests.clock.test_stale_synchronous import LAWS
 
@@ -54,7 +53,7 @@ def test_groups_begin_again_by_themselves(law, means, allotted, steps, seed):
     np.testing.assert_allclose(line.seconds, seconds, rtol=1e-12)
     read = np.searchsorted(seconds, begun, side="right")
     np.testing.assert_array_equal(line.staleness, np.arange(steps) - read)
-    held = versions_read(line.choice.read, line.choice.write, line.slots)
+    held = versions_read(line.plan.read, line.plan.write, line.slots)
     np.testing.assert_array_equal(held, np.arange(steps) - line.staleness)
 
 
@@ -63,13 +62,13 @@ def test_without_a_limit_nothing_is_dropped(waiting):
     """To the bit, also with a limit that nobody ever reaches."""
     plain = made("exponential", [1, 2, 3], np.inf, 60, 5, arrivals=2, waiting=waiting)
     never = made("exponential", [1, 2, 3], 1e9, 60, 5, arrivals=2, waiting=waiting)
-    assert not never.choice.dropped.any() and plain.choice.dropped is None
+    assert not never.plan.dropped.any() and plain.plan.dropped is None
     for name in ("worker", "staleness", "seconds"):
         np.testing.assert_array_equal(getattr(plain, name), getattr(never, name))
     limited = made("exponential", [1, 2, 3], 0.7, 60, 5, arrivals=2, waiting=waiting)
     assert not np.array_equal(limited.seconds, plain.seconds)
     # Where all begin at the newest version, who begins again reads the same.
-    assert limited.choice.dropped.any() == waiting.endswith("_async")
+    assert limited.plan.dropped.any() == waiting.endswith("_async")
 
 
 def test_a_service_takes_the_closed_form():

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn.methods.mix.averaging_clock import turns
-from optdyn.methods.mix.daso import DASO
+from optdyn.methods.averaging import meeting_schedule
+from optdyn.methods.daso import DASO
 from optdyn.train import program
 from tests.methods import nodes
 from tests.methods import test_battery as battery
@@ -40,7 +40,7 @@ CLOSE = {"rtol": 0, "atol": 2e-5}
 
 
 def meetings(name, period=4, synchronous=0, **numbers):
-    line = turns(STEPS, period, 1, 0, synchronous)
+    line = meeting_schedule(STEPS, period, 1, 0, synchronous)
     numbers = NUMBERS[name] | numbers
     return line._replace(outer={key: np.full(STEPS, v, np.float32) for key, v in numbers.items()})
 
@@ -73,7 +73,7 @@ def rule(name, rates):
 def test_a_preset_equals_the_reference(name, inner_state, rates):
     events = nodes.events(meetings(name), rates, 0.6)
     states, _ = nodes.ran(made(name, inner_state=inner_state), events)
-    send = turns(STEPS, 4, 1, 0).send[:, 0]
+    send = meeting_schedule(STEPS, 4, 1, 0).send[:, 0]
     expected = reference(send, rule(name, rates), rates, 0.6, inner_state)
     np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
     # The nodes do part in between, by far more than that, and what is done to the state is seen.
@@ -90,7 +90,7 @@ def test_who_has_no_part_in_a_meeting_takes_over_what_the_others_agree_on(name):
     counts = rng.permuted(np.tile(np.arange(NODES) < NODES - 1, (STEPS, 1)), axis=1)
     counts[-1] = np.arange(NODES) == 1  # who is alone at the last one
     part = (counts * NODES / counts.sum(1, keepdims=True)).astype(np.float32)
-    send = turns(STEPS, 4, 1, 0).send[:, 0]
+    send = meeting_schedule(STEPS, 4, 1, 0).send[:, 0]
     some = meetings(name)._replace(present=part)
     states, sent = nodes.ran(made(name), nodes.events(some, RATE, 0.6))
     parts = iter(part[send].ravel())
@@ -122,7 +122,7 @@ def test_period_one_is_synchronous_with_linear_optimizers_only(inner_state, opti
 
 
 def test_post_local_sgd_is_synchronous_and_then_local():
-    line, later = turns(40, 4, 2, 1, synchronous=13), turns(27, 4, 2, 1)
+    line, later = meeting_schedule(40, 4, 2, 1, synchronous=13), meeting_schedule(27, 4, 2, 1)
     for name, values, afterwards in zip(line._fields[:3], line, later, strict=False):
         np.testing.assert_array_equal(values[13:], afterwards)
         np.testing.assert_array_equal(values[:13], name != "waited")
@@ -184,7 +184,7 @@ def test_slowmo_is_finite_where_the_learning_rate_is_nothing():
 def test_dasos_merge_is_the_rule_with_mixing():
     """a = 2 S / (2 S + P), of messages S = 2 updates old."""
     waited = 2
-    line = turns(STEPS, 4, 1, waited)
+    line = meeting_schedule(STEPS, 4, 1, waited)
     line.send[-1] = line.receive[-1] = False  # the end, which is blocking
     merged, _ = nodes.ran(DASO().mix(nodes.inner()), nodes.events(line))
     mixing = 2 * waited / (2 * waited + NODES)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from optdyn import methods
-from optdyn.clock import graphs
-from optdyn.methods.mix.averaging_clock import turns
+from optdyn.methods import gossip
+from optdyn.methods.averaging import meeting_schedule
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import RATE, STEPS, flattened
@@ -17,8 +17,8 @@ MU, ETA = 0.9, 0.7
 
 
 def ran(name, graph, nodes_of=COUNT, **numbers):
-    to = graphs.graph(graph, nodes_of, STEPS, np.random.default_rng(3))
-    line = meetings(name, **numbers)._replace(to=graphs.each_update(to, STEPS))
+    to = gossip.graph_peers(graph, nodes_of, STEPS, np.random.default_rng(3))
+    line = meetings(name, **numbers)._replace(to=gossip.each_update(to, STEPS))
     return nodes.ran(made(name), nodes.events(line, RATE, 0.6), nodes=nodes_of), line
 
 
@@ -79,9 +79,9 @@ def test_a_node_waits_for_its_neighbour_and_for_nobody_else():
     now, free, ends = [0.0] * 4, [0.0] * 4, []
     for t in range(battery.STEPS):
         now = [each + 6.0 / speed for each, speed in zip(now, (1, 2, 3, 4), strict=True)]
-        if line.choice.send[t].all():
+        if line.plan.send[t].all():
             free = [max(a, b) + 2.0 for a, b in zip(now, free, strict=True)]
-            now = [max(now[i], free[j]) for i, j in line.choice.to[t]]
+            now = [max(now[i], free[j]) for i, j in line.plan.to[t]]
         ends.append(max(now))
     expected = [min(ends[t:]) for t in range(len(ends))]  # a straggler nobody waits for
     np.testing.assert_allclose(line.seconds, expected, rtol=1e-9)
@@ -89,8 +89,8 @@ def test_a_node_waits_for_its_neighbour_and_for_nobody_else():
 
 def test_peers_take_turns_whatever_the_period_is():
     """With a period of 2 and a turn of 2 updates they would always be the same."""
-    to = timeline({"method.graph": "one_peer"}).choice.to
-    send = turns(battery.STEPS, 2, 1, 0).send[:, 0]
+    to = timeline({"method.graph": "one_peer"}).plan.to
+    send = meeting_schedule(battery.STEPS, 2, 1, 0).send[:, 0]
     shifts = (to[send, 0, 1] - to[send, 0, 0]) % 4
     np.testing.assert_array_equal(shifts, np.resize([1, 2], len(shifts)))
 
@@ -101,4 +101,4 @@ def test_a_graph_is_data_of_one_program():
         for graph in ("ring", "complete")
     )
     assert battery.program.make(one, 5, 1) is battery.program.make(other, 5, 1)
-    assert jnp.ndim(timeline({}).choice.to) == 3
+    assert jnp.ndim(timeline({}).plan.to) == 3

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from optdyn import methods
-from optdyn.clock.base import Shares, at, choice_of
 from optdyn.clock.service import Exponential
+from optdyn.clock.timeline import Shares, at, plan_of
 from optdyn.methods import Event
 from optdyn.train import devices as parallel
 from optdyn.train import program
@@ -107,7 +107,7 @@ def trained(name):
         "learning_rate": rng.uniform(0.1, 0.3, STEPS).astype(np.float32),
         "momentum": rng.uniform(-0.2, 0.4, STEPS).astype(np.float32),
     }
-    own, divided = order, choice_of(line, Shares)
+    own, divided = order, plan_of(line, Shares)
     if divided:  # each device is given its own
         own = battery.cut(order, divided.shares, battery.columns(divided.shares))
     rule = battery.optimizers.optimizer("sgd", ("learning_rate", "momentum"))
@@ -126,7 +126,7 @@ def trained(name):
     state, losses, every = made.init(params), [], []
     for start in range(0, STEPS, WINDOW):
         part = slice(start, start + WINDOW)
-        events = Event(at(line.choice, part), at(hypers, part), line.staleness[part])
+        events = Event(at(line.plan, part), at(hypers, part), line.staleness[part])
         batches = {"image": images[own[part]], "label": labels[own[part]]}
         state, (loss, after) = window(state, *jax.tree.map(jnp.asarray, (events, batches)))
         losses.append(np.asarray(loss))
@@ -153,7 +153,7 @@ def test_it_is_what_its_equations_say(name):
     expected = reference.run(
         name,
         plain(params),
-        [at(line.choice, t) for t in range(WINDOW)],
+        [at(line.plan, t) for t in range(WINDOW)],
         [{name: float(values[t]) for name, values in hypers.items()} for t in range(WINDOW)],
         images[:WINDOW],
         labels[:WINDOW],
@@ -164,7 +164,7 @@ def test_it_is_what_its_equations_say(name):
     nodes = len(expected[0])
     for t, each in enumerate(expected):
         for i, own in enumerate(each):
-            place = (t, i) if nodes > 1 else (t, 0) if hasattr(line.choice, "inner") else t
+            place = (t, i) if nodes > 1 else (t, 0) if hasattr(line.plan, "inner") else t
             found = plain(jax.tree.map(lambda leaf, place=place: leaf[place], after))
             assert set(found) == set(own)
             for block in own:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.methods.read.ringleader import ringleader, rounds
+from optdyn.methods.asynchronous import ringleader, rounds
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, gradient
 from tests.methods.workers import ALL, CLOSE, MOMENTUM, WORKERS, events_of, line_of, ran
@@ -94,7 +94,7 @@ def test_every_update_equals_the_server_in_float64():
         said += row is not None
     found = flattened(states.slots)[np.arange(STEPS), line.worker]
     np.testing.assert_allclose(found, history, **CLOSE)
-    assert 0 < said < STEPS and line.choice.number.max() > 2
+    assert 0 < said < STEPS and line.plan.number.max() > 2
     assert set(info) == {"loss"}
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals
-from optdyn.clock.several import several
+from optdyn.clock.arrivals import Work, arrivals, several
 from optdyn.train import trainer
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
@@ -60,7 +59,7 @@ def test_it_is_the_algorithm_of_the_paper(law, means, bound, steps, seed):
     np.testing.assert_array_equal(line.worker, worker)
     np.testing.assert_array_equal(line.staleness, delay)
     np.testing.assert_array_equal(line.seconds, seconds)
-    assert line.choice.dropped.sum() == ignored
+    assert line.plan.dropped.sum() == ignored
 
 
 @drawn
@@ -68,9 +67,9 @@ def test_nothing_applied_is_as_old_as_the_bound(law, means, bound, steps, seed):
     """And each slot holds the version that the staleness says, with a slot a group."""
     line = made(law, means, bound, steps, seed)
     assert line.staleness.max() < bound and line.slots == len(means)
-    held = versions_read(line.choice.read, line.choice.write, line.slots)
+    held = versions_read(line.plan.read, line.plan.write, line.slots)
     np.testing.assert_array_equal(held, np.arange(steps) - line.staleness)
-    assert max(line.choice.read.max(), line.choice.write.max()) < line.slots
+    assert max(line.plan.read.max(), line.plan.write.max()) < line.slots
 
 
 @drawn
@@ -83,7 +82,7 @@ def test_what_nobody_reaches_drops_nothing(law, means, steps, seed):
     """Staleness is below the number of updates, so as large a bound is none."""
     line = made(law, means, steps, steps, seed)
     free = arrivals(seed, LAWS[law], Work(np.array(means, float)[:, None]), steps)
-    assert not line.choice.dropped.any()
+    assert not line.plan.dropped.any()
     same_arrivals(line, free)
 
 
@@ -114,7 +113,7 @@ def test_the_summary_says_how_many_were_dropped(config, tmp_path):
     chosen = config(RUN | {"method.delay_bound": 2})
     summary = trainer.train(chosen, tmp_path / "a")
     line = trainer.prepare(chosen).timeline
-    assert summary["dropped_arrivals"] == line.choice.dropped.sum() > 0
+    assert summary["dropped_arrivals"] == line.plan.dropped.sum() > 0
     assert len(summary["staleness_histogram"]) <= 2 and sum(summary["staleness_histogram"]) == 60
     assert "dropped_arrivals" not in trainer.train(config(RUN), tmp_path / "b")
 
@@ -132,8 +131,8 @@ def test_a_dropped_arrival_takes_its_time_and_its_exchange(config):
     every = free.timeline(steps_per_epoch=10, update_bytes=0)
     slow = every.seconds[every.worker == 1]
     assert np.all(line.worker == 0)
-    before = np.flatnonzero(line.choice.dropped[:, 1])
-    np.testing.assert_array_equal(line.choice.dropped[:, 0], False)
+    before = np.flatnonzero(line.plan.dropped[:, 1])
+    np.testing.assert_array_equal(line.plan.dropped[:, 0], False)
     # Before update t: after that of t - 1, and not after it.
     for t, seconds in zip(before, slow, strict=False):
         assert line.seconds[t - 1] <= seconds <= line.seconds[t]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.methods.gradient.similarity import POSITIONS, RIDGE, cosines, linear_probe, ridge
+from optdyn.methods.local import POSITIONS, RIDGE, cosines, linear_probe, ridge
 from optdyn.problem import problem
 from optdyn.problem.models import MLP
 from optdyn.problem.problem import Problem

@@ -13,7 +13,7 @@ import pytest
 
 from optdyn import core, optimizers
 from optdyn.methods import Event
-from optdyn.methods.read.asynchronous import asynchronous
+from optdyn.methods.asynchronous import asynchronous
 from optdyn.train import checkpoints, driver, trainer, versions
 from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
 
@@ -60,9 +60,9 @@ def rounded(x):
 def run(name, kept, momentum=MOMENTUM):
     """The (STEPS, DIMENSION) parameters after each update of heavy ball on a noisy quadratic."""
     made = arrivals(name)
-    update = core.together(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
+    update = core.single_optimizer(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     method = asynchronous(
-        core.whole(QUADRATIC.loss), update, made.slots, rounded=kept == "bfloat16"
+        core.full_gradient(QUADRATIC.loss), update, made.slots, rounded=kept == "bfloat16"
     )
     hyper = {"learning_rate": np.full(STEPS, ALPHA), "momentum": np.full(STEPS, momentum)}
     hyper = {key: values.astype(np.float32) for key, values in hyper.items()}
@@ -72,7 +72,7 @@ def run(name, kept, momentum=MOMENTUM):
         return state, state.params["x"]["x"]
 
     start = method.init({"x": {"x": jnp.ones(DIMENSION)}})
-    events = Event(made.choice, hyper)
+    events = Event(made.plan, hyper)
     state, x = jax.jit(lambda *given: jax.lax.scan(body, start, given))(events, OPTIMA)
     return made, state, np.asarray(x)
 
@@ -91,7 +91,7 @@ def test_a_group_reads_rounded_parameters_and_x_is_not_rounded(name):
     # alpha H 2^-8 |x| more. Measured as 1.6e-6; versions that are not rounded are 2e-4 off.
     np.testing.assert_allclose(found, np.array(past[1:]), rtol=0, atol=2e-5)
     table = np.ones((made.slots, DIMENSION), np.float32)
-    for t, slot in enumerate(made.choice.write):
+    for t, slot in enumerate(made.plan.write):
         table[slot] = found[t]
     bits = np.asarray(state.slots["x"]["x"]).astype(np.uint32) << 16  # of floats
     np.testing.assert_array_equal(bits.view(np.float32), rounded(table))

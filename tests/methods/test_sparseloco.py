@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn.methods.mix.averaging_clock import turns
+from optdyn.methods.averaging import meeting_schedule
 from tests.methods import nodes
 from tests.methods.nodes import NODES, RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
@@ -15,7 +15,7 @@ KEYS = {"compression_share": SHARE, "compression_block": 5}
 def ran(bits):
     numbers = {"error_decay": BETA, "outer_learning_rate": A}
     outer = {name: np.full(STEPS, value, np.float32) for name, value in numbers.items()}
-    line = turns(STEPS, 4, 1, 0)._replace(outer=outer)
+    line = meeting_schedule(STEPS, 4, 1, 0)._replace(outer=outer)
     made = nodes.sparseloco(nodes.inner(), KEYS | {"compression_bits": bits})
     return nodes.ran(made, nodes.events(line, RATE, 0.6))
 
@@ -23,7 +23,7 @@ def ran(bits):
 def reference(bits):
     """(STEPS, NODES, P) in float64, by its equations, and the errors in the end."""
     every, theta, e = nodes.HeavyBall(), np.float64(START), [np.zeros(nodes.P)] * NODES
-    send, history = turns(STEPS, 4, 1, 0).send[:, 0], []
+    send, history = meeting_schedule(STEPS, 4, 1, 0).send[:, 0], []
 
     def kept(part):
         largest, sent = np.argsort(-np.abs(part))[: -(-len(part) // 4)], np.zeros(len(part))

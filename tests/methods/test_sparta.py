@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from optdyn.methods.mix.sparta import places
+from optdyn.methods.sparse import places
 
 
 def test_numbers_are_drawn_anew_and_all_as_often():

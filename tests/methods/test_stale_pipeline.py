@@ -10,7 +10,7 @@ import pytest
 from optdyn import core, optimizers
 from optdyn.clock import pipeline
 from optdyn.methods import Event, ModelInfo, compose
-from optdyn.methods.read.stale_pipeline import KINDS, StalePipeline, delays, reading
+from optdyn.methods.pipeline import KINDS, StalePipeline, delays, reading
 from optdyn.train import program, trainer
 from optdyn.train.checks import check
 
@@ -48,7 +48,7 @@ def line_of(chosen, problem):
 def events_of(line, momentum=MU):
     hyper = {"learning_rate": RATE, "momentum": momentum}
     hyper = {name: np.full(len(line.seconds), v, np.float32) for name, v in hyper.items()}
-    return Event(line.choice, hyper, line.staleness)
+    return Event(line.plan, hyper, line.staleness)
 
 
 def trained(config, kind, momentum=MU, chain=(), **values):
@@ -155,10 +155,10 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
     line, servers = line_of(chosen, problem), StalePipeline().servers(problem)
 
     def given(params, event, batch):
-        seen = jax.tree.map(jnp.add, params, event.choice.ahead)
+        seen = jax.tree.map(jnp.add, params, event.plan.ahead)
         return seen, jax.tree.map(lambda leaf: batch * jnp.ones_like(leaf), params)
 
-    sgd = core.by_block(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
+    sgd = core.per_block_optimizer(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
     method = reading(given, sgd, "predict", line.slots, servers)
 
     def body(state, inputs):

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from optdyn import methods
-from optdyn.methods.metered import SKETCH, sketch
-from optdyn.methods.read.ad_psgd import ad_psgd
-from optdyn.methods.read.async_local_sgd import async_local_sgd
-from optdyn.methods.read.elastic import elastic
+from optdyn.methods.async_local_sgd import async_local_sgd
+from optdyn.methods.compose import SKETCH, sketch
+from optdyn.methods.workers import ad_psgd, elastic
 from tests.methods import test_battery as battery
 from tests.methods import workers
 from tests.methods.nodes import BATCHES, START, flattened, loss, tree
@@ -52,7 +51,7 @@ def test_the_meter_says_what_is_evaluated(name):
 def test_exchanges_in_nodes_and_between_them_are_counted():
     run = battery.make_run("model_averaging+elastic")
     state, info = battery.step(run.rule, run.state, *run.first)
-    assert run.first[0].choice.inner.exchange.all() and run.first[0].choice.send.all()
+    assert run.first[0].plan.inner.exchange.all() and run.first[0].plan.send.all()
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(run.params))
     assert info["sent_bytes"] == 3 * size  # to the center and back; to the other node
     assert jax.tree.leaves(state.state.inner.workers)[0].shape[:2] == (2, 2)

@@ -10,7 +10,7 @@ import numpy as np
 from optdyn import core
 from optdyn.experiment import Experiment
 from optdyn.methods import Event
-from optdyn.methods.metered import metered
+from optdyn.methods.compose import metered
 from tests.methods.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
 
 WORKERS, MOMENTUM = 3, 0.6
@@ -35,12 +35,12 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **v
 
 def events_of(line, rate=RATE, momentum=MOMENTUM):
     hyper = {"learning_rate": jnp.full(STEPS, rate), "momentum": jnp.full(STEPS, momentum)}
-    return Event(jax.tree.map(jnp.asarray, line.choice), hyper, line.staleness)
+    return Event(jax.tree.map(jnp.asarray, line.plan), hyper, line.staleness)
 
 
 def made(make, groups=WORKERS, optimizer=SGD, meter=False):
     """`make(gradient, update, groups)` on the least squares."""
-    gradient, update = core.whole(loss), core.together(optimizer)
+    gradient, update = core.full_gradient(loss), core.single_optimizer(optimizer)
     if meter:
         one = lambda gradient, update: make(gradient, update, groups)  # noqa: E731
         return metered(one, gradient, update, shared=False)

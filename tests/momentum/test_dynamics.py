@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from optdyn.clock import Timeline
+from optdyn.clock.timeline import Timeline
 from optdyn.momentum.stability import STEPS, limit
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, trainer

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import clock, optimizers
-from optdyn.clock.base import at
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Law
+from optdyn.clock.timeline import at
 from optdyn.methods import Event
 from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from optdyn.problem import problem
@@ -69,7 +69,7 @@ def run(made, groups, gamma, learning_rate, momentum):
     }
     many = made.worker.ndim == 2
     call = compiled(made.slots, groups - 1, many)
-    return [np.asarray(a, np.float64) for a in call(gamma, made.choice, hypers)]
+    return [np.asarray(a, np.float64) for a in call(gamma, made.plan, hypers)]
 
 
 def reference(staleness, tau, gamma, alpha, target):
@@ -184,7 +184,7 @@ def test_vmap_over_seeds_is_one_seed_at_a_time():
     made = arrivals(5, "exponential", 100, 3)
     together = run(made, 5, 0.05, 0.05, 0.9)
     for seed in range(3):
-        alone = made._replace(worker=made.worker[seed], choice=at(made.choice, seed))
+        alone = made._replace(worker=made.worker[seed], plan=at(made.plan, seed))
         for many, one in zip(together, run(alone, 5, 0.05, 0.05, 0.9), strict=True):
             # Another order of float32 operations, as in the comparison with the equations.
             np.testing.assert_allclose(many[seed], one, rtol=0, atol=1e-4)

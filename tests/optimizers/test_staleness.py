@@ -27,7 +27,7 @@ def trained(made, chain):
     steps = len(made.seconds)
     hyper = {"learning_rate": np.full(steps, RATE, np.float32)}
     hyper["momentum"] = np.full(steps, MU, np.float32)
-    events = Event(made.choice, hyper, made.staleness)
+    events = Event(made.plan, hyper, made.staleness)
 
     def body(state, inputs):
         state, _ = method.step(state, inputs[0], {"optimum": inputs[1]})

@@ -468,10 +468,10 @@ from jax import lax
 
 from optdyn.core import Rule
 from optdyn.methods import Mixes
-from optdyn.methods.mix.averaging_clock import every_update, turns
-from optdyn.methods.mix.messages import own_event
-from optdyn.methods.mix.nodes import inside
-from optdyn.clock.nodes import of_meetings
+from optdyn.methods.averaging import every_update, turns
+from optdyn.methods.messages import own_event
+from optdyn.methods.nodes import inside
+from optdyn.clock.meetings import of_meetings
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,12 @@ from optdyn.base.files import WorkdirError
 from optdyn.base.greeting import Door, call
 from optdyn.base.hold import held
 from optdyn.cli import race as launched
-from optdyn.clock import TimelineError
-from optdyn.clock.base import from_arrivals
+from optdyn.clock.timeline import TimelineError, from_arrivals
 from optdyn.clock.versions import WAITING
-from optdyn.methods.gradient.local import Local
-from optdyn.methods.read.async_local_sgd import AsyncLocalSGD
-from optdyn.methods.read.asynchronous import Asynchronous
-from optdyn.methods.read.buffered import Buffered
+from optdyn.methods.async_local_sgd import AsyncLocalSGD
+from optdyn.methods.asynchronous import Asynchronous
+from optdyn.methods.buffered import Buffered
+from optdyn.methods.local import Local
 from optdyn.race import race as races
 from optdyn.race import shards
 from optdyn.race.race import in_turn, replaying

@@ -17,7 +17,7 @@ from scipy import stats
 
 from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment, to_json
-from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.asynchronous import Asynchronous
 from optdyn.report import race, raced
 from optdyn.report.tables import TableError
 

@@ -4,7 +4,7 @@ import pytest
 
 from analysis.studies.automatic_speedup import CASES
 from configs import tune as cases
-from optdyn.clock.server import pieces_of
+from optdyn.clock.arrivals import pieces_of
 from optdyn.train.checks import check
 from tests.tune import hardware
 

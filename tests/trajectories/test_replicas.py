@@ -9,8 +9,8 @@ import pytest
 
 from optdyn.base import seeds
 from optdyn.base.hold import LOCK
-from optdyn.cli import app
-from optdyn.clock.base import at
+from optdyn.cli.train import ended
+from optdyn.clock.timeline import at
 from optdyn.methods import Event
 from optdyn.optimizers.kinds import SGD
 from optdyn.problem.models.quadratic import curvatures
@@ -65,7 +65,7 @@ def loop(run, replica):
     x = [flat(state.params)]
     for t, indices in enumerate(replicas._indices(run, f"replicas{replica}")):
         hyper = {name: values[t] for name, values in run.hypers.items()}
-        event = Event(at(run.timeline.choice, (replica, t)), hyper)
+        event = Event(at(run.timeline.plan, (replica, t)), hyper)
         state, _ = step(state, event, {k: v[indices] for k, v in run.data.train.items()})
         x.append(flat(state.params))
     return np.array(x)
@@ -99,7 +99,7 @@ def test_a_replica_is_a_plain_loop(recorded):
             )
     # And replicas are different draws.
     assert len({row.tobytes() for row in stored["displacements"][:, 0]}) == COUNT
-    assert len({row.tobytes() for row in run.timeline.choice.read}) == COUNT
+    assert len({row.tobytes() for row in run.timeline.plan.read}) == COUNT
 
 
 def test_a_smaller_sketch_adds_up_the_coordinates(config, values, recorded, tmp_path):
@@ -247,7 +247,7 @@ def test_interrupted_and_resumed_is_whole(config, small, tmp_path, monkeypatch, 
     monkeypatch.setattr(replicas, "write_npz", signalled)
     summary = record(config(SMALL), tmp_path)
     assert summary == {"status": "interrupted", "signal": signal.SIGINT}
-    assert app.exit_code(summary) == 130
+    assert ended(summary, tmp_path, "momentum") == 130
     assert len(written) == stop and not (tmp_path / "trajectories.npz").exists()
     assert record(config(SMALL), tmp_path)["status"] == "completed"
     assert len(written) == len(set(written)) == 13

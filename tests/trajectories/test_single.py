@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods import metered
+from optdyn.methods import compose
 from optdyn.momentum import moments
 from optdyn.optimizers.kinds import SGD, Adam
 from optdyn.problem import data as datasets
@@ -31,14 +31,14 @@ METHODS = {
 @pytest.fixture
 def unmixed(monkeypatch):
     """A sketch as large as the model: random signs, and nothing is added to anything else."""
-    monkeypatch.setattr(metered, "SKETCH", 10_000)
+    monkeypatch.setattr(compose, "SKETCH", 10_000)
     program._make.cache_clear()
     yield
     program._make.cache_clear()
 
 
 def sketched(tree, like):
-    return np.asarray(metered.sketch(tree, like, 10_000))
+    return np.asarray(compose.sketch(tree, like, 10_000))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -102,7 +102,7 @@ def test_sketches_are_linear_and_keep_inner_products():
     rng = np.random.default_rng(0)
     a, b = ({"one": rng.normal(size=(70, 100)), "two": rng.normal(size=(50,))} for _ in range(2))
     c = jax.tree.map(lambda x, y: x + 2 * y, a, b)
-    short = [np.asarray(metered.sketch(tree, a, 512)) for tree in (a, b, c)]
+    short = [np.asarray(compose.sketch(tree, a, 512)) for tree in (a, b, c)]
     np.testing.assert_allclose(short[2], short[0] + 2 * short[1], atol=1e-4)  # float32
     exact = sum(float(np.vdot(a[name], c[name])) for name in a)
     # The standard deviation of a count sketch's inner product is |a| |c| sqrt(2 / 512) at most.
@@ -110,8 +110,8 @@ def test_sketches_are_linear_and_keep_inner_products():
     other = np.sqrt(sum(np.vdot(x, x) for x in jax.tree.leaves(c)))
     assert abs(short[0] @ short[2] - exact) < 4 * size * other * np.sqrt(2 / 512)
     only = {"two": a["two"]}
-    rest = np.asarray(metered.sketch(only, a, 512))
-    both = np.asarray(metered.sketch({"one": a["one"]}, a, 512))
+    rest = np.asarray(compose.sketch(only, a, 512))
+    both = np.asarray(compose.sketch({"one": a["one"]}, a, 512))
     np.testing.assert_allclose(short[0], rest + both, atol=1e-4)
 
 

@@ -1,7 +1,7 @@
 """Hardware efficiency of compute groups: Omnivore's closed form, which the queue is held against.
 
 Hadjis et al., "Omnivore" (arXiv 1606.04487), the hardware model. N workers in g groups of k = N / g
-share one fully connected (FC) server; `clock/server.py` has T_conv(k), T_fc and the
+share one fully connected (FC) server; `clock/arrivals.py` has T_conv(k), T_fc and the
 queue itself.
 
     HE(g) = max(T_fc, (T_conv(k) + T_fc) / g)        seconds an iteration
@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.clock.base import Timeline
-from optdyn.clock.server import IterationSeconds, server, t_conv, t_fc
+from optdyn.clock.arrivals import IterationSeconds, server, t_conv, t_fc
+from optdyn.clock.timeline import Timeline
 
 
 class Simulated(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.server import IterationSeconds, t_conv
+from optdyn.clock.arrivals import IterationSeconds, t_conv
 from optdyn.clock.service import Constant, Exponential, LogNormal
 from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate
 

@@ -8,7 +8,7 @@ import pytest
 from optdyn.base.errors import ConfigError
 from optdyn.base.files import read_json
 from optdyn.experiment import Experiment, to_json
-from optdyn.methods.read.asynchronous import Asynchronous
+from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.setup import Plan
 from optdyn.optimizers.kinds import SGD
 from optdyn.plan import lowered

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.cli import profile
-from optdyn.clock.server import IterationSeconds
+from optdyn.clock.arrivals import IterationSeconds
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.plan import phases as timing
 from optdyn.plan.phases import Loop, MeasurementPlan, first_phase, measure, phases, prepare

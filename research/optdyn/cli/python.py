@@ -35,9 +35,9 @@ import optax
 from optdyn import experiment
 from optdyn.base.calls import checked
 from optdyn.base.errors import ConfigError, Join, refuse
-from optdyn.clock.base import Timeline
 from optdyn.clock.cluster import Cluster
-from optdyn.core import Rule, together, whole
+from optdyn.clock.timeline import Timeline
+from optdyn.core import Rule, full_gradient, single_optimizer
 from optdyn.methods import Event, Method, Methods
 from optdyn.methods.compose import reading
 from optdyn.methods.method import ModelInfo
@@ -189,7 +189,7 @@ class Clock(NamedTuple):
     @property
     def events(self) -> Event:
         """The events of all updates, with an axis of `steps` before all others, for `lax.scan`."""
-        return Event(self.timeline.choice, {}, self.timeline.staleness)
+        return Event(self.timeline.plan, {}, self.timeline.staleness)
 
 
 @checked
@@ -212,8 +212,8 @@ def rule(
     methods = Methods.wrap(method)
     if methods.gradient or methods.mix:
         raise ConfigError(f"{methods.name}: only a method of reading is a rule by itself")
-    update = together(optax.with_extra_args_support(optimizer))
-    return reading(methods, whole(loss), update, slots or methods.groups)
+    update = single_optimizer(optax.with_extra_args_support(optimizer))
+    return reading(methods, full_gradient(loss), update, slots or methods.groups)
 
 
 @checked

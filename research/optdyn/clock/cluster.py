@@ -20,7 +20,7 @@ class Pieces(Value, section="cluster.pieces"):
     """Measured seconds of the pieces of an update, for the whole `batch_size`.
 
     They replace `seconds_per_example` and the network in `sync` and `asynchronous`
-    (`clock/server.py`).
+    (`clock/arrivals.py`).
     """
 
     conv_compute: float = field(

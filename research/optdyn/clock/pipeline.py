@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.base.errors import Wrong
-from optdyn.clock.base import Timeline, TimelineError, from_arrivals
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import inside_node, messages
+from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from optdyn.base.errors import Wrong
-from optdyn.base.trees import Choice
-from optdyn.clock.base import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
+from optdyn.base.trees import Plan
+from optdyn.clock.timeline import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
 from optdyn.clock.versions import NOBODY, Versions, blank, fill
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def versions(line: Timeline) -> np.ndarray:
     they exchange, and only then; of gradients that are gathered in a table, where it is `applied`.
     """
     late = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
-    exchange = getattr(line.choice, "applied", getattr(line.choice, "exchange", None))
+    exchange = getattr(line.plan, "applied", getattr(line.plan, "exchange", None))
     updates = np.arange(len(late)) if exchange is None else np.cumsum(exchange) - exchange
     return updates - late
 
@@ -272,7 +272,7 @@ def columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray
     That is all that these two don't say. In a race of single arrivals, and where groups read when
     they write, the order of the workers also says which versions are read.
     """
-    every, choice = _columns(line, window), line.choice
+    every, choice = _columns(line, window), line.plan
     by_order: tuple[str, ...] = ("worker",)
     if line.batch is not None or getattr(choice, "read", None) is getattr(choice, "worker", 0):
         by_order = ("worker", "read", "write")
@@ -282,7 +282,7 @@ def columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray
 
 def _columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
     """All that can be said of a timeline."""
-    fields = dict(_leaves(line.choice)) | ({} if line.batch is None else {BATCH: line.batch})
+    fields = dict(_leaves(line.plan)) | ({} if line.batch is None else {BATCH: line.batch})
     cut = {name: np.asarray(v[window]) for name, v in fields.items()}
     cut = {name: v.astype(np.int32) if v.dtype == bool else v for name, v in cut.items()}
     return {
@@ -291,7 +291,7 @@ def _columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarra
     }
 
 
-def _leaves(choice: Choice, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
+def _leaves(choice: Plan, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of a choice by the names that their columns have."""
     for name, value in zip(getattr(choice, "_fields", ()), choice, strict=True):
         if name == "inner":

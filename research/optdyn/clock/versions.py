@@ -5,17 +5,23 @@ reads a later one. So the order of the arrivals, drawn or raced, says all: slots
 goes on, and which batch is whose. Batches 0, 1, ... of the order of examples go to the first,
 second, ... reader, for a group that races has to know its batch before anybody knows the number of
 its update. Where an update is of several arrivals these are parts of batches.
+
+Workers that exchange with every H_i-th local step, kept up as they arrive.
+
+Of a race a worker is heard of when it exchanges, and its H_i local steps are then listed together:
+what workers do by themselves in between has no order that would change anything.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from optdyn.base.errors import Wrong
-from optdyn.clock.base import Arrival, Timeline, TimelineError
+from optdyn.base.trees import Array
+from optdyn.clock.timeline import Arrival, Timeline, TimelineError
 
 # Who waits where an update is of K arrivals (`several.py`).
 WAITING = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
@@ -156,7 +162,7 @@ class Versions:
         had = self.working.pop(group)
         self._slots.release(had.slot)
         if had.version < self._updates:
-            self._line.choice.dropped[self._updates, group] = True
+            self._line.plan.dropped[self._updates, group] = True
         self._begin(group, had.batch)
 
     def _begin(self, group: int, batch: int) -> None:
@@ -193,13 +199,13 @@ def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], 
     assert line.batch is not None
     single = len(had) == 1
     for array, values in (
-        (line.choice.worker, [group for group, _ in had]),
-        (line.choice.read, [own.slot for _, own in had]),
+        (line.plan.worker, [group for group, _ in had]),
+        (line.plan.read, [own.slot for _, own in had]),
         (line.batch, [own.batch for _, own in had]),
         (line.staleness, [t - own.version for _, own in had]),
     ):
         array[t] = values[0] if single else values  # of one, where there are several, all servers'
-    line.choice.write[t] = write
+    line.plan.write[t] = write
 
 
 def fill(
@@ -239,3 +245,93 @@ def _wrong_arrivals(
             unlike = order.arrive(group, float(seconds[t])).dropped != (n < len(late))
             is_too = "is not too" if n < len(late) else "is too"
             yield unlike, f"arrival {t}: what worker {group} has {is_too} old to apply"
+
+
+# (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
+Decided = Callable[..., Mapping[str, Array]]
+
+
+class Exchanges:
+    """An `Order` of workers with parameters of their own; an arrival is a local step.
+
+    A worker's slot is its own, and it reads as it exchanges. The staleness is how many exchanges of
+    others there were since, or none where what it has read does not count (`is_stale`).
+    """
+
+    def __init__(
+        self,
+        line: Timeline,
+        periods: Sequence[int],
+        decided: Decided = lambda *_: {},
+        is_stale: bool = True,
+    ):
+        self._line, self._periods, self._decided = line, periods, decided
+        self._is_stale = is_stale
+        self._steps, self._exchanges, self._batches = 0, 0, 0
+        self.working: dict[int, Reading] = {}
+        self._done = [0] * len(periods)  # local steps since a worker's last exchange
+        for worker in range(len(periods)):
+            self._read(worker)
+
+    def _read(self, worker: int) -> None:
+        period = self._periods[worker]
+        self.working[worker] = Reading(worker, self._exchanges, self._batches, period)
+        self._done[worker], self._batches = 0, self._batches + period
+
+    def left(self, group: int) -> int:
+        """Local steps until the worker exchanges."""
+        return self._periods[group] - self._done[group]
+
+    def arrive(self, group: int, seconds: float) -> Arrived:
+        """The worker has taken a local step; the timeline's next entry is written."""
+        line, t, had = self._line, self._steps, self.working[group]
+        exchange = self.left(group) == 1
+        line.worker[t], line.seconds[t] = group, seconds
+        line.staleness[t] = self._exchanges - had.version if self._is_stale else 0
+        self._exchanges += exchange
+        decided: dict[str, Array | int] = {"worker": group, "exchange": exchange}
+        decided |= self._decided(exchange, self._exchanges)
+        for name, value in decided.items():
+            getattr(line.plan, name)[t] = value
+        if line.batch is not None:
+            line.batch[t] = had.batch + self._done[group]
+        self._steps, self._done[group] = t + 1, self._done[group] + 1
+        if exchange:
+            self._read(group)
+        return Arrived(True, exchange, [group] if exchange else [])
+
+
+def exchanges(
+    worker: np.ndarray, periods: Sequence[int], is_stale: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whether each local step exchanges, its staleness and its version, (steps,) each.
+
+    The version is how many exchanges there had been when its worker read, or where nothing
+    `is_stale`, so far.
+    """
+    exchange, read = np.zeros(len(worker), bool), np.zeros(len(worker), np.int32)
+    each = [np.flatnonzero(worker == i) for i in range(len(periods))]
+    for mine, period in zip(each, periods, strict=True):
+        exchange[mine[period - 1 :: period]] = True
+    before = np.cumsum(exchange) - exchange
+    if not is_stale:
+        return exchange, np.zeros(len(worker), np.int32), before
+    for mine in each:
+        last = np.maximum.accumulate(np.where(exchange[mine], before[mine] + 1, 0))
+        read[mine] = np.append(0, last)[:-1]
+    return exchange, (before - read).astype(np.int32), read
+
+
+def batches(worker: np.ndarray, periods: Sequence[int]) -> np.ndarray:
+    """(steps,) int32: the number of each local step's batch in a race of that order.
+
+    A worker that begins takes the numbers of all its local steps up to its next exchange.
+    """
+    batch, free = np.empty(len(worker), np.int32), sum(periods)
+    first = np.cumsum([0, *periods[:-1]]).tolist()
+    done = [0] * len(periods)
+    for t, i in enumerate(worker.tolist()):
+        batch[t], done[i] = first[i] + done[i], done[i] + 1
+        if done[i] == periods[i]:
+            first[i], done[i], free = free, 0, free + periods[i]
+    return batch

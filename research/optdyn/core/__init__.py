@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from optdyn.base.trees import Array, Choice, Hyper, Params, State, Tree
+from optdyn.base.trees import Array, Hyper, Params, Plan, State, Tree
 
 Batch = dict[str, jax.Array]
 Info = dict[str, jax.Array]  # float32 scalars: `loss`, of the batch, and what else the log may show
@@ -31,22 +31,23 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan."""
 
-    choice: Choice  # what the timeline decides of it, a NamedTuple of the method's own
+    plan: Plan  # what the timeline decides of it, a NamedTuple of the method's own
     hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
     staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
 
 
-class Apart(NamedTuple):
-    """The step of a node, cut where nodes exchange: for a host that carries the messages itself.
+class SplitStep(NamedTuple):
+    """The step of a node, split around the exchange: for a host that carries the messages itself.
 
     A step is `update`, then of every fragment that is sent `message`, of every one that is received
-    `landed`, given the sum of its messages over the nodes, and `merge`. No piece asks other nodes.
+    `on_receive`, given the sum of its messages over the nodes, and `merge_received`. No piece asks
+    other nodes.
     """
 
     update: Callable[[State, Event, Batch], tuple[State, Info]]
     message: Callable[..., jax.Array]  # (state, fragment, blocking) -> (numbers,)
-    landed: Callable[..., State]  # (state, fragment, total), the sum of what was sent last
-    merge: Callable[[State, Event], State]  # of what landed last
+    on_receive: Callable[..., State]  # (state, fragment, total), the sum of what was sent last
+    merge_received: Callable[[State, Event], State]  # merges what was received last
     fragments: int
 
 
@@ -55,7 +56,7 @@ class Rule(NamedTuple):
 
     init: Callable[[Params], State]
     step: Callable[[State, Event, Batch], tuple[State, Info]]
-    apart: Apart | None = None  # the same step in pieces, where it can be cut
+    split: SplitStep | None = None  # the same step in pieces, where it can be cut
 
 
 # The batch's loss and its gradient, means over the examples: devices average what they have.
@@ -73,8 +74,8 @@ class Update(NamedTuple):
     apply: Callable[..., tuple[Params, Tree]]
 
 
-def whole(loss: Loss, parts: int = 1) -> Gradient:
-    """The gradient of the batch's loss; of `parts` equal parts of it, one after the other.
+def full_gradient(loss: Loss, accumulation: int = 1) -> Gradient:
+    """Returns the gradient of the batch's loss, of `accumulation` equal parts one after the other.
 
     Parts take less memory and have the same mean.
     """
@@ -86,12 +87,12 @@ def whole(loss: Loss, parts: int = 1) -> Gradient:
         ) -> tuple[tuple[jax.Array, Params], None]:
             return jax.tree.map(jnp.add, total, of(params, part)), None
 
-        if parts == 1:
+        if accumulation == 1:
             return of(params, batch)
-        split = {name: x.reshape(parts, -1, *x.shape[1:]) for name, x in batch.items()}
+        split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in batch.items()}
         nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
         total, _ = jax.lax.scan(add, nothing, split)
-        return jax.tree.map(lambda leaf: leaf / parts, total)
+        return jax.tree.map(lambda leaf: leaf / accumulation, total)
 
     return gradient
 
@@ -119,7 +120,7 @@ def parts(batch: Tree, count: int) -> Tree:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), batch)
 
 
-def received(gradient: Gradient) -> Gradient:
+def gradient_or_message(gradient: Gradient) -> Gradient:
     """The gradient of a batch, or the one that it brings where it is a `Message`."""
 
     def given(params: Params, event: Event, batch: Batch | Message) -> tuple[jax.Array, Params]:
@@ -146,7 +147,7 @@ def averaged(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
     return mean
 
 
-def together(optimizer: optax.GradientTransformationExtraArgs) -> Update:
+def single_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Update:
     """One optimizer of all parameters."""
 
     def apply(
@@ -159,9 +160,9 @@ def together(optimizer: optax.GradientTransformationExtraArgs) -> Update:
     return Update(optimizer.init, apply)
 
 
-def by_block(optimizer: optax.GradientTransformationExtraArgs) -> Update:
+def per_block_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Update:
     """An optimizer a block: each block that has a gradient is updated, by itself."""
-    one = together(optimizer)
+    one = single_optimizer(optimizer)
 
     def init(params: Params) -> dict[str, Tree]:
         return {name: one.init(own) for name, own in params.items()}
@@ -184,6 +185,11 @@ def all_reduce(tree: Tree, axis: str) -> Tree:
     """Sum of a pytree over the devices of an axis, as one message and not one a leaf."""
     vector, tree_of = ravel_pytree(tree)
     return tree_of(jax.lax.psum(vector, axis))
+
+
+def where(condition: Array, tree: Tree, other: Tree) -> Tree:
+    """`jnp.where` over pytrees, in the dtypes of `other`."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
 
 
 def distance(every: Params) -> float:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from optdyn.base.trees import Array, Examples, State, Tree
-from optdyn.core import Apart, Event, Info
+from optdyn.core import Event, Info, SplitStep
 from optdyn.devices import ring
 from optdyn.devices.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
 from optdyn.devices.simulated import NodeStates
@@ -36,8 +36,8 @@ class Running(NamedTuple):
     turn: int  # messages sent, since the state was put there
 
 
-def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool) -> Layout:
-    """`advance` is the loop of `apart.update` on one device, of the axes `node` and `data`.
+def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool) -> Layout:
+    """`advance` is the loop of `split_step.update` on one device, of the axes `node` and `data`.
 
     Raises `DeviceError` where a process has a part of a node, or more nodes than another.
     """
@@ -66,15 +66,17 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool) -> Layou
         return nodes, jax.tree.map(lambda leaf: lax.pmean(leaf, "data")[None], infos)
 
     def message(fragment: int, blocking: bool, nodes: NodeStates) -> jax.Array:
-        return apart.message(_state(nodes), fragment, blocking)[None]
+        return split_step.message(_state(nodes), fragment, blocking)[None]
 
     def landed(fragment: int, nodes: NodeStates, total: jax.Array) -> NodeStates:
-        return _nodes(apart.landed(_state(nodes), fragment, total[0]))
+        return _nodes(split_step.on_receive(_state(nodes), fragment, total[0]))
 
     def merge(nodes: NodeStates, events: Event, at: jax.Array) -> NodeStates:
-        return _nodes(apart.merge(_state(nodes), jax.tree.map(lambda leaf: leaf[at], events)))
+        return _nodes(
+            split_step.merge_received(_state(nodes), jax.tree.map(lambda leaf: leaf[at], events))
+        )
 
-    every = range(apart.fragments)
+    every = range(split_step.fragments)
     update = laid(between, held, P(), split, P(), P())
     # Nothing is donated to a message: the next updates are written over what it was made of.
     messages = [[laid(partial(message, q, b), donate=False) for b in (False, True)] for q in every]
@@ -99,7 +101,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool) -> Layou
         running: Running, examples: Examples, events: Event, indices: Array, n: int
     ) -> tuple[Running, Info]:
         nodes, flights, turn = running.nodes, dict(running.flights), running.turn
-        send, receive, waited = _turns(events, apart.fragments)
+        send, receive, waited = _turns(events, split_step.fragments)
         events, indices, said, start = put(events), put(indices, split), [], 0
         for stop in _cuts(send | receive, int(n)):
             bounds = put(np.int32(start)), put(np.int32(stop - start))
@@ -130,7 +132,7 @@ def overlap(advance: Advance, apart: Apart, mesh: Mesh, streamed: bool) -> Layou
     def get(running: Running) -> NodeStates:
         whole = gathered(running.nodes)
         for q, flight in running.flights.items():
-            arrived = partial(apart.landed, fragment=q, total=flight.result())
+            arrived = partial(split_step.on_receive, fragment=q, total=flight.result())
             whole = NodeStates(jax.tree.map(np.asarray, jax.vmap(arrived)(whole.state)))
         return whole
 
@@ -145,7 +147,7 @@ def senders(own: list[np.ndarray], turn: int) -> list[jax.Device]:
 
 def _turns(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
     """`send`, `receive`, `waited` of `outer.py`, (events, fragments)."""
-    each = map(np.asarray, (events.choice.send, events.choice.receive, events.choice.waited))
+    each = map(np.asarray, (events.plan.send, events.plan.receive, events.plan.waited))
     return tuple(np.broadcast_to(x.reshape(len(x), -1), (len(x), fragments)) for x in each)
 
 

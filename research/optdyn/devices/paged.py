@@ -62,7 +62,7 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
         state: SnapshotState, seen: Params, examples: Examples, event: Event, indices: Array, n: int
     ) -> tuple[SnapshotState, Params, Info]:
         seen = jax.tree.map(lambda leaf: leaf[None], seen)
-        event = event._replace(choice=event.choice._replace(seen=seen))
+        event = event._replace(plan=event.plan._replace(seen=seen))
         state, info = advance(state, examples, event, indices, n)
         return state, rows(state.slots, dict.fromkeys(state.slots, 0)), info
 
@@ -79,10 +79,10 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
     def run(
         state: Paged, examples: Examples, events: Event, indices: Array, n: int
     ) -> tuple[Paged, Info]:
-        table, device, choice = state.slots, state.device, events.choice
+        table, device, choice = state.slots, state.device, events.plan
         read, write = np.asarray(choice.read), np.asarray(choice.write)
         none = np.zeros_like(read)  # the device's one slot
-        events = events._replace(choice=choice._replace(read=none, write=none))
+        events = events._replace(plan=choice._replace(read=none, write=none))
         seen, last, said = bring(table, each(table, read[0])), write[0], list[Info]()
         made: Params = {}
         for t in range(max(int(n), 1)):  # of no update it is only compiled

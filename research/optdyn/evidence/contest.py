@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optdyn.clock import Timeline
+from optdyn.clock.timeline import Timeline
 from optdyn.evidence.arms import Arm, Rungs, Tuned, at, beside, diagonal, tuned
 from optdyn.evidence.intervals import chance, holm, ratio, ratio_at_best, shown
 from optdyn.evidence.study import Job, Study

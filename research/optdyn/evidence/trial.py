@@ -19,8 +19,8 @@ from optdyn.base import lookup
 from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
 from optdyn.base.trees import Json
-from optdyn.clock.base import Meeting, Timeline, choice_of
 from optdyn.clock.network import between_nodes, broadcast
+from optdyn.clock.timeline import Meeting, Timeline, plan_of
 from optdyn.core import State
 from optdyn.evidence.crossing import Crossing, crossing, of_runs
 from optdyn.experiment import Experiment
@@ -235,7 +235,7 @@ def meeting(run: Run, step: int) -> float:
     """
     if not (run.config.probes.mean and step):
         return 0.0
-    met, last = choice_of(run.timeline, Meeting), step - 1
+    met, last = plan_of(run.timeline, Meeting), step - 1
     if met and met.to is None and met.receive[last].all() and not met.waited[last].any():
         return 0.0
     cluster, size = run.config.cluster, program.parameter_bytes(run.params)

@@ -1,7 +1,6 @@
 """Ways of parallelising SGD, one a file, and what they are put together of."""
 
 from optdyn.core import Event, Rule
-from optdyn.methods.chosen import arrives, is_shared, is_simple, owns, seen
 from optdyn.methods.compose import compose, pieces
 from optdyn.methods.method import (
     GROUPED,
@@ -13,8 +12,13 @@ from optdyn.methods.method import (
     Mixes,
     ModelInfo,
     Reads,
+    arrives,
     built_in,
+    is_shared,
+    is_simple,
     load,
+    owns,
+    seen,
 )
 
 __all__ = [

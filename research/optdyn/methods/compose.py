@@ -1,16 +1,126 @@
-"""A rule, put together of the pieces of its methods; what none replaces is plain SGD's."""
+"""What the momentum meter (`momentum/moments.py`) needs of an update, in `SKETCH` numbers each.
 
-from collections.abc import Mapping
+    displacement   x_{t+1} - x_t              of this device's own update, before nodes meet; of
+                                              what is evaluated, where groups have their own
+    raw step       -g_t                       the gradient that arrived, before the optimizer
+    gradient       G_t at x_t                 of a second mini-batch of the same conditional mean
+
+The sketch is one fixed count sketch: coordinate i is added to number i mod q with a random sign. It
+is linear and keeps inner products in expectation.
+
+A rule, put together of the pieces of its methods; what none replaces is plain SGD's.
+"""
+
+from collections.abc import Callable, Mapping
 from functools import partial
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optdyn import core
-from optdyn.core import Gradient, Rule, Update
-from optdyn.methods.metered import metered
+from optdyn.base.trees import Tree
+from optdyn.core import (
+    Array,
+    Batch,
+    Event,
+    Gradient,
+    Info,
+    Params,
+    Rule,
+    State,
+    Update,
+)
 from optdyn.methods.method import Methods
 from optdyn.methods.sync import sync
 from optdyn.problem.problem import Problem
+
+SKETCH = 2048  # q, or the number of parameters if that is smaller
+METERED = ("displacement", "raw_step", "gradient")
+
+
+def metered(
+    make: Callable[[Gradient, Update], Rule],
+    gradient: Gradient,
+    update: Update,
+    shared: bool = True,
+) -> Rule:
+    """The rule that `make` makes of these, saying `METERED` of each update, (q,) each.
+
+    Its step takes a pair of batches, the update's own and a second one. Of the rule's state it
+    uses `params`, and `opt_state` where what is updated are these parameters, `shared` by all.
+    """
+
+    def heard(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
+        loss, grads = gradient(params, event, batch)
+        return (loss, sketch(grads, params, SKETCH)), grads
+
+    def seen(grads: Params, opt_state: Tree, params: Params, *rest: Tree) -> tuple[Params, Tree]:
+        after, opt_state = update.apply(grads, opt_state[0], params, *rest)
+        moved = jax.tree.map(jnp.subtract, after, params)
+        return after, (opt_state, sketch(moved, params, SKETCH))
+
+    rule = make(heard, Update(update.init, seen) if shared else update)
+
+    def step(state: State, event: Event, batches: Tree) -> tuple[State, Info]:
+        own, second = batches
+        _, grads = gradient(state.params, event, second)
+        independent = sketch(grads, state.params, SKETCH)
+        # The step comes after it, and so may change a table of versions in place.
+        rate = _after(event.hyper["learning_rate"], independent)
+        event = event._replace(hyper={**event.hyper, "learning_rate": rate})
+        opened = state._replace(opt_state=(state.opt_state, None)) if shared else state
+        after, info = rule.step(opened, event, own)
+        if shared:
+            opt_state, moved = after.opt_state
+            after = after._replace(opt_state=opt_state)
+        else:
+            way = jax.tree.map(jnp.subtract, after.params, state.params)
+            moved = sketch(way, state.params, SKETCH)
+        loss, arrived = info["loss"]
+        said = dict(zip(METERED, (moved, -arrived, independent), strict=True))
+        return after, info | {"loss": loss} | said
+
+    return Rule(rule.init, step)
+
+
+def _after(value: Array, other: jax.Array) -> jax.Array:
+    """The float32 `value` unchanged, computed after `other`, whose first number it depends on.
+
+    Bits of floats, as integers, are below 2^31 - 2 but for some that are no numbers. Barriers do
+    not do: XLA drops them before it decides what has to be copied.
+    """
+    sign = jax.lax.bitcast_convert_type(other.reshape(-1)[0], jnp.int32) < 0
+    bits = jax.lax.bitcast_convert_type(jnp.asarray(value, jnp.float32), jnp.int32)
+    most = jnp.int32(2**31 - 1) - sign.astype(jnp.int32)
+    return jax.lax.bitcast_convert_type(jnp.minimum(bits, most), jnp.float32)
+
+
+def sketch(tree: Params, like: Params, size: int) -> jax.Array:
+    """(min(size, p),) float32, of a pytree like one of p numbers, in the order of its leaves.
+
+    What the tree lacks of the other counts as zeros.
+    """
+    every = jax.tree.leaves_with_path(like)
+    given = dict(jax.tree.leaves_with_path(tree))
+    q = min(size, sum(leaf.size for _, leaf in every))
+    total, offset = jnp.zeros(q), 0
+    for path, leaf in every:
+        if path in given:
+            number = jnp.arange(leaf.size, dtype=jnp.uint32) + np.uint32(offset % 2**32)
+            signed = given[path].reshape(-1).astype(jnp.float32) * _signs(number)
+            rows = jnp.pad(signed, (0, -leaf.size % q)).reshape(-1, q)
+            total = total + jnp.roll(rows.sum(axis=0), offset % q)
+        offset += leaf.size
+    return total
+
+
+def _signs(i: jax.Array) -> jax.Array:
+    """+-1, each by a hash of its number (the finalizer of MurmurHash3): nothing has to be kept."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        i = (i ^ (i >> shift)) * np.uint32(factor)
+    return 1 - 2 * ((i >> 16 ^ i) & 1).astype(jnp.float32)
 
 
 def compose(
@@ -36,7 +146,7 @@ def compose(
     if axis and not methods.reduces_itself:
         gradient = core.averaged(gradient, axis, real)
     if race:
-        gradient = core.received(gradient)
+        gradient = core.gradient_or_message(gradient)
 
     one = partial(reading, methods, slots=slots, servers=servers)
     rule = one(gradient, update)
@@ -68,6 +178,6 @@ def pieces(
 ) -> tuple[Gradient, Update]:
     """The gradient of one device's part of the batch as the methods take it, and the update."""
     own = methods.gradient
-    gradient = own.gradient(problem) if own else core.whole(problem.loss, parts)
-    update = core.by_block if methods.servers(problem) else core.together
+    gradient = own.gradient(problem) if own else core.full_gradient(problem.loss, parts)
+    update = core.per_block_optimizer if methods.servers(problem) else core.single_optimizer
     return gradient, update(optimizer)

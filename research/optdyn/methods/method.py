@@ -3,13 +3,18 @@
 A method is a class of a file of `gradient/`, `read/` or `mix/`. Methods that replace different
 pieces combine: `daso+dynamic_batch` is DASO whose nodes divide their batch by speed. Pieces that
 no method replaces are plain SGD's.
+
+What the name of methods says of them, for pages on runs.
+
+Numbers that several methods have, each with one meaning.
 """
 
+import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, cast
@@ -19,14 +24,16 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, Join, meant, shown
-from optdyn.base.fields import Value, nested, not_one, plain
+from optdyn.base.fields import Value, field, nested, not_one, plain
 from optdyn.base.in_memory import name_of
-from optdyn.base.trees import Choice, Json, Tree
-from optdyn.clock.base import Timeline
+from optdyn.base.ranges import PART, Known
+from optdyn.base.trees import Json, Plan, Tree
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN, Trace
+from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import Held, checked, read
 from optdyn.core import Gradient, Rule, Update
+from optdyn.methods.messages import COMPRESSIONS, OF_BITS, WHOLE, Compression, compressor
 from optdyn.methods.names import meant as meant_method
 from optdyn.methods.setup import Setup
 from optdyn.problem.models.base import Blocks
@@ -35,6 +42,7 @@ from optdyn.problem.problem import Examples, Params, Problem
 if TYPE_CHECKING:
     from optdyn.clock.versions import Order
     from optdyn.devices.layout import Layout
+
 
 MEANING = {
     "gradient": "how a gradient is taken",
@@ -174,7 +182,7 @@ class Gradients(Method):
     # (problem) -> {block: number of its server}, if by themselves
     servers: ClassVar[Callable[..., Mapping[str, int]] | None] = None
     # (setting, draws) -> each device's seconds, choice
-    work: ClassVar[Callable[..., tuple[np.ndarray, Choice]] | None] = None
+    work: ClassVar[Callable[..., tuple[np.ndarray, Plan]] | None] = None
     # (setup, network) -> its seconds over those of plain SGD's
     slower: ClassVar[Callable[..., float] | None] = None
     # on real devices, if not like all others
@@ -273,10 +281,8 @@ KEY = "config.method.name"
 @cache
 def built_in() -> tuple[str, ...]:
     """The names of the built-in methods, plain SGD's first."""
-    for piece in ("", *MEANING):
-        for module in pkgutil.iter_modules([str(Path(__file__).parent / piece)]):
-            if not module.ispkg:
-                import_module(".".join(filter(None, (PACKAGE, piece, module.name))))
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        import_module(f"{PACKAGE}.{module.name}")
     here = [name for name, one in Method.members.items() if one.__module__.startswith(PACKAGE)]
     return (PLAIN, *sorted({*here} - {PLAIN}))
 
@@ -557,3 +563,157 @@ class Methods:
         replay = setup.with_({"cluster.service.name": "constant"})
         held = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
         return checked(held, clock(ClockInputs(replay, held=held, **known), self))
+
+
+def arrives(name: str) -> bool:
+    """Whether methods of that name have groups that arrive by themselves."""
+    methods = seen(name)
+    return bool(methods and methods.read and not methods.read.barrier)
+
+
+def is_shared(name: str) -> bool:
+    """Whether groups of methods of that name share parameters, of which they read versions."""
+    methods = seen(name)
+    return bool(methods and methods.shared)
+
+
+def is_simple(name: str) -> bool:
+    """Whether an update of methods of that name is one gradient of the whole batch."""
+    methods = seen(name)
+    return bool(methods and methods.simple)
+
+
+def owns(name: str, key: str) -> bool:
+    """Whether methods of that name have the key of config.method."""
+    methods = seen(name)
+    return bool(methods and methods.having(key))
+
+
+def seen(name: str) -> Methods | None:
+    """The methods of a run that is read here; None if a file of theirs is not, or not run yet."""
+    own = [part for part in str(name).split("+") if lookup.is_own(part)]
+    if not all(lookup.is_used(KEY, part) or lookup.is_given(KEY, part) for part in own):
+        return None
+    try:
+        return Methods.named(name) if own else _built(name)
+    except ConfigError:
+        return None
+
+
+@lru_cache(maxsize=256)
+def _built(name: str) -> Methods:
+    """`Methods.named` of built-in methods, which stay what they are."""
+    return Methods.named(name)
+
+
+ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
+FRACTION: Known = {"wanted": "from 0 to 1", "holds": lambda v: 0 <= v <= 1}
+
+
+@dataclass(frozen=True)
+class MergedServer(Method):
+    fresh: tuple[str, ...] = field(
+        (), "Blocks of a merged server, which groups read fresh.", static=True
+    )
+
+
+@dataclass(frozen=True)
+class Periodic(Method):
+    period: int = field(
+        8,
+        "H, updates from one exchange to the next: of nodes that meet, of a worker, or of the "
+        "fastest worker.",
+        at_least=1,
+    )
+
+
+@dataclass(frozen=True)
+class Fragmented(Method):
+    fragments: int = field(
+        1,
+        "Fragments of the parameters, which take turns.",
+        static=True,
+    )
+    delay: int = field(
+        0,
+        "tau, updates from the sending of a fragment to its receipt.",
+    )
+
+
+@dataclass(frozen=True)
+class Compressed(Method):
+    compression: str = field(
+        "",
+        "Of messages, 'bfloat16', 'top_k', 'sign', 'powersgd'; of gossip and asynchronous the "
+        "second and the third.",
+        one_of=COMPRESSIONS,
+        static=True,
+    )
+    compression_share: float = field(
+        0.01,
+        "top_k: share of an array's numbers that are sent.",
+        **PART,
+        static=True,
+    )
+    compression_rank: int = field(
+        2, "powersgd: r, columns of the two factors of a matrix.", at_least=1, static=True
+    )
+    compression_bits: int = field(
+        WHOLE,
+        "compression: b, bits of a number that is sent, also of those of top_k; 32: as they are.",
+        wanted="from 2 to 8, or 32",
+        holds=lambda v: 2 <= v <= 8 or v == WHOLE,
+        static=True,
+    )
+    compression_block: int = field(
+        128, "compression_bits: numbers that have a scale of their own.", at_least=1, static=True
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wanted = f"{WHOLE} with config.method.compression = {self.compression!r}"
+        whole = self.compression_bits == WHOLE or self.compression in OF_BITS
+        self.require("compression_bits", whole, wanted)
+
+    def compressed(self) -> Compression | None:
+        """What messages go through."""
+        return compressor(
+            self.compression,
+            self.compression_share,
+            self.compression_rank,
+            self.compression_bits,
+            self.compression_block,
+        )
+
+
+@dataclass(frozen=True)
+class OuterRate(Method):
+    outer_learning_rate: float = field(
+        0.7,
+        "Learning rate of the outer step.",
+        **ABOVE_0,
+    )
+
+
+@dataclass(frozen=True)
+class OuterMomentum(OuterRate):
+    outer_momentum: float = field(0.9, "Momentum of the outer step.", at_least=0, below=1)
+
+
+@dataclass(frozen=True)
+class OnGraph(Method):
+    graph: str = field(
+        "ring",
+        "Who exchanges with whom, 'ring' or 'complete'; the first two "
+        "also 'exponential', 'one_peer', 'random', gossip 'push'.",
+    )
+
+
+@dataclass(frozen=True)
+class MicroBatches(Method):
+    micro_batches: int = field(
+        4,
+        "local, backprop on several nodes, or stale_pipeline, 2bw: parts of a batch in turn.",
+        at_least=1,
+        static=True,
+    )

@@ -9,7 +9,7 @@ Known cases: a* = 2 without staleness; 2 sin(pi / (4 tau + 2)) with the constant
 
 import numpy as np
 
-from optdyn.clock import Timeline
+from optdyn.clock.timeline import Timeline
 
 STEPS = np.geomspace(2.0**-9, 2.0, 161)  # a that are tried, 4.4 % apart
 
@@ -27,7 +27,7 @@ def limit(arrivals: Timeline) -> float:
     x = np.ones((replicas, len(STEPS)))
     slots = np.ones((arrivals.slots, *x.shape))
     sizes = np.zeros((2, len(STEPS)))  # sums of E x^2 over the second and the last quarter
-    slots_of = zip(arrivals.choice.read.T, arrivals.choice.write.T, strict=True)
+    slots_of = zip(arrivals.plan.read.T, arrivals.plan.write.T, strict=True)
     for t, (read, write) in enumerate(slots_of):
         x = x - STEPS * slots[read, every]
         slots[write, every] = x

@@ -27,11 +27,11 @@ from optdyn import optimizers
 from optdyn.base.errors import Join
 from optdyn.base.trees import Array, Examples, Hyper, Tree, bytes_of
 from optdyn.clock.network import exchange
-from optdyn.core import Event, Info, all_reduce, together
+from optdyn.core import Event, Info, all_reduce, single_optimizer
 from optdyn.devices import layout
 from optdyn.devices.first_process import agreed
 from optdyn.experiment import Experiment, refuse_first
-from optdyn.methods.merged import cut, merged
+from optdyn.methods.sync import cut, merged
 from optdyn.problem import problem
 from optdyn.problem.data.feed import DataBlock, streamed
 from optdyn.problem.models import base
@@ -184,7 +184,7 @@ def updates(
             batch = whole.batch(examples, indices[i % len(indices)])
             grads, back = phase(params, batch, handed)
             # What is handed back is carried, or the compiler would leave out the making of it.
-            update = together(optimizer)
+            update = single_optimizer(optimizer)
             return *update.apply(grads, opt_state, params, event, params), back
 
         return jax.lax.fori_loop(0, n, body, (params, optimizer.init(params), handed))

@@ -13,28 +13,29 @@ size.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Join, one_of_these
-from optdyn.clock.base import Meeting, Shares, Timeline, at, choice_of
+from optdyn.base.errors import ConfigError, Join, one_line, one_of_these
+from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
-from optdyn.clock.compute_groups import compute_means
-from optdyn.clock.dynamic_batch import costs
 from optdyn.clock.service import DRAWN
+from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, at, plan_of
 from optdyn.experiment import Experiment, check_cluster, refuse_first
 from optdyn.methods import Methods, owns
+from optdyn.methods.asynchronous import Asynchronous
+from optdyn.methods.dynamic_batch import costs
 from optdyn.methods.method import slowed
-from optdyn.methods.read.asynchronous import Asynchronous
 from optdyn.price import sent_bytes
 from optdyn.price.sent_bytes import at_work, exchanging
 from optdyn.price.shapes import Shapes, setting, stages
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of computing, that networks are looked for
 STEPS, EACH = 512, 64  # updates at least, and of every group that arrives by itself
 PERIODS = 8  # or so many of a period
 FALLING = 1e-9  # the loss of an epoch over that of the one before
@@ -131,6 +132,36 @@ def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [each for i, each in enumerate(own) if each not in own[:i]]
 
 
+def rows(
+    config: Experiment,
+    shapes: Shapes,
+    methods: Sequence[str],
+    bandwidths: Sequence[float],
+    keys: Sequence[Mapping[str, Any]] = ({},),
+    shares: Sequence[float] = SHARES,
+) -> Iterator[dict[str, Any]]:
+    """A row a method and values of keys of config.method: prices by Gbit/s, or why it has none.
+
+    `needed` are the Gbit/s for such `shares` of computing, None where no network is fast enough.
+    Values that say nothing of a method make no row more.
+    """
+    for name in methods:
+        for values in owned(name, keys):
+            row: dict[str, Any] = {"method": name, "nodes": config.cluster.nodes}
+            try:
+                one = with_method(config, name, **values)
+                row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
+                row |= {"period": one.methods.get("period", 1)} if owns(name, "period") else {}
+                of = priced(one, shapes)
+                row |= values | {"prices": {b: of(b * GIGABIT)._asdict() for b in bandwidths}}
+                if shares:
+                    found = needed(of, shares, bandwidths)
+                    row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
+            except (ConfigError, TimelineError) as error:
+                row |= {**values, "refused": one_line(error)}
+            yield row
+
+
 def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:
     """What the experiment's method takes on its cluster.
 
@@ -174,7 +205,7 @@ def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[floa
             computing * (1 / ideal - 1),
             computing * more,
             *sent,
-            sent_bytes.logged(there, shapes, line.choice, exchanges),
+            sent_bytes.logged(there, shapes, line.plan, exchanges),
             _staleness(line),
         )
 
@@ -293,16 +324,16 @@ def _line(config: Experiment, shapes: Shapes, window: UpdateRange) -> Timeline:
         worker=line.worker[counted],
         staleness=line.staleness[counted],
         seconds=line.seconds[counted] - since,
-        choice=at(line.choice, counted),
+        plan=at(line.plan, counted),
     )
 
 
 def _pace(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
     """How fast it goes in the window."""
     cluster, methods = config.cluster, config.methods
-    workers, exchanges = cluster.worker_count, exchanging(line.choice)
+    workers, exchanges = cluster.worker_count, exchanging(line.plan)
     if methods.mix:
-        exchanges = exchanging(getattr(line.choice, "inner", ()))
+        exchanges = exchanging(getattr(line.plan, "inner", ()))
     if not (window.settled and methods.read and methods.read.workers) or methods.mix:
         seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
@@ -318,8 +349,8 @@ def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarra
     """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
-    usual = getattr(line.choice, "exchange", np.ones(len(order), bool))
-    exchange = np.asarray(getattr(line.choice, "part", usual))
+    usual = getattr(line.plan, "exchange", np.ones(len(order), bool))
+    exchange = np.asarray(getattr(line.plan, "part", usual))
     found = np.ones((3, workers))
     for worker, own in enumerate(np.split(order, ends[:-1])):
         (sent,) = np.nonzero(exchange[own])
@@ -337,7 +368,7 @@ def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
         part = float(work.forward.sum() + work.backward.sum())
         return updates * part * config.cluster.seconds_per_example * config.batch_size
     cluster = slowed(setting(config, shapes), methods)
-    if divided := choice_of(line, Shares):
+    if divided := plan_of(line, Shares):
         return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
     nodes, groups = cluster.nodes if methods.mix else 1, methods.groups
     batch = config.batch_size // nodes // methods.get("arrivals", 1)
@@ -362,14 +393,14 @@ def _of_shares(config: Experiment, window: UpdateRange, shares: np.ndarray) -> f
 
 def _who(line: Timeline) -> np.ndarray:
     """The groups whose gradients updates are of, (updates, ...), inside nodes with an axis more."""
-    choice = line.choice
+    choice = line.plan
     while not hasattr(choice, "worker") and hasattr(choice, "inner"):
         choice = choice.inner
     return np.asarray(getattr(choice, "worker", line.worker))
 
 
 def _staleness(line: Timeline) -> float:
-    choice = line.choice
+    choice = line.plan
     if isinstance(choice, Meeting) and line.staleness.ndim == 1:
         received = np.asarray(choice.receive).reshape(len(line.seconds), -1).any(axis=1)
         return float(line.staleness[received].mean()) if received.any() else 0.0

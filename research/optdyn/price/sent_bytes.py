@@ -17,17 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.trees import Choice
-from optdyn.clock.base import Arrival, Meeting, Timeline, choice_of
+from optdyn.base.trees import Plan
 from optdyn.clock.network import SERVER, busiest, one_way
+from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
 from optdyn.experiment import Experiment
-from optdyn.methods import Methods
-from optdyn.methods.gradient import local
-from optdyn.methods.mix import averaging_clock
-from optdyn.methods.mix.gossip import Gossip, Neighbours
-from optdyn.methods.mix.model_averaging import ModelAveraging
-from optdyn.methods.read.asynchronous import Asynchronous
-from optdyn.methods.read.groups import Grouped
+from optdyn.methods import Methods, averaging, local
+from optdyn.methods.asynchronous import Asynchronous, Grouped
+from optdyn.methods.averaging import ModelAveraging
+from optdyn.methods.gossip import Gossip, Neighbours
 from optdyn.price.shapes import Shapes, setting, stages
 
 
@@ -49,7 +46,7 @@ def between_nodes(config: Experiment, shapes: Shapes, line: Timeline, exchanges:
 
 def _messages(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Bytes of an update."""
-    methods, choice, size = config.methods, line.choice, shapes.bytes
+    methods, choice, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
         return _of_stages(stages(config, shapes).sent, 0 if _never_back(methods) else 1)
     if methods.mix and (own := methods.mix.sends(shapes.params)):
@@ -104,20 +101,20 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     to_server, reads = there_and_back + inside, 1
     if cluster.collective == SERVER:
         to_server, reads = there_and_back * workers, workers
-    dropped = getattr(choice_of(line, Arrival), "dropped", None)
+    dropped = getattr(plan_of(line, Arrival), "dropped", None)
     arrivals = methods.get("arrivals", 1)
     drops = 0 if dropped is None else float(np.sum(dropped)) / len(line.seconds)
     all_read = arrivals + drops
     arrivals += drops / 2 if methods.get("allotted", 0) else drops  # who is late sends no gradient
     network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
-    if hasattr(line.choice, "peer"):
+    if hasattr(line.plan, "peer"):
         return Sent(network, network / cluster.nodes)
     of_group = exchanges + one_way(cluster.collective, own_nodes)
     busy = max(exchanges * reads, of_group / methods.groups)
     return Sent(network, size * all_read * busy)
 
 
-def logged(config: Experiment, shapes: Shapes, choice: Choice, exchanges: float) -> float:
+def logged(config: Experiment, shapes: Shapes, choice: Plan, exchanges: float) -> float:
     """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
 
     Of nodes that meet it is their messages, of workers with parameters of their own both ways.
@@ -159,8 +156,8 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     receive = np.asarray(choice.receive).reshape(send.shape)
     if isinstance(mix, ModelAveraging):
         of = setting(config, shapes)
-        sent = float((send @ np.array(averaging_clock.message_bytes(mix, of))).mean())
-        return sent, averaging_clock.state_bytes(mix, of, choice)
+        sent = float((send @ np.array(averaging.message_bytes(mix, of))).mean())
+        return sent, averaging.state_bytes(mix, of, choice)
     if choice.to is not None:  # over a graph
         return _gossiped(choice, shapes.bytes * send), 0.0
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
@@ -174,7 +171,7 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     return float((send * np.where(blocking, short, usual)).mean()), 0.0
 
 
-def exchanging(choice: Choice) -> float:
+def exchanging(choice: Plan) -> float:
     """The share of arrivals that exchange, or of the parameters, there and back, that they do."""
     if hasattr(choice, "peer"):
         return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))

@@ -9,8 +9,7 @@ from optdyn.base import seeds
 from optdyn.base.trees import Params, bytes_of, examples_in, head
 from optdyn.clock.pipeline import StageWork
 from optdyn.experiment import Experiment
-from optdyn.methods import ClockInputs, ModelInfo
-from optdyn.methods.gradient import local
+from optdyn.methods import ClockInputs, ModelInfo, local
 from optdyn.problem import shared_data
 from optdyn.train import program
 

@@ -6,7 +6,7 @@
 
 The run is the trainer's own, with its log, its checkpoints and its files. Only who makes the next
 update is not drawn: it is whoever arrives. Their order says all else (`clock/versions.py`,
-`clock/exchanges.py`), so `trace.csv` replays the race in the simulator, and a race goes on from
+`clock/versions.py`), so `trace.csv` replays the race in the simulator, and a race goes on from
 a checkpoint and the trace of what was before it: each group does again what it was at.
 """
 
@@ -23,7 +23,7 @@ from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json
 from optdyn.base.hold import free
 from optdyn.base.trees import Json, Tree
-from optdyn.clock.base import TimelineError
+from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import SERVED, read
 from optdyn.clock.versions import Order, fill
 from optdyn.core import Info, State

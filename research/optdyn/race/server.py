@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base.trees import Tree
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 from optdyn.core import Event, Info, State
 from optdyn.race.worker import Shards, examples_of, halves_of, message_of, numbered, parts_of
 from optdyn.train.driver import Chunk
@@ -38,7 +38,7 @@ def of_run(run: Run, parts: Shards | None) -> Server:
 def event_of(run: Run, t: int) -> Event:
     """Update t as `Raced` takes it."""
     line, hyper = run.timeline, {name: values[t] for name, values in run.hypers.items()}
-    return Event(at(line.choice, t), hyper, line.staleness[t])
+    return Event(at(line.plan, t), hyper, line.staleness[t])
 
 
 def _whole(run: Run) -> Server:

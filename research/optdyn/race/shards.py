@@ -21,7 +21,7 @@ from optdyn.base.errors import ConfigError, refuse
 from optdyn.base.greeting import Door
 from optdyn.base.trees import Tree
 from optdyn.core import Event, Message, Params, State
-from optdyn.methods.read.groups import Grouped
+from optdyn.methods.asynchronous import Grouped
 from optdyn.race.messages import (
     Ask,
     Blocks,

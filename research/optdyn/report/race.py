@@ -21,12 +21,10 @@ import pandas as pd
 from optdyn.base.arguments import Parser
 from optdyn.base.errors import InputError, print_error
 from optdyn.base.files import write_json
-from optdyn.clock import make
-from optdyn.clock.arrivals import Work
-from optdyn.clock.base import Timeline
+from optdyn.clock.arrivals import Work, compute_groups, shared_cores
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Gamma, LogNormal
-from optdyn.clock.shared_cores import shared_cores
+from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import SERVED
 from optdyn.evidence.intervals import spread
 from optdyn.experiment import Experiment
@@ -171,7 +169,7 @@ def _cluster(values: Mapping[str, Any]) -> Cluster:
 def simulated(race: RaceRecord, values: Mapping[str, Any]) -> list[Timeline]:
     """What the simulator makes of the race with these keys, seed by seed."""
     return [
-        make(
+        compute_groups(
             _cluster(values),
             groups=race.groups,
             steps=len(race.seconds),

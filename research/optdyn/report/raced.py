@@ -19,7 +19,7 @@ import scipy.optimize
 from scipy import stats
 
 from optdyn import methods
-from optdyn.clock.base import from_arrivals
+from optdyn.clock.timeline import from_arrivals
 from optdyn.clock.trace import SERVED, table_of
 from optdyn.report import tables
 from optdyn.report.tables import Point, TableError, value

@@ -16,7 +16,7 @@ import numpy as np
 
 from optdyn.base.arguments import Parser, called
 from optdyn.base.errors import print_error
-from optdyn.base.files import as_json, missing
+from optdyn.base.files import as_json
 from optdyn.report import (
     arrivals,
     curves,
@@ -124,8 +124,8 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     if not points:
         return [], []
     for point in points:
-        if why := missing(point.config, (NAME,)):
-            raise TableError(f"{point.folder / 'config.json'}: {why}")
+        if point.config.get(NAME) is None:
+            raise TableError(f"{point.folder / 'config.json'}: {NAME} is missing")
     it, tuned = _compared(points, target)
     overview = run_tables.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:

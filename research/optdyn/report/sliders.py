@@ -15,8 +15,8 @@ import numpy as np
 from optdyn import methods
 from optdyn.base.errors import ConfigError
 from optdyn.base.progress import say
-from optdyn.clock.base import TimelineError
 from optdyn.clock.service import Gamma, LogNormal
+from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import Experiment
 from optdyn.price import price
 from optdyn.price.price import GIGABIT

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.base.errors import ConfigError, and_, one_line
-from optdyn.clock.base import TimelineError
+from optdyn.clock.timeline import TimelineError
 from optdyn.evidence import intervals
 from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment

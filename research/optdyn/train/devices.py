@@ -79,10 +79,10 @@ def make(
         return simulated, laid._replace(init=on_host() if asked.shard_snapshots else None)
     # A mean over one device would not be free: XLA copies all gradients through it.
     device = rule("data" if devices > 1 or methods.reduces_itself else None, real=True)
-    apart = device.apart
+    split_step = device.split
     if api == "overlap":
-        assert apart
-        device = Rule(device.init, apart.update)
+        assert split_step
+        device = Rule(device.init, split_step.update)
     if methods.reduces_itself and devices == 1:
         device = over_workers(device, 1)
     if methods.mix:
@@ -90,8 +90,8 @@ def make(
     if api == "pmap":
         one, several = ("node", True) if methods.mix else ("data", False)
         return simulated, layout.pmap(loop(device), one, mesh.size, several, streamed)
-    if apart and api == "overlap":
-        return simulated, overlap(loop(device), apart, mesh, streamed)
+    if split_step and api == "overlap":
+        return simulated, overlap(loop(device), split_step, mesh, streamed)
     state = P("node") if methods.mix else P()
     laid = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
     if methods.gradient and methods.gradient.timed and not methods.mix:

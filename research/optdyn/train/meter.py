@@ -2,7 +2,7 @@
 
     sketches.npy   (updates in windows, 3, q) float32: displacement, raw step, independent gradient
 
-of every update of the windows (`methods/metered.py`), in order. Fitted by `momentum/moments.py`:
+of every update of the windows (`methods/compose.py`), in order. Fitted by `momentum/moments.py`:
 
     raw steps -g_t            one lag: what asynchrony alone contributes, under any optimizer
     d_t / alpha_t             that and explicit momentum, a lag each: the total of heavy-ball SGD
@@ -25,7 +25,7 @@ from optdyn import optimizers
 from optdyn.base.files import Written, crc32, writing
 from optdyn.base.trees import Json
 from optdyn.experiment import Experiment
-from optdyn.methods.metered import METERED, SKETCH
+from optdyn.methods.compose import METERED, SKETCH
 from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import Fit, NotIdentified, fit

@@ -22,7 +22,7 @@ from optdyn.core import Event, Info, Rule, State
 from optdyn.devices.layout import Layout
 from optdyn.experiment import Experiment
 from optdyn.methods import compose, pieces
-from optdyn.methods.merged import Merged, cut, merged
+from optdyn.methods.sync import Merged, cut, merged
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, problem
 from optdyn.problem.models import Model, Quadratic

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from optdyn.base.files import Written, append, crc32, sync
-from optdyn.clock.base import Timeline
+from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import PREFIX, SERVED, columns, table_of, versions
 
 

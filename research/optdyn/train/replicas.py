@@ -28,7 +28,7 @@ from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
 from optdyn.base.progress import Progress, say, stoppable
 from optdyn.base.trees import Array, Json, State, examples_in
-from optdyn.clock.base import at
+from optdyn.clock.timeline import at
 from optdyn.core import Event
 from optdyn.devices.first_process import own
 from optdyn.experiment import ConfigError, Experiment
@@ -148,7 +148,7 @@ def _part(run: Run, series: ReplicaGroup, start: int, size: int) -> Arrays:
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
-        at(run.timeline.choice, chosen),
+        at(run.timeline.plan, chosen),
         {name: np.broadcast_to(v, (size, len(v))) for name, v in series.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}

@@ -9,9 +9,7 @@ import jax
 import numpy as np
 
 from optdyn.base.trees import Json, examples_in
-from optdyn.clock import Timeline
-from optdyn.clock.base import Shares, at, choice_of
-from optdyn.clock.shares import columns, cut
+from optdyn.clock.timeline import Shares, Timeline, at, columns, cut, plan_of
 from optdyn.core import Event, Params
 from optdyn.experiment import Experiment
 from optdyn.problem import data as datasets
@@ -69,7 +67,7 @@ def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
 
 def columns_of(line: Timeline) -> int:
     """Examples a device, where the timeline divides batches; else 0."""
-    divided = choice_of(line, Shares)
+    divided = plan_of(line, Shares)
     return columns(np.asarray(divided.shares)) if divided else 0
 
 
@@ -96,7 +94,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
         return partial(every, worker=run.timeline.worker)
     if batch is not None:  # a batch goes to who reads next, before its update has a number
         return lambda start, stop: by_number(every, batch[start:stop])
-    divided = choice_of(run.timeline, Shares)
+    divided = plan_of(run.timeline, Shares)
     if not divided:
         return every
     shares = np.asarray(divided.shares)
@@ -141,7 +139,7 @@ def events_of(
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     line = run.timeline
-    events = Event(at(line.choice, window), hypers, line.staleness[window])
+    events = Event(at(line.plan, window), hypers, line.staleness[window])
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optdyn.experiment import Experiment
-from optdyn.methods.metered import METERED
+from optdyn.methods.compose import METERED
 from optdyn.train import trainer
 from optdyn.train.driver import drive, initial
 from optdyn.train.meter import Windows

@@ -25,12 +25,12 @@ from optdyn.base.hold import writable
 from optdyn.base.processes import is_writer
 from optdyn.base.progress import Watch, say, watched
 from optdyn.base.trees import Json, bytes_of, examples_in, head, numbers_in
-from optdyn.clock.base import Arrival, Timeline, choice_of
+from optdyn.clock.timeline import Arrival, Timeline, plan_of
 from optdyn.clock.trace import SERVED
 from optdyn.core import Params, State
 from optdyn.devices.first_process import agreed, own, verdict
 from optdyn.experiment import ConfigError, Experiment, refuse_first
-from optdyn.methods.metered import METERED
+from optdyn.methods.compose import METERED
 from optdyn.methods.setup import APIS
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data.feed import Feed
@@ -350,7 +350,7 @@ def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
     """The last finite log point, if any, the timeline's law, and what produced them."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
-    dropped = getattr(choice_of(run.timeline, Arrival), "dropped", None)
+    dropped = getattr(plan_of(run.timeline, Arrival), "dropped", None)
     absurd = status == "completed" and last["train_loss"] > ABSURD * max(first, 1.0)
     worse = absurd or (status != "diverged" and last["train_loss"] > WORSE * first > 0)
     return {

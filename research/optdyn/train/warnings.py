@@ -11,13 +11,12 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.base import lookup
 from optdyn.base.errors import and_, shown
-from optdyn.clock.base import Meeting, at, choice_of
 from optdyn.clock.cluster import Pieces
+from optdyn.clock.timeline import Meeting, at, plan_of
 from optdyn.core import Event
 from optdyn.experiment import Experiment
 from optdyn.methods.compose import pieces, reading
-from optdyn.methods.method import Mixes
-from optdyn.methods.shared_fields import Periodic
+from optdyn.methods.method import Mixes, Periodic
 from optdyn.problem import shared_data
 from optdyn.train import trainer
 from optdyn.train.run import Run
@@ -130,7 +129,7 @@ def _apart(config: Experiment) -> Iterator[str]:
         return
     run = trainer.prepare(config)
     said = f"config.method.name = {methods.name!r}: its nodes train apart to the end, as"
-    meeting = choice_of(run.timeline, Meeting)
+    meeting = plan_of(run.timeline, Meeting)
     if meeting and not np.any(meeting.receive):
         yield f"{said} its clock has no update after which they receive anything"
     elif not _asks_others(run):
@@ -148,7 +147,7 @@ def _asks_others(run: Run) -> bool:
     inner = reading(methods, lambda x, *_: (jnp.float32(0), x), update, line.slots, servers)
     assert methods.mix
     rule = methods.mix.mix(inner, None)
-    first = Event(*at((line.choice, dict(run.hypers), line.staleness), 0))
+    first = Event(*at((line.plan, dict(run.hypers), line.staleness), 0))
     axes = [("node", config.cluster.nodes)]
     state = jax.eval_shape(rule.init, run.params)
     program = str(jax.make_jaxpr(rule.step, axis_env=axes)(state, first, {}))

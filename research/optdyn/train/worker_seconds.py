@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from optdyn.base.trees import Array, Examples, Params, State, Tree
 from optdyn.core import Event
-from optdyn.methods.gradient.dynamic_batch import Part
+from optdyn.methods.dynamic_batch import Part
 from optdyn.problem.problem import Problem
 
 Measure = Callable[..., np.ndarray]

@@ -19,7 +19,7 @@ from optdyn import optimizers
 from optdyn.base import seeds
 from optdyn.base.errors import ConfigError, Join
 from optdyn.base.trees import Json, bytes_of, head
-from optdyn.clock import Timeline
+from optdyn.clock.timeline import Timeline
 from optdyn.core import State
 from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import GROUPED

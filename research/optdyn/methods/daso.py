@@ -1,0 +1,273 @@
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from optdyn.base.errors import Join
+from optdyn.base.fields import field
+from optdyn.base.ranges import FINITE
+from optdyn.clock.cluster import Cluster
+from optdyn.clock.meetings import Inside, Within, meetings_timeline, node_seconds
+from optdyn.clock.network import between_nodes, broadcast
+from optdyn.clock.timeline import Meeting, Timeline
+from optdyn.clock.trace import Held
+from optdyn.core import Rule
+from optdyn.methods import nodes
+from optdyn.methods.averaging import outer
+from optdyn.methods.messages import Messages
+from optdyn.methods.method import ClockInputs, Methods, Mixes
+from optdyn.methods.setup import Setup
+
+
+def _recorded(held: Held) -> Meeting:
+    """When nodes met in the run that a trace holds, which followed losses. Raises `TimelineError`.
+
+    Every receipt is of the last message that was sent, and every message but the last is received.
+    """
+    send, receive = held.flags("send"), held.flags("receive")
+    t = np.arange(len(send))
+    waited = held.whole("waited", (), 0, len(send))
+    held.require("waited", receive | (waited == 0), "0 where nothing is received")
+    sent = t - waited
+    held.require("waited", ~receive | (sent >= 0) & send[sent], "the updates since a sending")
+    number = np.cumsum(send) - 1  # of the last message sent so far
+    received = np.where(receive, number[sent], -1)
+    newest = np.where(waited > 0, np.append(-1, number)[:-1], number)
+    held.require("waited", ~receive | (received == newest), "the updates since the last sending")
+    held.require(
+        "receive",
+        ~receive | (received == np.cumsum(receive) - 1),
+        "1 once for every message that was sent",
+    )
+    held.require("send", ~send | (np.cumsum(receive) >= number), "1 when none is under way")
+    return Meeting(send, receive, waited)
+
+
+@dataclass(frozen=True)
+class DASO(Mixes, name="daso"):
+    """Distributed asynchronous and selective optimization (DASO, arXiv 2104.05588).
+
+        x <- (2 S x + sum_p x_p(sent)) / (2 S + P)
+
+    x are the parameters of a node, and x_p(sent) what the P nodes sent S batches before. The
+    devices of a node average their gradients at every batch; nodes meet only in this merge, which
+    is the rule of `outer.py` with the weights 2 S and 1. The timeline decides when they send and
+    receive. S = 0 is the blocking synchronization of warm-up and cool-down, the plain mean (heat,
+    the authors' implementation, gives x the weight 1 there if it is received as the others are).
+
+    Warm-up and cool-down epochs synchronize after every batch and wait for it. In between, every B
+    batches the nodes send their parameters and receive the sum W batches later, computing
+    meanwhile. When the epoch loss is stable B is halved and W lowered by one, neither below 1; when
+    it is stable at B = 1 both return to `reset_batches` and `reset_wait`, or where these are 0 to
+    what they started at (heat starts at 4 and 1 and returns to 8 and 2).
+
+    A blocking synchronization is sent and received in the same step, so blocking epochs have B = 1
+    and W = 0. So does the last batch of every epoch: all epochs end with equal nodes and nothing in
+    flight.
+    """
+
+    max_batches: int = field(
+        4, "B, batches from one exchange between nodes to the next.", at_least=1
+    )
+    wait: int = field(1, "W, batches from the sending of an exchange to its receipt.")
+    reset_batches: int = field(0, "B after a plateau at B = 1; 0: max_batches (heat: 8).", **FINITE)
+    reset_wait: int = field(0, "W after a plateau at B = 1; 0: wait (heat: 2).")
+    warmup_epochs: int = field(4, "First epochs, which synchronize after every batch.", **FINITE)
+    cooldown_epochs: int = field(4, "Last epochs, which synchronize after every batch.", **FINITE)
+    patience: int = field(2, "Epochs without improvement before B and W change.", **FINITE)
+    threshold: float = field(
+        0.05, "Fraction by which an improvement lowers the loss.", at_least=0, below=1
+    )
+    transfer_dtype: str = field(
+        "",
+        "Type of what nodes exchange; 'bfloat16' halves it.",
+        one_of=("", "bfloat16"),
+        static=True,
+    )
+    blocking_dtype: str = field(
+        "",
+        "Likewise, only where they wait for it, as heat does.",
+        one_of=("", "bfloat16"),
+        static=True,
+    )
+
+    cluster = ("overlap", "speeds", "latencies", "bandwidths")
+    info = ("sent_bytes",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most, reset = self.max_batches, self.reset_batches or self.max_batches
+        wanted = f"from 0 to config.method.max_batches = {most}"
+        self.require("wait", 0 <= self.wait <= most, wanted)
+        self.require("reset_wait", 0 <= self.reset_wait <= reset, f"from 0 to {reset}")
+        # One message at a time: the next is not sent before the one before has come.
+        again = f"{self.wait} or more, W = config.method.wait, as config.method.reset_wait is 0"
+        self.require("reset_batches", (self.reset_wait or self.wait) <= reset, again)
+
+    @property
+    def cycle(self) -> int:
+        return self.max_batches
+
+    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
+        """The rule around what a node does by itself.
+
+        *Selective*: of a node's devices one sends. Here each of `senders` sends its part, so that
+        as many bytes go between nodes and none of them waits.
+        """
+        sent = Messages(self.transfer_dtype, self.blocking_dtype, senders=senders)
+        return outer(inner, lambda waited: (2 * waited, 1), messages=sent)
+
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+        """Phases that follow the losses, over what nodes do by themselves."""
+        setup = setting.setup
+        if held := setting.held:
+            within = nodes.inside(setting, methods)(setup.steps)
+            return meetings_timeline(_recorded(held), within, held.seconds)
+        return clock(
+            setup.cluster,
+            self,
+            steps=setup.steps,
+            steps_per_epoch=setting.steps_per_epoch,
+            batch_size=setup.batch_size,
+            update_bytes=setting.update_bytes,
+            seed=setup.seed,
+            epoch_losses=[row["train_loss"] for row in setting.epochs],
+            inside=nodes.inside(setting, methods),
+        )
+
+    def follows(self, setup: Setup) -> bool:
+        return setup.cluster.service.name != "trace"
+
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from nodes.joins(setup, methods)
+
+    def why_no_overlap(self) -> str:
+        return ""
+
+
+class Phase(NamedTuple):
+    """The place of training in the cycle of B and W."""
+
+    epoch: int  # the epoch that this is the phase of
+    batches: int  # B
+    wait: int  # W
+    best: float = math.inf  # least epoch loss, as the plateau detection sees it
+    bad: int = 0  # epochs since then, or since the last plateau
+
+
+def after_epoch(phase: Phase, loss: float, method: DASO) -> Phase:
+    """The phase of the next epoch, given the training loss after this one.
+
+    That is the log's, of `data.train_evaluated` examples.
+
+    A loss is an improvement if it is less than the best by the fraction `threshold`; more than
+    `patience` epochs without one are a plateau. Losses count from the last warm-up epoch's on.
+    """
+    epoch, batches, wait, best, bad = phase._replace(epoch=phase.epoch + 1)
+    if epoch < method.warmup_epochs:
+        return Phase(epoch, batches, wait)
+    if loss < best * (1 - math.copysign(method.threshold, best)):
+        return Phase(epoch, batches, wait, loss)
+    if bad < method.patience:
+        return Phase(epoch, batches, wait, best, bad + 1)
+    if batches == 1:
+        more, longer = method.reset_batches, method.reset_wait
+        return Phase(epoch, more or method.max_batches, longer or method.wait, best)
+    batches //= 2
+    return Phase(epoch, batches, min(wait, batches, max(wait - 1, 1)), best)
+
+
+def clock(
+    cluster: Cluster,
+    method: DASO,
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    update_bytes: int,
+    seed: int = 0,
+    epoch_losses: Sequence[float] = (),
+    inside: Inside | None = None,
+) -> Timeline:
+    """The timeline of the epochs whose phases the losses of the ones before decide.
+
+    With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; one loss more lengthens
+    it and changes nothing before. Its choice is a `Meeting`; `staleness` is `waited`, or that
+    inside the nodes.
+
+    A node is done with a batch when its slowest device is and the gradients are averaged. The
+    nodes' clocks run apart until a receipt, for which each waits if the message is not there yet:
+    it leaves with the last node and takes an all-reduce over the nodes by one device of each. In
+    bfloat16 it has half the bytes. The others of a node then get the merged parameters from that
+    device. Averaging and sending start before the batch is done, by `overlap` (`node_seconds`).
+    `seconds` is when the last node is done. `inside`: what a node does instead.
+    """
+    meeting = _meetings(method, steps, steps_per_epoch, epoch_losses)
+    epochs, known = len(meeting.send), min(meeting.send.size, steps)
+    most = epochs * steps_per_epoch
+    if inside:
+        within = inside(most)
+    else:
+        within = Within(*node_seconds(cluster, most, batch_size, update_bytes, seed))
+    each = within.ready, within.done
+    ready, done = (part.reshape(epochs, steps_per_epoch, cluster.nodes) for part in each)
+    travelling, waited_for = (
+        between_nodes(cluster, update_bytes / (2 if dtype == "bfloat16" else 1))
+        for dtype in (method.transfer_dtype, method.blocking_dtype or method.transfer_dtype)
+    )
+    blocking = meeting.receive & (meeting.waited == 0)
+    transfer = np.where(blocking, waited_for, travelling)
+    clock = _seconds(ready, done, meeting, transfer, broadcast(cluster, update_bytes))
+    flat = Meeting(*(part.reshape(-1)[:known] for part in meeting[:3]))
+    return meetings_timeline(flat, within, clock.reshape(-1)[:known])
+
+
+def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[float]) -> Meeting:
+    """Arrays (epochs, steps_per_epoch); after the last step of all there is nothing."""
+    epochs = -(-steps // steps_per_epoch)
+    phase = Phase(0, method.max_batches, method.wait)
+    send = np.zeros((min(len(losses) + 1, epochs), steps_per_epoch), bool)
+    receive, waited = np.zeros_like(send), np.zeros(send.shape, np.int32)
+    for epoch in range(len(send)):
+        if epoch:
+            phase = after_epoch(phase, losses[epoch - 1], method)
+        blocking = not method.warmup_epochs <= epoch < epochs - method.cooldown_epochs
+        batches, wait = (1, 0) if blocking else (phase.batches, phase.wait)
+        last = min(steps_per_epoch, steps - epoch * steps_per_epoch) - 1
+        # What would arrive with or after the last batch, which blocks, is not sent.
+        sent = np.arange(0, last - wait, batches)
+        send[epoch, sent] = receive[epoch, sent + wait] = True
+        send[epoch, last] = receive[epoch, last] = True
+        waited[epoch, sent + wait] = wait
+    return Meeting(send, receive, waited)
+
+
+def _seconds(
+    ready: np.ndarray,
+    seconds: np.ndarray,
+    meeting: Meeting,
+    transfer: np.ndarray,
+    broadcast: float,
+) -> np.ndarray:
+    """(epochs, steps) when the last node is done, from the two (epochs, steps, nodes) of batches.
+
+    Nodes leave every epoch together, so the epochs are clocked side by side, each from 0, and then
+    put one after the other.
+    """
+    now, arrival = np.zeros_like(seconds[:, 0]), np.zeros(len(seconds))
+    done = np.zeros(seconds.shape[:2])
+    for t in range(seconds.shape[1]):
+        send, receive, waited = (part[:, t] for part in meeting[:3])
+        first, now = now + ready[:, t], now + seconds[:, t]
+        # One message at a time: a new one leaves when the one before has arrived.
+        leaves = np.maximum(first.max(axis=1), arrival)
+        there = np.maximum(leaves + transfer[:, t], now.max(axis=1))  # its last layer leaves last
+        sent = np.where(send, there, arrival)
+        due = np.where(waited > 0, arrival, sent)
+        merged = np.maximum(now, due[:, None]) + broadcast
+        now, arrival = np.where(receive[:, None], merged, now), sent
+        done[:, t] = now.max(axis=1)
+    starts = np.concatenate([[0.0], np.cumsum(done[:-1, -1])])
+    return starts[:, None] + done

@@ -1,1 +1,0 @@
-"""Methods that say how a gradient is taken."""

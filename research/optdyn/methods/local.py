@@ -1,0 +1,289 @@
+"""What the blocks of a network learn: two measurements of a model as it is, in float32.
+
+    cos_j = <g_j, grad_j f> / (|g_j| |grad_j f|)       g_j: local gradient of block j
+    W_j = argmin E |y - E y - W' (h_j - E h_j) / s|^2 + lambda |W|^2     s^2 = tr Cov(h_j) / D
+
+cos_j says how nearly a block's local gradient (`local_losses.py`) points where backpropagation
+of the model's own loss f would. W_j is a linear probe: its accuracy says how much of the label y,
+in one-hot form, can be read off the block's features h_j, of D components.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+
+from optdyn.base.errors import ConfigError, Join
+from optdyn.base.fields import field
+from optdyn.base.trees import Json, Tree
+from optdyn.clock import pipeline
+from optdyn.clock.meetings import equal_parts
+from optdyn.clock.timeline import Timeline
+from optdyn.core import Batch, Event, Gradient, Params
+from optdyn.devices.layout import Layout, mesh
+from optdyn.methods.local_losses import VARIANTS, gradients, groups, heads
+from optdyn.methods.method import ClockInputs, Gradients, Methods, MicroBatches, ModelInfo
+from optdyn.methods.setup import Setup
+from optdyn.methods.stages import stages
+from optdyn.problem import models
+from optdyn.problem.costs import Groups, UpdateCost, block_costs, of_groups, of_stages
+from optdyn.problem.models import base
+from optdyn.problem.models.base import Blocks
+from optdyn.problem.problem import Examples, Problem
+
+RIDGE = 1e-3  # lambda; of the mean variance of a feature, whatever the features' scale
+POSITIONS = 4096  # of a text's positions, this many, evenly spread, are examples of the probe
+
+Cosines = Callable[[Params, Examples], dict[str, jax.Array]]
+Probe = Callable[[Params, Examples, Examples], dict[str, jax.Array]]
+Scores = Callable[[jax.Array], jax.Array]
+
+
+def cosines(problem: Problem, groups: Groups, shared: bool = False) -> Cosines:
+    """`(params, batch) -> {trunk block: cos_j}`, scalars; 0 where a gradient vanishes."""
+    local = gradients(problem, groups, shared)
+
+    def measure(params: Params, batch: Examples) -> dict[str, jax.Array]:
+        own, _, _ = local(params, problem.input(batch), batch)
+        whole = jax.grad(problem.loss)(params, batch)
+        return {name: _cosine(own[name], whole[name]) for name, _ in problem.blocks[:-1]}
+
+    return measure
+
+
+def _cosine(one: Params, other: Params) -> jax.Array:
+    x, y = (ravel_pytree(tree)[0] for tree in (one, other))
+    x, y = (v / jnp.maximum(jnp.linalg.norm(v), jnp.finfo(v.dtype).tiny) for v in (x, y))
+    return jnp.sum(x * y)
+
+
+def linear_probe(problem: Problem) -> Probe:
+    """`(params, training batch, test batch) -> {trunk block: accuracy of W_j on the test batch}`.
+
+    Fitted on the training batch. Features: images, the mean over height and width, or all of a
+    vector; texts, those of a position, whose label is the next symbol.
+    """
+
+    def measure(params: Params, train: Examples, test: Examples) -> dict[str, jax.Array]:
+        def features(batch: Examples) -> list[jax.Array]:
+            return base.activations(problem.blocks, params, problem.input(batch))[1:]
+
+        (*fitted, outputs), (*tested, _) = features(train), features(test)
+        labels = _labels(test)
+        accuracy = {}
+        for (name, _), h, g in zip(problem.blocks[:-1], fitted, tested, strict=True):
+            scores = ridge(_pooled(h, train), _labels(train), outputs.shape[-1])
+            accuracy[name] = jnp.mean(scores(_pooled(g, test)).argmax(-1) == labels)
+        return accuracy
+
+    return measure
+
+
+def ridge(x: jax.Array, labels: jax.Array, classes: int) -> Scores:
+    """Ridge regression of one-hot labels, (n,), on features, (n, D), in closed form.
+
+    The function returned maps features (m, D) to scores (m, classes).
+    """
+    mean = x.mean(0)
+    scale = jnp.maximum(jnp.sqrt(x.var(0).mean()), jnp.finfo(x.dtype).tiny)
+    y = jax.nn.one_hot(labels, classes)
+    x = (x - mean) / scale
+    covariance = _product(x.T, x) / len(x) + RIDGE * jnp.eye(x.shape[1])
+    w = jax.scipy.linalg.solve(covariance, _product(x.T, y) / len(x), assume_a="pos")
+    return lambda x: _product((x - mean) / scale, w) + y.mean(0)
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, precision="highest")  # by default accelerators round float32 factors
+
+
+def _labels(batch: Examples) -> jax.Array:
+    """(n,), one an image or, of texts, one a chosen position."""
+    return _chosen(batch["text"][:, 1:].reshape(-1)) if "text" in batch else batch["label"]
+
+
+def _pooled(h: jax.Array, batch: Examples) -> jax.Array:
+    """Features of a block, (n, D) float32."""
+    h = h.astype(jnp.float32)
+    if "text" in batch:
+        return _chosen(h.reshape(-1, h.shape[-1]))
+    return h.mean((1, 2)) if h.ndim == 4 else h.reshape(len(h), -1)
+
+
+def _chosen(x: jax.Array) -> jax.Array:
+    return x[np.linspace(0, len(x) - 1, min(len(x), POSITIONS)).astype(np.int32)]
+
+
+def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
+    """The sum over the groups, of one device; its loss is that of the last group, the model's.
+
+    The parameters must have the heads that the groups need (`heads`). Shared heads need trunk
+    blocks whose outputs have the shape of the last one's.
+    """
+    own = gradients(problem, groups, shared)
+
+    def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
+        grads, _, value = own(params, problem.input(batch), batch)
+        return value, grads
+
+    return gradient
+
+
+def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pipeline.StageWork]:
+    """What an update costs, whole and on the stages of the cluster."""
+    whole, params, examples = network
+
+    def shape(leaf: Tree) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((setup.batch_size, *leaf.shape[1:]), leaf.dtype)
+
+    made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
+    own, stages = of.over(len(made.trunk)), setup.cluster.nodes
+    cuts = [len(made.trunk) * i // stages for i in range(stages)]
+    placed = cuts if stages > 1 else ()  # on one node as if every group had a device
+    return of_groups(made, own, of.shared_heads, placed), of_stages(made, own, cuts)
+
+
+@dataclass(frozen=True)
+class Local(Gradients, MicroBatches, name="local"):
+    """Local parallelism (arXiv 2012.03837): groups of blocks learn from losses of their own.
+
+        grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
+
+    The gradients are made in `local_losses.py`; this file makes a method of them. Blocks are
+    updated one by one, so with several servers (`asynchronous.py`) none waits for another.
+    """
+
+    variant: str = field(
+        "greedy",
+        "Which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
+        one_of=VARIANTS,
+        static=True,
+    )
+    window: int = field(2, "local, overlapping: blocks of a group.", at_least=1, static=True)
+    chunks: int = field(2, "local, chunked: groups of consecutive blocks.", at_least=1, static=True)
+    shared_heads: bool = field(
+        False, "Whether every head is the model's own last block.", static=True
+    )
+    probes: bool = field(
+        False,
+        "Whether the log has gradient cosines and linear probes of the blocks.",
+        static=True,
+    )
+
+    laws = ("constant",)
+    cluster = ("latencies", "bandwidths")
+
+    def over(self, blocks: int) -> Groups:
+        """The groups over so many trunk blocks. Raises ValueError."""
+        return groups(self.variant, blocks, self.window, self.chunks)
+
+    def gradient(self, problem: Problem) -> Gradient:
+        return local(problem, self.over(len(problem.blocks) - 1), self.shared_heads)
+
+    def servers(self, problem: Problem) -> dict[str, int]:
+        """A block and its head are kept in one place."""
+        names = [name for name, _ in problem.blocks]
+        own = {name: place for place, name in enumerate(names)}
+        return own | {base.head_of(name): own[name] for name in problem.heads}
+
+    def heads(self, blocks: Blocks) -> Sequence[str]:
+        return heads(blocks, self.over(len(blocks) - 1), self.shared_heads)
+
+    def parts(self, stages: int) -> int:
+        return self.micro_batches if self.variant == "backprop" and stages > 1 else 1
+
+    def slower(self, setup: Setup, network: ModelInfo) -> float:
+        """An update on one device over one of backpropagation there, in operations."""
+        _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
+        return float(work.forward.sum() + work.backward.sum())
+
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+        """The stages that the blocks are spread over (`clock/pipeline.py`)."""
+        setup = setting.setup
+        _, work = costs(self, setup, setting.model)
+        filled = self.variant == "backprop" and setup.cluster.nodes > 1
+        size = {"steps": setup.steps, "batch_size": setup.batch_size}
+        return pipeline.of_cluster(setup.cluster, self.micro_batches * filled, work, **size)
+
+    def work(self, setting: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
+        """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
+        setup = setting.setup
+        each = equal_parts(setup.cluster, setup.batch_size)
+        return draws * each * self.slower(setup, setting.model), ()
+
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        cluster = setup.cluster
+        blocks = len(models.make(setup.model, classes=2)) - 1
+        try:
+            own = self.over(blocks)
+        except ValueError as error:
+            yield Join("method", True, str(error))
+            return
+        if methods.read or methods.mix:  # then no device has but a part of the blocks
+            return
+        said = f"must divide the model's {blocks} blocks"
+        yield Join("cluster.nodes", blocks % cluster.nodes, said)
+        shared = self.shared_heads and cluster.nodes > 1
+        yield Join("method.shared_heads", shared, "several nodes share no parameters")
+        parts = cluster.devices_per_node * self.parts(cluster.nodes)
+        said = f"must be a multiple of {parts} (config.cluster.devices_per_node, of backprop on "
+        said += "several nodes x method.micro_batches)"
+        yield Join("batch_size", setup.batch_size % parts, said)
+        cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
+        crossing = [(a, b) for a, b in own if any(a < cut < b for cut in cuts)]
+        for a, b in crossing[: self.variant != "backprop"]:
+            said = f"blocks {a} to {b - 1} learn together and must be on one node; on several, "
+            said += "variants are 'greedy', 'backprop', or 'chunked' with chunks that end where "
+            yield Join("cluster.nodes", True, f"{said}nodes do")
+
+    def report(self, setup: Setup, network: ModelInfo) -> Json:
+        """Operations, bytes and memory of an update. Raises `ConfigError`."""
+        whole, params, examples = network
+        if self.shared_heads:
+            through = partial(base.activations, whole.blocks)
+            hs = jax.eval_shape(through, params, whole.input(examples))
+            if any(hs[end].shape != hs[-2].shape for _, end in self.over(len(hs) - 2)):
+                raise ConfigError(
+                    "config.method.shared_heads: the groups of this model's blocks end in "
+                    "outputs of different shapes, which one head cannot take"
+                )
+        made, _ = costs(self, setup, network)
+        return {
+            "total_flops": made.total,
+            "sequential_flops": made.sequential,
+            "latency_flops": made.latency,
+            "communicated_bytes": made.communicated,
+            "group_memory_bytes": list(made.memory),
+        }
+
+    def layout(
+        self,
+        problem: Problem,
+        optimizer: optax.GradientTransformationExtraArgs,
+        nodes: int,
+        devices: int,
+    ) -> "Layout":
+        """Blocks on devices of their own, which is the axis that nothing else here has."""
+        own, on = self.over(len(problem.blocks) - 1), mesh(("stage", "data"), (nodes, devices))
+        return stages(problem, optimizer, own, on, self.parts(nodes))
+
+    def probe(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
+        """`(params, train, test) -> {name: scalar}`: cosines and linear probes, if asked."""
+        if not self.probes:
+            return None
+        own = self.over(len(problem.blocks) - 1)
+        cosine = cosines(problem, own, self.shared_heads)
+        linear = linear_probe(problem)
+
+        def measure(params: Params, train: Batch, test: Batch) -> dict[str, jax.Array]:
+            found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}
+            return {
+                f"{name}_{block}": v for name, each in found.items() for block, v in each.items()
+            }
+
+        return measure

@@ -1,1 +1,0 @@
-"""Methods that say what nodes exchange that have parameters of their own."""

@@ -1,0 +1,92 @@
+"""What nodes with parameters of their own do between their meetings, and how long it takes them."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import jax
+import numpy as np
+
+from optdyn.base import seeds
+from optdyn.base.errors import Join
+from optdyn.clock.meetings import Inside, Within, draws, exchanged, node_seconds
+from optdyn.methods.method import ClockInputs, Gradients, Methods
+from optdyn.methods.setup import Setup
+
+SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
+
+
+def has_rate(setup: Setup) -> Join:
+    """There is a learning rate; a transformation of optax has one of its own."""
+    said = "must be other than 0 for this method, which scales what it keeps by it; an optax "
+    said += "transformation has a rate of its own, which the method does not see (optdyn.SGD and "
+    said += "others tell it)"
+    return Join("optimizer.learning_rate", not setup.optimizer.learning_rate, said)
+
+
+def joins(setup: Setup, methods: Methods) -> Iterator[Join]:
+    """The batch is divided among all devices, and nodes are no groups."""
+    cluster = setup.cluster
+    devices = cluster.worker_count
+    said = f"must be a multiple of the cluster's {devices} devices (config.cluster.nodes x config."
+    said += "cluster.devices_per_node)"
+    yield Join("batch_size", setup.batch_size % devices, said)
+    for key in ("regions", "diurnal", "presence"):
+        said = "of nodes that compute as a whole, not of groups inside them"
+        yield Join(f"cluster.{key}", methods.read and getattr(cluster, key), said)
+    linked = cluster.regions and (cluster.latencies or cluster.bandwidths)
+    yield Join("cluster.regions", linked, "says all links, beside latencies and bandwidths")
+    said = "nodes that meet have no server"
+    yield Join("cluster.server_bandwidth", cluster.server_bandwidth, said)
+
+
+def inside(setting: ClockInputs, methods: Methods) -> Inside:
+    """The clock of the nodes by themselves."""
+    if methods.read:
+        return partial(_groups, setting, methods)
+    if methods.gradient and methods.gradient.work:
+        return partial(_devices, setting, methods.gradient)
+    return partial(_equal, setting)
+
+
+def _equal(setting: ClockInputs, steps: int) -> Within:
+    """Nodes whose devices take equal parts of a batch."""
+    setup, size = setting.setup, setting.update_bytes
+    each = node_seconds(setup.cluster, steps, setup.batch_size, size, setup.seed)
+    return Within(*each)
+
+
+def _devices(setting: ClockInputs, gradient: Gradients, steps: int) -> Within:
+    """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
+    assert gradient.work
+    setup = setting.setup
+    seconds, choice = gradient.work(setting, draws(setup.cluster, steps, setup.seed))
+    return Within(*exchanged(setup.cluster, seconds, setting.update_bytes), choice)
+
+
+def _groups(setting: ClockInputs, methods: Methods, steps: int) -> Within:
+    """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
+    assert methods.read
+    whole, cluster, lines = setting.setup, setting.setup.cluster, []
+    k = cluster.devices_per_node
+    for node in range(cluster.nodes):
+        setup = whole.with_(
+            cluster=cluster.with_(
+                nodes=1,
+                speeds=cluster.speeds[node * k : (node + 1) * k],
+                latency=cluster.local_latency,
+                bandwidth=cluster.local_bandwidth,
+                latencies=(),  # which are those between nodes
+                bandwidths=(),
+            ),
+            steps=steps,
+            batch_size=whole.batch_size // cluster.nodes,
+            seed=seeds.number(whole.seed, f"node {node}", below=2**32),
+        )
+        held = setting.held and setting.held.node(node, whole.cluster.nodes)
+        own = setting._replace(setup=setup, replicas=0, held=held)
+        lines.append(methods.read.clock(own, methods.inside))
+    each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
+    decided = [(line.plan, line.staleness) for line in lines]
+    choice, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *decided)
+    slots = [getattr(choice, name).max() for name in SLOTS if hasattr(choice, name)]
+    return Within(each, each, choice, staleness, 1 + int(max(slots)))

@@ -1,1 +1,0 @@
-"""Methods that say at which parameters a gradient is taken, and who arrives when."""
