@@ -24,6 +24,7 @@ import pandas as pd
 from optdyn import methods
 from optdyn.evidence import intervals
 from optdyn.report import efficiency, figures, page
+from optdyn.report.curves import Compared
 from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve, Series
 from optdyn.report.page import Cell, Picture, Section, Table, cell, number
@@ -210,13 +211,11 @@ def _beside(line: pd.Series, at: float) -> tuple[float, float]:
     return float(around[place]), float(around[place + 2])
 
 
-def section(
-    found: Sequence[GroupComparison], log: pd.DataFrame, keys: Sequence[str]
-) -> Section | None:
+def section(found: Sequence[GroupComparison], of: Compared) -> Section | None:
     """What remains after tuning, and whether the settings that were chosen lie inside."""
     if not found:
         return None
-    names = _names(found, keys)
+    names = _names(found, of.keys)
     optima = [arm.best.interior for it in found for arm in it.arms]
     edges = f", {optima.count(False)} on an edge" * (not all(optima))
     points = [f"{sum(optima)} of the {len(optima)} optima lie inside what was tried{edges}."]
@@ -224,7 +223,7 @@ def section(
     pictures = [
         _penalties(found, names, "updates", 0),
         _penalties(found, names, "simulated seconds", len(found[0].losses)),
-        *(_losses(it, name, log) for it, name in zip(found[:CONTEXTS], names, strict=False)),
+        *(_losses(it, name, of.log) for it, name in zip(found[:CONTEXTS], names, strict=False)),
     ]
     table = _results(found, names)
     return Section("What remains after tuning", points, text, pictures, table)

@@ -12,7 +12,7 @@ import pandas as pd
 from optdyn.base.arguments import called
 from optdyn.momentum.lags import groups_of, memoryless, number_of, theory
 from optdyn.momentum.moments import REJECTED
-from optdyn.report import figures, page, run_tables, tables
+from optdyn.report import curves, figures, page, run_tables, tables
 from optdyn.report.figures import DASHES, OKABE_ITO, Series
 from optdyn.report.page import Cell, Picture, Section, Table, cell, number
 from optdyn.report.run_tables import GROUPS, LINES, ROWS, floats, of_seeds
@@ -58,12 +58,9 @@ class Setting(NamedTuple):
     config: Mapping[str, Any]  # of one of them, nested
 
 
-def metered(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) -> Section | None:
-    """Momenta over the updates, and a table of all windows together; None if none was metered.
-
-    `runs` are those of the points, `run_tables.prepared`, told apart by `keys` of the config.
-    """
-    every = _settings(points, runs, keys)
+def metered(points: Sequence[Point]) -> Section | None:
+    """Momenta over the updates, and a table of all windows together; None if none was metered."""
+    every = _settings(points) if points else []
     if not every:
         return None
     several = any(len(its.runs) > 1 for its in every)
@@ -85,15 +82,15 @@ def metered(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) ->
     )
 
 
-def _settings(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) -> list[Setting]:
-    log = tables.metrics(points)
+def _settings(points: Sequence[Point]) -> list[Setting]:
+    it, log = curves.compared(points), tables.metrics(points)
     log = log.reindex(columns=list(dict.fromkeys([*log, *FIGURES, RATE, REFUSED])))
     log = log[log[[IMPLICIT, REFUSED]].notna().any(axis=1)]
-    runs = runs[runs["point"].isin(log["point"])]
+    runs = it.runs[it.runs["point"].isin(log["point"])]
     said = [*FIGURES, RATE, REFUSED, "learning_rate"]
     runs = runs.reindex(columns=list(dict.fromkeys([*runs, *said])))
     folders = {point.name: point.folder for point in points}
-    labels = [GROUPS, *(run_tables.varying(runs, keys) if len(runs) else [])]
+    labels = [GROUPS, *(run_tables.varying(runs, it.keys) if len(runs) else [])]
     found = []
     for _, its in runs.groupby("setting", sort=False):
         first = its.iloc[0]

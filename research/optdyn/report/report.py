@@ -25,7 +25,6 @@ from optdyn.report import (
     kept_momentum,
     momenta,
     page,
-    run_tables,
     tables,
 )
 from optdyn.report.curves import Compared
@@ -56,7 +55,7 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
     trained = [point for point in points if not point.config.get("replicas.count")]
     probed = [point for point in trained if point.config.get("probes.momentum")]
     answers, found = _trained(_comparable(points), target)
-    found += [_metered(probed), arrivals.workers(trained), arrivals.staleness(trained)]
+    found += [momenta.metered(probed), arrivals.workers(trained), arrivals.staleness(trained)]
     found += [momenta.fitted(recorded, workdirs)]
     shown = [section for section in found if section]
     path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
@@ -84,7 +83,7 @@ def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
     if not points:
         return {"target": None, "rows": []}
     it, _ = _compared(points, target)
-    return {"target": it.target, "rows": headline.rows(it.runs, it.keys)}
+    return {"target": it.target, "rows": headline.rows(it)}
 
 
 def best(workdir: Path, target: float = np.nan) -> str:
@@ -93,7 +92,7 @@ def best(workdir: Path, target: float = np.nan) -> str:
     if not points:
         return ""
     it, _ = _compared(points, target)
-    return headline.best(it.runs, it.keys, it.target)
+    return headline.best(it)
 
 
 def _comparable(points: Sequence[Point]) -> list[Point]:
@@ -127,19 +126,16 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
         if point.config.get(NAME) is None:
             raise TableError(f"{point.folder / 'config.json'}: {NAME} is missing")
     it, tuned = _compared(points, target)
-    overview = run_tables.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
-        return [], [overview]
-    said = kept_momentum.answer(tuned, it.keys) or headline.lines(it.runs, it.keys, it.target)
-    kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
-    return said, [
-        kept_momentum.section(tuned, it.log, it.keys),
-        overview,
-        curves.losses(it.curves, it.others, it.note, it.target, run_tables.tuned(it.runs)),
-        curves.to_losses(it.curves),
-        curves.plane(kinds, it.target, bool(it.others)),
-        fronts.section(it.runs, it.log, it.keys, curves.looks_of_kinds(it.runs)),
-        curves.along(it.curves),
+        return [], [headline.overview(it)]
+    return kept_momentum.answer(tuned, it.keys) or headline.lines(it), [
+        kept_momentum.section(tuned, it),
+        headline.overview(it),
+        curves.losses(it),
+        curves.to_losses(it),
+        curves.plane(it),
+        fronts.section(it),
+        curves.along(it),
     ]
 
 
@@ -152,14 +148,6 @@ def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[Gr
         why = "by which the settings above are chosen"
         it = curves.compared(points, loss)._replace(why=why)
     return it, tuned
-
-
-def _metered(points: Sequence[Point]) -> Section | None:
-    """What the momentum meter read, if any run had it on."""
-    if not points:
-        return None
-    it = curves.compared(points, np.nan)
-    return momenta.metered(points, it.runs, it.keys)
 
 
 def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, Any]:
