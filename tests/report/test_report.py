@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from optdyn.report import figures, report, run_tables, tables
+from optdyn.report import figures, headline, report, run_tables, tables
 from tests.report.reports import Page, page, recording, rows, run, svg
 
 
@@ -213,7 +213,7 @@ LABEL = re.compile(r"<!-- (.*?) -->")
 @pytest.fixture
 def large(tmp_path, monkeypatch) -> Path:
     """48 methods of which a table takes 20; the larger the momentum the worse, 4 diverged."""
-    monkeypatch.setattr(run_tables, "ROWS", 20)
+    monkeypatch.setattr(headline, "ROWS", 20)
     for i in range(48):
         losses, status = ([2.0, 0.5 + i / 48], "completed") if i < 44 else ([2.0, None], "diverged")
         run(tmp_path / "large" / str(i), losses, status, optimizer__momentum=i / 50)

@@ -108,22 +108,34 @@ def measured(
     synchronous = [its for its in kinds.values() if is_synchronous(*_method(its[0]))]
     if not synchronous:
         raise TableError(f"{said}: no finished run of synchronous training, the opponent of all")
-    log = tables.metrics(every)
+    every = [point for its in kinds.values() for point in its]
+    names = [name for name, its in kinds.items() for _ in its]
+    log, free = tables.metrics(every), [_setting(point) for point in every]
+    settings = [f"{name} {setting}" for name, setting in zip(names, free, strict=True)]
+    runs = tables.runs(every, ["seed"]).assign(method=names, setting=settings, free=free)
     if np.isnan(target):
-        target = _common(list(kinds.values()), log)
+        target = efficiency.common_target(runs, log).loss
+        if np.isnan(target):
+            raise TableError("no training loss is reached by most methods; name one by --target")
+        target = efficiency.rounded_target(target, log)
     else:
         efficiency.check_target(target, log)
-    seeds = set.intersection(*({p.config["seed"] for p in its} for its in kinds.values()))
+    seeds = sorted(set.intersection(*runs.groupby("method")["seed"].agg(set)))
     if len(seeds) < 2:
         raise TableError(f"{said}: needs two seeds at least that all methods were run with")
-    arms = [_arm(said, its, log, target, sorted(seeds)) for its in kinds.values()]
+    runs = efficiency.with_target(runs, log, target)
+    arms = [_arm(said, its, runs[runs["method"] == name], seeds) for name, its in kinds.items()]
     everyone = np.arange(len(seeds))[None]
     if not any(np.isfinite(arm.taken(everyone)[0]) for arm in arms if arm.synchronous):
         raise TableError(
             f"{said}: most seeds of synchronous training do not get to a loss of {target:.4g}; "
             "name a higher --target"
         )
-    return ProblemResults(_words(synchronous[0][0].config), target, _ordered(arms))
+    arms.sort(key=lambda arm: (not arm.synchronous, arm.batch))
+    model, data, optimizer = (
+        synchronous[0][0].config.get(f"{key}.name") for key in ("model", "data", "optimizer")
+    )
+    return ProblemResults(f"{model} on {data}, {optimizer}", target, arms)
 
 
 def _method(point: Point) -> tuple[str, dict[str, Any]]:
@@ -145,23 +157,6 @@ def _batch(point: Point) -> int:
     return int(point.config[BATCH])
 
 
-def _common(kinds: Sequence[Sequence[Point]], log: pd.DataFrame) -> float:
-    """The lowest power of two that each kind reaches with the worst seed of its best setting.
-
-    Just what they reach, where runs start below that power.
-    """
-    runs = [
-        tables.runs(its, ["seed"]).assign(
-            method=str(i), setting=[f"{i} {_setting(point)}" for point in its]
-        )
-        for i, its in enumerate(kinds)
-    ]
-    lowest = efficiency.common_target(pd.concat(runs), log).loss
-    if np.isnan(lowest):
-        raise TableError("no training loss is reached by most methods; name one by --target")
-    return efficiency.rounded_target(lowest, log)
-
-
 def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
     """What its arm is tuned by."""
     free = {
@@ -172,19 +167,14 @@ def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(free.items()))
 
 
-def _arm(
-    said: str, its: Sequence[Point], log: pd.DataFrame, target: float, seeds: Any
-) -> MethodResults:
+def _arm(said: str, its: Sequence[Point], runs: pd.DataFrame, seeds: list[int]) -> MethodResults:
     """Settings that lack one of the seeds are left out."""
     name, keys = _method(its[0])
     if not is_synchronous(name, keys):  # what updates depend on is one
         shape = "cluster." if methods.arrives(name) else (NODES, "cluster.devices_per_node")
         tables.check_alike(its, f"{said}: runs of {name}", lambda key: not key.startswith(shape))
-    own = log[log["point"].isin({point.name for point in its})]
-    runs = efficiency.with_target(tables.runs(its, ["seed"]), own, target)
-    runs = runs.assign(setting=[_setting(point) for point in its])
-    runs = runs.drop_duplicates(["setting", "seed"], keep="last")
-    table = runs.pivot(index="setting", columns="seed", values="updates_to_target")
+    runs = runs.drop_duplicates(["free", "seed"], keep="last")
+    table = runs.pivot(index="free", columns="seed", values="updates_to_target")
     table = table[seeds].dropna()
     if table.empty:
         raise TableError(f"{said}: no setting of {name} was run with all of {len(seeds)} seeds")
@@ -207,12 +197,3 @@ def _doubt(settings: Sequence[Mapping[str, Any]], medians: np.ndarray) -> str:
         if len(tried) > 1 and best[key] in (min(tried), max(tried)):
             edges.append(key.rpartition(".")[2])
     return f"{', '.join(edges)} on an edge" if edges else ""
-
-
-def _ordered(arms: Sequence[MethodResults]) -> list[MethodResults]:
-    return sorted(arms, key=lambda arm: (not arm.synchronous, arm.batch))
-
-
-def _words(config: Mapping[str, Any]) -> str:
-    model, data, optimizer = (config.get(f"{key}.name") for key in ("model", "data", "optimizer"))
-    return f"{model} on {data}, {optimizer}"
