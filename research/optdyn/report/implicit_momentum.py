@@ -23,7 +23,7 @@ import pandas as pd
 
 from optdyn.base.arguments import Parser
 from optdyn.base.errors import InputError, print_error
-from optdyn.base.files import as_json, finite
+from optdyn.base.files import as_json, finite, write_json
 from optdyn.momentum import estimators
 from optdyn.momentum.lags import (
     compared,
@@ -33,7 +33,7 @@ from optdyn.momentum.lags import (
     theory,
 )
 from optdyn.report import windows
-from optdyn.report.tables import TableError, folders_with, replace, shown
+from optdyn.report.tables import TableError, folders_with, shown
 from optdyn.train import meter
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
@@ -158,7 +158,7 @@ def fit_workdir(
         matched = estimators.matching(d, arrays[MOMENTA], others, bootstrap, seed)
         found["matching"] = matched._asdict()
     result: dict[str, Any] = finite(found)
-    replace(folder / "implicit_momentum.json", json.dumps(result, indent=2) + "\n")
+    write_json(folder / "implicit_momentum.json", result)
     return result
 
 
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [windows.load(folder) for folder in metered]
         fits = [finite(windows.fit(run, **terms)) for run in [*runs, *windows.pooled(runs)]]
         if fits:
-            replace(workdir / "momentum_meter.json", json.dumps(fits, indent=2) + "\n")
+            write_json(workdir / "momentum_meter.json", fits)
     except (AnalysisError, TableError, OSError) as error:
         return print_error(error)
     if in_json:

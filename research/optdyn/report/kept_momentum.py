@@ -74,7 +74,7 @@ class GroupResults(NamedTuple):
         """The best of the settings by the median over seeds."""
         medians = pd.Series(np.median(self.figures[0], axis=1), self.settings)
         momentum, rate = medians.index[medians.argmin()]
-        beside = _beside(medians[momentum], rate)
+        beside: tuple[float, ...] = _beside(medians[momentum], rate)
         if not self.kept:
             beside += _beside(medians.groupby(level=0).min(), momentum)
         return BestSetting(float(momentum), float(rate), float(medians.min()), beside)

@@ -294,4 +294,5 @@ def _picture_of_fits(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
 def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
     if fit[name] is None:
         return cell(None)
-    return page.between(cell(fit[name]), *fit[f"{name}_interval"], digits=4)
+    low, high = fit[f"{name}_interval"]
+    return page.between(cell(fit[name]), low, high, digits=4)

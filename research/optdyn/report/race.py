@@ -113,7 +113,7 @@ def summarize(
         "geometric": raced.memoryless(counts, race.groups),
         "simulated": {
             "seeds": SEEDS,
-            "updates_a_second": spread(pace),
+            "updates_a_second": spread(pace.tolist()),
             "tenths": [raced.tenths(one.worker, one.seconds, race.stops).tolist() for one in lines],
             "relative_error": float(np.median(pace) / real - 1),
             "staleness_histogram": drawn.tolist(),
@@ -227,7 +227,7 @@ def sharing(
         "cores": cores,
         "computing_seconds": computing,
         "serving_seconds": source.serving,
-        "updates_a_second": spread(rates(lines, race.stops)),
+        "updates_a_second": spread(rates(lines, race.stops).tolist()),
         "staleness_histogram": histograms(lines, race.stops).sum(axis=0).tolist(),
     }
 
@@ -240,7 +240,7 @@ def command(race: RaceRecord, values: Mapping[str, Any]) -> str:
     flag = re.compile(r"--?(?:no)?config(?:=|\.([^=]*))")
     kept = [word for word in given if (key := flag.match(word)) and key[1] not in values]
     speeds = "".join(f"{speed}," for speed in values[SPEEDS])
-    ours = [f"--config.{key}={value}" for key, value in (values | {SPEEDS: f"({speeds})"}).items()]
+    ours = [f"--config.{key}={value}" for key, value in {**values, SPEEDS: f"({speeds})"}.items()]
     return shlex.join(["optdyn", "train", *kept, *ours, f"--workdir={folder}-simulated"])
 
 

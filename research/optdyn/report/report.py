@@ -80,19 +80,14 @@ def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
     updates and the simulated seconds to the target (infinite if missed), and the final loss.
     """
     points = _comparable(_told_apart(tables.points(*workdirs)))
-    if not points:
-        return {"target": None, "rows": []}
-    it, _ = _compared(points, target)
-    return {"target": it.target, "rows": headline.rows(it)}
+    it = _compared(points, target)[0] if points else None
+    return {"target": it and it.target, "rows": headline.rows(it) if it else []}
 
 
 def best(workdir: Path, target: float = np.nan) -> str:
     """A short table, as text, of the points that come first; '' if nothing was trained."""
     points = _comparable(_told_apart(tables.points(workdir)))
-    if not points:
-        return ""
-    it, _ = _compared(points, target)
-    return headline.best(it)
+    return headline.best(_compared(points, target)[0]) if points else ""
 
 
 def _comparable(points: Sequence[Point]) -> list[Point]:

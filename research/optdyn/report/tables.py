@@ -129,7 +129,7 @@ def following(workdir: Path, keys: Sequence[str] = ()) -> Callable[[str], None]:
             for file in (workdir / "points").glob("*/summary.json"):
                 if (folder := file.parent).name not in held:
                     with suppress(TableError):  # what cannot be read is told of at the end
-                        held[folder.name] = _ended(folder)
+                        held[folder.name] = _point(folder, folder.name, with_log=False)
             every = sorted(held.values(), key=lambda point: natural(point.folder))
             table = runs(every, list(dict.fromkeys([*keys, *columns(every)])))
             replace(workdir / "results.csv", table.to_csv(index=False))
@@ -258,24 +258,19 @@ def home(folder: Path) -> Path:
     return folder.parent.parent if folder.parent.name == "points" else folder
 
 
-def _point(folder: Path, name: str) -> Point:
+def _point(folder: Path, name: str, with_log: bool = True) -> Point:
+    """A run; its final figures alone do not need its log."""
     config, summary, fit = (
         _json(folder / f"{file}.json") for file in ("config", "summary", "implicit_momentum")
     )
     path = folder / "metrics.jsonl"
-    lines = _text(path).split("\n")[:-1]  # what follows the last newline is torn
+    lines = _text(path).split("\n")[:-1] if with_log else []  # what follows the last is torn
     log = [_parse(path, line) for line in lines if line]
     for file, held in ((folder / "summary.json", [summary]), (path, log)):
         if why := next(filter(None, map(unlike, held)), ""):
             raise TableError(f"{file}: {why}")
     unfinished = {**(log[-1] if log else {}), "status": "unfinished"}
     return Point(name, _dotted(config), summary or unfinished, log, fit, folder)
-
-
-def _ended(folder: Path) -> Point:
-    """A run without its log, which its final figures do not need."""
-    config, summary = (_json(folder / f"{file}.json") for file in ("config", "summary"))
-    return Point(folder.name, _dotted(config), summary, [], {}, folder)
 
 
 def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
