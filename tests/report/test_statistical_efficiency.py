@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.report.efficiency import Tried
-from optdyn.report.statistical_efficiency import main, summarize, tried
+from optdyn.report.statistical_efficiency import Tried, main, summarize, tried
 from optdyn.report.tables import TableError
 
 TARGET = 0.25

@@ -21,7 +21,6 @@ from optdyn.report.run_tables import (
     describe,
     floats,
     of_figure,
-    ranked,
     seeded,
     tuned,
     varying,
@@ -86,7 +85,7 @@ def curves(
     looks, note = _looks(best)
     background: list[str] = []
     if len(order) > LINES:
-        ranks = ranked(best)
+        ranks = efficiency.ranked(best)
         order, rest = ranks[: LINES - WORST] + ranks[-WORST:], ranks[LINES - WORST : -WORST]
         background = rest[:: -(-len(rest) // BACKGROUND)]
         note = (

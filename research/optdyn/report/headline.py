@@ -32,7 +32,6 @@ from optdyn.report.run_tables import (
     floats,
     of_figure,
     of_key,
-    ranked,
     seeded,
     tuned,
     varying,
@@ -104,7 +103,7 @@ def _table(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[Table, list[str]]:
     seeds = seeded(runs)
     settings, notes = list(runs["setting"].unique()), []
     if len(settings) > ROWS:
-        ranks = ranked(runs)
+        ranks = efficiency.ranked(runs)
         settings, worst = ranks[: ROWS - ROWS // 4] + ranks[-(ROWS // 4) :], ROWS // 4
         notes.append(
             f"Of {len(ranks):,} settings the table has the best {ROWS - worst} and the worst "
@@ -138,7 +137,7 @@ def best(it: Compared, most: int = 5) -> str:
     batch = [key for key in ("batch_size",) if key in keys and runs[key].nunique() > 1]
     labels = list(dict.fromkeys([*varying(runs, keys), *batch]))
     rows = [titles]
-    for setting in ranked(runs)[:most]:
+    for setting in efficiency.ranked(runs)[:most]:
         its = runs[runs["setting"] == setting]
         cells = [of_figure(its, figure) for figure in figures]
         rows.append([describe(its.iloc[0], labels), *(cell.shown for cell in cells)])
@@ -156,7 +155,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def rows(it: Compared) -> list[dict[str, Any]]:
     """A row a setting, the best first: the keys that tell it from others, figures run by run."""
     runs, labels, found = it.runs, varying(it.runs, it.keys), []
-    for setting in ranked(runs):
+    for setting in efficiency.ranked(runs):
         its = runs[runs["setting"] == setting]
         figures = ("seed", "updates_to_target", "seconds_to_target", "train_loss")
         found.append(

@@ -98,13 +98,6 @@ def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
     return found.loss, why
 
 
-def ranked(runs: pd.DataFrame) -> list[str]:
-    """The settings, the best first: by updates to the target, then by final loss."""
-    loss = floats(runs["train_loss"]).where(runs["status"] != "diverged", np.inf)
-    medians = runs.assign(loss=loss).groupby("setting")[["updates_to_target", "loss"]].median()
-    return list(medians.sort_values(["updates_to_target", "loss"], kind="stable").index)
-
-
 def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
     """A setting in words: `elastic, g = 8`; plain asynchronous runs go by their groups, `g = 4`."""
     known = {k: of_key(values[k]).shown for k in keys if k in values and not pd.isna(values[k])}
