@@ -32,6 +32,7 @@ from optdyn.core import (
     State,
     Update,
 )
+from optdyn.methods.messages import AT_ONCE, SIMULATED, sharded
 from optdyn.methods.method import Methods
 from optdyn.methods.sync import sync
 from optdyn.problem.problem import Problem
@@ -153,7 +154,8 @@ def compose(
     if meter:
         rule = metered(one, gradient, update, methods.shared)
     if methods.mix:
-        rule = methods.mix.mix(rule, (axis or "") if real else None)
+        collectives = (sharded(axis) if axis else AT_ONCE) if real else SIMULATED
+        rule = methods.mix.mix(rule, collectives)
     return rule
 
 

@@ -12,16 +12,17 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.lookup import Is, Key
 from optdyn.base.trees import examples_in
-from optdyn.problem import data as datasets
 from optdyn.problem import problem
+from optdyn.problem.data.arrays import Dataset
 from optdyn.problem.data.kinds import Data
-from optdyn.problem.data.loading import data_root
 from optdyn.problem.models import Quadratic
 from optdyn.problem.problem import Drawing, Examples
 
 # Held while something is made that other threads then find in a cache.
 COMPILE_LOCK = RLock()
 Put = Callable[[Examples], Examples]
+EVALUATED = 1000  # examples evaluated at a time
+Parts = tuple[Examples, ...]  # of EVALUATED examples each; the last has what is left
 KEPT = 2  # data sets: a sweep's threads may be in two groups of points at a time
 
 
@@ -29,8 +30,8 @@ class Sets(NamedTuple):
     """Examples on the devices of a run."""
 
     train: Examples  # empty if they are streamed
-    train_evaluated: Examples
-    test_evaluated: Examples
+    train_evaluated: Parts
+    test_evaluated: Parts
 
 
 def is_drawn(config: Drawing) -> bool:
@@ -38,17 +39,17 @@ def is_drawn(config: Drawing) -> bool:
     return isinstance(config.model, Quadratic)
 
 
-def load(config: Drawing) -> datasets.Dataset:
+def load(config: Drawing) -> Dataset:
     """`problem.load_data`, the same object for all configs that name the same examples."""
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
     own = lookup.objects(config, lookup.DATA)
     with COMPILE_LOCK:
         kind: Any = type(config.model)
-        return _loaded(config.data, kind, own, data_root(config.data.dir))
+        return _loaded(config.data, kind, own, config.data.data_root)
 
 
-def put(data: datasets.Dataset, put_examples: Put, config: Drawing) -> Sets:
+def put(data: Dataset, put_examples: Put, config: Drawing) -> Sets:
     """The examples on devices, the same arrays for the same arguments."""
     chosen = config.data
     evaluated = chosen.train_evaluated, chosen.test_evaluated
@@ -57,7 +58,7 @@ def put(data: datasets.Dataset, put_examples: Put, config: Drawing) -> Sets:
 
 
 @lru_cache(maxsize=KEPT)
-def _loaded(chosen: Data, model: Any, own: Key, root: Path) -> datasets.Dataset:
+def _loaded(chosen: Data, model: Any, own: Key, root: Path) -> Dataset:
     return problem.load_data(model(), chosen, seed=0)
 
 
@@ -68,8 +69,9 @@ def _put(of: Is, put_examples: Put, streaming: bool, train: int, test: int) -> S
     return Sets(whole, sample(train_set, train), sample(test_set, test))
 
 
-def sample(examples: Examples, most: int) -> dict[str, jax.Array]:
+def sample(examples: Examples, most: int) -> Parts:
     """So many of the examples, evenly spread, or all of them."""
     count = examples_in(examples)
     chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
-    return {name: jax.device_put(leaf[chosen]) for name, leaf in examples.items()}
+    parts = (chosen[start : start + EVALUATED] for start in range(0, len(chosen), EVALUATED))
+    return tuple(jax.device_put({n: leaf[part] for n, leaf in examples.items()}) for part in parts)

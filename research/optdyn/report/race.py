@@ -28,6 +28,7 @@ from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import SERVED
 from optdyn.evidence.intervals import spread
 from optdyn.experiment import Experiment
+from optdyn.methods.asynchronous import Asynchronous
 from optdyn.momentum.lags import geometric_distance
 from optdyn.momentum.moments import equivalent_momentum
 from optdyn.report import raced, tables, windows
@@ -175,7 +176,7 @@ def simulated(race: RaceRecord, values: Mapping[str, Any]) -> list[Timeline]:
             steps=len(race.seconds),
             batch_size=race.point.config[BATCH],
             seed=seed,
-            staleness_bound=race.point.config.get(BOUND, -1),
+            policy=Asynchronous(staleness_bound=race.point.config.get(BOUND, -1)).policy,
         )
         for seed in range(SEEDS)
     ]

@@ -30,7 +30,7 @@ from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import Fit, NotIdentified, fit
 from optdyn.momentum.order_of_arrivals import Ages
-from optdyn.problem import data as datasets
+from optdyn.problem.data import order
 from optdyn.train import program
 from optdyn.train.workdir import SKETCHES
 
@@ -119,23 +119,35 @@ def _away(config: Experiment, examples: int, start: int, stop: int, past: int) -
         config.cluster.nodes if config.data.dirichlet else 1,
         config.data.replacement,
     )
-    sizes = {int(size) for size in datasets.sizes(examples, nodes)}
+    sizes = {int(size) for size in order.sizes(examples, nodes)}
     batch = config.batch_size // nodes
-    each = [datasets.away(start, stop, batch, size, past, replacement) for size in sizes]
+    each = [order.away(start, stop, batch, size, past, replacement) for size in sizes]
     return np.minimum.reduce(each)
 
 
 class Meter:
     """Records a run's windows, and reads them."""
 
-    def __init__(self, folder: Path, config: Experiment, parameters: int, examples: int, held: int):
-        """How many `parameters` and `examples` there are; bytes of the file that are `held`."""
+    def __init__(
+        self,
+        config: Experiment,
+        parameters: int,
+        examples: int,
+        path: Path | None = None,
+        held: int = 0,
+    ):
+        """How many `parameters` and `examples` there are; bytes that the file at `path` has held.
+
+        Without a file it records in memory.
+        """
         self.windows = windows(config.probes, config.steps)
-        self._config, self._examples, path = config, examples, folder / FILE
+        self._config, self._examples, self._written = config, examples, Written()
         rows = self.windows.before(config.steps)
-        self._rows = opened(path, (rows, len(METERED), min(SKETCH, parameters)))
-        start = self._rows.offset
-        self._written = Written(held, crc32(path, start, held), start)
+        shape = (rows, len(METERED), min(SKETCH, parameters))
+        self._rows = opened(path, shape) if path else np.zeros(shape, np.float32)
+        if isinstance(self._rows, np.memmap) and path:
+            start = self._rows.offset
+            self._written = Written(held, crc32(path, start, held), start)
 
     def append(self, step: int, infos: Mapping[str, np.ndarray]) -> None:
         """What updates of a window said of themselves, from update `step` on."""
@@ -146,7 +158,8 @@ class Meter:
 
     def synced(self) -> Written:
         """What the file has, which is on the disk now."""
-        self._rows.flush()
+        if isinstance(self._rows, np.memmap):
+            self._rows.flush()
         return self._written
 
     def logged(self, worker: np.ndarray, since: int, step: int) -> Json:
