@@ -154,20 +154,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def rows(it: Compared) -> list[dict[str, Any]]:
     """A row a setting, the best first: the keys that tell it from others, figures run by run."""
-    runs, labels, found = it.runs, varying(it.runs, it.keys), []
-    for setting in efficiency.ranked(runs):
-        its = runs[runs["setting"] == setting]
+    labels, found = varying(it.runs, it.keys), []
+    for setting in efficiency.ranked(it.runs):
+        its = it.runs[it.runs["setting"] == setting]
         figures = ("seed", "updates_to_target", "seconds_to_target", "train_loss")
         found.append(
-            {key: _plain(its.iloc[0][key]) for key in labels}
-            | {key: [_plain(value) for value in its[key]] for key in figures}
+            {key: its[key].tolist()[0] for key in labels}
+            | {key: its[key].tolist() for key in figures}
         )
     return found
-
-
-def _plain(value: Any) -> Any:
-    """A cell of a table as JSON has it."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _parts(

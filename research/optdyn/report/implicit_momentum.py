@@ -33,7 +33,7 @@ from optdyn.momentum.lags import (
     theory,
 )
 from optdyn.report import windows
-from optdyn.report.tables import TableError, folders_with, shown
+from optdyn.report.tables import TableError, folders_with, replace, shown
 from optdyn.train import meter
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [windows.load(folder) for folder in metered]
         fits = [finite(windows.fit(run, **terms)) for run in [*runs, *windows.pooled(runs)]]
         if fits:
-            write_json(workdir / "momentum_meter.json", fits)
+            replace(workdir / "momentum_meter.json", json.dumps(fits, indent=2) + "\n")
     except (AnalysisError, TableError, OSError) as error:
         return print_error(error)
     if in_json:
