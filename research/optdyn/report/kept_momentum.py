@@ -25,12 +25,11 @@ from optdyn import methods
 from optdyn.evidence import intervals
 from optdyn.report import efficiency, figures, page
 from optdyn.report.curves import Compared
-from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve, Series
 from optdyn.report.page import Cell, Picture, Section, Table, cell, number
 from optdyn.report.run_tables import INTERPOLATED, describe
+from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE
 
-NAME, GROUPS, RATE = "method.name", "method.groups", "optimizer.learning_rate"
 FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every")
 HALVINGS = 2  # losses beside the one that settings are chosen by, each twice the one below
 CONTEXTS = 6  # comparisons that are told apart in a picture

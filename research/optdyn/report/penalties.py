@@ -19,11 +19,9 @@ import pandas as pd
 
 from optdyn import methods
 from optdyn.report import efficiency, tables
-from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.relevant_keys import relevant
-from optdyn.report.tables import Point, TableError
+from optdyn.report.tables import MOMENTUM, NAME, RATE, Point, TableError
 
-NAME, GROUPS, RATE = "method.name", "method.groups", "optimizer.learning_rate"
 BATCH, NODES = "batch_size", "cluster.nodes"
 # Numbers of methods that no clock knows: a method is tuned by them.
 FREE = (

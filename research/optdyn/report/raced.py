@@ -22,12 +22,12 @@ from optdyn import methods
 from optdyn.clock.timeline import from_arrivals
 from optdyn.clock.trace import SERVED, table_of
 from optdyn.report import tables
-from optdyn.report.tables import Point, TableError, value
+from optdyn.report.tables import GROUPS, NAME, Point, TableError, value
 from optdyn.train import history
 
 LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
 EXPECTED = 5  # in a bin of the chi-squared test, at least
-GROUPS, BATCH = "method.groups", "batch_size"
+BATCH = "batch_size"
 FEWEST = 30  # services
 CONSTANT = 1e-3  # a variation below is none: no machine keeps time so well
 RANGE = math.log(CONSTANT / 10), math.log(100)  # of the variation's logarithm
@@ -68,7 +68,7 @@ def load(folder: Path) -> RaceRecord:
     """
     point = only(folder)
     path = folder / "trace.csv"
-    name, groups, batch = (value(point.config, key) for key in ("method.name", GROUPS, BATCH))
+    name, groups, batch = (value(point.config, key) for key in (NAME, GROUPS, BATCH))
     alone = methods.arrives(name or "") and methods.is_simple(name or "")
     if not (path.exists() and alone and groups and batch):
         raise TableError(

@@ -10,10 +10,10 @@ import pandas as pd
 
 from optdyn.methods import GROUPED
 from optdyn.report import efficiency
-from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.page import Cell, cell
+from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE
 
-NAME, GROUPS, VARIANT = "method.name", "method.groups", "method.variant"
+VARIANT = "method.variant"
 KIND = (NAME, GROUPS, VARIANT)
 LINES = 10  # curves that a picture names
 ROWS = 200  # of a table
@@ -21,7 +21,7 @@ TITLES = {
     NAME: "method",
     GROUPS: "groups g",
     MOMENTUM: "momentum",
-    "optimizer.learning_rate": "learning rate",
+    RATE: "learning rate",
     "batch_size": "batch",
     "train_loss": "final training loss",
     "test_accuracy": "test accuracy",

@@ -29,10 +29,8 @@ from optdyn.base.errors import print_error
 from optdyn.base.files import as_json, write_json
 from optdyn.evidence import intervals
 from optdyn.report import efficiency, tables
-from optdyn.report.efficiency import MOMENTUM
-from optdyn.report.tables import Point, TableError
+from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE, Point, TableError
 
-RATE, GROUPS, NAME = "optimizer.learning_rate", "method.groups", "method.name"
 USUAL = 0.9  # momentum that is not tuned
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}
 

@@ -26,15 +26,10 @@ from optdyn.base.files import unlike, write
 from optdyn.base.lookup import entries
 
 SELDOM = 20
-MOMENTUM = "optimizer.momentum"
+NAME, GROUPS = "method.name", "method.groups"
+MOMENTUM, RATE = "optimizer.momentum", "optimizer.learning_rate"
 # Shown even where all points agree in them: they say what a run is.
-ALWAYS = (
-    "method.name",
-    "method.groups",
-    MOMENTUM,
-    "optimizer.learning_rate",
-    "seed",
-)
+ALWAYS = (NAME, GROUPS, MOMENTUM, RATE, "seed")
 NOTE = "note.txt"  # of a sweep's workdir: what its grid asks
 LOGGED = ("step", "simulated_seconds", "train_loss")  # metrics.jsonl always has these
 
