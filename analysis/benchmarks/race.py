@@ -31,8 +31,8 @@ from configs import quickstart
 from optdyn.base.files import rows
 from optdyn.experiment import Experiment
 from optdyn.race.race import race, replaying
+from optdyn.report.race import summarize
 from optdyn.report.raced import RaceRecord, load
-from optdyn.report.reality import summarize
 from optdyn.train.checkpoints import parameters
 
 STEPS, EARLY, GROUPS = 2000, 200, 4
