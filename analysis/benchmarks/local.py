@@ -155,11 +155,11 @@ def schedules() -> pd.DataFrame:
         config = config_of(VARIANTS[name] | {"cluster.nodes": STAGES})
         work[name] = shapes.stages(config, shapes.of_model(config))
     greedy, back = work["greedy"], work["backprop"]
-    made = {"greedy": pipeline.local(greedy.forward, greedy.backward, 0.0, UPDATES)}
+    made = {"greedy": pipeline.schedule("local", greedy.forward, greedy.backward, 0.0, UPDATES)}
     for m in (4, 16):
-        parts = (back.forward / m, back.backward / m, 0.0, m, UPDATES)
-        made[f"GPipe, {m} micro-batches"] = pipeline.gpipe(*parts)
-        made[f"1F1B, {m} micro-batches"] = pipeline.one_f_one_b(*parts)
+        parts = (back.forward / m, back.backward / m, 0.0, UPDATES, m)
+        made[f"GPipe, {m} micro-batches"] = pipeline.schedule("gpipe", *parts)
+        made[f"1F1B, {m} micro-batches"] = pipeline.schedule("1f1b", *parts)
     made["one device"] = sequential(back.forward, back.backward, 1, UPDATES)
     return pd.DataFrame(
         {

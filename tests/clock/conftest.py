@@ -4,7 +4,7 @@ import pytest
 
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant
-from optdyn.methods.dynamic_batch import DynamicBatch, costs, dynamic_batch
+from optdyn.methods.dynamic_batch import DynamicBatch, clocked, costs
 
 SPEEDS = (1.0, 1.0, 2.0, 4.0)
 BATCH = 256  # 8 divides it, so that the shares of SPEEDS come out even: 32, 32, 64, 128
@@ -18,7 +18,7 @@ def run():
         values = {"nodes": 4, "speeds": SPEEDS, "service": Constant(), **values}
         chosen = Cluster(**values)
         method = DynamicBatch(adapt=adapt, smoothing=smoothing)
-        made = dynamic_batch(
+        made, _ = clocked(
             chosen,
             method,
             steps=epochs * per_epoch,

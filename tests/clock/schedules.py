@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from optdyn.clock.pipeline import one_f_one_b, seconds
+from optdyn.clock.pipeline import schedule, seconds
 
 
 def sequential(forward, backward, micro_batches, updates, update=0.0):
     """One stage with the work of all, given for each."""
     stages = np.size(forward)
     whole, back, end = (np.broadcast_to(x, stages).sum() for x in (forward, backward, update))
-    return one_f_one_b([whole], back, 0.0, micro_batches, updates, end)
+    return schedule("1f1b", [whole], back, 0.0, updates, micro_batches, end)
 
 
 def stages_of(schedule):

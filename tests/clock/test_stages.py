@@ -38,9 +38,9 @@ def test_equal_intervals_are_those_of_the_whole_schedule(forward, backward, micr
     made = of_cluster(chosen, micro_batches, work, steps=steps, batch_size=1000)
     if micro_batches:
         f, b, x = forward / micro_batches, backward / micro_batches, sent / 1e6 / micro_batches
-        whole = pipeline.gpipe(f, b, x, micro_batches, steps)
+        whole = pipeline.schedule("gpipe", f, b, x, steps, micro_batches)
     else:
-        whole = pipeline.local(forward, backward, sent / 1e6, steps)
+        whole = pipeline.schedule("local", forward, backward, sent / 1e6, steps)
     # Sums of a few hundred floats in another order.
     np.testing.assert_allclose(made.seconds, pipeline.seconds(whole), rtol=1e-12)
 
