@@ -61,5 +61,5 @@ def test_a_worker_is_no_group_of_shared_parameters():
     """No theory of stale gradients, replicas or plan takes it for one."""
     for name in MAKERS:
         assert methods.arrives(name) and not methods.is_simple(name)
-        assert not methods.is_shared(name) and not methods.is_shared(f"daso+{name}")
-    assert methods.is_shared("asynchronous+local") and methods.is_simple("asynchronous")
+        assert not any(methods.seen(one).shared for one in (name, f"daso+{name}"))
+    assert methods.seen("asynchronous+local").shared and methods.is_simple("asynchronous")

@@ -117,7 +117,7 @@ def rows(
             try:
                 one = price.with_method(config, name, **values)
                 row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
-                row |= _said(one, name, values)
+                row |= _said(one, values)
                 of = price.priced(one, shapes)
                 row["prices"] = {b: of(b * price.GIGABIT)._asdict() for b in bandwidths}
                 if needed:
@@ -413,12 +413,10 @@ def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str,
     return every
 
 
-def _said(one: Experiment, name: str, values: dict[str, Any]) -> dict[str, Any]:
+def _said(one: Experiment, values: dict[str, Any]) -> dict[str, Any]:
     """The keys that a row is of: the period of every method that has one, and those given."""
-    from optdyn.methods import owns
-
-    period = {"period": one.methods.get("period", 1)}
-    return (period if owns(name, "period") else {}) | values
+    period = one.methods.get("period", None)
+    return ({} if period is None else {"period": period}) | values
 
 
 def _named(row: dict[str, Any], several: bool) -> str:

@@ -14,10 +14,8 @@ from optdyn.methods.method import (
     Reads,
     arrives,
     built_in,
-    is_shared,
     is_simple,
     load,
-    owns,
     seen,
 )
 
@@ -36,10 +34,8 @@ __all__ = [
     "arrives",
     "built_in",
     "compose",
-    "is_shared",
     "is_simple",
     "load",
-    "owns",
     "pieces",
     "seen",
 ]

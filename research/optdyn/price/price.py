@@ -25,7 +25,7 @@ from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN
 from optdyn.clock.timeline import Meeting, Shares, Timeline, at, plan_of
 from optdyn.experiment import Experiment, check_cluster, refuse_first
-from optdyn.methods import Methods, owns
+from optdyn.methods import Methods
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.dynamic_batch import costs
 from optdyn.methods.method import slowed
@@ -127,7 +127,8 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
 
 def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The values of keys of config.method, without keys that the method lacks, each once."""
-    own = [{k: v for k, v in each.items() if owns(name, k)} for each in keys]
+    methods = Methods.named(name)
+    own = [{k: v for k, v in each.items() if methods.having(k)} for each in keys]
     return [each for i, each in enumerate(own) if each not in own[:i]]
 
 

@@ -50,8 +50,9 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     config = members[0].config
     services = {point.config.get("cluster.service.name") for point in members}
     name = config[NAME]
-    each = methods.arrives(name) and not methods.owns(name, "arrivals")
-    memoryless = services <= set(MEMORYLESS) and each and methods.is_shared(name)
+    chosen = methods.seen(name)
+    each = chosen and methods.arrives(name) and chosen.shared and not chosen.having("arrivals")
+    memoryless = services <= set(MEMORYLESS) and each
     groups = tables.value(config, GROUPS) if memoryless else None
     its = {key: tables.value(config, key) for key in labels}
     caption = f"{run_tables.describe(its, labels)}: mean {mean:.3g}"
