@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from optdyn.base.trees import Array, Examples, State, Tree
+from optdyn.base.trees import Array, Examples, Tree
 from optdyn.core import Event, Info, SplitStep
 from optdyn.devices import ring
 from optdyn.devices.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
@@ -188,9 +188,9 @@ def _on(array: jax.Array, device: jax.Device) -> np.ndarray:
     return np.asarray(next(s.data for s in array.addressable_shards if s.device == device))
 
 
-def _state(nodes: NodeStates) -> State:
+def _state(nodes: NodeStates) -> Tree:
     return jax.tree.map(lambda leaf: leaf[0], nodes.state)
 
 
-def _nodes(state: State) -> NodeStates:
+def _nodes(state: Tree) -> NodeStates:
     return NodeStates(jax.tree.map(lambda leaf: leaf[None], state))

@@ -18,7 +18,7 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json
+from optdyn.base.trees import Json, Tree
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline, plan_of
 from optdyn.core import State
@@ -247,7 +247,7 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Examples], float
     """The mean loss of a state's parameters, compiled whole: it is asked for at every log point."""
 
     @jax.jit
-    def total(state: State, examples: Examples) -> jax.Array:
+    def total(state: Tree, examples: Examples) -> jax.Array:
         if mean_of_nodes:
             params = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.every)
         else:

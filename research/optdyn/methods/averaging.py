@@ -45,7 +45,7 @@ from jax.typing import ArrayLike
 from optdyn import optimizers
 from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
-from optdyn.base.trees import Array, Hyper, State, Tree, bytes_of, numbers_in
+from optdyn.base.trees import Array, Hyper, Tree, bytes_of, numbers_in
 from optdyn.clock import availability
 from optdyn.clock.meetings import Within, meetings_timeline
 from optdyn.clock.network import between_nodes, broadcast, to_all_nodes
@@ -712,7 +712,7 @@ def nesterov() -> optax.GradientTransformationExtraArgs:
 
     def update(
         gap: Tree,
-        state: State,
+        state: Tree,
         params: Params | None = None,
         *,
         outer_learning_rate: ArrayLike,

@@ -112,7 +112,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    ) -> Rule[SnapshotState]:
         """The rule of asynchronous SGD, a server a block."""
         assert servers
         blocks = servers

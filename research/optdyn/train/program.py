@@ -18,7 +18,7 @@ from optdyn.base import lookup
 from optdyn.base.fields import Options
 from optdyn.base.lookup import Key
 from optdyn.base.trees import Hyper, Tree, bytes_of, examples_in, head
-from optdyn.core import Event, Info, Rule, State
+from optdyn.core import Event, Info, Rule, ServedState, State
 from optdyn.devices.layout import Layout
 from optdyn.experiment import Experiment
 from optdyn.methods import compose, pieces
@@ -76,7 +76,7 @@ class Raced(NamedTuple):
     needs, also takes the examples and the numbers of a second batch.
     """
 
-    given: Callable[[State, int], Tree]
+    given: Callable[[Tree, int], Tree]  # of a `ServedState`
     work: Callable[..., Tree]
     update: Callable[..., tuple[State, Info]]
     metered: Callable[..., tuple[State, Info]]
@@ -269,7 +269,7 @@ def _raced(model: Minimized, rest: Static) -> Raced:
 
     fresh = methods.get("fresh", ())
 
-    def given(state: State, slot: int) -> Tree:
+    def given(state: ServedState, slot: int) -> Tree:
         seen = state.at(slot)
         return {name: own for name, own in seen.items() if name not in fresh} if fresh else seen
 
