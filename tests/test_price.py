@@ -16,7 +16,7 @@ from optdyn.cli import price as command
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, LogNormal
 from optdyn.experiment import Experiment
-from optdyn.price import price
+from optdyn.price import price, who_pays
 from optdyn.price.shapes import of_model, of_parameters
 from optdyn.problem.data.kinds import MNIST5k
 from optdyn.problem.models import Quadratic, ResMLP
@@ -308,7 +308,7 @@ def test_the_bandwidth_that_is_needed_is_the_closed_forms(name):
     """To 99 %, also of times that are drawn, where the mean of the draws must not count."""
     around = 2 * (NODES - 1) / NODES if name == "sync" else 2 / (8 if "local" in name else 1)
     cluster = FIXED if name == "sync" else DRAWN
-    found = price.needed(price.priced(experiment(name, cluster), SHAPES), command.SHARES)
+    found = price.needed(price.priced(experiment(name, cluster), SHAPES), price.SHARES)
     for share, gigabits in found.items():
         bytes_a_second = around * SHAPES.bytes / (STEP * (1 / share - 1))
         rel = price.RATIO - 1 if name == "sync" else 0.03
@@ -353,7 +353,7 @@ def test_streaming_diloco_needs_what_its_paper_prints(model):
     for n, (keys, printed) in enumerate(zip(kinds, PRINTED[model], strict=True)):
         config = experiment("diloco", two, step, compression="bfloat16", **keys)
         shapes = of_parameters(size / 4 if n == 4 else size)  # 4 of 16 bits
-        found = price.needed(price.priced(config, shapes), command.SHARES).values()
+        found = price.needed(price.priced(config, shapes), price.SHARES).values()
         ratios = np.array(list(found)) / printed
         assert np.all(np.abs(np.log(ratios[:4])) < np.log(1.21)), (keys, ratios)
         assert 0.41 < ratios[4] < 1.21
@@ -415,7 +415,7 @@ def test_the_tables_are_narrow_and_say_what_has_no_price():
     keys = [{"period": h, "compression": c} for h in (1, 128) for c in ("", "bfloat16")]
     names = ["sync", "local", "async_local_sgd", "diloco+async_local_sgd"]
     config = experiment("sync", DRAWN)
-    rows = list(command.rows(config, of_parameters(1e6), names, [1.0, 0.1], keys))
+    rows = list(price.rows(config, of_parameters(1e6), names, [1.0, 0.1], keys))
     assert [row["method"] for row in rows] == [
         *("sync", "local", "async_local_sgd", "async_local_sgd"),
         *["diloco+async_local_sgd"] * 4,
@@ -451,11 +451,11 @@ def test_rho_is_an_all_reduce_over_the_computing_of_a_noise_scale():
     """A ring of 64 at 10 Gbit/s; 64 workers take 0.5 s for 8 examples each."""
     config, noise = experiment("sync"), 2048.0
     exchange = 2 * 63 / 64 * SHAPES.bytes / TEN
-    ten, slow = command.pays(config, SHAPES.bytes, noise, [10.0, 1e-3])
+    ten, slow = who_pays.pays(config, SHAPES.bytes, noise, [10.0, 1e-3])
     assert ten["rho"] == pytest.approx(exchange / (noise / 64 * STEP / 8), rel=1e-9)
     assert slow["rho"] == pytest.approx(1e4 * ten["rho"], rel=1e-9)
     assert (slow["DiLoCo"], slow["top-k"]) == (0.444, 0.402)  # the contest's slowest network
-    (alone,) = command.pays(price.with_nodes(config, 1), SHAPES.bytes, noise, [1.0])
+    (alone,) = who_pays.pays(price.with_nodes(config, 1), SHAPES.bytes, noise, [1.0])
     assert (alone["rho"], alone["top-k"]) == (0, pytest.approx(1.017 / 0.651))  # its fastest
     lines = list(command.table_of_pays([ten, slow], noise))
     assert lines[0].split() == ["Gbit/s", "rho", "DiLoCo", "top-k"] and max(map(len, lines)) <= 100
@@ -545,13 +545,13 @@ def test_the_methods_own_groups_are_priced_as_they_are():
     cluster = FIXED.with_(nodes=8)
     config = experiment("asynchronous", cluster)
     four = config.with_({"method.groups": 4}, batch_size=16)
-    (row,) = command.rows(four, SHAPES, ["asynchronous"], [1.0], needed=False)
+    (row,) = price.rows(four, SHAPES, ["asynchronous"], [1.0], shares=())
     assert (row["groups"], row["batch_size"]) == (4, 16)
     assert (
         row["prices"][1.0]
         == price.price(four.with_({"cluster.bandwidth": price.GIGABIT}), SHAPES)._asdict()
     )
-    (other,) = command.rows(four, SHAPES, ["ringmaster"], [1.0], needed=False)
+    (other,) = price.rows(four, SHAPES, ["ringmaster"], [1.0], shares=())
     assert (other["groups"], other["batch_size"]) == (8, 8)
     more, alone = price.with_nodes(four, 16), price.with_nodes(config, 16)
     assert (more.methods.groups, more.batch_size) == (4, 32)

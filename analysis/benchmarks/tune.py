@@ -38,8 +38,8 @@ from optdyn.evidence.study import Study, cores
 from optdyn.evidence.study import alone as alone_on_a_core
 from optdyn.experiment import Experiment
 from optdyn.tune import bench
-from optdyn.tune.journal import Line
 from optdyn.tune.choice import Choice
+from optdyn.tune.journal import Line
 
 Curve = Sequence[Sequence[float]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from optdyn.base.arguments import called
-from optdyn.cli.ending import lines
+from optdyn.cli.train import ending
 from optdyn.cli.tune import told
 
 RUN = {
@@ -50,28 +50,28 @@ RUN = {
 )
 def test_a_run_says_three_lines(monkeypatch, changes, then, expected):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "launch.train"])
-    assert list(lines(RUN | changes, Path("a b"), then)) == expected
+    assert list(ending(RUN | changes, Path("a b"), then)) == expected
 
 
 def test_what_else_a_run_measured_is_told(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     low, high = {"implicit_momentum_low": 0.456}, {"implicit_momentum_high": 0.598}
     meter = {"implicit_momentum": 0.527, "implicit_momentum_p": 0.3, **low, **high}
-    metered = list(lines(RUN | meter, Path("a")))
+    metered = list(ending(RUN | meter, Path("a"), "report"))
     assert metered[1].endswith(", implicit momentum 0.527 (0.456 to 0.598)")
     assert metered[2] == "next: optdyn report --workdir=a"
-    doubted = list(lines(RUN | meter | {"implicit_momentum_p": 2e-7}, Path("a")))
+    doubted = list(ending(RUN | meter | {"implicit_momentum_p": 2e-7}, Path("a"), "report"))
     assert doubted[1].endswith(" (0.456 to 0.598; but no one term of momentum, p = 2e-07)")
     # A meter that refuses to say anything has no figure.
-    assert "momentum" not in list(lines(RUN | {"implicit_momentum": None}, Path("a")))[1]
+    assert "momentum" not in list(ending(RUN | {"implicit_momentum": None}, Path("a"), "report"))[1]
     recording = {"status": "completed", "step": 10, "steps": 10, "replicas": 400, "train_loss": 2.0}
-    assert list(lines(recording, Path("a"), "momentum")) == [
+    assert list(ending(recording, Path("a"), "momentum")) == [
         "completed: 400 replicas of 10 updates",
         "training loss 2",
         "next: optdyn momentum --workdir=a",
     ]
     # It was interrupted before it had any figure.
-    assert list(lines({"status": "interrupted", "signal": 15}, Path("a"))) == [
+    assert list(ending({"status": "interrupted", "signal": 15}, Path("a"), "report")) == [
         "interrupted: no update",
         "a: the same command goes on",
     ]

@@ -37,7 +37,8 @@ def ours(tmp_path, monkeypatch):
 
 
 def test_the_projects_own_claims_have_no_lock_and_name_no_files(ours, tmp_path):
-    assert papers.names(ours) == papers.usual(ours) == ["arithmetic"]
+    every = papers.claims(ours)
+    assert list(every) == papers.short(every) == ["arithmetic"]
     board = papers.run(tmp_path / "board", ["arithmetic"], "small", 0, ours)
     assert "files" not in board["claims"]["arithmetic"] and "deviations" not in board
     assert not (ours / lock.LOCK).exists()
@@ -107,7 +108,7 @@ def own(tmp_path, monkeypatch):
 
 def test_claims_of_ones_own_are_locked_before_they_are_measured(own, tmp_path, monkeypatch):
     folder, _ = own
-    assert papers.names(folder) == ["arithmetic_of_ours", "sums"]  # by number
+    assert list(papers.claims(folder)) == ["arithmetic_of_ours", "sums"]  # by number
     with monkeypatch.context() as patch:
         patch.setattr(papers, "judge", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -163,7 +164,7 @@ def test_a_claim_that_is_not_whole_is_refused_in_one_line(own, name, text, said)
     folder, _ = own
     (folder / f"{name}.py").write_text(text)
     with pytest.raises(InputError, match=said):
-        papers.names(folder)
+        papers.claims(folder)
 
 
 @pytest.mark.parametrize(

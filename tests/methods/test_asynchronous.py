@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn import clock, optimizers
+from optdyn import optimizers
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Geometric, LogNormal
 from optdyn.methods import Event
@@ -33,7 +34,7 @@ def arrivals(name):
     values = dict(TIMELINES[name])
     groups = values.pop("groups")
     cluster = Cluster(nodes=groups, **values)
-    return clock.make(cluster, groups=groups, steps=STEPS, batch_size=BATCH, seed=1)
+    return compute_groups(cluster, groups=groups, steps=STEPS, batch_size=BATCH, seed=1)
 
 
 @cache  # compiled once for all tests of the same optimizer and number of slots
@@ -135,7 +136,7 @@ def test_implicit_momentum_of_memoryless_groups():
     """
     g, steps, replicas, alpha = 4, 40, 4000, 0.2
     cluster = Cluster(nodes=g, service=Geometric())
-    made = clock.make(cluster, groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas)
+    made = compute_groups(cluster, groups=g, steps=steps, batch_size=1, seed=2, replicas=replicas)
     optimizer = optimizers.optimizer("sgd", ("learning_rate",))
     method = asynchronous(QUADRATIC.loss, optimizer, made.slots)
     batch = {"optimum": jnp.zeros((1, DIMENSION))}

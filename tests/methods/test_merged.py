@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import clock, optimizers
+from optdyn import optimizers
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Law
 from optdyn.methods import Event
@@ -58,7 +59,7 @@ def synchronous(optimizer):
 
 def arrivals(groups, law="exponential", seed=0):
     cluster = Cluster(nodes=groups, service=Law.named(law))
-    drawn = clock.make(cluster, groups=groups, steps=STEPS, batch_size=4, seed=seed)
+    drawn = compute_groups(cluster, groups=groups, steps=STEPS, batch_size=4, seed=seed)
     assert drawn.slots <= SLOTS
     return drawn
 

@@ -60,6 +60,7 @@ def test_exchanges_in_nodes_and_between_them_are_counted():
 def test_a_worker_is_no_group_of_shared_parameters():
     """No theory of stale gradients, replicas or plan takes it for one."""
     for name in MAKERS:
-        assert methods.arrives(name) and not methods.is_simple(name)
-        assert not any(methods.seen(one).shared for one in (name, f"daso+{name}"))
-    assert methods.seen("asynchronous+local").shared and methods.is_simple("asynchronous")
+        alone, in_nodes = (methods.seen(one) for one in (name, f"daso+{name}"))
+        assert alone.grouped and not alone.simple
+        assert not alone.shared and not in_nodes.shared
+    assert methods.seen("asynchronous+local").shared and methods.seen("asynchronous").simple

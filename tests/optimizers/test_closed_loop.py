@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn import clock, optimizers
+from optdyn import optimizers
+from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Law
 from optdyn.clock.timeline import at
@@ -36,7 +37,7 @@ def loop(gamma, staleness):
 @cache
 def arrivals(groups, law, steps, replicas):
     cluster = Cluster(nodes=groups, service=Law.named(law))
-    return clock.make(cluster, groups=groups, steps=steps, batch_size=1, replicas=replicas)
+    return compute_groups(cluster, groups=groups, steps=steps, batch_size=1, replicas=replicas)
 
 
 def path(slots, staleness, gamma, choice, hypers):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from optdyn.report import kept_momentum, report
-from optdyn.report.arms import GroupResults, chosen, judged_at
+from optdyn.report.kept_momentum import GroupResults
 from tests.report.reports import page, rows, run
 
 SLOW = (10, 12, 8, 15, 9)  # log points to a loss of 0.2 of each seed, where the penalty is 1
@@ -24,7 +24,8 @@ NONE = np.inf
 def settings(table):
     """Three seeds that all take the same, by momentum (rows) and learning rate (columns)."""
     line = pd.DataFrame(table, index=[0.0, 0.3, 0.9], columns=[0.1, 0.2, 0.4]).stack()
-    return line.index, np.repeat(line.to_numpy()[:, None], 3, axis=1).astype(float)
+    updates = np.repeat(line.to_numpy()[:, None], 3, axis=1).astype(float)
+    return GroupResults(4, False, line.index, updates[None])
 
 
 INSIDE = [[300, 150, 200], [220, 100, 160], [230, 130, NONE]]
@@ -43,20 +44,20 @@ INSIDE = [[300, 150, 200], [220, 100, 160], [230, 130, NONE]]
     ],
 )
 def test_an_optimum_is_inside_where_all_beside_it_is_worse(table, interior):
-    assert chosen(*settings(table), kept=False).interior is interior
+    assert settings(table).best.interior is interior
 
 
 def test_what_lies_beside_the_best():
-    best = chosen(*settings(INSIDE), kept=False)
+    best = settings(INSIDE).best
     assert (best.momentum, best.rate, best.updates) == (0.3, 0.2, 100)
     assert best.rates == ((0.1, 220), (0.4, 160))
     assert best.momenta == ((0.0, 150), (0.9, 130))
 
 
 def test_momenta_beside_a_kept_one_do_not_matter():
-    index, updates = settings(INSIDE)
-    highest = index.get_level_values(0) == 0.9
-    best = chosen(index[highest], updates[highest], kept=True)
+    every = settings(INSIDE)
+    highest = every.settings.get_level_values(0) == 0.9
+    best = GroupResults(4, True, every.settings[highest], every.figures[:, highest]).best
     assert best.momenta == ()
     assert best.interior
 
@@ -130,8 +131,8 @@ def test_the_settings_that_seeds_are_judged_at_are_shown():
     """
     index = pd.MultiIndex.from_tuples([(0.9, 0.1), (0.9, 0.2)])
     arm = GroupResults(4, False, index, np.array([[[10.0, 10.0, 30.0], [20.0, 20.0, 12.0]]]))
-    assert list(judged_at(arm)) == [(0.9, 0.2), (0.9, 0.2), (0.9, 0.1)]
-    momentum, rate = kept_momentum._setting(arm, chosen(index, arm.figures[0], kept=False))
+    assert list(arm.judged_at) == [(0.9, 0.2), (0.9, 0.2), (0.9, 0.1)]
+    *_, momentum, rate = kept_momentum._setting(arm, "", False).values()
     assert (momentum.shown, momentum.range) == ("0.9, tuned", "")
     assert (rate.shown, rate.range) == ("0.1", "0.1 – 0.2")
 

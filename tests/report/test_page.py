@@ -1,6 +1,5 @@
 """What a report has beside its tables: the answer, fronts, pictures, notes, workers."""
 
-import json
 import re
 
 import numpy as np
@@ -136,15 +135,6 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     assert relevant_keys.heeds(joined, "method.diloco.period")
     own = {"method.name": "not.there:METHOD"}
     assert relevant_keys.heeds(own, "cluster.split") and relevant_keys.heeds(own, "method.a")
-
-
-def test_two_configs_can_be_compared(tmp_path):
-    run(tmp_path / "a", [2.0, 1.0], method__groups=1)
-    run(tmp_path / "b", [2.0, 1.1], method__groups=2, model__name="<mlp>")
-    data = re.search(r'<script type="application/json">(.*?)</script>', page(tmp_path)[0], re.S)
-    found = json.loads(data[1])
-    assert found["keys"] == ["method.groups"]
-    assert [values for _, values in found["runs"]] == [[1], [2]]
 
 
 def test_pictures_have_the_numbers_of_the_log(tmp_path):

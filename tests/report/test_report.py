@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from optdyn.report import report, run_tables, tables, tradeoffs
+from optdyn.report import figures, report, run_tables, tables
 from tests.report.reports import Page, page, recording, rows, run, svg
 
 
@@ -271,9 +271,9 @@ def test_settings_go_by_as_few_keys_as_tell_them_apart():
 
 
 def test_nice_numbers():
-    assert tradeoffs.nice(0.5, 20) == [0.5, 1, 2, 5, 10, 20]
-    assert tradeoffs.nice(3, 4) == []
-    assert tradeoffs.nice(1e-3, 1e6) == [10.0**d for d in range(-3, 7)]
+    assert figures.nice(0.5, 20) == [0.5, 1, 2, 5, 10, 20]
+    assert figures.nice(3, 4) == []
+    assert figures.nice(1e-3, 1e6) == [10.0**d for d in range(-3, 7)]
 
 
 def test_workdirs_are_compared(tmp_path, capsys):

@@ -1,14 +1,13 @@
 """The command on sweeps whose numbers of updates are known."""
 
 import json
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from optdyn.report.efficiency import Tried
-from optdyn.report.statistical_efficiency import main, picture, summarize, tried
+from optdyn.report.statistical_efficiency import main, summarize, tried
 from optdyn.report.tables import TableError
 
 TARGET = 0.25
@@ -96,12 +95,10 @@ def test_the_numbers_that_the_losses_were_made_with(sweep, capsys):
     model = found["model"]["tuned"]
     slope, intercept = np.polyfit(np.log(groups), np.log(100 * np.sqrt(penalty)), 1)
     assert model["b"][0] == pytest.approx(slope, rel=1e-6)
-    assert model["groups"] == [1, 2, 4, 8, 16]
-    predicted = np.exp(intercept) * np.array(model["groups"]) ** slope
-    np.testing.assert_allclose(np.array(model["updates"])[:, 0], predicted, rtol=1e-6)
-    misfit = np.abs(np.log(predicted[::2] / (100 * np.sqrt(penalty)))).max()
+    assert model["a"][0] == pytest.approx(np.exp(intercept), rel=1e-6)
+    predicted = np.exp(intercept) * groups**slope
+    misfit = np.abs(np.log(predicted / (100 * np.sqrt(penalty)))).max()
     assert model["misfit"] == pytest.approx(np.exp(misfit), rel=1e-6)
-    assert ElementTree.parse(sweep / "statistical_efficiency.svg").getroot().tag.endswith("svg")
     printed = capsys.readouterr().out
     assert "g = 16: fixed over tuned 2 [2, 2]; share of the penalty" in printed
     assert "lowest" not in printed
@@ -163,7 +160,6 @@ def test_points_that_differ_in_more_are_chosen_from(sweep):
     assert only.groups == 16 and only.updates == pytest.approx(np.full((1, 5), 300.0))
     summary = summarize([only], 0.9, TARGET)
     assert summary["groups"][0]["tuned"] == pytest.approx([300] * 3)
-    picture(summary)  # one dot of each
 
 
 def broken(sweep, what):

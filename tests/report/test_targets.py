@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from optdyn.evidence import intervals
 from optdyn.evidence.crossing import of_runs
-from optdyn.report import arms, efficiency, times
+from optdyn.report import curves, efficiency, kept_momentum
 from optdyn.report.efficiency import common_target, crossings, to_target, too_easy
 from optdyn.report.figures import LossCurve
 from optdyn.report.page import cell, number
@@ -105,15 +105,15 @@ def test_time_to_every_loss_is_that_to_each():
     runs, log = tables(*(np.exp(-np.arange(7) / rate) for rate in (1, 3)), [1.0, 0.01])
     runs["status"] = ["completed", "completed", "diverged"]
     both = LossCurve("both", "red", "solid", log[log["point"] != "run2"], runs[:2])
-    wanted = times.targets([both])
+    wanted = curves.losses_to_reach([both])
     assert wanted[0] == pytest.approx(np.median([np.exp(-6), np.exp(-2)])) and wanted[-1] < 1
-    table = times.table(both, wanted, "updates").set_index("loss")
+    table = curves.times(both, wanted, "updates").set_index("x")
     for loss, row in table.iterrows():
         each = [to_target(its, loss)[0] for _, its in both.log.groupby("point")]
         assert list(row) == [np.median(each), min(each), max(each)]
     assert np.isinf(table["high"].iloc[0]) and np.isfinite(table["low"].iloc[0])
     lost = LossCurve("lost", "red", "solid", log[log["point"] == "run2"], runs[2:])
-    assert np.isinf(times.table(lost, wanted, "seconds")["median"]).all()
+    assert np.isinf(curves.times(lost, wanted, "seconds")["value"]).all()
 
 
 def test_arms_are_compared_by_losses_below_the_start():
@@ -138,7 +138,7 @@ def test_arms_are_compared_by_losses_below_the_start():
     keys = ["method.groups", "optimizer.momentum", "optimizer.learning_rate", "seed"]
     runs, log = pd.DataFrame(rows), pd.concat(logs)
     runs = runs[(runs["method.groups"] == 2) | (runs["optimizer.momentum"] == 0.5)]
-    (it,) = arms.comparisons(runs, log, keys)
+    (it,) = kept_momentum.comparisons(runs, log, keys)
     assert it.losses == (1.6,)
     assert (it.values[:, 0] == 20).all() and (it.apart[:, :2] == 10).all()
 

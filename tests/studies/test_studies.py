@@ -26,7 +26,7 @@ from optdyn.train.checks import check
 STUDIES = Path(__file__).parents[2] / papers.STUDIES
 RECORDS = STUDIES / "records"
 NUMBERS = [1, 3, 12, 21, 25, 26, 27, 28, 32, 33, 35, 36, 41, 44]
-NAMES = papers.names(STUDIES)
+NAMES = list(papers.claims(STUDIES))
 
 
 def record(name):
@@ -66,13 +66,13 @@ def test_the_contests_table_has_every_arm_on_every_network():
 
 
 def test_those_that_take_hours_are_run_where_they_are_named(tmp_path):
-    assert papers.usual(STUDIES) == [
+    assert papers.short(papers.claims(STUDIES)) == [
         "implicit_momentum",
         "keeping_momentum",
         "merged_servers",
         "barrier_waste",
     ]
-    study = papers.study_of(tmp_path, "full", 3, "waiting", STUDIES)
+    study = papers.study_of(papers.load("waiting", STUDIES), tmp_path, "full", 3)
     assert (study.choose, study.report) == (tuple(range(3500, 3504)), tuple(range(3000, 3020)))
 
 

@@ -46,8 +46,7 @@ class InputError(ValueError):
         except cls:
             raise
         except kinds as error:
-            why = getattr(error, "strerror", None) or first_line(error)
-            raise cls(f"{where}: {why}{then}") from error
+            raise cls(f"{where}: {first_line(error)}{then}") from error
 
 
 class ConfigError(InputError):
@@ -132,8 +131,9 @@ def one_line(said: object, most: int = sys.maxsize) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its name."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of an exception's message, of an `OSError` what is wrong, or its name."""
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(text).splitlines()[0]
 
 
 def print_error(error: object) -> int:

@@ -9,13 +9,13 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import InputError, shown
+from optdyn.base.errors import InputError, first_line, shown
 from optdyn.base.trees import Array, Json
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -73,12 +73,13 @@ def permitted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing_to(workdir: Path) -> Iterator[None]:
-    """Inside, an `OSError` becomes a `WorkdirError`, since the workdir cannot be written."""
+def failing(said: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Inside, an error of these kinds, or an `OSError`, becomes a `WorkdirError` that says so."""
+    caught: tuple[type[Exception], ...] = (OSError, *kinds)
     try:
         yield
-    except OSError as error:
-        raise WorkdirError(f"workdir {workdir}: cannot be written ({line_of(error)})") from error
+    except caught as error:
+        raise WorkdirError(f"{said} ({line_of(error)})") from error
 
 
 def _full(error: BaseException | None) -> BaseException | None:
@@ -180,18 +181,9 @@ class Written(NamedTuple):
             return line_of(error)
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Inside, an error of the file or of what is in it becomes `WorkdirError`."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise WorkdirError(f"{path}: cannot be read ({line_of(error)})") from error
-
-
 def read_json(path: Path) -> Json:
-    """The object in the file, {} if there is none."""
-    with _reading(path), contextlib.suppress(FileNotFoundError):
+    """The object in the file, {} if there is none. Raises `WorkdirError`."""
+    with failing(f"{path}: cannot be read", ValueError), contextlib.suppress(FileNotFoundError):
         return _object(path.read_text())
     return {}
 
@@ -203,7 +195,7 @@ def rows(path: Path, size: int | None = None) -> list[Json]:
     """
     if not path.exists():
         return []
-    with _reading(path):
+    with failing(f"{path}: cannot be read", ValueError):
         # What follows the last newline is torn.
         lines = path.read_bytes()[:size].decode().split("\n")[:-1]
         return [_object(line) for line in lines if line]
@@ -220,8 +212,7 @@ def finite(value: Any) -> Any:
 
 def line_of(error: BaseException) -> str:
     """An exception's message, first line, shortened."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return text.strip().split("\n")[0][:160]
+    return first_line(error)[:160]
 
 
 def _object(text: str) -> Json:
@@ -243,8 +234,3 @@ def unlike(row: Mapping[str, object]) -> str:
         if large or odd or not (value is None or isinstance(value, kind)):
             return f"{key} = {shown(value)} is not what a run writes there"
     return ""
-
-
-def missing(row: Mapping[str, object], keys: Sequence[str]) -> str:
-    """The first of the keys that has no value, in words; '' if all have one."""
-    return next((f"{key} is missing" for key in keys if row.get(key) is None), "")

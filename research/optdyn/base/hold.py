@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from optdyn.base.files import WorkdirError, line_of, read_json, writing, writing_to
+from optdyn.base.files import WorkdirError, failing, line_of, read_json, writing
 from optdyn.base.progress import say
 
 LOCK = ".lock"  # empty while nobody holds it; else who does
@@ -27,7 +27,7 @@ def held(workdir: Path, name: str = LOCK) -> Iterator[None]:
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
         with writing(workdir):
-            with writing_to(workdir):
+            with failing(f"workdir {workdir}: cannot be written"):
                 workdir.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
     except Timeout:
@@ -64,11 +64,10 @@ def writable(workdir: Path) -> None:
     holds_a_run = any((path / name).exists() for name in ("config.json", "points"))
     denied = not holds_a_run and not os.access(there, os.W_OK | os.X_OK)
     said, instead = f"workdir {workdir}: cannot be written", "give another --workdir"
-    rows = (
-        (not there.is_dir(), f"{said} ({there} is no folder); {instead}"),
-        (denied, f"{said} (no permission to write into {there}); {instead}"),
-    )
-    WorkdirError.refuse(rows)
+    if not there.is_dir():
+        raise WorkdirError(f"{said} ({there} is no folder); {instead}")
+    if denied:
+        raise WorkdirError(f"{said} (no permission to write into {there}); {instead}")
     read_json(path / "config.json")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from absl import app, flags, logging
 
 from optdyn.base.errors import ConfigError, InputError, fail, meant
-from optdyn.base.streams import put, tell
+from optdyn.base.streams import put
 from optdyn.cli import cache, configs, interruptible
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
     name = flags.DEFINE_string("config", None, "Config file, or the name of a shipped one.")
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
     flags.mark_flags_as_required(["config", *(["workdir"] if workdir is None else [])])
-    argv, changes = split(_with_flagfiles(sys.argv))
+    with _reading_flags():
+        argv, changes = split(flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False))
 
     def guarded(arguments: Sequence[str]) -> int:
         quiet = not flags.FLAGS["verbosity"].present
@@ -110,22 +111,18 @@ def failing() -> Iterator[None]:
     try:
         yield
     except (InputError, DiskFull, jax.errors.JaxRuntimeError) as error:
-        of_jax = isinstance(error, jax.errors.JaxRuntimeError)
-        if of_jax and EXHAUSTED not in str(error):
-            raise
+        said = str(error)
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            if EXHAUSTED not in said:
+                raise
+            wanted = re.search(r"allocating (\d+) bytes", said)
+            size = f", of {int(wanted[1]):,} bytes at once" if wanted else ""
+            said = (
+                f"out of memory{size}; less is taken with a smaller config.batch_size (of text "
+                "config.data.sequence_length), config.parallel.accumulation, or config.model.remat"
+            )
         end_line()
-        said = no_memory(str(error)) if of_jax else str(error)
         fail(said, code=2 if isinstance(error, InputError) else 1)
-
-
-def no_memory(said: str) -> str:
-    """The line for what XLA says of an allocation that failed, with keys that take less."""
-    wanted = re.search(r"allocating (\d+) bytes", said)
-    size = f", of {int(wanted[1]):,} bytes at once" if wanted else ""
-    return (
-        f"out of memory{size}; less is taken with a smaller config.batch_size (of text "
-        "config.data.sequence_length), config.parallel.accumulation, or config.model.remat"
-    )
 
 
 def warn(config: "Experiment") -> None:
@@ -141,21 +138,6 @@ def warn(config: "Experiment") -> None:
 def in_json() -> bool:
     """Whether `--json` was given to a command that has the flag."""
     return "json" in flags.FLAGS and bool(flags.FLAGS.json)
-
-
-def ended(summary: Mapping[str, Any], workdir: Path, then: str = "report") -> int:
-    """Prints how a run ended, and that the command `then` reads it; returns its exit code."""
-    from optdyn.base.processes import is_writer  # here, for it imports jax
-    from optdyn.cli import ending
-
-    if is_writer():
-        tell(*ending.lines(summary, workdir, then))
-    return exit_code(summary)
-
-
-def exit_code(summary: Mapping[str, Any]) -> int:
-    """0, or 128 + the number of the signal that interrupted the run."""
-    return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
 
 
 def check_kind(config: "Experiment | Grid", is_grid: bool = False) -> None:
@@ -200,12 +182,6 @@ def _settled(config: Any, workdir: Path) -> Any:
     lowering = verdict(lambda: resolved(plain, kept, workdir))
     key = "base.model.lowering" if run is not config else "model.lowering"
     return config.with_({key: lowering})
-
-
-def _with_flagfiles(argv: Sequence[str]) -> list[str]:
-    """The arguments, with those that stand in the files of `--flagfile`."""
-    with _reading_flags():
-        return flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
 
 
 def parse(argv: Sequence[str]) -> list[str]:

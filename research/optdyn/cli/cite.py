@@ -1,22 +1,24 @@
 """BibTeX of the papers that a run used: `optdyn cite DIR [DIR ...]`, of runs or of sweeps.
 
-Of its methods, its compression, its rules of staleness and its closed loop of momentum; their files
-name the papers by arXiv numbers, and `cli/references.bib` has an entry of each. optdyn itself is
-the first. More papers may be named in a method's file than a run with its settings needs; of some
-that are named beside a method's own the entry is the number alone.
+Of its methods, its compression, its rules of staleness and its closed loop of momentum; their
+docstrings name the papers by arXiv numbers, and `cli/references.bib` has an entry of each. optdyn
+itself is the first. More papers may be named there than a run with its settings needs; of some that
+are named beside a method's own the entry is the number alone.
 """
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optdyn.cli import sources
+from optdyn.base.errors import InputError, print_error
+from optdyn.cli.main import doc
 
 REFERENCES = Path(__file__).with_name("references.bib")
 NUMBER = re.compile(r"\b\d{4}\.\d{4,5}\b")
 STALENESS = {"delay_compensation", "staleness_rate", "error_feedback"}  # transforms of a chain
+POWERSGD, EF_SIGN_SGD = "1905.13727", "1901.09847"
 OPTDYN = """\
 @software{optdyn,
   author = {{The optdyn authors}},
@@ -37,48 +39,39 @@ def bare(number: str) -> str:
     return f"@misc{{arxiv{number},\n  title = {{arXiv:{number}}},\n  url = {{{url}}}\n}}"
 
 
-def modules(config: Mapping[str, Any]) -> Iterator[str]:
-    """The modules of what a run's config names, as `launch.sources` names them."""
+def papers(config: Mapping[str, Any]) -> list[str]:
+    """The arXiv numbers that docstrings of what a run used name, each once."""
+    from optdyn.methods import Method, built_in  # here, for it takes long
+
     method, optimizer = config.get("method", {}), config.get("optimizer", {})
-    files = {path.stem: path for path in sources.PACKAGE.joinpath("methods").rglob("*.py")}
-    names = [name for name in method.get("name", "").split("+") if name in files]
+    names = [name for name in method.get("name", "").split("+") if name in built_in()]
+    texts = [(Method.members[name].__doc__ or "").partition("\nFields:\n")[0] for name in names]
     for keys in (method, *(method.get(name) for name in names)):
         if isinstance(keys, Mapping) and (compression := keys.get("compression")):
-            names.append("powersgd" if compression == "powersgd" else "compression")
-    for name in dict.fromkeys(names):
-        yield ".".join(files[name].relative_to(sources.PACKAGE).with_suffix("").parts)
+            texts.append(POWERSGD if compression == "powersgd" else EF_SIGN_SGD)
     if optimizer.get("name") == "closed_loop":
-        yield "optimizers.closed_loop"
+        texts.append(doc("optimizers.closed_loop"))
     if not STALENESS.isdisjoint(optimizer.get("chain", ())):
-        yield "optimizers.staleness"
-
-
-def papers(config: Mapping[str, Any]) -> list[str]:
-    """The arXiv numbers that the files of what a run used name, each once."""
-    named = [number for module in modules(config) for number in NUMBER.findall(sources.doc(module))]
-    return list(dict.fromkeys(named))
+        texts.append(doc("optimizers.staleness"))
+    return list(dict.fromkeys(number for text in texts for number in NUMBER.findall(text)))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the entries; 2 and one line on standard error for folders without a run."""
-    from optdyn.base.errors import InputError
     from optdyn.base.files import read_json  # here, for it takes long
 
     if not arguments or arguments[0].startswith("-"):
-        print("error: optdyn cite DIR [DIR ...]: give the workdir of a run", file=sys.stderr)
-        return 2
+        return print_error("optdyn cite DIR [DIR ...]: give the workdir of a run")
     configs = []
     for folder in map(Path, arguments):
         files = [folder / "config.json", *sorted(folder.glob("points/*/config.json"))]
         found = [file for file in files if file.exists()]
         if not found:
-            print(f"error: {folder}: no run in it; give the workdir of one", file=sys.stderr)
-            return 2
+            return print_error(f"{folder}: no run in it; give the workdir of one")
         try:
             configs += [read_json(file) for file in found]
         except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+            return print_error(error)
     numbers = dict.fromkeys(number for config in configs for number in papers(config))
     known = references()
     print("\n\n".join([OPTDYN, *(known.get(number) or bare(number) for number in numbers)]))

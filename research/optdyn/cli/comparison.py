@@ -126,14 +126,13 @@ class Comparison:
         """
         for axis, column in (("x", x), ("y", y)):
             errors.one_of(axis, column, [*self[next(iter(self.runs))].log])
-        figure, axes = figures.new()
         looks = itertools.product(figures.DASHES, OKABE_ITO)
-        for name, (dashes, colour) in zip(self.runs, looks, strict=False):
-            log = self[name].log
-            curve = figures.LossCurve(name, colour, dashes, log, pd.DataFrame())
-            figures.band(axes, figures.by_step(log, x, y), x, curve)
-        axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "), yscale="log")
-        figures.legend(figure)
+        series = [
+            figures.Series(name, colour, dashes, figures.by_step(self[name].log, x, y))
+            for name, (dashes, colour) in zip(self.runs, looks, strict=False)
+        ]
+        figure = figures.course(series, x.replace("_", " "), y.replace("_", " "))
+        figure.axes[0].set_yscale("log")
         return figure
 
 

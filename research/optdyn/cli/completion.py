@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from optdyn.base.errors import print_error
 from optdyn.cli import configs, listing
-from optdyn.cli import main as cli
-from optdyn.cli.commands import COMMANDS
+from optdyn.cli.main import COMMANDS, flags_of
 
 BASH = r"""
 _optdyn() {
@@ -59,7 +59,7 @@ def words(line: str) -> list[str]:
     command = COMMANDS[name]
     if command.also and last.startswith("--config="):
         return _beginning(last, [f"--config={config}" for config in configs.configs()])
-    flags = [f"{flag}=" for flag in cli.flags_of(command) if flag.startswith("--")]
+    flags = [f"{flag}=" for flag in flags_of(command) if flag.startswith("--")]
     if command.also and last.startswith("--config."):
         from optdyn.cli.keys import keys  # here, for it takes long
 
@@ -74,8 +74,7 @@ def main(arguments: Sequence[str]) -> int:
             print(*words(arguments[1]), sep="\n")
         return 0
     if len(arguments) != 1 or arguments[0] not in SCRIPTS:
-        print(f"error: optdyn completion {'|'.join(SCRIPTS)}", file=sys.stderr)
-        return 2
+        return print_error(f"optdyn completion {'|'.join(SCRIPTS)}")
     print(SCRIPTS[arguments[0]].strip())
     return 0
 

@@ -16,15 +16,43 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from optdyn.base.errors import meant
+from optdyn.base.errors import meant, print_error
 from optdyn.cli import configs as shipped
 
 Listed = Mapping[str, str]  # name: what it is, in a line
 
 
+def registered(kind: str) -> Listed:
+    """What can be chosen by name in a config, and the first line that each says of itself."""
+    from optdyn import methods, optimizers  # here, for they take long
+    from optdyn.clock.service import Law
+    from optdyn.methods import names
+    from optdyn.problem import losses
+    from optdyn.problem.data.kinds import Data
+    from optdyn.problem.models import Model
+
+    if kind == "names":
+        return {name: names.flags(name) for name in names.NAMES}
+    things: Mapping[str, object] = {
+        "models": Model.members,
+        "data": Data.members,
+        "losses": losses.LOSSES,
+        "metrics": losses.METRICS,
+        # Some of optax are another with some arguments fixed, whose line they then have.
+        "optimizers": {n: getattr(f, "func", f) for n, f in optimizers.known().items()},
+        "transforms": optimizers.TRANSFORMS,
+        "schedules": optimizers.SCHEDULES,
+        "methods": {name: methods.load(name) for name in methods.built_in()},
+        "laws": Law.members,
+    }[kind]
+    return {name: _first(getattr(thing, "__doc__", "") or "") for name, thing in things.items()}
+
+
 def configs() -> Listed:
     """The shipped config files."""
-    return {name: _first(path.read_text()) for name, path in shipped.configs().items()}
+    files = shipped.configs()
+    docs = {name: ast.get_docstring(ast.parse(path.read_text())) for name, path in files.items()}
+    return {name: _first(text or "") for name, text in docs.items()}
 
 
 def keys() -> Listed:
@@ -38,35 +66,12 @@ def keys() -> Listed:
     return found
 
 
-def chosen(kind: str, found: Listed, text: str) -> Listed:
-    """The names that begin with `text`; keys also where the word is anywhere in name or line."""
-    begin = {name: about for name, about in found.items() if name.startswith(text)}
-    if kind != "keys" or re.search(r"\W", text):
-        return begin
-    return {n: about for n, about in found.items() if text.lower() in f"{n} {about}".lower()}
-
-
-def registered(kind: str) -> Listed:
-    """What can be chosen by name in a config."""
-    from optdyn.cli import registries  # here, for it takes long
-
-    return registries.KINDS[kind]()
-
-
-def other_name(name: str) -> str:
-    """Which method is meant by a name that no method has here; '' if none."""
-    from optdyn import methods  # here, for it takes long
-    from optdyn.methods import names
-
-    return names.meant(name, dict.fromkeys(methods.built_in()))
-
-
-OF_CONFIGS = (
+REGISTERED = (
     *("models", "data", "losses", "metrics", "optimizers", "transforms", "schedules"),
     *("methods", "names", "laws"),
 )
 KINDS: dict[str, Callable[[], Listed]] = {
-    **{kind: partial(registered, kind) for kind in OF_CONFIGS},
+    **{kind: partial(registered, kind) for kind in REGISTERED},
     "configs": configs,
     "keys": keys,
 }
@@ -77,14 +82,12 @@ def main(arguments: Sequence[str]) -> int:
     kind, prefix, *more = [*words, "", ""]
     if kind not in KINDS or any(more):
         said = f"KIND is {', '.join(KINDS)}{meant(kind, KINDS)}"
-        print(f"error: optdyn list KIND [PREFIX] [--json]: {said}", file=sys.stderr)
-        return 2
+        return print_error(f"optdyn list KIND [PREFIX] [--json]: {said}")
     found = chosen(kind, KINDS[kind](), prefix)
     if not found:
         have = "begin with" if kind != "keys" else "begin with or have"
-        hint = other_name(prefix) if kind == "methods" else ""
-        print(f"error: there are no {kind} that {have} {prefix!r}{hint}", file=sys.stderr)
-        return 2
+        hint = _method_meant(prefix) if kind == "methods" else ""
+        return print_error(f"there are no {kind} that {have} {prefix!r}{hint}")
     if in_json:
         print(json.dumps(found, indent=2))
         return 0
@@ -94,9 +97,24 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _first(source: str) -> str:
-    """The first line of a file's docstring."""
-    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
+def chosen(kind: str, found: Listed, text: str) -> Listed:
+    """The names that begin with `text`; keys also where the word is anywhere in name or line."""
+    begin = {name: about for name, about in found.items() if name.startswith(text)}
+    if kind != "keys" or re.search(r"\W", text):
+        return begin
+    return {n: about for n, about in found.items() if text.lower() in f"{n} {about}".lower()}
+
+
+def _method_meant(name: str) -> str:
+    """The end of a line on a name that no method has here, where one is known by it; else ''."""
+    from optdyn import methods
+    from optdyn.methods import names
+
+    return names.meant(name, dict.fromkeys(methods.built_in()))
+
+
+def _first(text: str) -> str:
+    return text.strip().partition("\n")[0]
 
 
 if __name__ == "__main__":

@@ -68,11 +68,21 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
     children: list[Child] = []
     threads: list[Thread] = []
     output = Lock()
-    port = free_port()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]  # that nothing uses now
     try:
         for rank in range(processes):
-            env = environment(os.environ, rank, processes, port, devices)
-            children.append(Child(rank, _start(command, env), deque(maxlen=LAST_LINES)))
+            process = subprocess.Popen(
+                command,
+                env=environment(os.environ, rank, processes, port, devices),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=bound_to_parent(),
+            )
+            children.append(Child(rank, process, deque(maxlen=LAST_LINES)))
         for child in children:
             threads += _attend(child, events, output)
         stopped, failed = _watch(children, events)
@@ -95,12 +105,14 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
 def environment(
     base: Mapping[str, str], rank: int, processes: int, port: int, devices: int | None = None
 ) -> dict[str, str]:
-    """Environment of process `rank`: `base`, and what `research.processes` reads."""
+    """Environment of process `rank`: `base`, and what `base/processes.py` reads."""
     address = f"127.0.0.1:{port}"
     # One for each device, for all may wait in a collective at once; beyond the cores each takes
     # time from the others by watching for work.
-    threads = str(max(devices or 1, _cores() // processes))
-    first, each = rank * (devices or 1), devices or 1
+    affinity = getattr(os, "sched_getaffinity", None)  # of Linux
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    each = devices or 1
+    threads, first = str(max(each, cores // processes)), rank * each
     env = {
         "PYTHONUNBUFFERED": "1",  # a line is forwarded when it is printed
         "NPROC": threads,  # XLA's thread pool on the CPU
@@ -118,31 +130,6 @@ def environment(
         flag = f"--xla_force_host_platform_device_count={devices}"
         env["XLA_FLAGS"] = f"{base.get('XLA_FLAGS', '')} {flag}".strip()
     return env
-
-
-def free_port() -> int:
-    """A TCP port that nothing on this machine's loopback uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=bound_to_parent(),
-    )
 
 
 def bound_to_parent() -> Callable[[], None] | None:

@@ -1,21 +1,60 @@
 """The command `optdyn`: finds the command that is meant, and imports nothing of the others.
 
-`optdyn train ...` is `python -m launch.train ...`, wherever it is called.
+`optdyn train ...` is `python -m launch.train ...`, wherever it is called. Help is read off the
+commands' files, for to import them takes long.
 """
 
+import ast
 import os
 import re
 import runpy
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
 
 from optdyn.base.errors import fail, meant
 from optdyn.base.streams import drop
-from optdyn.cli import sources
-from optdyn.cli.commands import COMMANDS, Command
 
+PACKAGE = Path(__file__).parents[1]
+APP = ("cli.app",)  # whose flags are those of every command with a config
+DRY = ("cli.train", *APP)  # likewise of those that can say what they would take
+
+
+class Command(NamedTuple):
+    """A module of optdyn that is run as `__main__`, and those besides it whose flags it takes."""
+
+    module: str
+    about: str
+    also: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "train": Command("cli.train", "one run", APP),
+    "race": Command("cli.race", "one run of real workers that race", DRY),
+    "sweep": Command("cli.sweep", "a grid of runs", APP),
+    "report": Command("report.report", "a page of what was run"),
+    "export": Command("report.export", "runs, to W&B or MLflow"),
+    "tune": Command("cli.tune", "groups, momentum and learning rate, chosen in training", DRY),
+    "plan": Command("cli.plan", "mini-batch, algorithms and devices to train with", DRY),
+    "price": Command("cli.price", "seconds of methods on a cluster, without training", APP),
+    "profile": Command("cli.profile", "what an update is made of on this machine", APP),
+    "papers": Command("cli.papers", "the papers' claims, judged"),
+    "local": Command("cli.local", "several processes on this machine as one job"),
+    "submit": Command("cli.submit", "shards of a grid as jobs", ("cli.sweep", *APP)),
+    "reality": Command("report.race", "a race of real workers, held against theory"),
+    "momentum": Command("report.implicit_momentum", "implicit momentum, fitted to recordings"),
+    "efficiency": Command("report.statistical_efficiency", "what staleness costs in updates"),
+    "prepare": Command("problem.data.prepare", "a data set, for config.data.name=tfds"),
+    "config": Command("cli.show", "a config as it is resolved, or what differs in two", APP),
+    "list": Command("cli.listing", "what can be named in a config, shipped configs, keys"),
+    "cite": Command("cli.cite", "BibTeX of the papers that a run used"),
+    "completion": Command("cli.completion", "a script that completes commands in a shell"),
+}
 # These may be cut off, as by `| head`: they have written all their files before they print.
 CUT = (
     *("list", "config", "cite", "completion"),
@@ -29,9 +68,25 @@ def main() -> None:
     argv, path = sys.argv, list(sys.path)
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # last: own modules are found, and none of ours is hidden
+    name, *rest = argv[1:] or ["--help"]
+    given = takewhile(lambda argument: argument != "--", rest)  # what follows is another command's
+    asks_help = any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in given)
+    may_be_cut = asks_help or name in CUT or name not in COMMANDS
     try:
-        with cut_off() if argv[1:2] and argv[1] in CUT else nullcontext():
-            _run(argv)
+        with cut_off() if may_be_cut else nullcontext():
+            if name in ("-h", "--help", "--helpfull", "help"):
+                print(usage())
+            elif name in ("-V", "--version", "version"):
+                print(f"optdyn {version()}")
+            elif name not in COMMANDS:
+                hint = meant(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+                fail(f"no command {name!r}{hint}")
+            elif asks_help:
+                print(described(name))
+            else:
+                sys.argv = [f"optdyn {name}", *rest]
+                module = f"optdyn.{COMMANDS[name].module}"
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
         sys.argv, sys.path[:] = argv, path
 
@@ -55,27 +110,6 @@ def cut_off() -> Iterator[None]:
         sys.exit(128 + signal.SIGPIPE)
 
 
-def _say(text: str) -> None:
-    with cut_off():
-        print(text)
-
-
-def _run(argv: Sequence[str]) -> None:
-    name, *rest = argv[1:] or ["--help"]
-    if name in ("-h", "--help", "--helpfull", "help"):
-        _say(usage())
-    elif name in ("-V", "--version", "version"):
-        _say(f"optdyn {version()}")
-    elif name not in COMMANDS:
-        hint = meant(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
-        fail(f"no command {name!r}{hint}")
-    elif any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in before(rest)):
-        _say(described(name))
-    else:
-        sys.argv = [f"optdyn {name}", *rest]
-        runpy.run_module(f"optdyn.{COMMANDS[name].module}", run_name="__main__", alter_sys=True)
-
-
 def usage() -> str:
     """What `optdyn --help` prints."""
     width = max(map(len, COMMANDS))
@@ -94,8 +128,8 @@ def usage() -> str:
 
 def described(name: str) -> str:
     """What `optdyn COMMAND --help` prints: the module's words and its flags."""
-    command, text = COMMANDS[name], sources.doc(COMMANDS[name].module)
-    text = re.sub(r"python -m launch\.(\w+)", r"optdyn \1", text)
+    command = COMMANDS[name]
+    text = re.sub(r"python -m launch\.(\w+)", r"optdyn \1", doc(command.module))
     given = flags_of(command)
     width = max(map(len, given), default=0)
     lines = [text, "", *(f"  {flag:{width}}  {about}".rstrip() for flag, about in given.items())]
@@ -111,18 +145,6 @@ def described(name: str) -> str:
     return "\n".join(lines)
 
 
-def flags_of(command: Command) -> dict[str, str]:
-    """The flags of a command, with the help of each."""
-    modules = (*reversed(command.also), command.module)
-    return {flag: about for module in modules for flag, about in sources.flags(module).items()}
-
-
-def before(arguments: Sequence[str]) -> list[str]:
-    """The arguments before two dashes, which end those of this command."""
-    every = list(arguments)
-    return every[: every.index("--")] if "--" in every else every
-
-
 def version() -> str:
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
@@ -131,6 +153,38 @@ def version() -> str:
         return installed("optdyn")
     except PackageNotFoundError:
         return "of a checkout that is not installed"
+
+
+def flags_of(command: Command) -> dict[str, str]:
+    """The flags of a command, with the help of each."""
+    modules = (*reversed(command.also), command.module)
+    return {flag: about for module in modules for flag, about in flags(module).items()}
+
+
+def flags(module: str) -> dict[str, str]:
+    """What a module defines by `flags.DEFINE_...` or `add_argument`: {"--name": its help}."""
+    found = {}
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            if name.startswith("DEFINE_") or name == "add_argument":
+                more = [k.value for k in node.keywords if k.arg in ("help", "help_string")]
+                given = [n.value for n in (*node.args, *more) if isinstance(n, ast.Constant)]
+                first, *words = [text for text in given if isinstance(text, str)]
+                about = words[-1] if words else ""
+                found["--" * name.startswith("DEFINE_") + first] = about
+    return found
+
+
+def doc(module: str) -> str:
+    """The docstring of a module."""
+    return ast.get_docstring(tree(module)) or ""
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    """The syntax of a module, named as it is below `optdyn`."""
+    return ast.parse(PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text())
 
 
 if __name__ == "__main__":

@@ -47,20 +47,20 @@ SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
 BETWEEN = 1000  # seeds of one --seed and the next
 
 
-def names(folder: Path) -> list[str]:
-    """The names of a folder's claims, in the order of the scoreboard.
+def claims(folder: Path) -> dict[str, ModuleType]:
+    """The modules of a folder's claims by their names, in the order of the scoreboard.
 
     A file whose CLAIM is None is no claim. Raises `InputError` where a claim is not whole.
     """
-    found = [module.name for module in pkgutil.iter_modules([str(folder)])]
-    every = {name: load(name, folder) for name in found if not name.startswith("_")}
-    claims = [name for name, module in every.items() if module.CLAIM is not None]
-    return sorted(claims, key=lambda name: int(every[name].CLAIM.number))
+    files = [module.name for module in pkgutil.iter_modules([str(folder)])]
+    every = {name: load(name, folder) for name in files if not name.startswith("_")}
+    found = {name: module for name, module in every.items() if module.CLAIM is not None}
+    return dict(sorted(found.items(), key=lambda claim: int(claim[1].CLAIM.number)))
 
 
-def usual(folder: Path) -> list[str]:
-    """Names of those that do not take hours."""
-    return [name for name in names(folder) if not getattr(load(name, folder), "LONG", False)]
+def short(every: Mapping[str, ModuleType]) -> list[str]:
+    """The names of those that do not take hours."""
+    return [name for name, module in every.items() if not getattr(module, "LONG", False)]
 
 
 def load(name: str, folder: Path) -> ModuleType:
@@ -96,25 +96,20 @@ def is_locked(folder: Path) -> bool:
     return folder.resolve() != STUDIES.resolve()
 
 
-def study_of(workdir: Path, scale: str, seed: int, name: str, folder: Path) -> Study:
+def study_of(module: ModuleType, workdir: Path, scale: str, seed: int) -> Study:
     """The study of a claim; seeds of different `seed` have nothing in common."""
-    scales = getattr(load(name, folder), "SEEDS", SCALES)
+    scales = getattr(module, "SEEDS", SCALES)
     if scale not in scales:
-        raise InputError(f"{name}: has no --scale={scale}, but {', '.join(scales)}")
+        raise InputError(f"{module.__name__}: has no --scale={scale}, but {', '.join(scales)}")
     choose, report = scales[scale]
     first = BETWEEN * seed
-    return Study(
-        workdir,
-        scale,
-        range(first + 500, first + 500 + choose),
-        range(first, first + report),
-    )
+    choosing = range(first + 500, first + 500 + choose)
+    return Study(workdir, scale, choosing, range(first, first + report))
 
 
-def judge(name: str, study: Study, folder: Path) -> dict[str, Any]:
-    """Measures a claim and judges it: its row of the scoreboard."""
-    module, begun = load(name, folder), time.monotonic()
-    files = {"files": lock.blobs(module)} if is_locked(folder) else {}
+def judge(module: ModuleType, study: Study, files: Mapping[str, str]) -> dict[str, Any]:
+    """Measures a claim and judges it: its row of the scoreboard, with the `files` that it is of."""
+    name, begun = module.__name__, time.monotonic()
     result = module.measure(study)
     with refused_at(f"{module.__file__}: measure() must return JSON values", TypeError):
         json.dumps(result)
@@ -134,7 +129,7 @@ def judge(name: str, study: Study, folder: Path) -> dict[str, Any]:
         "seeds": {"choose": study.choose, "report": study.report},
         "minutes": (time.monotonic() - begun) / 60,
         "commit": committed(Path(str(module.__file__))),
-        **files,
+        **({"files": files} if files else {}),
         "result": result,
     }
 
@@ -160,19 +155,20 @@ def run(
 
     Where claims are locked, all of them are locked first.
     """
-    board = opened(workdir, scale, seed)
+    board, every = opened(workdir, scale, seed), claims(folder)
     if is_locked(folder):
-        board["deviations"] = lock.lock(folder, {n: load(n, folder) for n in names(folder)})
+        board["deviations"] = lock.lock(folder, every)
         for name, said in board["deviations"].items():
             say(f"{name}: {'; '.join(said)}")
     for name in chosen:
-        if name not in board["claims"]:
-            say(f"{name}: {load(name, folder).CLAIM.sentence}")
-            with study_of(workdir, scale, seed, name, folder) as study:
-                board["claims"][name] = judge(name, study, folder)
-            row = board["claims"][name]
+        module, row = every[name], board["claims"].get(name)
+        if row is None:
+            say(f"{name}: {module.CLAIM.sentence}")
+            files = lock.blobs(module) if is_locked(folder) else {}
+            with study_of(module, workdir, scale, seed) as study:
+                row = board["claims"][name] = judge(module, study, files)
             say(f"  {row['verdict']}: {row['by']}")
-        elif board["claims"][name].get("files") not in (None, lock.blobs(load(name, folder))):
+        elif row.get("files") not in (None, lock.blobs(module)):
             say(f"{name}: was judged by other files than there are; another --workdir judges anew")
         write_json(workdir / "scoreboard.json", board)
     ordered, other = rows(board), board.get("deviations", {})
@@ -200,15 +196,13 @@ def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
     return board
 
 
-def _cannot_be_judged(given: flags.FlagValues, folder: Path) -> Iterator[tuple[object, str]]:
-    """Whether there is no such folder, or are no such claims in it."""
-    said = ", which is the default and lies in the project's checkout; name claims of yours"
-    yield not folder.is_dir(), f"--claims={folder}: no such folder{'' if given.claims else said}"
-    every = names(folder)
+def _cannot_be_judged(
+    folder: Path, every: Mapping[str, ModuleType], chosen: Sequence[str]
+) -> Iterator[tuple[object, str]]:
+    """Whether there are no claims in the folder, or none of those that are chosen."""
     said = f"--claims={folder}: has no claims; a claim is a file there (evidence/claim.py)"
     yield not every, said
     said = f"--only is empty, and all claims take hours: {', '.join(every)}; name some"
-    chosen = given.only or usual(folder)
     yield not chosen, said
     for name in chosen:
         hint = meant(name, every) or f"; there are {', '.join(every)}"
@@ -220,15 +214,22 @@ def main(_: Sequence[str]) -> int:
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     given = flags.FLAGS
-    folder = Path(given.claims) if given.claims else STUDIES
+    workdir, folder = Path(given.workdir), Path(given.claims or STUDIES)
     try:
         with app.failing():
-            InputError.refuse(_cannot_be_judged(given, folder))
+            if not folder.is_dir():
+                said = f"--claims={folder}: no such folder"
+                if not given.claims:
+                    said += ", which is the default and lies in the project's checkout; "
+                    said += "name claims of yours"
+                raise InputError(said)
+            every = claims(folder)
+            chosen = given.only or short(every)
+            InputError.refuse(_cannot_be_judged(folder, every, chosen))
             processes.devices()
-            writable(Path(given.workdir))
-            with held(Path(given.workdir)), writing(), permitted():
-                chosen = given.only or usual(folder)
-                board = run(Path(given.workdir), chosen, given.scale, given.seed, folder)
+            writable(workdir)
+            with held(workdir), writing(), permitted():
+                board = run(workdir, chosen, given.scale, given.seed, folder)
     except KeyboardInterrupt:
         say("stopped: the same command goes on")
         return 130

@@ -23,7 +23,7 @@ from optdyn.base.errors import Join
 from optdyn.base.files import as_json, read_json, write, write_json
 from optdyn.base.progress import end_line, number
 from optdyn.base.trees import bytes_of
-from optdyn.cli import app, dry
+from optdyn.cli import app, train
 from optdyn.clock.network import exchange
 from optdyn.devices.first_process import own
 from optdyn.experiment import Experiment, refuse_first
@@ -144,4 +144,4 @@ def define() -> None:
 
 if __name__ == "__main__":
     define()
-    app.run(dry.asked(main, described))
+    app.run(train.or_dry(main, described))

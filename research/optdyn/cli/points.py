@@ -60,7 +60,9 @@ def compilations(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
 def described(entries: Sequence[PlannedPoint], at_a_time: int) -> Iterator[str]:
     """Lines for who wants to know what would run; seconds are those of finished points."""
     groups = compilations(entries)
-    yield f"{len(entries)} points, {len(groups)} compilations: {_counted(entries)}"
+    statuses = Counter(entry.status or "new" for entry in entries)
+    counted = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    yield f"{len(entries)} points, {len(groups)} compilations: {counted}"
     for number, group in enumerate(groups, start=1):
         yield f"compilation {number}: {len(group)} points, {_cost(group, at_a_time)}"
         for entry in group[:SHOWN]:
@@ -89,11 +91,6 @@ def _seconds(group: Sequence[PlannedPoint]) -> float | None:
     if not left:
         return 0.0
     return left * sum(known) / len(known) if known else None
-
-
-def _counted(entries: Sequence[PlannedPoint]) -> str:
-    statuses = Counter(entry.status or "new" for entry in entries)
-    return ", ".join(f"{count} {status}" for status, count in statuses.items())
 
 
 def _entry(config: Grid, workdir: Path, name: str, point: Point) -> PlannedPoint:

@@ -28,19 +28,23 @@ of some thousand prices, which take a minute or two.
 import math
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
-from optdyn.base.errors import ConfigError, InputError, Join, and_, one_line
+from optdyn.base.errors import ConfigError, InputError, Join, and_, one_of
+from optdyn.base.files import as_json, write, write_json
 from optdyn.cli import app
-from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment, refuse_first
+from optdyn.methods import Methods, built_in
+from optdyn.methods.messages import COMPRESSIONS
+from optdyn.price import price, who_pays
+from optdyn.price.shapes import Shapes, of_model, of_parameters
 
-SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 USUAL = "price"  # the config without a --config
 LONGEST = 10_000  # updates of a period
 MOST_NODES = 2**20
@@ -52,20 +56,6 @@ PERIODS = ("8", "32", "128")
 SIZES = (0.125, 0.25, 0.5, 1, 2)
 VARIED = {"lognormal": "log-normal", "gamma": "gamma"}
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
-HEAD_OF_TIMES = (
-    ("seconds", "examples", "seconds", "% of time", "", "", "MB a", "MB a", "staleness,"),
-    (
-        "an update",
-        "a second",
-        "an epoch",
-        "computing",
-        "waiting",
-        "exchange",
-        "node",
-        "link",
-        "updates",
-    ),
-)
 Rows = Sequence[dict[str, Any]]
 
 
@@ -96,73 +86,236 @@ def define() -> None:
     flags.DEFINE_list("where", [], "KEY=VALUE of configs, which runs of --penalty agree with.")
 
 
-def rows(
-    config: Experiment,
-    shapes: Any,
-    methods: Sequence[str],
-    bandwidths: Sequence[float],
-    keys: Sequence[dict[str, Any]] = ({},),
-    needed: bool = True,
-) -> Iterator[dict[str, Any]]:
-    """A row a method and values of keys of config.method: prices by Gbit/s, or why it has none.
+def main(config: Experiment, workdir: Path) -> int:
+    app.check_kind(config)
+    price.check(config)
+    given = flags.FLAGS
+    InputError.refuse(_wrong_flags(given))
+    penalties = _penalties(given) if given.penalty else None
+    noise_scale = given.noise_scale
+    if noise_scale is not None:
+        _number("noise_scale", noise_scale)
+    measured = [arm.name for arm in penalties.arms] if penalties else []
+    names = _methods(given.methods or measured or (METHODS if given.page else [config.method.name]))
+    bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
+    keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
+    clusters, shapes = _clusters(config, given.nodes, given.parameters, given.step_seconds)
+    shares = price.SHARES if given.needed else ()
+    found = [
+        row
+        for each in clusters
+        for row in price.rows(each, shapes, names, bandwidths, keys, shares)
+    ]
+    if not any("prices" in row for row in found):
+        raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
+    is_model = given.parameters is None
+    assumed = not is_model and given.step_seconds is None
+    headings = [heading(each, shapes, is_model) for each in clusters]
+    lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found, assumed)]
+    figures: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
+    if noise_scale is not None:
+        figures["who_pays"] = list[Any]()
+        for each in clusters:
+            paid = who_pays.pays(each, shapes.bytes, noise_scale, bandwidths)
+            lines += ["", *table_of_pays(paid, noise_scale)]
+            figures["who_pays"] += [{"nodes": each.cluster.nodes, **row} for row in paid]
+    if penalties:
+        figures["which"] = []
+        for each in clusters:
+            said, answers = _which(each, shapes, penalties, bandwidths, found)
+            lines += ["", *said]
+            figures["which"] += answers
+    if given.out:
+        write_json(Path(given.out), figures)
+    if given.page:
+        page = _page(clusters, shapes, penalties, names, keys, bandwidths[0], lines)
+        write(Path(given.page), page)
+    print(*([as_json(figures)] if app.in_json() else lines), sep="\n")
+    if given.page:
+        told_to = sys.stderr if app.in_json() else None
+        print(f"\n{Path(given.page)}: the page with sliders", file=told_to)
+    return 0
 
-    Values that say nothing of a method make no row more.
-    """
-    from optdyn.clock.timeline import TimelineError
-    from optdyn.price import price
 
-    for name in methods:
-        for values in price.owned(name, keys):
-            row: dict[str, Any] = {"method": name, "nodes": config.cluster.nodes}
-            try:
-                one = price.with_method(config, name, **values)
-                row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
-                row |= _said(one, values)
-                of = price.priced(one, shapes)
-                row["prices"] = {b: of(b * price.GIGABIT)._asdict() for b in bandwidths}
-                if needed:
-                    found = price.needed(of, SHARES, bandwidths)
-                    row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
-            except (ConfigError, TimelineError) as error:
-                row |= {**values, "refused": one_line(error)}
-            yield row
+# What the flags say.
+
+
+def _wrong_flags(given: flags.FlagValues) -> Iterator[tuple[object, str]]:
+    """Flags that say something of another, or name what is not there."""
+    of_penalty = {"target": given.target is not None, "where": given.where}
+    for flag, is_given in of_penalty.items():
+        alone = is_given and not given.penalty
+        yield alone, f"--{flag}: says something of --penalty, which is not given"
+    for source in map(Path, given.penalty):
+        yield not source.exists(), f"--penalty: there is no {str(source)!r}"
+    yield not given.bandwidths, "--bandwidths is empty; name a number of Gbit/s"
+    for flag, name in (("out", given.out), ("page", given.page)):
+        wrong = name and (not Path(name).parent.is_dir() or Path(name).is_dir())
+        yield wrong, f"--{flag}: {name!r} must be a file in a folder that is there"
+
+
+def _penalties(given: flags.FlagValues) -> Any:
+    """What was measured in workdirs, `penalties.ProblemResults`."""
+    from optdyn.report import penalties  # here, for it takes long
+
+    target = math.nan if given.target is None else given.target
+    return penalties.measured(list(map(Path, given.penalty)), target, given.where)
+
+
+def _methods(given: Sequence[str]) -> list[str]:
+    """The methods that are meant. Raises `ConfigError` at one that there is not."""
+    every = [each for name in given for each in (built_in() if name == "all" else [name])]
+    for name in every:
+        Methods.named(name)
+    return list(dict.fromkeys(every))
+
+
+def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
+    """Values of keys of config.method, every one with every other. Raises `InputError`."""
+    every: list[dict[str, Any]] = [{}]
+    if periods:
+        every = [{"period": int(_number("periods", text, LONGEST))} for text in periods]
+    for name in compressions:
+        one_of("--compression", name, (NONE, *filter(None, COMPRESSIONS)))
+    if compressions:
+        own = [{"compression": "" if name == NONE else name} for name in compressions]
+        every = [one | other for one in every for other in own]
+    return every
+
+
+def _clusters(
+    config: Experiment, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
+) -> tuple[list[Experiment], Shapes]:
+    """The experiment on every number of nodes, and the shapes of the model's parameters."""
+    numbers = [int(_number("nodes", text, MOST_NODES)) for text in nodes] or [config.cluster.nodes]
+    count = 0.0
+    if parameters is not None:  # as 124e6, 124M or 1.3B
+        unit = UNITS.get(parameters[-1:].upper(), 0.0)
+        digits = parameters[:-1] if unit else parameters
+        count = _number("parameters", digits) * (unit or 1)
+    if step_seconds is not None:
+        _number("step_seconds", step_seconds)
+    said = "must be (), for --bandwidths says all links"
+    refuse_first(config, [Join("cluster.bandwidths", config.cluster.bandwidths, said)])
+    clusters = [price.with_nodes(config, number) for number in dict.fromkeys(numbers)]
+    shapes = of_parameters(count) if count else of_model(config)
+    if step_seconds is not None:
+        clusters = [price.step_of(each, step_seconds) for each in clusters]
+    return clusters, shapes
+
+
+def _number(flag: str, text: Any, whole_to: int = 0) -> float:
+    """A finite number above 0, or a whole one from 1 to `whole_to`."""
+    value, wanted = math.nan, "a finite number above 0"
+    with suppress(ValueError):
+        value = float(text)
+    good = 0 < value < math.inf
+    if whole_to:
+        good = 1 <= value <= whole_to and value % 1 == 0
+        wanted = f"a whole number from 1 to {whole_to:,}"
+    if not good:
+        raise InputError(f"--{flag}: {text!r} must be {wanted}")
+    return value
+
+
+# What is printed.
+
+
+def heading(config: Experiment, shapes: Shapes, is_model: bool) -> str:
+    """What all prices are of, in a sentence."""
+    cluster = config.cluster
+    nodes = f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices"
+    nodes = nodes.removesuffix(" of 1 devices")
+    each = price.examples_of_worker(config)
+    law = f"{VARIED.get(cluster.service.name, cluster.service.name)} times"
+    if spread := getattr(cluster.service, "variation", 0.0):
+        law += f" ({spread:.0%})"
+    named = f" of {config.model.name}" if is_model else ""
+    said = (
+        f"{nodes}, {shapes.bytes // 4:,} parameters{named} in {shapes.bytes / 1e6:,.0f} MB, "
+        f"{each * cluster.seconds_per_example:.3g} s a step of {each:g} examples, {law}."
+    )
+    return textwrap.fill(said, WIDE)
+
+
+class Column(NamedTuple):
+    """A column of the first table: its two lines of head, characters, and the text of a price."""
+
+    above: str
+    below: str
+    width: int
+    text: Callable[[dict[str, Any]], str]
+
+
+def _digits(key: str, digits: int = 4) -> Callable[[dict[str, Any]], str]:
+    return lambda price: f"{price[key]:.{digits}g}"
+
+
+def _percent(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda price: f"{round(100 * price[key], 3) + 0.0:.3g}"
+
+
+def _megabytes(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda price: f"{price[key] / 1e6:{'.4g' if price[key] < 1e10 else ',.0f'}}"
+
+
+EPOCH = Column("seconds", "an epoch", 10, _digits("epoch_seconds"))
+COLUMNS = (
+    Column("seconds", "an update", 11, _digits("seconds")),
+    Column("examples", "a second", 10, _digits("examples_per_second")),
+    EPOCH,
+    Column("% of time", "computing", 11, _percent("computing")),
+    Column("", "waiting", 9, _percent("waiting")),
+    Column("", "exchange", 10, _percent("exchange")),
+    Column("MB a", "node", 10, _megabytes("network_bytes")),
+    Column("MB a", "link", 10, _megabytes("link_bytes")),
+    Column("staleness,", "updates", 12, _digits("staleness", 3)),
+)
 
 
 def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
     """The rows as text, the fastest on the first network on top."""
     first, ordered = bandwidths[0], sorted(bandwidths)
+    several = len({row["nodes"] for row in found}) > 1
+    named = partial(_named, several=several)
     priced = [row for row in found if "prices" in row]
     priced.sort(key=lambda row: -row["prices"][first]["examples_per_second"])
-    several = len({row["nodes"] for row in found}) > 1
-    width = max([len(_named(row, several)) for row in priced], default=0)
     if priced:
+        width = max(len(named(row)) for row in priced)
         has_epochs = any(row["prices"][first]["epoch_seconds"] for row in priced)
-        yield f"at {first:g} Gbit/s".ljust(width) + _cells(*HEAD_OF_TIMES[0], epochs=has_epochs)
-        yield " " * width + _cells(*HEAD_OF_TIMES[1], epochs=has_epochs)
+        columns = [column for column in COLUMNS if has_epochs or column is not EPOCH]
+        above = "".join(f"{column.above:>{column.width}}" for column in columns)
+        below = "".join(f"{column.below:>{column.width}}" for column in columns)
+        yield f"at {first:g} Gbit/s".ljust(width) + above
+        yield " " * width + below
         for row in priced:
-            yield f"{_named(row, several):{width}}" + _times(row["prices"][first], has_epochs)
+            cells = (f"{c.text(row['prices'][first]):>{c.width}}" for c in columns)
+            yield f"{named(row):{width}}{''.join(cells)}"
+        needed = priced[0].get("needed", {})
+        title = "  computing, %, at Gbit/s".ljust(8 * len(ordered))
         yield ""
-        yield (
-            " " * width
-            + "  computing, %, at Gbit/s".ljust(8 * len(ordered))
-            + ("  Gbit/s for computing" if "needed" in priced[0] else "")
-        )
-        shares = "".join(f"{100 * s:>8g}%" for s in SHARES) if "needed" in priced[0] else ""
+        yield " " * width + title + "  Gbit/s for computing" * bool(needed)
+        shares = "".join(f"{100 * share:>8g}%" for share in needed)
         yield " " * width + "".join(f"{b:>8g}" for b in ordered) + shares
-    for row in priced:
-        cells = "".join(f"{100 * row['prices'][b]['computing']:>8.3g}" for b in ordered)
-        wanted = "".join(f"{_speed(v):>9}" for v in row.get("needed", {}).values())
-        yield f"{_named(row, several):{width}}{cells}{wanted}"
+        for row in priced:
+            cells = (f"{100 * row['prices'][b]['computing']:>8.3g}" for b in ordered)
+            speeds = ("never" if b is None else f"{b:.3g}" for b in row.get("needed", {}).values())
+            wanted = (f"{speed:>9}" for speed in speeds)
+            yield f"{named(row):{width}}{''.join(cells)}{''.join(wanted)}"
     refused = [row for row in found if "refused" in row]
     yield from [""] * bool(priced and refused)
     for row in refused:
-        yield f"No price of {_named(row, several)}: {row['refused']}"
+        yield f"No price of {named(row)}: {row['refused']}"
+
+
+def _named(row: dict[str, Any], several: bool) -> str:
+    """A row's method, with the nodes that it is on where there are `several` numbers of them."""
+    parts = row["method"], str(row.get("period", "")), row.get("compression")
+    return " ".join(filter(None, parts)) + f", {row['nodes']:,} nodes" * several
 
 
 def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[str]:
     """What the figures are of, in sentences; `assumed`: the step's seconds are of no such model."""
-    from optdyn.price import price
-
     priced = {row["method"] for row in found if "prices" in row}
     said = [
         "Seconds are simulated, each method's by its own clock; nothing was trained.",
@@ -194,22 +347,6 @@ def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[st
         yield from textwrap.wrap(sentence, WIDE)
 
 
-def pays(
-    config: Experiment, size: int, noise_scale: float, bandwidths: Sequence[float]
-) -> list[dict[str, float]]:
-    """By Gbit/s: rho, and seconds of DiLoCo and top-k over the best synchronous training."""
-    from optdyn.clock.network import between_nodes
-    from optdyn.price import price, who_pays
-
-    cluster, found = config.cluster, list[dict[str, float]]()
-    for gigabits in bandwidths:
-        exchange = between_nodes(cluster.with_(bandwidth=gigabits * price.GIGABIT), size)
-        rho = who_pays.rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
-        over = {name: who_pays.over_best(name, rho) for name in who_pays.METHODS}
-        found.append({"gigabits": gigabits, "rho": rho, **over})
-    return found
-
-
 def table_of_pays(found: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
     """The same as text, with what it is."""
     names = list(found[0])[2:]
@@ -227,150 +364,14 @@ def table_of_pays(found: Sequence[dict[str, float]], noise_scale: float) -> Iter
     )
 
 
-def heading(config: Experiment, shapes: Any, is_model: bool) -> str:
-    """What all prices are of, in a sentence."""
-    from optdyn.price import price
-
-    cluster: Cluster = config.cluster
-    nodes = f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices"
-    nodes = nodes.removesuffix(" of 1 devices")
-    each = price.examples_of_worker(config)
-    law = f"{VARIED.get(cluster.service.name, cluster.service.name)} times"
-    if spread := getattr(cluster.service, "variation", 0.0):
-        law += f" ({spread:.0%})"
-    named = f" of {config.model.name}" if is_model else ""
-    said = (
-        f"{nodes}, {shapes.bytes // 4:,} parameters{named} in {shapes.bytes / 1e6:,.0f} MB, "
-        f"{each * cluster.seconds_per_example:.3g} s a step of {each:g} examples, {law}."
-    )
-    return textwrap.fill(said, WIDE)
-
-
-def main(config: Experiment, workdir: Path) -> int:
-    from optdyn.base.files import as_json, write, write_json
-    from optdyn.price import price
-
-    app.check_kind(config)
-    price.check(config)
-    given = flags.FLAGS
-    InputError.refuse(_wrong_flags(given))
-    penalties = _penalties(given.penalty, given.target, given.where)
-    noise_scale = given.noise_scale
-    if noise_scale is not None:
-        _number("noise_scale", noise_scale)
-    measured = [arm.name for arm in penalties.arms] if penalties else []
-    usual = METHODS if given.page else [config.method.name]
-    names = _methods(given.methods or measured or usual)
-    bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
-    keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
-    out, page = (Path(name) if name else None for name in (given.out, given.page))
-    clusters, shapes = _clusters(config, given.nodes, given.parameters, given.step_seconds)
-    found = [
-        row
-        for each in clusters
-        for row in rows(each, shapes, names, bandwidths, keys, given.needed)
-    ]
-    if not any("prices" in row for row in found):
-        raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
-    is_model = given.parameters is None
-    assumed = not is_model and given.step_seconds is None
-    headings = [heading(each, shapes, is_model) for each in clusters]
-    lines = [*headings, "", *table(found, bandwidths), "", *notes(clusters[0], found, assumed)]
-    told: dict[str, Any] = {"bytes": shapes.bytes, "rows": found}
-    if noise_scale is not None:
-        told["who_pays"] = list[Any]()
-        for each in clusters:
-            found_of = pays(each, shapes.bytes, noise_scale, bandwidths)
-            lines += ["", *table_of_pays(found_of, noise_scale)]
-            told["who_pays"] += [{"nodes": each.cluster.nodes, **row} for row in found_of]
-    if penalties:
-        told["which"] = []
-        for each in clusters:
-            said, answers = _which(each, shapes, penalties, bandwidths, found)
-            lines += ["", *said]
-            told["which"] += answers
-    if out:
-        write_json(out, told)
-    if page:
-        write(page, _page(clusters, shapes, penalties, names, keys, bandwidths[0], lines))
-    print(*([as_json(told)] if app.in_json() else lines), sep="\n")
-    if page:
-        print(f"\n{page}: the page with sliders", file=sys.stderr if app.in_json() else None)
-    return 0
-
-
-def _wrong_flags(given: flags.FlagValues) -> Iterator[tuple[object, str]]:
-    """Flags that say something of another, or name what is not there."""
-    of_penalty = {"target": given.target is not None, "where": given.where}
-    for flag, is_given in of_penalty.items():
-        alone = is_given and not given.penalty
-        yield alone, f"--{flag}: says something of --penalty, which is not given"
-    for source in map(Path, given.penalty):
-        yield not source.exists(), f"--penalty: there is no {str(source)!r}"
-    yield not given.bandwidths, "--bandwidths is empty; name a number of Gbit/s"
-    for flag, name in (("out", given.out), ("page", given.page)):
-        wrong = name and (not Path(name).parent.is_dir() or Path(name).is_dir())
-        yield wrong, f"--{flag}: {name!r} must be a file in a folder that is there"
-
-
-def _clusters(
-    config: Experiment, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
-) -> tuple[list[Experiment], Any]:
-    """The experiment on every number of nodes, and the shapes of the model's parameters."""
-    from optdyn.price import price
-    from optdyn.price.shapes import of_model, of_parameters
-
-    numbers = [int(_number("nodes", text, MOST_NODES)) for text in nodes] or [config.cluster.nodes]
-    count = None if parameters is None else _count("parameters", parameters)
-    if step_seconds is not None:
-        _number("step_seconds", step_seconds)
-    said = "must be (), for --bandwidths says all links"
-    refuse_first(config, [Join("cluster.bandwidths", config.cluster.bandwidths, said)])
-    clusters = [price.with_nodes(config, number) for number in dict.fromkeys(numbers)]
-    shapes = of_model(config) if count is None else of_parameters(count)
-    if step_seconds is not None:
-        clusters = [price.step_of(each, step_seconds) for each in clusters]
-    return clusters, shapes
-
-
-def _page(
-    clusters: Sequence[Experiment],
-    shapes: Any,
-    penalties: Any,
-    names: Sequence[str],
-    keys: Sequence[dict[str, Any]],
-    gigabits: float,
-    printed: Sequence[str],
-) -> str:
-    """The page with sliders, which start at the first of the clusters; `printed` begins with it."""
-    from optdyn.report import sliders
-
-    nodes = sorted({each.cluster.nodes for each in clusters})
-    if len(nodes) == 1:
-        nodes = sorted({max(round(nodes[0] * factor), 1) for factor in SIZES})
-    of_methods = sliders.curves_of_methods(names, keys)
-    curves = list(sliders.curves_of_arms(penalties) if penalties else of_methods)
-    data = sliders.grid(clusters[0], shapes, curves, nodes, gigabits)
-    start = f"The sliders start at {' '.join(printed[0].split())}"
-    return sliders.render(data, start, "\n".join(printed), penalties)
-
-
-def _penalties(sources: Sequence[str], target: float | None, where: Sequence[str]) -> Any:
-    """What was measured in the sources, `penalties.ProblemResults`; None if there are none."""
-    if not sources:
-        return None
-    from optdyn.report import penalties
-
-    loss = math.nan if target is None else target
-    return penalties.measured(list(map(Path, sources)), loss, where)
+# Beyond prices.
 
 
 def _which(
     config: Experiment, shapes: Any, penalties: Any, bandwidths: Sequence[float], found: Rows
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Which method is best on a cluster: as lines, and as JSON has it, by bandwidth."""
-    from optdyn.price import price
-    from optdyn.report import which
+    from optdyn.report import which  # here, for it takes long
 
     every, others = which.answers(config, shapes, penalties, bandwidths), list[str]()
     for row in found:
@@ -387,92 +388,26 @@ def _which(
     ]
 
 
-def _methods(given: Sequence[str]) -> list[str]:
-    """The methods that are meant. Raises `ConfigError` at one that there is not."""
-    from optdyn.methods import Methods, built_in
+def _page(
+    clusters: Sequence[Experiment],
+    shapes: Any,
+    penalties: Any,
+    names: Sequence[str],
+    keys: Sequence[dict[str, Any]],
+    gigabits: float,
+    printed: Sequence[str],
+) -> str:
+    """The page with sliders, which start at the first of the clusters; `printed` begins with it."""
+    from optdyn.report import sliders  # here, for it takes long
 
-    every = [each for name in given for each in (built_in() if name == "all" else [name])]
-    for name in every:
-        Methods.named(name)
-    return list(dict.fromkeys(every))
-
-
-def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
-    """Values of keys of config.method, every one with every other. Raises `InputError`."""
-    from optdyn.base.errors import one_of
-    from optdyn.methods.messages import COMPRESSIONS
-
-    every: list[dict[str, Any]] = [{}]
-    if periods:
-        every = [{"period": int(_number("periods", text, LONGEST))} for text in periods]
-    for name in compressions:
-        one_of("--compression", name, (NONE, *filter(None, COMPRESSIONS)))
-    if compressions:
-        own = [{"compression": "" if name == NONE else name} for name in compressions]
-        every = [one | other for one in every for other in own]
-    return every
-
-
-def _said(one: Experiment, values: dict[str, Any]) -> dict[str, Any]:
-    """The keys that a row is of: the period of every method that has one, and those given."""
-    period = one.methods.get("period", None)
-    return ({} if period is None else {"period": period}) | values
-
-
-def _named(row: dict[str, Any], several: bool) -> str:
-    compression = row.get("compression")
-    parts = [row["method"], str(row["period"]) if "period" in row else "", compression or ""]
-    return " ".join(filter(None, parts)) + f", {row['nodes']:,} nodes" * several
-
-
-def _times(price: dict[str, Any], epochs: bool) -> str:
-    shares = (
-        f"{round(100 * price[name], 3) + 0.0:.3g}" for name in ("computing", "waiting", "exchange")
-    )
-    return _cells(
-        f"{price['seconds']:.4g}",
-        f"{price['examples_per_second']:.4g}",
-        f"{price['epoch_seconds']:.4g}",
-        *shares,
-        _megabytes(price["network_bytes"]),
-        _megabytes(price["link_bytes"]),
-        f"{price['staleness']:.3g}",
-        epochs=epochs,
-    )
-
-
-def _cells(*texts: str, epochs: bool) -> str:
-    widths = (11, 10, 10, 11, 9, 10, 10, 10, 12)
-    cells = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=True)]
-    return "".join(cells if epochs else cells[:2] + cells[3:])
-
-
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:.4g}" if size < 1e10 else f"{size / 1e6:,.0f}"
-
-
-def _speed(gigabits: float | None) -> str:
-    return "never" if gigabits is None else f"{gigabits:.3g}"
-
-
-def _number(flag: str, text: Any, whole_to: int = 0) -> float:
-    """A finite number above 0, or a whole one from 1 to `whole_to`."""
-    value, wanted = math.nan, "a finite number above 0"
-    with suppress(ValueError):
-        value = float(text)
-    good = 0 < value < math.inf
-    if whole_to:
-        good = 1 <= value <= whole_to and value % 1 == 0
-        wanted = f"a whole number from 1 to {whole_to:,}"
-    if not good:
-        raise InputError(f"--{flag}: {text!r} must be {wanted}")
-    return value
-
-
-def _count(flag: str, text: str) -> float:
-    """A number, as 124e6, 124M or 1.3B."""
-    unit = UNITS.get(text[-1:].upper())
-    return _number(flag, text[:-1]) * unit if unit else _number(flag, text)
+    nodes = sorted({each.cluster.nodes for each in clusters})
+    if len(nodes) == 1:
+        nodes = sorted({max(round(nodes[0] * factor), 1) for factor in SIZES})
+    of_methods = sliders.curves_of_methods(names, keys)
+    curves = list(sliders.curves_of_arms(penalties) if penalties else of_methods)
+    data = sliders.grid(clusters[0], shapes, curves, nodes, gigabits)
+    start = f"The sliders start at {' '.join(printed[0].split())}"
+    return sliders.render(data, start, "\n".join(printed), penalties)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def served(config: Experiment, workdir: Path) -> int:
     """The server, in a process of its own."""
     from functools import partial
 
-    from optdyn.cli import app
+    from optdyn.cli import app, train
     from optdyn.race.on_ray import ray_workers
     from optdyn.race.race import race
     from optdyn.race.shards import PartLost
@@ -63,7 +63,7 @@ def served(config: Experiment, workdir: Path) -> int:
     )
     try:
         summary = race(config, workdir, connect, servers)
-        return app.ended(summary, workdir, "reality")
+        return train.ended(summary, workdir, "reality")
     except PartLost:
         return LOST
 
@@ -72,7 +72,7 @@ def described(config: Experiment) -> Iterator[str]:
     """Lines on what workers compute and send. Raises what a race raises before it begins."""
     from optdyn.base.progress import clock, number
     from optdyn.base.trees import bytes_of
-    from optdyn.cli.dry import SECONDS
+    from optdyn.cli.train import SECONDS
     from optdyn.race.race import prepared
     from optdyn.race.worker import asked, parts_of, worker
 
@@ -144,10 +144,10 @@ def supervised(arguments: list[str], workdir: str) -> int:
 
 def main() -> None:
     if os.environ.get(SERVER):
-        from optdyn.cli import app, dry
+        from optdyn.cli import app, train
 
         define()
-        app.run(dry.asked(served, described))
+        app.run(train.or_dry(served, described))
     else:
         named = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]
         sys.exit(supervised(sys.argv[1:], (named or [""])[-1]))

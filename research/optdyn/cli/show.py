@@ -8,7 +8,7 @@ base is printed, and the points. Nothing is checked, run or written.
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,27 @@ def shown(config: Experiment | Grid, changed: bool) -> dict[str, Any]:
 
 def between(one: Path, other: Path) -> Iterator[str]:
     """A line for every key in which the configs of two workdirs differ. Raises `InputError`."""
-    held = [_config(workdir) for workdir in (one, other)]
-    check_whole(held[0], held[1], one / "config.json")
-    check_whole(held[1], held[0], other / "config.json")
-    files = [entries(config.pop("code")) for config in held]
-    names = differences(held[0], held[1])
-    first, second = (dict(_values(config, names)) for config in held)
-    for name in names:
-        yield f"{name}: {_text(first.get(name))} -> {_text(second.get(name))}"
-    for name in differences(files[0], files[1]):
-        yield f"code.{name}: {_text(files[0].get(name))} -> {_text(files[1].get(name))}"
+    first, second = (_held(workdir / "config.json") for workdir in (one, other))
+    check_whole(first, second, one / "config.json")
+    check_whole(second, first, other / "config.json")
+    ours, theirs = (entries(config.pop("code")) for config in (first, second))
+    for name in differences(first, second):
+        yield f"{name}: {_text(first, *name.split('.'))} -> {_text(second, *name.split('.'))}"
+    for name in differences(ours, theirs):
+        yield f"code.{name}: {_text(ours, name)} -> {_text(theirs, name)}"
+
+
+def _held(path: Path) -> dict[str, Any]:
+    if not (held := read_json(path)):
+        raise InputError(f"{path}: cannot be read (there is none)")
+    return held
+
+
+def _text(value: Any, *parts: str) -> str:
+    """What a nested dict holds, as JSON; `none` where it holds nothing."""
+    for part in parts:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return "none" if value is None else json.dumps(value)
 
 
 def main(config: Experiment | Grid, workdir: Path) -> int:
@@ -49,35 +60,12 @@ def main(config: Experiment | Grid, workdir: Path) -> int:
     return 0
 
 
-def _values(config: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    for name in names:
-        value: Any = config
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        yield name, value
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None else json.dumps(value)
-
-
-def _config(workdir: Path) -> dict[str, Any]:
-    path = workdir / "config.json"
-    if not (held := read_json(path)):
-        raise InputError(f"{path}: cannot be read (there is none)")
-    return held
-
-
-def _compared(folders: Sequence[str]) -> int:
-    with app.failing():
-        lines = list(between(*map(Path, folders)))
-    print(*(lines or ["the configs are the same"]), sep="\n")
-    return 0
-
-
 if __name__ == "__main__":
     folders = sys.argv[1:]
     if len(folders) == 2 and not any(name.startswith("-") for name in folders):
-        sys.exit(_compared(folders))
+        with app.failing():
+            lines = list(between(*map(Path, folders)))
+        print(*(lines or ["the configs are the same"]), sep="\n")
+        sys.exit()
     flags.DEFINE_bool("changed", False, "Print only what is not the default.")
     app.run(main, workdir=app.NONE)

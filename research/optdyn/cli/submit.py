@@ -64,7 +64,7 @@ class Shard:
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
-    """The flags of this command, and the others, which are those of `launch.sweep`."""
+    """The values of this command's own flags, and the others, which are of `launch.sweep`."""
     parser = Parser(prog="optdyn submit", allow_abbrev=False, add_help=False)
     parser.add_argument("--shards", type=int, required=True, help="how many jobs")
     parser.add_argument(

@@ -7,14 +7,40 @@ SIGTERM and SIGHUP save the run and end it; SIGUSR1 saves it, and it goes on.
 the run would take: its memory, its updates and epochs, and its time. It writes nothing.
 """
 
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from optdyn.cli import app, dry
-from optdyn.experiment import Experiment
+import jax
+from absl import flags
+
+from optdyn.base.arguments import called
+from optdyn.base.processes import is_writer
+from optdyn.base.progress import clock, number
+from optdyn.base.streams import tell
+from optdyn.base.trees import bytes_of
+from optdyn.cli import app
+from optdyn.experiment import ConfigError, Experiment
+from optdyn.momentum.moments import REJECTED
+from optdyn.problem import shared_data
+from optdyn.train import batched_runs, memory_checks, program, trainer
 from optdyn.train.checks import check
+from optdyn.train.driver import drive, initial
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
+
+LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
+CLOCKS = {"reality": "real seconds"}  # of what commands read; of others they are simulated
+SECONDS = 0.5  # of updates that a dry run times, at least
+Main = Callable[[Experiment, Path], int]
+
+
+def main(config: Experiment, workdir: Path) -> int:
+    app.check_kind(config)
+    reader = "momentum" if config.replicas.count else "report"
+    return ended(run(config, workdir), workdir, reader)
 
 
 def run(config: Experiment, workdir: Path) -> dict[str, Any]:
@@ -24,11 +50,127 @@ def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     return record(config, workdir) if config.replicas.count else train(config, workdir)
 
 
-def main(config: Experiment, workdir: Path) -> int:
-    app.check_kind(config)
-    reader = "momentum" if config.replicas.count else "report"
-    return app.ended(run(config, workdir), workdir, reader)
+# What a run says at its end: how it ended, the figures that count, and what to do next.
+
+
+def ended(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
+    """Prints how a run ended; returns its exit code, of an interrupt 128 + the signal's number.
+
+    `then` is the command that reads such a workdir.
+    """
+    if is_writer():
+        tell(*ending(summary, workdir, then))
+    return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
+
+
+def ending(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterator[str]:
+    """The three lines of how a run ended. All figures are in the workdir's `summary.json`."""
+    done = []
+    if replicas := summary.get("replicas"):
+        done.append(f"{replicas:,} replicas of {summary['step']:,} updates")
+    elif "step" in summary:
+        of = f" of {summary['steps']:,}" * (summary["step"] != summary["steps"])
+        done.append(f"{summary['step']:,}{of} updates")
+    if not replicas and (seconds := summary.get("simulated_seconds")):
+        done.append(f"{number(seconds)} {CLOCKS.get(then, 'simulated seconds')}")
+    yield f"{summary['status']}: {', '.join(done) or 'no update'}"
+    stopped = summary["status"] == "interrupted"
+    if figures := list(_figures(summary)):
+        yield "at the last log point: " * stopped + ", ".join(figures)
+    if stopped:
+        yield f"{workdir}: the same command goes on"
+    else:
+        yield f"next: {called(then)} --workdir={shlex.quote(str(workdir))}"
+
+
+def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Losses and metrics of the last finite log point, and what a meter read."""
+    for key, value in summary.items():
+        if (key in LOSSES or key.startswith("test_")) and isinstance(value, (int, float)):
+            yield f"{LOSSES.get(key, key.replace('_', ' '))} {value:.4g}"
+    if summary.get("worse"):
+        yield "far above the first"
+    momentum = summary.get("implicit_momentum")
+    if momentum is not None:
+        low, high, p = (summary[f"implicit_momentum_{end}"] for end in ("low", "high", "p"))
+        wrong = f"; but no one term of momentum, p = {p:.1g}" * (p < REJECTED)
+        yield f"implicit momentum {momentum:.3g} ({low:.3g} to {high:.3g}{wrong})"
+
+
+# What a command would take, measured before it: `--dry_run`. Nothing is written.
+
+
+def define() -> None:
+    """The flag of this command, and others, besides those of all (`app.run`)."""
+    flags.DEFINE_bool("dry_run", False, "Only say what it would take; write nothing.")
+
+
+def or_dry(main: Main, said: Callable[[Experiment], Iterator[str]]) -> Main:
+    """`main`, or with `--dry_run` the lines that say what it would take."""
+    define()
+
+    def run(config: Experiment, workdir: Path) -> int:
+        if not flags.FLAGS.dry_run:
+            return main(config, workdir)
+        app.check_kind(config)
+        lines = list(said(config))
+        app.warn(config)
+        if is_writer():
+            tell(*lines)
+        return 0
+
+    return run
+
+
+def described(config: Experiment) -> Iterator[str]:
+    """Lines on a run's size, memory and time. Raises what `trainer.prepare` raises."""
+    if config.replicas.count:
+        raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")
+    run = trainer.prepare(config)
+    parameters, size = trainer.provenance(run)["parameters"], bytes_of(run.params)
+    state = bytes_of(jax.eval_shape(run.program.rule.init, run.params))
+    need = memory_checks.need_of(config, run.program.rule, run.params)
+    epochs = config.steps * config.batch_size / run.examples
+    yield f"parameters      {parameters:,}, {size:,} bytes"
+    yield f"state           {state:,} bytes: versions of the parameters and the optimizer's"
+    yield f"memory          {need.device:,} bytes of arrays at least" + (
+        f", and {need.host:,} of the host's" * bool(need.host)
+    )
+    if batched_runs.is_one_program(config):
+        yield f"program         {batched_runs.memory(run):,} bytes besides the examples, by XLA"
+    each, evaluation = seconds_per_update(run), seconds_per_evaluation(run)
+    logged = config.steps // config.log_every + 1
+    yield f"updates         {config.steps:,}, {epochs:.3g} epochs of {run.examples:,} examples"
+    yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
+    yield f"a log point     {number(evaluation)} s, {logged:,} of them"
+    yield f"in all          about {clock(config.steps * each + logged * evaluation)}"
+
+
+def seconds_per_update(run: trainer.Run) -> float:
+    """Measured over the first ones, after what is compiled at the first call."""
+    length, done, taken = 1, 0, 0.0
+    while taken < SECONDS:
+        for chunk in drive(run, initial(run), 0, [len(run.timeline.seconds)]):
+            chunk.make(length)
+            if chunk.n:
+                length, done = 2 * length, done + chunk.step - chunk.start
+                taken += time.monotonic() - chunk.begun
+            if taken >= SECONDS:
+                break
+    return taken / done
+
+
+def seconds_per_evaluation(run: trainer.Run) -> float:
+    """The seconds of a log point's figures, measured at the second time."""
+    _, sample, test = shared_data.put(run.data, run.program.layout.put_examples, run.config)
+    taken = 0.0
+    for _ in range(2):
+        begun = time.monotonic()
+        for examples in (sample, test):
+            program.evaluate(run.program, run.params, examples)
+        taken = time.monotonic() - begun
+    return taken
 
 
 if __name__ == "__main__":
-    app.run(dry.asked(main, dry.described))
+    app.run(or_dry(main, described))

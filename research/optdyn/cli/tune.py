@@ -13,8 +13,7 @@ period, outer numbers and compression, by simulated seconds to the target, each 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from absl import flags
 from optdyn.base.files import as_json, read_json, write, write_json
 from optdyn.base.progress import clock, number, say
 from optdyn.base.streams import tell
-from optdyn.cli import app, dry
+from optdyn.cli import app, train
 from optdyn.devices.first_process import own
 from optdyn.experiment import Experiment
 from optdyn.methods.setup import Tune
@@ -35,9 +34,9 @@ from optdyn.train.checkpoints import Checkpoints, saving
 from optdyn.train.workdir import claim, text_of
 from optdyn.tune import bench, ladders
 from optdyn.tune.bench import SimulatedCluster
+from optdyn.tune.choice import Choice, EpochPoint
 from optdyn.tune.journal import Journal, JournaledMethod, Line
 from optdyn.tune.omnivore import omnivore
-from optdyn.tune.choice import Choice, EpochPoint
 from optdyn.tune.predictive import predictive
 
 SHOWN = {  # columns of the result that are printed
@@ -55,14 +54,10 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
     """
-    search: Callable[[Path], dict[str, Any]]
-    if config.tune.mode == LADDERS:
-        run = trainer.prepare(config)
+    cluster = None if config.tune.mode == LADDERS else bench.prepare(config)
+    run = cluster.run if cluster else trainer.prepare(config)
+    if not cluster:
         ladders.ladders(config)
-        search = partial(_on_ladders, config)
-    else:
-        cluster = bench.prepare(config)
-        run, search = cluster.run, partial(_tuned, config, cluster)
     with own(workdir) as folder, saving(folder):
         claim(folder, config, ("log_every", "checkpoint_every", "plan"))
         if finished := read_json(folder / "summary.json"):
@@ -70,14 +65,14 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
             return finished
         write(folder / "config.json", text_of(config))
         history.started(folder, 0, config.steps)
-        summary = {"status": "completed", **search(folder), **trainer.provenance(run)}
+        if cluster:
+            found = {"tuned": _tuned(config, cluster, folder)}
+        else:
+            found = {"search": ladders.tuned(config, folder)}
+        summary = {"status": "completed", **found, **trainer.provenance(run)}
         summary |= history.told(folder)
         write_json(folder / "summary.json", summary)
         return summary
-
-
-def _on_ladders(config: Experiment, workdir: Path) -> dict[str, Any]:
-    return {"search": ladders.tuned(config, workdir)}
 
 
 def _tuned(config: Experiment, cluster: SimulatedCluster, workdir: Path) -> dict[str, Any]:
@@ -88,7 +83,7 @@ def _tuned(config: Experiment, cluster: SimulatedCluster, workdir: Path) -> dict
         MODES[given.mode](method, cluster.groups, given)
     tuned = result(journal.lines)
     replace(workdir / "results.csv", pd.DataFrame([tuned]).to_csv(index=False))
-    return {"tuned": tuned}
+    return tuned
 
 
 def result(lines: Sequence[Line]) -> dict[str, Any]:
@@ -136,7 +131,7 @@ def described(config: Experiment) -> Iterator[str]:
         return
     cluster, given = bench.prepare(config), config.tune
     most = given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
-    each = dry.seconds_per_update(cluster.run)
+    each = train.seconds_per_update(cluster.run)
     yield f"groups          {', '.join(map(str, cluster.groups))}"
     yield f"{given.mode:15} {_searched(given)}"
     yield f"target          a training loss of {given.target:g}"
@@ -170,7 +165,7 @@ def _climbed(config: Experiment) -> Iterator[str]:
         f"seeds           {ladders.CHOOSE} choose, {ladders.REPORT} report, to a training loss of "
         f"{config.tune.target:g}"
     )
-    each = dry.seconds_per_update(run)
+    each = train.seconds_per_update(run)
     yield f"a run           {clock(config.steps * each)} at most: {config.steps:,} updates"
 
 
@@ -228,4 +223,4 @@ def define() -> None:
 
 if __name__ == "__main__":
     define()
-    app.run(dry.asked(main, described))
+    app.run(train.or_dry(main, described))

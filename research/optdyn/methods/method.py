@@ -337,7 +337,7 @@ class Methods:
                     raise ConfigError(f"{where}: {said}, of which there is one")
                 taken[piece] = part
         gradient, read, mix = (taken.get(piece) for piece in MEANING)
-        if self.reduces_itself and self.read and not self.read.barrier:
+        if self.reduces_itself and self.grouped:
             said = f"{gradient} divides the work of workers that wait for one another"
             raise ConfigError(f"{where}: {said}, and those of {read} do not")
         if self.gradient and self.gradient.staged and self.mix:
@@ -478,9 +478,14 @@ class Methods:
         return not (self.read and (self.read.workers or self.read.gathers))
 
     @property
+    def grouped(self) -> bool:
+        """Whether groups arrive by themselves; else all workers wait for one another."""
+        return bool(self.read and not self.read.barrier)
+
+    @property
     def groups(self) -> int:
         """The number of groups that arrive by themselves; 1 if all wait for one another."""
-        return self.get("groups", 1) if self.read and not self.read.barrier else 1
+        return self.get("groups", 1) if self.grouped else 1
 
     @property
     def stages(self) -> bool:
@@ -551,18 +556,6 @@ class Methods:
         replay = setup.with_({"cluster.service.name": "constant"})
         held = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
         return checked(held, clock(ClockInputs(replay, held=held, **known), self))
-
-
-def arrives(name: str) -> bool:
-    """Whether methods of that name have groups that arrive by themselves."""
-    methods = seen(name)
-    return bool(methods and methods.read and not methods.read.barrier)
-
-
-def is_simple(name: str) -> bool:
-    """Whether an update of methods of that name is one gradient of the whole batch."""
-    methods = seen(name)
-    return bool(methods and methods.simple)
 
 
 def seen(name: str) -> Methods | None:

@@ -13,17 +13,17 @@ size.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Join, one_of_these
+from optdyn.base.errors import ConfigError, Join, one_line, one_of_these
 from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN
-from optdyn.clock.timeline import Meeting, Shares, Timeline, at, plan_of
+from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, at, plan_of
 from optdyn.experiment import Experiment, check_cluster, refuse_first
 from optdyn.methods import Methods
 from optdyn.methods.asynchronous import Asynchronous
@@ -35,6 +35,7 @@ from optdyn.price.shapes import Shapes, setting, stages
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
+SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of computing, that networks are looked for
 STEPS, EACH = 512, 64  # updates at least, and of every group that arrives by itself
 PERIODS = 8  # or so many of a period
 FALLING = 1e-9  # the loss of an epoch over that of the one before
@@ -130,6 +131,37 @@ def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     methods = Methods.named(name)
     own = [{k: v for k, v in each.items() if methods.having(k)} for each in keys]
     return [each for i, each in enumerate(own) if each not in own[:i]]
+
+
+def rows(
+    config: Experiment,
+    shapes: Shapes,
+    methods: Sequence[str],
+    bandwidths: Sequence[float],
+    keys: Sequence[Mapping[str, Any]] = ({},),
+    shares: Sequence[float] = SHARES,
+) -> Iterator[dict[str, Any]]:
+    """A row a method and values of keys of config.method: prices by Gbit/s, or why it has none.
+
+    `needed` are the Gbit/s for such `shares` of computing, None where no network is fast enough.
+    Values that say nothing of a method make no row more.
+    """
+    for name in methods:
+        for values in owned(name, keys):
+            row: dict[str, Any] = {"method": name, "nodes": config.cluster.nodes}
+            try:
+                one = with_method(config, name, **values)
+                row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
+                if one.methods.having("period"):
+                    row["period"] = one.methods.get("period", 1)
+                of = priced(one, shapes)
+                row |= values | {"prices": {b: of(b * GIGABIT)._asdict() for b in bandwidths}}
+                if shares:
+                    found = needed(of, shares, bandwidths)
+                    row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
+            except (ConfigError, TimelineError) as error:
+                row |= {**values, "refused": one_line(error)}
+            yield row
 
 
 def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:

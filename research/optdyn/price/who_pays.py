@@ -15,9 +15,13 @@ B is the mean of tr(Sigma) / |G|^2 over the updates of a synchronous run to the 
 How right this is on networks that nothing was fitted on is question 61 of `analysis/studies`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from optdyn.clock.network import between_nodes
+from optdyn.experiment import Experiment
+from optdyn.price.price import GIGABIT
 
 OUTER = "outer momentum"  # SNOO: `diloco` on one node
 # The contest's networks, from the fastest to the slowest: seconds of an all-reduce over those that
@@ -52,3 +56,16 @@ def over_best_batch(method: str, rho: float) -> float:
 def over_best(method: str, rho: float) -> float:
     """Seconds over those of the best of synchronous training and outer momentum on one node."""
     return over_best_batch(method, rho) / min(1.0, over_best_batch(OUTER, rho))
+
+
+def pays(
+    config: Experiment, size: int, noise_scale: float, bandwidths: Sequence[float]
+) -> list[dict[str, float]]:
+    """By Gbit/s: rho, and seconds of DiLoCo and top-k over the best synchronous training."""
+    cluster, found = config.cluster, list[dict[str, float]]()
+    for gigabits in bandwidths:
+        exchange = between_nodes(cluster.with_(bandwidth=gigabits * GIGABIT), size)
+        there = rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
+        over = {name: over_best(name, there) for name in METHODS}
+        found.append({"gigabits": gigabits, "rho": there, **over})
+    return found

@@ -1,15 +1,19 @@
 """The report's comparisons of trained runs: losses by two clocks, efficiencies, fronts."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import compress
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from optdyn.report import efficiency, figures, fronts, run_tables, tables, times, tradeoffs
+from optdyn.report import efficiency, figures, run_tables, tables
 from optdyn.report.efficiency import MOMENTUM
-from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve
-from optdyn.report.page import Cell, Column, Picture, Section, Table, cell, number
+from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve, Series
+from optdyn.report.page import Picture, Section, cell, number
 from optdyn.report.relevant_keys import relevant
 from optdyn.report.run_tables import (
     GROUPS,
@@ -23,12 +27,10 @@ from optdyn.report.run_tables import (
     varying,
 )
 from optdyn.report.tables import Point
-from optdyn.report.tradeoffs import Front
 
 WORST = 2  # of the curves that a picture names, where there are too many
 BACKGROUND = 40  # more that it draws in grey
-REGIONS = 8  # stretches of a cost with one winner that are said in words
-SETTINGS = 60  # drawn thinly below their front, at most
+LOSSES = 40  # that a time to them is drawn for
 # Columns of the log that a page draws, where a run has them.
 LOGGED = (*tables.LOGGED, "test_loss", "test_accuracy", "learning_rate", "staleness_mean")
 ALONG = {
@@ -37,11 +39,7 @@ ALONG = {
     "learning_rate": "learning rate",
     "staleness_mean": "mean staleness",
 }
-COSTS = {
-    "simulated_seconds": "simulated seconds",
-    "sequential": "sequential FLOPs",
-    "total": "total FLOPs",
-}
+CLOCKS = {"updates": "updates", "seconds": "simulated seconds"}
 
 
 class Compared(NamedTuple):
@@ -113,7 +111,7 @@ def curves(
 def kinds(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> list[LossCurve]:
     """A curve for the setting of each kind of method that is first at the target, by seconds."""
     logs, labels = dict(list(log.groupby("point"))), varying(runs, keys)
-    looks, found = _of_kinds(runs), []
+    looks, found = looks_of_kinds(runs), []
     for kind, look in looks.items():
         its = runs[(runs["kind"] == kind) & runs["point"].isin(log["point"])]
         seconds = its.groupby("setting")["seconds_to_target"].median()
@@ -147,29 +145,64 @@ def losses(
 
 
 def to_losses(found: Sequence[LossCurve]) -> Section | None:
-    """Updates and seconds to every loss: what the target's choice does."""
-    losses = times.targets(found)
-    if not len(losses):
-        return None
+    """Updates and seconds to every loss: a target is one choice among many."""
+    losses = losses_to_reach(found)
     pictures = []
-    for clock, name in times.CLOCKS.items():
-        tables = [(curve, times.table(curve, losses, clock)) for curve in found]
-        reached = [(curve, its) for curve, its in tables if np.isfinite(its["median"]).any()]
-        if not reached:
-            return None
+    for clock, name in CLOCKS.items() if len(losses) else ():
+        series = [Series(*curve[:3], times(curve, losses, clock)) for curve in found]
+        reached = [bool(np.isfinite(one.table["value"]).any()) for one in series]
         words = "; ".join(
-            f"{curve.label} gets to {number(times.lowest(curve))}" for curve, _ in reached
+            f"{curve.label} gets to {number(_lowest(curve))}" for curve in compress(found, reached)
         )
+        if not words:
+            return None
         axes = "training loss to reach", f"{name} to it"
         alt = f"{name.capitalize()} to a training loss, against that loss. {words}."
-        picture = figures.uri(figures.course(reached, *axes, log=True))
-        pictures.append(Picture(picture, alt))
+        figure = figures.course(list(compress(series, reached)), *axes, log=True)
+        pictures.append(Picture(figures.uri(figure), alt))
     text = (
         "How long it takes to each loss below that of the start: medians over seeds, and a band "
         "from least to most, where most seeds get there. Linear between log points. A curve that "
         "is lower everywhere is faster whatever the target."
     )
-    return Section("Time to a loss", text=text, pictures=pictures)
+    return Section("Time to a loss", text=text, pictures=pictures) if pictures else None
+
+
+def times(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
+    """The table of a `Series`: updates or seconds to each loss, medians and ranges over seeds.
+
+    Infinite where a seed does not get there; one that diverged never does.
+    """
+    place, lost = list(CLOCKS).index(clock), np.full_like(losses, np.inf)
+    gone = set(curve.runs.loc[curve.runs["status"] == "diverged", "point"])
+    taken = np.array(
+        [
+            lost if point in gone else [it.value[place] for it in efficiency.crossings(log, losses)]
+            for point, log in curve.log.groupby("point")
+        ],
+        float,
+    )
+    ends = {"low": taken.min(axis=0), "high": taken.max(axis=0)}
+    return pd.DataFrame({"x": losses, "value": np.median(taken, axis=0), **ends})
+
+
+def losses_to_reach(found: Sequence[LossCurve]) -> np.ndarray:
+    """Losses, ascending, from the lowest that a curve gets to, to just below every start.
+
+    In equal ratios, or in equal steps if they are not all above 0; empty if nothing is learnt.
+    """
+    log = pd.concat([curve.log for curve in found]).dropna(subset=["train_loss"])
+    start = log.groupby("point")["train_loss"].first().min()
+    end = min(map(_lowest, found))
+    if not end < start:
+        return np.empty(0)
+    space = np.geomspace if end > 0 else np.linspace
+    return space(end, start, LOSSES + 1)[:-1]
+
+
+def _lowest(curve: LossCurve) -> float:
+    """Training loss that its median run gets to."""
+    return float(curve.log.groupby("point")["train_loss"].min().median())
 
 
 def along(found: Sequence[LossCurve]) -> Section | None:
@@ -181,15 +214,14 @@ def along(found: Sequence[LossCurve]) -> Section | None:
             continue
         if column == "staleness_mean" and not any(curve.log[column].max() > 0 for curve in its):
             continue
-        tables = [(curve, figures.by_step(curve.log, "step", column)) for curve in its]
-        tables = [(curve, table[table["median"].notna()]) for curve, table in tables]
-        ends = "; ".join(f"{c.label} ends at {number(t['median'].iloc[-1])}" for c, t in tables)
-        pictures.append(
-            Picture(
-                figures.uri(figures.course(tables, "updates", name, False)),
-                f"{name.capitalize()} against updates. {ends}.",
-            )
-        )
+        series = [
+            Series(*curve[:3], figures.by_step(curve.log, "step", column).dropna(subset="value"))
+            for curve in its
+        ]
+        ends = "; ".join(f"{s.label} ends at {number(s.table['value'].iloc[-1])}" for s in series)
+        figure = figures.course(series, "updates", name)
+        alt = f"{name.capitalize()} against updates. {ends}."
+        pictures.append(Picture(figures.uri(figure), alt))
     if not pictures:
         return None
     text = (
@@ -228,68 +260,46 @@ def plane(found: Sequence[LossCurve], target: float, of_kinds: bool = False) -> 
         for curve in moved
     ]
     alt = "Updates to the target against seconds an update. " + "; ".join(said) + "."
-    picture = Picture(figures.uri(tradeoffs.plane(moved, target)), alt)
+    picture = Picture(figures.uri(picture_of_plane(moved, target)), alt)
     return Section("Statistical and hardware efficiency", text=text, pictures=[picture])
 
 
-def pareto(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> Section | None:
-    """Loss against what it cost: a front for each kind of method, and who is best when."""
-    table = fronts.levels(runs, log, ["setting", "kind"])
-    table = table[table["simulated_seconds"] > 0]
-    if table["setting"].nunique() < 2:
-        return None
-    costs = [c for c in COSTS if c in table and table[c].notna().all()]
-    if {"sequential", "total"} <= set(costs) and (table["sequential"] == table["total"]).all():
-        costs.remove("sequential")
-    looks = {kind: look for kind, look in _of_kinds(runs).items() if kind in set(table["kind"])}
-    thin = table["setting"].nunique() <= SETTINGS
-    pictures = []
-    for cost in costs:
-        best = fronts.fronts(table, cost, "kind")
-        lines = [
-            Front(kind, *look, best[best["kind"] == kind], table[table["kind"] == kind])
-            for kind, look in looks.items()
-        ]
-        ends = "; ".join(f"{line.label} gets to {line.best['loss'].iloc[-1]:.3g}" for line in lines)
-        alt = f"Pareto fronts of training loss against {COSTS[cost]}. {ends}."
-        figure = tradeoffs.fronts(lines, cost, COSTS[cost], thin)
-        pictures.append(Picture(figures.uri(figure), alt))
-    text = (
-        "Pareto fronts: the lowest loss, median over seeds, that any setting of a kind has had for "
-        "so much or less; bands are from the least to the most of its seeds."
-    )
-    if left := run_tables.untold(runs, keys):
-        text += f" Settings of one kind differ in {', '.join(left)}."
-    text += " Thin lines are the settings." if thin else ""
-    text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
-    comparison = _budgets(table, costs[0], list(looks)) if len(looks) > 1 else None
-    points = [said for cost in costs if (said := _lowest(table, cost, list(looks)))]
-    return Section("Loss against cost", points, text=text, pictures=pictures, table=comparison)
+@matplotlib.rc_context(figures.STYLE)
+def picture_of_plane(curves: Sequence[LossCurve], target: float) -> Figure:
+    """Updates to the target (statistical efficiency) against seconds an update (hardware).
+
+    Their product is the time to the target: it is the same along the dotted lines.
+    """
+    figure, axes = figures.new()
+    runs = pd.concat([curve.runs.assign(number=i) for i, curve in enumerate(curves)])
+    runs["seconds"] = runs["seconds_to_target"] / runs["updates_to_target"]
+    x = runs.groupby("number")["seconds"].median()
+    y = runs.groupby("number")["updates_to_target"].agg(["median", "min", "max"])
+    left, right = x.min() / 1.4, x.max() * 1.4
+    low, high = y["min"].min() / 1.4, y["max"].max() * 1.4
+    for time in figures.nice(left * low, right * high):
+        ends = np.clip([time / high, time / low], left, right)
+        axes.plot(ends, time / ends, color=figures.GREY, lw=0.7, ls=":", zorder=1)
+        if ends[1] > ends[0]:
+            place: Any = {"ha": "right", "va": "bottom", "size": 9, "color": figures.GREY}
+            axes.annotate(f"{time:g} s", (ends[1], time / ends[1]), **place)
+    for i, curve in enumerate(curves):
+        error = [[y["median"][i] - y["min"][i]], [y["max"][i] - y["median"][i]]]
+        style: Any = {"color": curve.colour, "capsize": 3, "ls": ""}
+        axes.errorbar([x[i]], [y["median"][i]], error, **style)
+        marker = figures.MARKERS[curve.dashes]
+        axes.plot(x[i], y["median"][i], marker, color=curve.colour, ms=7, label=curve.label)
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(low, high))
+    for axis, ratio in ((axes.xaxis, right / left), (axes.yaxis, high / low)):
+        figures.log_ticks(axis)
+        if ratio <= 5:
+            axis.set_major_locator(MaxNLocator(4))
+    axes.set(xlabel="simulated seconds an update", ylabel=f"updates to a loss of {target:.3g}")
+    figures.legend(figure)
+    return figure
 
 
-def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
-    """Who has the lowest loss from one cost to another; empty for nobody, or many changes."""
-    found = fronts.regions(table, cost, "kind", kinds)
-    if not 0 < len(found) <= REGIONS:
-        return ""
-    said = (f"{kind} from {number(start)} to {number(end)}" for kind, start, end in found)
-    return f"Lowest loss by {COSTS[cost]}: {'; '.join(said)}."
-
-
-def _budgets(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> Table | None:
-    """The loss that each kind reaches for so much, the lowest of them marked."""
-    budgets = np.array(tradeoffs.nice(table[cost].min(), table[cost].max()))
-    losses = fronts.at(table, cost, "kind", kinds, budgets)
-    rows = [
-        [cell(budget)] + [Cell(*cell(loss)[:2], good=loss == np.nanmin(row)) for loss in row]
-        for budget, row in zip(budgets.tolist(), losses[0].T.tolist(), strict=True)
-        if not np.isnan(row).all()
-    ]
-    columns = [Column(COSTS[cost]), *map(Column, kinds)]
-    return Table(f"Lowest loss by {COSTS[cost]}", columns, rows) if rows else None
-
-
-def _of_kinds(runs: pd.DataFrame) -> dict[str, tuple[object, str]]:
+def looks_of_kinds(runs: pd.DataFrame) -> dict[str, tuple[object, str]]:
     """Colour and line of each kind of method, those without groups first, then by groups."""
     groups = floats(runs.groupby("kind")[GROUPS].first()).sort_values(na_position="first")
     shades = figures.colours(groups.to_dict())

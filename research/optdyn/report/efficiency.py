@@ -14,8 +14,8 @@ chosen by; so each seed is judged at the setting that is best on the others (`he
 intervals draw seeds again and choose again.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -189,17 +189,29 @@ def draws(seeds: int, count: int = BOOTSTRAP) -> np.ndarray:
     return drawn[(drawn != drawn[:, :1]).any(axis=1)]
 
 
+def of_draws(judged: Callable[[np.ndarray], Any], drawn: np.ndarray) -> np.ndarray:
+    """(D, ...): what is judged of the seeds of each draw, (D, n), whatever their order.
+
+    Five seeds give 126 different draws, but for their order: each is judged once.
+    """
+    drawn, which = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
+    return np.array([judged(seeds) for seeds in drawn])[which.ravel()]
+
+
 def measured(tried: Sequence[Tried], momentum: float, drawn: np.ndarray) -> np.ndarray:
     """(D, 3, G): SE with the momentum fixed, SE with it tuned, HE; medians over the drawn seeds.
 
     `drawn` is (D, n), the seeds of each draw.
     """
-    # Five seeds give 126 different draws, but for their order.
-    drawn, which = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
-    both = [[each.at(momentum).updates for each in tried], [each.updates for each in tried]]
-    taken = [[[np.median(held_out(u, s)) for u in its] for its in both] for s in drawn]
-    seconds = [np.median(each.seconds[drawn], axis=1) for each in tried]
-    return np.concatenate([taken, np.stack(seconds, axis=-1)[:, None]], axis=1)[which]
+
+    def judged(seeds: np.ndarray) -> list[list[np.floating]]:
+        return [
+            [np.median(held_out(each.at(momentum).updates, seeds)) for each in tried],
+            [np.median(held_out(each.updates, seeds)) for each in tried],
+            [np.median(each.seconds[seeds]) for each in tried],
+        ]
+
+    return of_draws(judged, drawn)
 
 
 def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:

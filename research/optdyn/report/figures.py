@@ -56,7 +56,7 @@ class LossCurve(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Figures against another; the table's columns are `x`, `value`, and its interval's ends."""
+    """A figure against another, with its interval or its spread over seeds."""
 
     label: str
     colour: Any
@@ -69,6 +69,18 @@ def spread(runs: pd.DataFrame, x: str, column: str) -> pd.DataFrame:
     """The table of a `Series`: the column's median, least and most at each x."""
     found = runs.groupby(x)[column].agg(["median", "min", "max"]).reset_index()
     return found.set_axis(["x", "value", "low", "high"], axis=1)
+
+
+def by_step(log: pd.DataFrame, clock: str, column: str) -> pd.DataFrame:
+    """The `spread` of a column at each step, against the median of a clock there; `thin`."""
+    at = log.groupby("step")[clock].median()
+    return thin(spread(log, "step", column).assign(x=at.to_numpy()))
+
+
+def thin(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows thinned evenly to at most about `POINTS`, the last with them."""
+    last = len(table) - 1
+    return table.iloc[np.unique(np.linspace(0, last, min(len(table), POINTS)).round().astype(int))]
 
 
 def colours(places: Mapping[str, float]) -> dict[str, Any]:
@@ -99,9 +111,9 @@ def losses(
     for i, log in enumerate(others):
         middle = by_step(log, clock, column)
         note = f"{len(others)} others" if i == 0 else None
-        axes.plot(middle[clock], middle["median"], color="#c4c4c4", lw=0.7, zorder=1, label=note)
+        axes.plot(middle["x"], middle["value"], color="#c4c4c4", lw=0.7, zorder=1, label=note)
     for curve in curves:
-        band(axes, by_step(curve.log, clock, column), clock, curve)
+        band(axes, Series(*curve[:3], by_step(curve.log, clock, column)))
     log = pd.concat([curve.log for curve in curves] + list(others)).dropna(subset=[column])
     gone = {p for c in curves for p in c.runs.loc[c.runs["status"] == "diverged", "point"]}
     ends = log[log["point"].isin(gone)].groupby("point").tail(1)
@@ -121,19 +133,12 @@ def losses(
     return figure
 
 
-def band(axes: Axes, table: pd.DataFrame, clock: str, curve: LossCurve) -> None:
-    """The `median` against the clock, and a band from `low` to `high`."""
-    axes.plot(
-        table[clock],
-        table["median"],
-        color=curve.colour,
-        ls=DASHES[curve.dashes],
-        label=curve.label,
-    )
+def band(axes: Axes, series: Series) -> None:
+    """A line of the values, and a band between the ends of their intervals."""
+    label, colour, dashes, table, _ = series
+    axes.plot(table["x"], table["value"], color=colour, ls=DASHES[dashes], label=label)
     if (table["high"] > table["low"]).any():
-        axes.fill_between(
-            table[clock], table["low"], table["high"], color=curve.colour, alpha=0.18, lw=0
-        )
+        axes.fill_between(table["x"], table["low"], table["high"], color=colour, alpha=0.18, lw=0)
 
 
 def loss_scale(axes: Axes, low: float, top: float) -> None:
@@ -145,6 +150,13 @@ def loss_scale(axes: Axes, low: float, top: float) -> None:
         axes.set_ylim(top=top)
 
 
+def nice(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, ... between the two; of many only powers of ten."""
+    decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    subs = (1, 2, 5) if len(decades) < 7 else (1,)
+    return [s * 10.0**d for d in decades for s in subs if low <= s * 10.0**d <= high]
+
+
 def log_ticks(axis: Axis, many: bool = True) -> None:
     """Numbers at powers of ten, and, if `many`, at two and five times these."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if many else (1,)))
@@ -153,11 +165,11 @@ def log_ticks(axis: Axis, many: bool = True) -> None:
 
 
 @matplotlib.rc_context(STYLE)
-def course(tables: Sequence[tuple[LossCurve, pd.DataFrame]], x: str, y: str, log: bool) -> Figure:
-    """Tables of `median`, `low` and `high` against their first column, labelled `x` and `y`."""
+def course(series: Sequence[Series], x: str, y: str, log: bool = False) -> Figure:
+    """Lines with their bands, against `x`; `log`: on scales that are logarithmic where it helps."""
     figure, axes = new()
-    for curve, table in tables:
-        band(axes, table.replace(np.inf, np.nan), table.columns[0], curve)
+    for one in series:
+        band(axes, one._replace(table=one.table.replace(np.inf, np.nan)))
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)) if log else ():
         low, high = axes.dataLim.intervalx if name == "x" else axes.dataLim.intervaly
         if low > 0 and high > 3 * low:
@@ -165,22 +177,6 @@ def course(tables: Sequence[tuple[LossCurve, pd.DataFrame]], x: str, y: str, log
             log_ticks(axis, high < 200 * low)
     axes.set(xlabel=x, ylabel=y)
     legend(figure)
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
-    """A chart of who computes when: bars from `start` to `end` in lanes, the darker the staler."""
-    figure, axes = new(height=0.9 + 0.24 * len(lanes))
-    share = bars["staleness"] / max(bars["staleness"].max(), 1)
-    shades = matplotlib.colormaps["viridis_r"](share.to_numpy())
-    spans = bars["end"] - bars["start"]
-    edge: Any = {"height": 0.75, "color": shades, "edgecolor": "white", "linewidth": 0.8}
-    axes.barh(bars["lane"], spans, left=bars["start"], **edge)
-    axes.set_yticks(range(len(lanes)), lanes)
-    axes.invert_yaxis()
-    axes.grid(False, axis="y")
-    axes.set(xlabel="simulated seconds")
     return figure
 
 
@@ -216,15 +212,14 @@ def against(
     figure, axes = new()
     for i, (label, (at, value)) in enumerate((theory or {}).items()):
         axes.plot(at, value, color=GREY, lw=1.2, ls=list(DASHES.values())[i], label=label)
-    for i, (label, colour, dashes, table, joined) in enumerate(series):
-        style: Any = {"color": colour, "ls": DASHES[dashes] if joined else "", "label": label}
+    for i, one in enumerate(series):
+        label, colour, dashes, table, joined = one
         if joined and len(table) > MARKED:
-            axes.plot(table["x"], table["value"], **style)
-            ends = {"color": colour, "alpha": 0.18, "lw": 0}
-            axes.fill_between(table["x"], table["low"], table["high"], **ends)
+            band(axes, one)
             continue
         shift = 1.03 ** (i - (len(series) - 1) / 2) if log else 1.0
         error = np.abs(table[["low", "high"]].sub(table["value"], axis=0)).T
+        style: Any = {"color": colour, "ls": DASHES[dashes] if joined else "", "label": label}
         style |= {"marker": MARKERS[dashes], "ms": 5, "capsize": 3 if error.any(axis=None) else 0}
         axes.errorbar(table["x"] * shift, table["value"], error.fillna(0), **style)
     ticks = sorted(set(pd.concat([its.table["x"] for its in series])))
@@ -239,31 +234,6 @@ def against(
     axes.set(xlabel=x, ylabel=y)
     legend(figure)
     return figure
-
-
-def implicit_momentum(fits: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Momentum fitted, by least squares and of theory against g; None if no fit was possible.
-
-    `fits` are the contents of `implicit_momentum.json` files.
-    """
-    found = [fit for fit in fits if fit["momentum"] is not None]
-    if not found:
-        return None
-    g = np.array([fit["groups"] for fit in found], float)
-    low, high = np.array([fit["momentum_interval"] for fit in found], float).T
-    momentum = np.array([fit["momentum"] for fit in found])
-    squares = np.array([fit["least_squares_momentum"] for fit in found])
-    tables = [
-        pd.DataFrame({"x": g, "value": squares, "low": squares, "high": squares}),
-        pd.DataFrame({"x": g, "value": momentum, "low": low, "high": high}),
-    ]
-    series = [
-        Series("least squares", "#E69F00", "dash-dotted", tables[0], False),
-        Series("fitted, 95 % interval", BLUE, "solid", tables[1], False),
-    ]
-    at = np.geomspace(1, max(g.max(), 2), 200)
-    theory = {"theory, 1 − 1/g": (at, 1 - 1 / at)}
-    return against(series, "compute groups g", "implicit momentum", theory, log=2)
 
 
 def new(width: float = 5.0, height: float = 3.1) -> tuple[Figure, Axes]:
@@ -303,17 +273,3 @@ def png(figure: Figure) -> bytes:
 def uri(figure: Figure) -> str:
     """The SVG as a `data:` URI."""
     return page.uri(svg(figure).encode())
-
-
-def thin(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows thinned evenly to at most about `POINTS`, the last with them."""
-    last = len(table) - 1
-    return table.iloc[np.unique(np.linspace(0, last, min(len(table), POINTS)).round().astype(int))]
-
-
-def by_step(log: pd.DataFrame, clock: str, column: str) -> pd.DataFrame:
-    """A row a step: the clock's median; `median`, `low` and `high` of `column` over seeds."""
-    steps = log.groupby("step")
-    table = pd.DataFrame({clock: steps[clock].median()})
-    figures = {"median": "median", "low": "min", "high": "max"}
-    return thin(table.assign(**{k: getattr(steps[column], how)() for k, how in figures.items()}))

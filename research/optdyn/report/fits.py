@@ -5,8 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from optdyn.base.arguments import called
 from optdyn.report import figures, run_tables
+from optdyn.report.figures import Series
 from optdyn.report.page import Cell, Column, Picture, Section, Table, cell
 from optdyn.report.run_tables import GROUPS
 from optdyn.report.tables import Point, value
@@ -83,17 +87,32 @@ def _scope(config: Mapping[str, Any]) -> str:
 
 
 def _pictures(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    figure = figures.implicit_momentum(fits)
-    if figure is None:
+    """Momentum fitted, by least squares and of theory against g; [] if no fit was possible."""
+    found = [fit for fit in fits if fit["momentum"] is not None]
+    if not found:
         return []
+    g = np.array([fit["groups"] for fit in found], float)
+    low, high = np.array([fit["momentum_interval"] for fit in found], float).T
+    momentum = [fit["momentum"] for fit in found]
+    squares = [fit["least_squares_momentum"] for fit in found]
+    tables = [
+        pd.DataFrame({"x": g, "value": squares, "low": squares, "high": squares}),
+        pd.DataFrame({"x": g, "value": momentum, "low": low, "high": high}),
+    ]
+    series = [
+        Series("least squares", "#E69F00", "dash-dotted", tables[0], False),
+        Series("fitted, 95 % interval", figures.BLUE, "solid", tables[1], False),
+    ]
+    at = np.geomspace(1, max(g.max(), 2), 200)
+    theory = {"theory, 1 − 1/g": (at, 1 - 1 / at)}
+    figure = figures.against(series, "compute groups g", "implicit momentum", theory, log=2)
     said = [
         "{:.3g} ({:.3g} to {:.3g})".format(fit["momentum"], *fit["momentum_interval"])
         + f" at g = {fit['groups']}"
-        for fit in fits
-        if fit["momentum"] is not None
+        for fit in found[:SPOKEN]
     ]
     alt = "Fitted implicit momentum against the number of groups g: "
-    return [Picture(figures.uri(figure), alt + "; ".join(said[:SPOKEN]) + ".")]
+    return [Picture(figures.uri(figure), alt + "; ".join(said) + ".")]
 
 
 def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:

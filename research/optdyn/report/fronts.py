@@ -1,4 +1,4 @@
-"""Fronts of training loss against what it cost: the settings that no other equals for less.
+"""The report's section of loss against cost: the settings that no other equals for less.
 
     simulated_seconds   on the simulated cluster
     sequential          updates x sequential_flops: what waits for one another on any hardware
@@ -9,12 +9,128 @@ its seeds, infinite for one that has diverged. On a *front* are the settings and
 other equals for less of a cost or beats for as much.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+
+from optdyn.report import figures, run_tables
+from optdyn.report.page import Cell, Column, Picture, Section, Table, cell, number
 
 FLOPS = {"sequential": "sequential_flops", "total": "total_flops"}  # columns of runs, an update
+COSTS = {
+    "simulated_seconds": "simulated seconds",
+    "sequential": "sequential FLOPs",
+    "total": "total FLOPs",
+}
+REGIONS = 8  # stretches of a cost with one winner that are said in words
+SETTINGS = 60  # drawn thinly below their front, at most
+
+
+class Front(NamedTuple):
+    """What no setting of one kind equals for less, from `levels`."""
+
+    label: str
+    colour: Any
+    dashes: str
+    best: pd.DataFrame  # rows on the front
+    every: pd.DataFrame  # rows of all its settings, which the column `setting` tells apart
+
+
+def section(
+    runs: pd.DataFrame,
+    log: pd.DataFrame,
+    keys: Sequence[str],
+    looks: Mapping[str, tuple[Any, str]],
+) -> Section | None:
+    """A front for each kind of method, drawn by its looks, and who is best when."""
+    table = levels(runs, log, ["setting", "kind"])
+    table = table[table["simulated_seconds"] > 0]
+    if table["setting"].nunique() < 2:
+        return None
+    costs = [c for c in COSTS if c in table and table[c].notna().all()]
+    if {"sequential", "total"} <= set(costs) and (table["sequential"] == table["total"]).all():
+        costs.remove("sequential")
+    looks = {kind: look for kind, look in looks.items() if kind in set(table["kind"])}
+    thin = table["setting"].nunique() <= SETTINGS
+    pictures = []
+    for cost in costs:
+        best = fronts(table, cost, "kind")
+        lines = [
+            Front(kind, *look, best[best["kind"] == kind], table[table["kind"] == kind])
+            for kind, look in looks.items()
+        ]
+        ends = "; ".join(f"{line.label} gets to {line.best['loss'].iloc[-1]:.3g}" for line in lines)
+        alt = f"Pareto fronts of training loss against {COSTS[cost]}. {ends}."
+        figure = picture(lines, cost, COSTS[cost], thin)
+        pictures.append(Picture(figures.uri(figure), alt))
+    text = (
+        "Pareto fronts: the lowest loss, median over seeds, that any setting of a kind has had for "
+        "so much or less; bands are from the least to the most of its seeds."
+    )
+    if left := run_tables.untold(runs, keys):
+        text += f" Settings of one kind differ in {', '.join(left)}."
+    text += " Thin lines are the settings." if thin else ""
+    text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
+    comparison = _budgets(table, costs[0], list(looks)) if len(looks) > 1 else None
+    points = [said for cost in costs if (said := _lowest(table, cost, list(looks)))]
+    return Section("Loss against cost", points, text=text, pictures=pictures, table=comparison)
+
+
+def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
+    """Who has the lowest loss from one cost to another; empty for nobody, or many changes."""
+    found = regions(table, cost, "kind", kinds)
+    if not 0 < len(found) <= REGIONS:
+        return ""
+    said = (f"{kind} from {number(start)} to {number(end)}" for kind, start, end in found)
+    return f"Lowest loss by {COSTS[cost]}: {'; '.join(said)}."
+
+
+def _budgets(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> Table | None:
+    """The loss that each kind reaches for so much, the lowest of them marked."""
+    budgets = np.array(figures.nice(table[cost].min(), table[cost].max()))
+    losses = at(table, cost, "kind", kinds, budgets)
+    rows = [
+        [cell(budget)] + [Cell(*cell(loss)[:2], good=loss == np.nanmin(row)) for loss in row]
+        for budget, row in zip(budgets.tolist(), losses[0].T.tolist(), strict=True)
+        if not np.isnan(row).all()
+    ]
+    columns = [Column(COSTS[cost]), *map(Column, kinds)]
+    return Table(f"Lowest loss by {COSTS[cost]}", columns, rows) if rows else None
+
+
+@matplotlib.rc_context(figures.STYLE)
+def picture(lines: Sequence[Front], cost: str, label: str, settings: bool = True) -> Figure:
+    """Fronts of loss against a cost, with the range over seeds; thin lines are all settings."""
+    figure, axes = figures.new()
+    best = pd.concat([line.best for line in lines])
+    for line in lines:
+        for _, one in line.every.groupby("setting") if settings else ():
+            x, loss = figures.thin(one)[[cost, "loss"]].to_numpy().T
+            axes.plot(x, loss, color=line.colour, alpha=0.35, lw=0.6)
+        # The last of a front holds for as long as its kind was trained.
+        its = pd.concat([line.best, line.best.tail(1).assign(**{cost: line.every[cost].max()})])
+        x, high = its[cost], its["high"].replace(np.inf, np.nan)
+        axes.fill_between(x, its["low"], high, step="post", color=line.colour, alpha=0.15, lw=0)
+        axes.plot(
+            x,
+            its["loss"],
+            color=line.colour,
+            drawstyle="steps-post",
+            ls=figures.DASHES[line.dashes],
+            marker=figures.MARKERS[line.dashes],
+            markevery=list(range(0, len(its) - 1, max(len(its) // 12, 1))),
+            ms=4,
+            label=line.label,
+        )
+    low, top = best["low"].min(), best["loss"].max()
+    figures.loss_scale(axes, low, 1.05 * top if top > 0 else top)
+    axes.set(xscale="log", xlabel=label, ylabel="training loss")
+    figures.legend(figure)
+    return figure
 
 
 def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

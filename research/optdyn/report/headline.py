@@ -16,10 +16,10 @@ from optdyn.evidence.crossing import Crossing
 from optdyn.evidence.intervals import FEWEST
 from optdyn.methods import GROUPED, PLAIN
 from optdyn.report import efficiency, run_tables
+from optdyn.report.curves import CLOCKS
 from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.page import number
 from optdyn.report.run_tables import GROUPS, NAME, describe, of_figure, varying
-from optdyn.report.times import CLOCKS
 
 PARTS = 4  # problems or clusters that are told of
 PLACES = ("model.", "data.", "cluster.", "loss")  # keys of a problem or a cluster begin so

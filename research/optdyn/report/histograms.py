@@ -51,7 +51,7 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     services = {point.config.get("cluster.service.name") for point in members}
     name = config[NAME]
     chosen = methods.seen(name)
-    each = chosen and methods.arrives(name) and chosen.shared and not chosen.having("arrivals")
+    each = chosen and chosen.grouped and chosen.shared and not chosen.having("arrivals")
     memoryless = services <= set(MEMORYLESS) and each
     groups = tables.value(config, GROUPS) if memoryless else None
     its = {key: tables.value(config, key) for key in labels}

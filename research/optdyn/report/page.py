@@ -6,7 +6,7 @@ Its script is `page.js`.
 import base64
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -59,6 +59,18 @@ class Section(NamedTuple):
     small: bool = False  # its pictures
 
 
+def table(label: str, rows: Sequence[Mapping[str, Cell]], text: Collection[str] = ()) -> Table:
+    """Rows that all have the same columns, by title; those of `text` are set flush left."""
+    columns = [Column(title, title in text) for title in rows[0]]
+    return Table(label, columns, [list(row.values()) for row in rows])
+
+
+def between(middle: Cell, low: float, high: float, apart: float = 0.0, digits: int = 3) -> Cell:
+    """The cell with the ends of an interval or a range; `apart` as in `number`."""
+    ends = (cell(float(f"{end:.{digits}g}"), apart).shown for end in (low, high))
+    return middle._replace(range=" – ".join(ends))
+
+
 def cell(value: Any, apart: float = 0.0) -> Cell:
     """A number as `number` says it, a text, or nothing (None, NaN)."""
     if value is None or value != value:
@@ -85,22 +97,16 @@ def number(value: float, apart: float = 0.0) -> str:
 
 
 LONG = 24  # rows of a table that scrolls by itself
-# Of every page: themes, tables, pictures, paper.
+# Of every page: light and dark, tables, pictures, paper.
 STYLE = """\
 :root { color-scheme: light dark; --dark: 0; --paper: #fff; --ink: #1a1a1a; --soft: #444;
   --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; }
-@media screen and (prefers-color-scheme: dark) { :root:not([data-theme=light]) {
+@media screen and (prefers-color-scheme: dark) { :root {
   --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
   --bad: #ff9d5c; --link: #6cb8f0; }
-  :root:not([data-theme=light]) img { filter: invert(.9) hue-rotate(180deg); } }
-@media screen { :root[data-theme=dark] { color-scheme: dark;
-  --dark: 1; --paper: #16181b; --ink: #e6e6e6; --soft: #b4b4b4; --rule: #34383d; --strong: #777;
-  --bad: #ff9d5c; --link: #6cb8f0; } :root[data-theme=light] { color-scheme: light; }
-  :root[data-theme=dark] img { filter: invert(.9) hue-rotate(180deg); } }
+  img { filter: invert(.9) hue-rotate(180deg); } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 72rem; margin: 0 auto; padding: 1rem; }
-header { display: flex; justify-content: space-between; align-items: start; gap: 1rem; }
-.theme { flex: none; }
 h1 { font-size: 1.6rem; line-height: 1.2; overflow-wrap: anywhere; margin-top: .3rem; }
 h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--strong); }
 p, li, figcaption, dd { max-width: 44rem; overflow-wrap: anywhere; }
@@ -135,11 +141,6 @@ th[aria-sort=descending] button::after { content: " \\25BC"; }
 .figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
 figure { margin: 0; min-width: 0; }
 img { width: 100%; height: auto; max-width: 34rem; background: #fff; border-radius: 4px; }
-.bar { display: flex; flex-wrap: wrap; gap: .3rem; margin: .3rem 0; }
-.theme, select { font: inherit; font-size: .8rem; color: inherit; background: transparent;
-  border: 1px solid var(--rule); border-radius: 4px; padding: .1rem .5rem; cursor: pointer;
-  text-align: left; max-width: 100%; }
-select { background: var(--paper); max-width: 100%; }
 dt { font-weight: 600; }
 dd { margin: 0 0 .5rem; }
 @media print {
@@ -152,7 +153,7 @@ dd { margin: 0 0 .5rem; }
   figure, tr, p { break-inside: avoid; }
   h2, h2 + p { break-after: avoid; }
   .figures, .figures.small { grid-template-columns: 1fr 1fr; }
-  .hint, .theme, .differences { display: none; }
+  .hint { display: none; }
 }
 """
 HEAD = """<!DOCTYPE html>
@@ -199,10 +200,7 @@ TEMPLATE = (
 </table>
 </div>
 {% endmacro %}
-<header>
 <h1>{{ title | breakable }}</h1>
-<button type="button" class="theme" hidden>dark or light</button>
-</header>
 {% for note in notes %}
 <p>{{ note }}</p>
 {% endfor %}
@@ -250,18 +248,6 @@ TEMPLATE = (
 <dt>{{ name }}</dt><dd>{{ value }}</dd>
 {% endfor %}
 </dl>
-{% if differences %}
-<div class="differences" hidden>
-<h2>Two runs side by side</h2>
-<p>The keys in which their configurations differ.</p>
-<div class="bar">
-<select aria-label="one run"></select>
-<select aria-label="the other run"></select>
-</div>
-<dl aria-live="polite"></dl>
-<script type="application/json">{{ differences | tojson }}</script>
-</div>
-{% endif %}
 <details><summary>Configuration shared by all runs</summary>
 <dl>
 {% for name, value in shared %}
@@ -290,13 +276,13 @@ def breakable(text: str) -> Markup:
 
 def render(**given: Any) -> str:
     """The page; every value is escaped."""
-    return filled(TEMPLATE, **{"answers": (), "differences": {}, **given}, LONG=LONG)
+    return filled(TEMPLATE, **{"answers": (), **given}, LONG=LONG)
 
 
 def filled(template: str, style: str = "", **given: Any) -> str:
     """A page of a template that begins with `HEAD`: with `STYLE` and more, and what all pages do.
 
-    `script`: themes, sorted tables. Every value is escaped.
+    Its script sorts tables. Every value is escaped.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["breakable"] = breakable

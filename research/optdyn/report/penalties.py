@@ -51,10 +51,10 @@ class MethodResults(NamedTuple):
         return is_synchronous(self.name, self.keys)
 
     def taken(self, seeds: np.ndarray) -> np.ndarray:
-        """(...,): the median of the drawn `seeds`, (..., n), each at its setting of the others."""
-        rows, which = np.unique(np.sort(np.atleast_2d(seeds), axis=1), axis=0, return_inverse=True)
-        found = [np.median(efficiency.held_out(self.updates, row)) for row in rows]
-        return np.array(found)[which.ravel()].reshape(seeds.shape[:-1])
+        """(D,): medians over the drawn `seeds`, (D, n), each at its setting of the others."""
+        return efficiency.of_draws(
+            lambda row: np.median(efficiency.held_out(self.updates, row)), seeds
+        )
 
 
 class ProblemResults(NamedTuple):
@@ -113,8 +113,8 @@ def measured(
     if len(seeds) < 2:
         raise TableError(f"{said}: needs two seeds at least that all methods were run with")
     arms = [_arm(said, its, log, target, sorted(seeds)) for its in kinds.values()]
-    everyone = np.arange(len(seeds))
-    if not any(np.isfinite(arm.taken(everyone)) for arm in arms if arm.synchronous):
+    everyone = np.arange(len(seeds))[None]
+    if not any(np.isfinite(arm.taken(everyone)[0]) for arm in arms if arm.synchronous):
         raise TableError(
             f"{said}: most seeds of synchronous training do not get to a loss of {target:.4g}; "
             "name a higher --target"
@@ -203,8 +203,9 @@ def _arm(
 
 def _one_cluster(said: str, name: str, its: Sequence[Point]) -> None:
     """Raises `TableError` where the runs of an arm differ in what updates depend on."""
+    chosen = methods.seen(name)
     for key in tables.differing(its):
-        matters = methods.arrives(name) or key in (NODES, "cluster.devices_per_node")
+        matters = bool(chosen and chosen.grouped) or key in (NODES, "cluster.devices_per_node")
         if key.startswith("cluster.") and matters:
             values = sorted({str(point.config.get(key)) for point in its})
             raise TableError(

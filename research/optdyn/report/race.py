@@ -4,7 +4,7 @@ Prints what `report/reality.py` reckons. The law of service times comes from the
 from another with --from=DIR1, of any number of workers; only that is a prediction. The flags of the
 whole simulated run are printed, and with --against=DIR2, that run, the loss curves are compared. Of
 a metered race there is the implicit momentum too. Reads `config.json`, `trace.csv`, `metrics.jsonl`
-and `sketches.npy`; writes `race.json` and `race.svg`.
+and `sketches.npy`; writes `race.json`.
 """
 
 import sys
@@ -12,50 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from optdyn.base.arguments import Parser
 from optdyn.base.errors import InputError, print_error
 from optdyn.base.files import write_json
-from optdyn.report import figures, raced, tables
 from optdyn.report.raced import load, only
 from optdyn.report.reality import summarize, workers
 from optdyn.report.tables import shown
-
-TAIL = 1e-3  # of the staleness that the picture leaves out
-
-
-@matplotlib.rc_context(figures.STYLE)
-def picture(found: Mapping[str, Any]) -> Figure:
-    """The staleness: real, simulated with its range over seeds, and of the geometric law."""
-    groups = found["groups"]
-    real = np.array(found["staleness_histogram"], float)
-    drawn = np.array(found["simulated"]["staleness_histogram"], float)
-    size = int(np.searchsorted(real.cumsum(), (1 - TAIL) * real.sum())) + 1
-    size = max(size, min(2 * groups, drawn.shape[1]))
-    k = np.arange(size)
-    shares = [_share(each, size) for each in drawn]
-    middle, low, high = (f(shares, axis=0) for f in (np.median, np.min, np.max))
-    alone = _share(real, size)
-    series = [
-        figures.Series(
-            f"simulated with the {found['laws'][0]['name']} law",
-            figures.OKABE_ITO[3],
-            "dash-dotted",
-            pd.DataFrame({"x": k, "value": middle, "low": low, "high": high}),
-        ),
-        figures.Series(
-            "the race",
-            figures.BLUE,
-            "solid",
-            pd.DataFrame({"x": k, "value": alone, "low": alone, "high": alone}),
-        ),
-    ]
-    theory = {"memoryless workers, (1 − 1/g)ᵏ / g": (k, raced.geometric(groups, size)[:-1])}
-    return figures.against(series, "staleness k", "share of the updates", theory)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         against = only(flags.against) if flags.against else None
         found = summarize(race, source, against, flags.cores)
         write_json(flags.workdir / "race.json", found)
-        tables.replace(flags.workdir / "race.svg", figures.svg(picture(found)))
     except (InputError, OSError) as error:
         return print_error(error)
     _print(found)
@@ -174,11 +138,6 @@ def _print_losses(found: Mapping[str, Any]) -> None:
     ]
     print(f"training loss, race less {found['workdir']}")
     print(pd.DataFrame(rows).to_string(index=False) + "\n")
-
-
-def _share(counts: np.ndarray, size: int) -> np.ndarray:
-    """The share of updates of each staleness below `size`."""
-    return np.pad(counts / counts.sum(), (0, max(size - len(counts), 0)))[:size]
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ import numpy as np
 
 from optdyn.base.arguments import Parser, called
 from optdyn.base.errors import print_error
-from optdyn.base.files import as_json, missing
+from optdyn.base.files import as_json
 from optdyn.report import (
-    arms,
     curves,
     fits,
+    fronts,
     headline,
     histograms,
     kept_momentum,
@@ -30,8 +30,8 @@ from optdyn.report import (
     tables,
     workers,
 )
-from optdyn.report.arms import GroupComparison
 from optdyn.report.curves import Compared
+from optdyn.report.kept_momentum import GroupComparison
 from optdyn.report.page import Section, number
 from optdyn.report.run_tables import NAME
 from optdyn.report.tables import Point, TableError
@@ -42,7 +42,6 @@ SIMULATED = (
     "configuration (cluster.*), and no wall-clock time enters them."
 )
 NOTES = 6
-RUNS = 2000  # whose configs can be told apart on the page
 WORKDIR = "workdir"  # a key of points whose configs do not tell them apart
 
 
@@ -71,7 +70,6 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
         notes=_notes(points, workdirs),
         answers=answers,
         sections=shown,
-        differences=_differences(points),
         **_provenance(points, workdirs),
     )
     tables.replace(path, text)
@@ -128,8 +126,8 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
     if not points:
         return [], []
     for point in points:
-        if why := missing(point.config, (NAME,)):
-            raise TableError(f"{point.folder / 'config.json'}: {why}")
+        if point.config.get(NAME) is None:
+            raise TableError(f"{point.folder / 'config.json'}: {NAME} is missing")
     it, tuned = _compared(points, target)
     overview = run_tables.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
@@ -142,7 +140,7 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
         curves.losses(it.curves, it.others, it.note, it.target, run_tables.tuned(it.runs)),
         curves.to_losses(it.curves),
         curves.plane(kinds, it.target, bool(it.others)),
-        curves.pareto(it.runs, it.log, it.keys),
+        fronts.section(it.runs, it.log, it.keys, curves.looks_of_kinds(it.runs)),
         curves.along(it.curves),
     ]
 
@@ -150,7 +148,7 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
 def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[GroupComparison]]:
     """The points and the arms among them, all by one target."""
     it = curves.compared(points, target)
-    tuned = arms.comparisons(it.runs, it.log, it.keys, target) if it.curves else []
+    tuned = kept_momentum.comparisons(it.runs, it.log, it.keys, target) if it.curves else []
     if tuned and np.isnan(target):
         loss = tuned[0].losses[0]
         why = "by which the settings above are chosen"
@@ -186,13 +184,6 @@ def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, 
         if key not in differing and all(key in point.config for point in points)
     ]
     return {"provenance": facts, "shared": shared, "simulated": SIMULATED}
-
-
-def _differences(points: Sequence[Point]) -> dict[str, Any]:
-    """The keys in which configs differ, and each run's values: null where it has none."""
-    keys = sorted(tables.differing(points))
-    runs = [[p.name, [p.config.get(key) for key in keys]] for p in points[:RUNS]]
-    return {"keys": keys, "runs": runs} if len(points) > 1 and keys else {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -183,10 +183,7 @@ figcaption svg { width: 2rem; height: .6rem; margin-right: .3rem; }
 TEMPLATE = (
     page.HEAD
     + """\
-<header>
 <h1>{{ title }}</h1>
-<button type="button" class="theme" hidden>dark or light</button>
-</header>
 <p>{{ heading }}</p>
 <noscript>
 <p>The sliders need JavaScript; what the command printed is at the end of the page.</p>

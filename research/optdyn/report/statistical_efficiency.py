@@ -12,7 +12,7 @@ momentum fixed and once with it tuned, both with the learning rate tuned, and ea
 its own SE(0). Every seed is judged at the setting that is best on the others. Figures are medians
 over the seeds, with 95 % intervals from drawing seeds again (`report/efficiency.py`). Between the
 g that were run, a fitted SE(g) = a g^b interpolates. If points differ in more than these four,
---where=KEY=VALUE chooses among them. Writes statistical_efficiency.json and .svg there.
+--where=KEY=VALUE chooses among them. Writes statistical_efficiency.json there.
 """
 
 import sys
@@ -20,31 +20,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
 from optdyn import methods
 from optdyn.base.arguments import Parser
 from optdyn.base.errors import print_error
 from optdyn.base.files import as_json, write_json
 from optdyn.evidence import intervals
-from optdyn.report import efficiency, figures, tables
+from optdyn.report import efficiency, tables
 from optdyn.report.efficiency import MOMENTUM, Tried
 from optdyn.report.tables import Point, TableError
 
 RATE, GROUPS, NAME = "optimizer.learning_rate", "method.groups", "method.name"
 USUAL = 0.9  # momentum that is not tuned
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}
-LOOKS = {  # colour, marker and line
-    "fixed": ("#D55E00", "s", "dashed"),
-    "tuned": ("#0072B2", "o", "solid"),
-    "P_HE": ("#009E73", "D", "dotted"),
-    "product": ("#000000", "^", "dash-dotted"),
-}
 
 
 def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried]:
@@ -67,13 +57,16 @@ def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried
             f"{workdir}: no run reaches --target={target:g}; the lowest training loss is "
             f"{log['train_loss'].min():.4g}"
         )
-    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(methods.arrives).astype(bool), 1)
+    known = {name: methods.seen(name) for name in runs[NAME].unique()}
+    grouped = {name: bool(its and its.grouped) for name, its in known.items()}
+    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(grouped).astype(bool), 1)
     return [_tried(workdir, int(g), its, runs["seed"]) for g, its in runs.groupby(GROUPS)]
 
 
 def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list[Point]:
     every = tables.narrowed(every, where)
-    strange = {p.config[NAME] for p in every if not methods.is_simple(p.config[NAME])}
+    names = {p.config[NAME]: methods.seen(p.config[NAME]) for p in every}
+    strange = {name for name, its in names.items() if not (its and its.simple)}
     if strange or not every:
         has = f"runs of {NAME} = {strange.pop()!r}" if strange else "none that were asked for"
         raise TableError(f"{workdir}: needs runs of plain gradients, in groups or not, has {has}")
@@ -143,14 +136,10 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
     models = {}
     for i, name in enumerate(("fixed", "tuned")) if len(groups) > 1 else ():
         law, laws = (efficiency.power_law(groups, v[..., i, :]) for v in (value, values))
-        at = 2.0 ** np.arange(np.log2(groups.max()) + 1)
-        curve, curves = (m[..., :1] * at ** m[..., 1:] for m in (law, laws))
         misfit = np.exp(np.abs(np.log(value[i] / (law[0] * groups ** law[1]))).max())
         models[name] = {
             "a": [law[0], *intervals.ends(laws[:, 0], 0.0)],
             "b": [law[1], *intervals.ends(laws[:, 1])],
-            "groups": at.tolist(),
-            "updates": np.stack([curve, *intervals.ends(curves, 0.0)], axis=-1).tolist(),
             "misfit": misfit,
         }
     return {
@@ -184,57 +173,6 @@ def _best(its: Tried) -> dict[str, Any]:
     }
 
 
-@matplotlib.rc_context(figures.STYLE)
-def picture(summary: dict[str, Any]) -> Figure:
-    """Updates to the target against g, with the fitted law; then the penalties."""
-    figure = Figure(figsize=(9.2, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    titles = {"fixed": f"momentum {summary['fixed_momentum']:g}", "tuned": "momentum tuned"}
-    for name, title in titles.items():
-        _bars(left, summary["groups"], name, name, title)
-        _bars(right, summary["groups"], f"P_SE {name}", name, f"P_SE, {title}")
-        model = summary["model"].get(name)
-        if model and np.isfinite(model["a"][0]):
-            curve, low, high = np.transpose(model["updates"])
-            colour, _, line = LOOKS[name]
-            law = f"{model['a'][0]:.3g} g^{model['b'][0]:.2g}"
-            left.plot(
-                model["groups"], curve, color=colour, ls=figures.DASHES[line], lw=1, label=law
-            )
-            left.fill_between(model["groups"], low, high, color=colour, alpha=0.12, lw=0)
-    _bars(right, summary["groups"], "P_HE", "P_HE", "P_HE")
-    _bars(right, summary["groups"], "product tuned", "product", "P_SE P_HE, momentum tuned")
-    left.set_ylabel(f"updates to a training loss of {summary['target']:g}")
-    right.set_ylabel("penalty over g = 1")
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks([row["groups"] for row in summary["groups"]])
-        axes.xaxis.set_major_formatter(ScalarFormatter())
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel("compute groups g")
-        if axes.get_legend_handles_labels()[1]:  # there are no penalties without g = 1
-            axes.legend()
-    return figure
-
-
-def _bars(axes: Axes, rows: Sequence[dict[str, Any]], name: str, look: str, label: str) -> None:
-    """A figure and its interval at every g; an infinite end is at twice the value."""
-    colour, marker, _ = LOOKS[look]
-    shift = 1.03 ** (list(LOOKS).index(look) - 1)  # those at one g stand side by side
-    for row in rows:
-        value, low, high = row[name]
-        if np.isfinite(value):
-            upper = high if np.isfinite(high) else 2 * value
-            error = [[max(value - low, 0)], [max(upper - value, 0)]]
-            x = row["groups"] * shift
-            axes.errorbar(x, value, error, fmt=marker, color=colour, capsize=3, label=label, ms=5)
-            label = "_nolegend_"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 2 and one line on standard error for input it cannot use."""
     parser = Parser(prog="optdyn efficiency", description="Updates to a loss by groups.")
@@ -247,9 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         every = tried(flags.workdir, flags.target, flags.where)
         summary = summarize(every, flags.fixed_momentum, flags.target)
-        path = flags.workdir / "statistical_efficiency"
-        write_json(path.with_suffix(".json"), summary)
-        tables.replace(path.with_suffix(".svg"), figures.svg(picture(summary)))
+        write_json(flags.workdir / "statistical_efficiency.json", summary)
     except (TableError, OSError) as error:
         return print_error(error)
     if flags.json:
@@ -301,8 +237,7 @@ def _print(summary: dict[str, Any]) -> None:
 
 
 def _shown(figure: Sequence[float]) -> str:
-    value, low, high = figure
-    return "-" if np.isnan(value) else f"{value:.3g} [{low:.3g}, {high:.3g}]"
+    return "-" if np.isnan(figure[0]) else intervals.shown(figure)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from optdyn.base.errors import InputError
 from optdyn.base.lookup import CLOCK
 from optdyn.clock.trace import table_of
 from optdyn.experiment import read
-from optdyn.methods import arrives
 from optdyn.report import figures
 from optdyn.report.page import Picture, Section
 from optdyn.report.run_tables import GROUPS
@@ -41,13 +42,29 @@ def section(points: Sequence[Point]) -> Section | None:
         said = "real" if (point.folder / "trace.csv").exists() else "simulated"
         caption = f"{point.name}: the first {len(bars)} arrivals, {said}"
         alt = f"Which of {len(lanes)} groups computes when. {caption}."
-        drawn = figures.uri(figures.gantt(bars, lanes))
+        drawn = figures.uri(gantt(bars, lanes))
         pictures.append(Picture(drawn, alt, caption))
     text = (
         "A bar goes from where a group reads the parameters to where it delivers its gradient, "
         "with all that it waits between; the darker, the more updates of others it has missed."
     )
     return Section("Workers", text=text, pictures=pictures) if pictures else None
+
+
+@matplotlib.rc_context(figures.STYLE)
+def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
+    """A chart of who computes when: bars from `start` to `end` in lanes, the darker the staler."""
+    figure, axes = figures.new(height=0.9 + 0.24 * len(lanes))
+    share = bars["staleness"] / max(bars["staleness"].max(), 1)
+    shades = matplotlib.colormaps["viridis_r"](share.to_numpy())
+    spans = bars["end"] - bars["start"]
+    edge: Any = {"height": 0.75, "color": shades, "edgecolor": "white", "linewidth": 0.8}
+    axes.barh(bars["lane"], spans, left=bars["start"], **edge)
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.set(xlabel="simulated seconds")
+    return figure
 
 
 def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
@@ -87,7 +104,7 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
         path = point.folder / "config.json"
         config = read(json.loads(path.read_text()), path, CLOCK)
         methods = config.methods
-        simple = methods.simple and arrives(config.method.name)
+        simple = methods.simple and methods.grouped
         if not simple or config.cluster.service.name == "geometric" or config.steps > MOST:
             return None
         size = WORD * int(point.summary.get("parameters", 0))

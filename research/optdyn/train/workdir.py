@@ -31,6 +31,7 @@ from optdyn.base.files import (
     append,
     as_json,
     crc32,
+    failing,
     finite,
     read_json,
     rows,
@@ -39,7 +40,6 @@ from optdyn.base.files import (
     write,
     write_json,
     writing,
-    writing_to,
 )
 from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Experiment
@@ -64,7 +64,7 @@ def claim(
     key.
     """
     text = text_of(config, code)
-    with writing_to(workdir):
+    with failing(f"workdir {workdir}: cannot be written"):
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
         if held:
