@@ -37,19 +37,19 @@ def compose(
     optimizer: optax.GradientTransformationExtraArgs,
     slots: int,
     axis: str | None,
-    parts: int = 1,
+    accumulation: int = 1,
     real: bool = False,
     meter: bool = False,
     race: bool = False,
 ) -> Rule:
     """Returns the rule of one device, put together of the methods' pieces and plain SGD's.
 
-    `axis`: the devices that share its batch, if there are others, `real` or simulated. `parts`: of
-    its part of the batch, one after the other. With `meter` its step takes a pair of batches and
-    says what the momentum meter asks for. In a `race` the batch of an update may be the `Message`
-    of a worker.
+    `axis`: the devices that share its batch, if there are others, `real` or simulated.
+    `accumulation`: parts of a device's batch, one after the other. With `meter` its step takes a
+    pair of batches and says what the momentum meter asks for. In a `race` the batch of an update
+    may be the `Message` of a worker.
     """
-    gradient, update = pieces(methods, problem, optimizer, parts)
+    gradient, update = pieces(methods, problem, optimizer, accumulation)
     servers = methods.servers(problem)
     if axis and not methods.reduces_itself:
         gradient = core.averaged(gradient, axis, real)
@@ -82,11 +82,11 @@ def pieces(
     methods: Methods,
     problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
-    parts: int = 1,
+    accumulation: int = 1,
 ) -> tuple[Gradient, Update]:
     """The gradient of one device's part of the batch as the methods take it, and the update."""
     own = methods.gradient
-    gradient = own.gradient(problem) if own else core.full_gradient(problem.loss, parts)
+    gradient = own.gradient(problem) if own else core.full_gradient(problem.loss, accumulation)
     update = core.per_block_optimizer if methods.servers(problem) else core.single_optimizer
     return gradient, update(optimizer)
 

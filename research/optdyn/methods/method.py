@@ -365,9 +365,8 @@ class Methods:
     def to_dict(self) -> Json:
         """The section of a config: the keys of one method, or of each a section."""
         keys = [{k: plain(getattr(one, k)) for k in one.field_table()} for one in self.every]
-        if len(keys) == 1:
-            return {"name": self.name, **keys[0]}
-        return {"name": self.name, **dict(zip(self.sections, keys, strict=True))}
+        inner = keys[0] if len(keys) == 1 else dict(zip(self.sections, keys, strict=True))
+        return {"name": self.name, **inner}
 
     def changed(self, changes: Mapping[str, Any]) -> "Methods":
         """A copy with other values of some keys; another `name` is other methods.
@@ -453,7 +452,7 @@ class Methods:
 
     @property
     def reduces_itself(self) -> bool:
-        """Whether the gradient reduces itself over devices (`Gradients.reduces_itself`)."""
+        """Whether the gradient reduces itself over devices."""
         return bool(self.gradient and self.gradient.reduces_itself)
 
     @property
