@@ -10,7 +10,7 @@ import pytest
 
 from optdyn.base.progress import Watch
 from optdyn.problem import shared_data
-from optdyn.train import batched_runs, driver, memory_checks, program, trainer
+from optdyn.train import batched_runs, loop, memory_checks, program, trainer
 from optdyn.train.trainer import prepare, train
 
 QUIET = Watch(lambda: 0, lambda step, text: None)
@@ -200,7 +200,7 @@ def test_what_is_called_the_same_is_one_program(config):
     for values in ({}, *TRACED, *COMPILED):
         chosen = config(values)
         run = prepare(chosen)
-        shapes = jax.tree.map(np.shape, driver.first(run, 0)[1:4])
+        shapes = jax.tree.map(np.shape, loop.first(run, 0)[1:4])
         found = run.program, str(shapes)
         assert known.setdefault(batched_runs.compilation(chosen), found) == found
     assert len(known) == 1 + len(COMPILED)

@@ -23,7 +23,7 @@ from optdyn.cli import app
 from optdyn.cli.keys import keys
 from optdyn.experiment import Experiment
 from optdyn.problem import data
-from optdyn.train import driver, memory_checks, trainer
+from optdyn.train import loop, memory_checks, trainer
 from optdyn.train.checks import check
 from optdyn.train.grid import named, resolve
 from tests.own_flags import called
@@ -175,7 +175,7 @@ def tried(make):
     size = sum(leaf.size for leaf in jax.tree.leaves(run.params)) * parsed.batch_size
     if size > SMALL * 64 or parsed.parallel.api or parsed.probes.momentum:
         return "prepared"
-    run.program.advance(*driver.first(run, 1))
+    run.program.advance(*loop.first(run, 1))
     return "trained"
 
 

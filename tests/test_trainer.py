@@ -12,7 +12,7 @@ from optdyn.base import seeds
 from optdyn.clock.timeline import at
 from optdyn.methods import Event
 from optdyn.problem import data as datasets
-from optdyn.train import driver, program, trainer
+from optdyn.train import loop, program, trainer
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 
@@ -96,8 +96,8 @@ def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypat
         ("random", 256, 7, 14),
         ("random", 1, 1, 20),
     ]:
-        monkeypatch.setattr(driver, "time", Clock(clocks[name]))
-        monkeypatch.setattr(driver, "CHUNK", size)
+        monkeypatch.setattr(loop, "time", Clock(clocks[name]))
+        monkeypatch.setattr(loop, "CHUNK", size)
         folder = tmp_path / f"{name}{size}"
         values = {"log_every": log_every, "checkpoint_every": checkpoint_every}
         summary = train(config(values), folder)

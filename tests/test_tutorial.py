@@ -54,7 +54,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_all_that_is_made_smaller_is_there():
     assert all(PAGE.count(long) == 1 for long in SMALLER)
-    assert list(FILES) == ["my_data.py", "my_model.py", "my_law.py", "my_run.py", "my_grid.py"]
+    assert list(FILES) == [f"my_{n}.py" for n in ("data", "model", "law", "run", "hook", "grid")]
 
 
 def test_the_run_learns_and_the_grid_is_its_axes(folder):
@@ -93,6 +93,10 @@ def test_its_commands(folder):
         done = subprocess.run([*start, *rest], env=environ, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         said[line] = done.stdout
+    head, *lines = said["python my_hook.py"].splitlines()
+    losses, norms = np.array([line.split()[2:] for line in lines], float).T
+    assert head.split() == ["step", "train_loss", "norm"]
+    assert losses[-1] < 0.5 <= losses[:-1].min() and norms[-1] > norms[0]
     work = folder / "workdirs"
     assert (work / "first" / "report.html").stat().st_size > 10_000
     assert json.loads((work / "wide" / "config.json").read_text())["model"]["options"] == {

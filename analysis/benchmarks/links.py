@@ -57,7 +57,7 @@ from optdyn.clock.timeline import Timeline
 from optdyn.devices import overlap
 from optdyn.experiment import Experiment
 from optdyn.price.shapes import of_model
-from optdyn.train import driver, program, trainer
+from optdyn.train import loop, program, trainer
 from optdyn.train.run import Run
 
 MARK = "found: "
@@ -182,7 +182,7 @@ def line_of(config: Experiment) -> Timeline:
 def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable[[], float]:
     """Seconds of the first n updates, called as the trainer calls them, inside `around`."""
     with around():
-        state, examples, events, indices, _ = driver.first(run, n)
+        state, examples, events, indices, _ = loop.first(run, n)
 
     def padded(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate(

@@ -22,7 +22,7 @@ from analysis.benchmarks.record import publish
 from analysis.benchmarks.step_time import Timer, config_of, in_turn, spread
 from optdyn.experiment import Experiment
 from optdyn.momentum.moments import NotIdentified, fit
-from optdyn.train import driver, single, trainer
+from optdyn.train import loop, single, trainer
 from optdyn.train.program import CHUNK
 
 WINDOW, SHARE = 100, 0.1
@@ -36,8 +36,8 @@ def programs(model: str) -> tuple[dict[str, Timer], float]:
     """Seconds of an update by each program, and the ratio of their memories."""
     run = trainer.prepare(metered_config(model))
     assert run.program.metered
-    state, examples, events, indices, _ = driver.first(run, CHUNK)
-    n = driver.METERED_CHUNK
+    state, examples, events, indices, _ = loop.first(run, CHUNK)
+    n = loop.METERED_CHUNK
     few, chosen, second = jax.tree.map(
         lambda leaf: leaf[:n], (events, indices, trainer.batches_of(run, independent=True)(0, n))
     )

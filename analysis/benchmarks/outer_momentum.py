@@ -24,7 +24,7 @@ from optdyn.base.trees import Params
 from optdyn.momentum.moments import Fit, NotIdentified, fit
 from optdyn.momentum.two_phase import effective_curvature
 from optdyn.problem.models.quadratic import curvatures
-from optdyn.train import driver, trainer
+from optdyn.train import loop, trainer
 
 DIMENSION, CONDITION, NODES, RATE = 16, 20.0, 4, 0.1
 SEEDS, MEETINGS = 40, 400
@@ -81,7 +81,7 @@ def after_meetings(config: od.Experiment) -> np.ndarray:
     """(meetings + 1, dimension) theta at the start and after every meeting."""
     run, period = trainer.prepare(config), config.method.get("period", 0)
     theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)
-    for chunk in driver.drive(run, driver.initial(run), 0, stops):
+    for chunk in loop.updates(run, loop.initial(run), 0, stops):
         chunk.make()
         if chunk.step in stops and chunk.n:
             theta.append(_flat(chunk.state.state.outer[0][0])[:DIMENSION])

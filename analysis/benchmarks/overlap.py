@@ -36,7 +36,7 @@ from analysis.benchmarks.step_time import Timer, in_turn, spread
 from optdyn.base import processes
 from optdyn.clock.timeline import Meeting
 from optdyn.devices import ring
-from optdyn.train import driver, trainer
+from optdyn.train import loop, trainer
 from optdyn.train.program import parameter_bytes
 from optdyn.train.run import Run
 
@@ -66,7 +66,7 @@ def run_of(api: str, hidden: int, batch: int) -> Run:
 def meetings(exchanged: bool, wait: int) -> Meeting:
     """Those of so many updates, padded as the trainer does."""
     at = PERIOD * np.arange(EXCHANGES) if exchanged else np.arange(0)
-    send, waited = np.zeros(driver.CHUNK, bool), np.zeros(driver.CHUNK, np.int32)
+    send, waited = np.zeros(loop.CHUNK, bool), np.zeros(loop.CHUNK, np.int32)
     receive = np.zeros_like(send)
     send[at + PERIOD - wait] = receive[at + PERIOD] = True
     waited[at + PERIOD] = wait
@@ -75,7 +75,7 @@ def meetings(exchanged: bool, wait: int) -> Meeting:
 
 def updates(run: Run, exchanged: bool, wait: int) -> Timer:
     """Seconds of them all, as the trainer calls them; all of what is sent arrives."""
-    state, examples, events, indices, n = driver.first(run, UPDATES)
+    state, examples, events, indices, n = loop.first(run, UPDATES)
     events = events._replace(plan=meetings(exchanged, wait))
 
     def work() -> None:

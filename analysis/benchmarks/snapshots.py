@@ -31,7 +31,7 @@ import pandas as pd
 import optdyn as od
 from analysis.benchmarks.record import publish
 from configs import gpt
-from optdyn.train import driver, memory_checks, trainer
+from optdyn.train import loop, memory_checks, trainer
 from optdyn.train.program import CHUNK
 
 KEPT = {"device": "", "bfloat16": "bfloat16", "host": "host"}
@@ -70,7 +70,7 @@ class Updates:
 
     def __init__(self, config: od.Experiment):
         self.run = trainer.prepare(config)
-        self.state, *self.rest, _ = driver.first(self.run, CHUNK)
+        self.state, *self.rest, _ = loop.first(self.run, CHUNK)
         self.seconds(1)  # compiles
 
     def seconds(self, n: int) -> float:

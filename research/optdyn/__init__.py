@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
         Transformer,
     )
     from optdyn.train.grid import Grid, log_range, product
+    from optdyn.train.loop import Chunk, Hook
 
 _WHERE = {
     "cli.comparison": "Comparison compare",
@@ -95,6 +96,7 @@ _WHERE = {
         "CNN MLP Model ModernTransformer OwnModel Quadratic ResMLP ResNet Transformer"
     ),
     "train.grid": "Grid log_range product",
+    "train.loop": "Chunk Hook",
 }
 _MODULES = {name: module for module, names in _WHERE.items() for name in names.split()}
 __all__ = [*_MODULES]

@@ -14,7 +14,7 @@ from optdyn.base import files as outputs
 from optdyn.base.files import DiskFull
 from optdyn.cli import sweep
 from optdyn.report import report, tables
-from optdyn.train import checkpoints, history, trainer, workdir
+from optdyn.train import checkpoints, history, hooks, workdir
 from optdyn.train.checkpoints import Checkpoints, latest
 from optdyn.train.trainer import train
 from optdyn.train.workdir import Metrics
@@ -81,7 +81,7 @@ PLACES = {
     "third checkpoint": (Checkpoints, "save", lambda _, step, state: step == 60),
     "sums of a checkpoint": (checkpoints, "write_json", lambda path, _: "40" in str(path)),
     "end of the event file": (Metrics, "end", lambda *_: True),
-    "summary": (trainer, "write_json", lambda *_: True),
+    "summary": (hooks, "write_json", lambda *_: True),
 }
 
 
@@ -141,7 +141,7 @@ def test_the_meters_space_is_taken_before_it_measures(config, disk):
     ("place", "what"),
     [
         ((Checkpoints, "save", lambda _, step, state: step == 40), "points"),
-        ((trainer, "write_json", lambda *_: True), "points"),
+        ((hooks, "write_json", lambda *_: True), "points"),
         ((tables, "write_results", lambda *_: True), "results.csv"),
         ((report, "write", lambda *_: True), "sweep"),
         ((sweep.Going, "end", lambda *_: True), "sweep"),

@@ -213,7 +213,6 @@ BAD_FILES = {
         (["--config={tmp}/assigned.py"], "error: assigned.py:4: FrozenInstanceError: cannot assi"),
         (["--config={tmp}/key.py:b"], "error: key.py:3: KeyError: 'b'\n"),
         (["--config={tmp}/key.py"], "error: key.py: get_config() missing 1 required positional"),
-        (["--config={tmp}/missing.py"], "missing.py:2: FileNotFoundError: "),
         (["--config={tmp}/missing.py", "--config.steps=3"], "missing.py:2: FileNotFoundError: "),
         (["--config={tmp}/value.py"], "value.py:2: ValueError: two lines\n"),
         (["--config={tmp}/deep.py"], "error: deep.py:5: ZeroDivisionError: integer division"),

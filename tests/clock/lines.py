@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from scipy import stats
 
-from optdyn.base.type_checks import SMALL
+from optdyn.base.ranges import SMALL
 from optdyn.clock.timeline import at
 
 

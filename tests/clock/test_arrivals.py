@@ -19,11 +19,9 @@ from optdyn.clock.arrivals import (
     Work,
     arrivals,
     compute_groups,
-    several,
-    volunteers,
+    event_arrivals,
     work_of,
 )
-from optdyn.clock.availability import Habits
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from tests.clock.lines import p_of_geometric
@@ -226,8 +224,7 @@ def exact(service, steps):
 
 ORDERS = {
     "arrivals": arrivals,
-    "several": several,
-    "volunteers": lambda *given: volunteers(*given, Habits())[0],
+    "events": event_arrivals,
 }
 
 

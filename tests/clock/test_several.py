@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals, several
+from optdyn.clock.arrivals import Work, arrivals, event_arrivals
 from optdyn.clock.service import Exponential
-from optdyn.clock.versions import WAITING
+from optdyn.clock.versions import WAITING, Policy
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_stale_synchronous import LAWS
 
@@ -23,14 +23,16 @@ drawn = given(
 
 def made(waiting, law, means, k, steps, seed):
     k = k if "batch" in waiting else min(k, len(means))
-    return several(seed, LAWS[law], Work(np.array(means)[:, None]), steps, k, waiting)
+    work = Work(np.array(means)[:, None])
+    return event_arrivals(seed, LAWS[law], work, steps, Policy(k, waiting))
 
 
 @pytest.mark.parametrize("waiting", WAITING)
 def test_expected_seconds_of_memoryless_groups(waiting):
     """Dutta et al.: n - i groups are still at work after i of a round, or n always."""
     n, k, rate, steps = 8, 3, 2.0, 4000
-    line = several(0, Exponential().draw, Work(np.full((n, 1), 1 / rate)), steps, k, waiting)
+    work = Work(np.full((n, 1), 1 / rate))
+    line = event_arrivals(0, Exponential().draw, work, steps, Policy(k, waiting))
     between = np.diff(line.seconds, prepend=0.0)
     at_work = np.full(k, n) if "batch" in waiting else n - np.arange(k)
     expected = (1 / (rate * at_work)).sum()

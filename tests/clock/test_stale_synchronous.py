@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals, several
+from optdyn.clock.arrivals import Work, arrivals, event_arrivals
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
+from optdyn.clock.versions import Policy
 from optdyn.experiment import Experiment
 from optdyn.methods.asynchronous import Asynchronous
 from tests.clock.lines import begins_with, same_arrivals
@@ -29,7 +30,8 @@ drawn = given(
 
 
 def made(law, means, bound, steps, seed):
-    return several(seed, LAWS[law], Work(np.array(means)[:, None]), steps, bound=bound)
+    work = Work(np.array(means)[:, None])
+    return event_arrivals(seed, LAWS[law], work, steps, Policy(bound=bound))
 
 
 def clocks(timeline, groups):

@@ -5,13 +5,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals, compute_groups, volunteers
+from optdyn.clock.arrivals import Absences, Work, arrivals, compute_groups, event_arrivals
 from optdyn.clock.availability import Habits, Load
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.timeline import TimelineError
 from tests.clock.lines import begins_with
 from tests.clock.test_slots import check
+
+
+def volunteers(seed, law, work, steps, habits):
+    """The timeline and the absences, (n, 3)."""
+    absences = Absences(seed, len(work.compute), habits) if habits.presence else None
+    line = event_arrivals(seed, law, work, steps, habits=habits, absences=absences)
+    return line, np.array(absences.past if absences else []).reshape(-1, 3)
+
 
 LAWS = [Constant().draw, Exponential().draw, LogNormal(0.5).draw, Gamma(2.0).draw]
 

@@ -15,7 +15,7 @@ from optdyn.base import processes
 from optdyn.devices import overlap, ring
 from optdyn.devices.layout import DeviceError
 from optdyn.experiment import ConfigError
-from optdyn.train import driver, trainer
+from optdyn.train import hooks, loop, trainer
 from optdyn.train.checkpoints import Checkpoints
 from optdyn.train.checks import check
 from tests.devices.test_layouts import CLOSE
@@ -84,7 +84,7 @@ def test_a_send_does_not_wait(config, monkeypatch):
 
 def program_of(chosen, n):
     run = trainer.prepare(chosen)
-    return run.program.layout, driver.first(run, n)
+    return run.program.layout, loop.first(run, n)
 
 
 def leaves(tree):
@@ -99,8 +99,8 @@ def saved(workdir, chosen):
 
 def test_a_run_resumed_while_a_message_is_under_way_is_the_whole_one(config, tmp_path, monkeypatch):
     whole = trainer.train(config(REAL), tmp_path / "whole")
-    clock = trainer._clock
-    monkeypatch.setattr(trainer, "_clock", lambda run, step: 1 / (step < 30) and clock(run, step))
+    clock = hooks._clock
+    monkeypatch.setattr(hooks, "_clock", lambda run, step: 1 / (step < 30) and clock(run, step))
     states = []
     for name, values in (("cut", REAL), ("simulated", LATE)):
         with pytest.raises(ZeroDivisionError):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.train import driver, single, trainer
+from optdyn.train import loop, single, trainer
 
 
 @pytest.mark.parametrize("name", ["asynchronous", "buffered", "model_averaging"])
@@ -16,7 +16,7 @@ def test_parts_make_the_updates_of_the_whole(config, mnist, name):
     def trained(parts):
         chosen = config(values | {"parallel.accumulation": parts, "optimizer.momentum": 0.5})
         run = trainer.prepare(chosen)
-        state, examples, events, indices, n = driver.first(run, 20)
+        state, examples, events, indices, n = loop.first(run, 20)
         state, _ = run.program.advance(state, examples, events, indices, n)
         return jax.device_get(state.params)
 

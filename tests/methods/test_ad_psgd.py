@@ -20,7 +20,7 @@ def test_every_update_equals_the_reference(graph):
     line = line_of("ad_psgd", MANY, **{"method.graph": graph})
 
     def arrival(now, i, t, step):
-        j = line.plan.peer[t]
+        j = line.plan.numbers["peer"][t]
         way = step()  # at what it had read, whatever others made of it since
         now.x[j] = met = (now.x[i] + now.x[j]) / 2
         now.x[i] = now.read[i] = met + way
@@ -62,6 +62,6 @@ def test_a_ring_meets_neighbours_and_a_complete_graph_all_others():
 
 def test_alone_a_worker_meets_itself_and_sends_nothing():
     line = line_of("ad_psgd", 1)
-    assert not line.plan.peer.any()
+    assert not line.plan.numbers["peer"].any()
     _, info = ran(workers.made(ad_psgd, 1), events_of(line, RATE))
     assert not info["sent_bytes"].any()

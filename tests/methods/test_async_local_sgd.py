@@ -66,7 +66,10 @@ def test_a_server_heeds_the_age_of_what_comes(adam, eta):
 def test_what_is_older_than_the_cutoff_counts_nothing(cutoff):
     """By half a cosine on the way there; far from it, and at age 0, what comes counts whole."""
     line = line_of("async_local_sgd", **SPEEDS, **{"method.age_cutoff": cutoff})
-    age, weight = line.staleness[line.plan.exchange], line.plan.weight[line.plan.exchange]
+    age, weight = (
+        line.staleness[line.plan.exchange],
+        line.plan.numbers["weight"][line.plan.exchange],
+    )
     assert age.max() >= 3 and not age.min()
     np.testing.assert_array_equal(weight[age == 0], 1)
     # A float32 of a cosine near its ends, 1 - pi^2 (3 / 1e9)^2 / 4 and 1e-17 among them.

@@ -123,15 +123,15 @@ def test_every_update_equals_the_reference(fragments, quorum, window, bandwidth)
     asked = {"method.fragments": fragments, "method.quorum": quorum, "method.grace": window}
     asked |= {"cluster.bandwidth": bandwidth}  # at 16 a message takes as long as 3.5 local steps
     line = line_of("decoupled", update_bytes=4 * P, network=NETWORK, **UNLIKE, **asked)
-    assert (line.plan.into == DROPPED).any() == (bandwidth == 16)
+    assert (line.plan.numbers["into"] == DROPPED).any() == (bandwidth == 16)
     message = [4 * n / bandwidth for n in ((12, 2) if fragments == 2 else (P,))]
     x, theta, sizes = reference(line, message, fragments, quorum or LEARNERS, window)
     states, info = ran(made(fragments), events_of(line))
     # Parameters of about one in float32: 1e-7 an operation, over 32 updates.
     np.testing.assert_allclose(flattened(states.params), theta, rtol=0, atol=1e-5)
     np.testing.assert_allclose(flattened(states.workers), x, rtol=0, atol=1e-5)
-    assert len(sizes) == line.plan.merges.sum() >= 2 and min(sizes) >= quorum
-    there_and_back = (line.plan.send.astype(int) + line.plan.receive) @ (
+    assert len(sizes) == line.plan.numbers["merges"].sum() >= 2 and min(sizes) >= quorum
+    there_and_back = (line.plan.numbers["send"].astype(int) + line.plan.numbers["receive"]) @ (
         4 * P * np.array(message) / sum(message)
     )
     np.testing.assert_allclose(info["sent_bytes"], there_and_back, rtol=1e-6)

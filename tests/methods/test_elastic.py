@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.methods.workers import ElasticState, elastic, pull
+from optdyn.methods.workers import ElasticState, elastic
 from tests.methods import workers
-from tests.methods.nodes import START, STEPS, P, flattened, tree
+from tests.methods.nodes import BATCHES, START, STEPS, P, flattened, tree
 from tests.methods.workers import CLOSE, WORKERS, events_of, line_of, ran, reference
 
 method = cache(lambda: workers.made(elastic))
@@ -55,10 +55,18 @@ def test_an_exchange_keeps_the_sum_of_all_and_the_center():
 
 
 def test_if_all_exchange_at_once_with_elasticity_one_the_center_is_the_mean():
+    """Each pulls at the center as it was, at rate 0."""
+    line = line_of("elastic", **{"method.period": 1, "method.elasticity": 1.0})
     table, center = RNG.normal(size=(WORKERS, P)), RNG.normal(size=P)
-    a = np.float32(1 / WORKERS)
-    s = jax.vmap(pull, (0, None, None))(tree(np.float32(table)), tree(np.float32(center)), a)
-    np.testing.assert_allclose(center + flattened(s).sum(0), table.mean(0), rtol=0, atol=1e-6)
+    start = method().init(tree(START))
+    start = ElasticState(tree(np.float32(center)), tree(np.float32(table)), start.opt_state)
+    events, pulls = events_of(line, rate=0.0), np.zeros(P)
+    for i in range(WORKERS):
+        t = np.flatnonzero(line.worker == i)[0]
+        first = jax.tree.map(lambda leaf, t=t: leaf[t], (events, BATCHES))
+        after, _ = method().step(start, *first)
+        pulls += flattened(after.params) - center
+    np.testing.assert_allclose(center + pulls, table.mean(0), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("service", ["exponential", "lognormal", "gamma"])

@@ -24,7 +24,7 @@ from optdyn.methods.gossip import (
     senders_of,
     spectral_gap,
 )
-from optdyn.train import driver, trainer
+from optdyn.train import loop, trainer
 from tests.methods import nodes
 from tests.methods.nodes import EACH, RATE, START, STEPS, P, flattened, gradient, matrices
 
@@ -383,7 +383,7 @@ def mean_of(name, **values):
     """(6,) parameters after 60 updates, the mean over the nodes."""
     config = Experiment().with_(BOWL | {"method.name": name, **values})
     run = trainer.prepare(config)
-    state, _ = run.program.advance(*driver.first(run, 60))
+    state, _ = run.program.advance(*loop.first(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
     return x.mean(axis=0) if x.ndim == 2 else x
 

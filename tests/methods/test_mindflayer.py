@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, several
+from optdyn.clock.arrivals import Work, event_arrivals
 from optdyn.clock.service import LogNormal
 from optdyn.clock.timeline import TimelineError
+from optdyn.clock.versions import Policy
 from tests.clock.test_slots import versions_read
 from tests.clock.test_stale_synchronous import LAWS
 
@@ -22,7 +23,7 @@ drawn = given(
 
 def made(law, means, allotted, steps, seed, **more):
     work = Work(np.array(means, float)[:, None])
-    return several(seed, LAWS[law], work, steps, allotted=allotted, **more)
+    return event_arrivals(seed, LAWS[law], work, steps, Policy(allotted=allotted, **more))
 
 
 def by_themselves(law, means, allotted, steps, seed):
@@ -76,7 +77,7 @@ def test_a_service_takes_the_closed_form():
     law, allotted, steps = LogNormal(3.0).draw, 0.5, 20_000
     draws = law(np.random.default_rng(1), (400_000, 1))[:, 0]
     expected = np.minimum(draws, allotted).mean() / (draws <= allotted).mean()
-    line = several(0, law, Work(np.ones((1, 1))), steps, allotted=allotted)
+    line = event_arrivals(0, law, Work(np.ones((1, 1))), steps, Policy(allotted=allotted))
     # Of 20,000 services, whose deviation is about their mean: 0.7 %; three of them.
     assert line.seconds[-1] / steps == pytest.approx(expected, rel=0.021)
     assert expected < 0.5

@@ -94,7 +94,7 @@ def test_every_update_equals_the_server_in_float64():
         said += row is not None
     found = flattened(states.slots)[np.arange(STEPS), line.worker]
     np.testing.assert_allclose(found, history, **CLOSE)
-    assert 0 < said < STEPS and line.plan.number.max() > 2
+    assert 0 < said < STEPS and line.plan.numbers["number"].max() > 2
     assert set(info) == {"loss"}
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals, several
+from optdyn.clock.arrivals import Work, arrivals, event_arrivals
+from optdyn.clock.versions import Policy
 from optdyn.train import trainer
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
@@ -23,7 +24,7 @@ drawn = given(
 
 def made(law, means, bound, steps, seed):
     work = Work(np.array(means, float)[:, None])
-    return several(seed, LAWS[law], work, steps, delay_bound=bound)
+    return event_arrivals(seed, LAWS[law], work, steps, Policy(delay_bound=bound))
 
 
 def algorithm(services, bound, steps):

@@ -14,7 +14,7 @@ import pytest
 from optdyn import core, optimizers
 from optdyn.methods import Event
 from optdyn.methods.asynchronous import asynchronous
-from optdyn.train import checkpoints, driver, trainer, versions
+from optdyn.train import checkpoints, loop, trainer, versions
 from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
 
 ALPHA, MOMENTUM = 0.05, 0.5
@@ -144,7 +144,7 @@ def test_a_large_table_is_checkpointed_beside_the_rest(
 MEASURED = """
 import json, sys
 from pathlib import Path
-from optdyn.train import driver, memory_checks, trainer
+from optdyn.train import loop, memory_checks, trainer
 from optdyn.experiment import Experiment
 
 def resident(kind):
@@ -156,7 +156,7 @@ def updated(steps, snapshots, groups):
     config = Experiment().with_(values)
     run = trainer.prepare(config)
     before = resident("VmRSS:")
-    state, *rest, n = driver.first(run, steps)
+    state, *rest, n = loop.first(run, steps)
     state, infos = run.program.advance(state, *rest, n)
     float(infos["loss"][0])
     need = memory_checks.need_of(config, run.program.rule, run.params)
@@ -209,7 +209,7 @@ def test_an_update_copies_no_table(config, name, model):
     asked |= {"method.arrivals": 2} if name == "buffered" else {}
     asked |= {"method.delay_bound": 3} if name == "ringmaster" else {}
     run = trainer.prepare(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
-    state, *rest, _ = driver.first(run, 40)
+    state, *rest, _ = loop.first(run, 40)
     program = run.program.advance.lower(state, *rest, 40).compile().as_text()
     slots = run.timeline.slots if name in TABLES[:4] else groups
     made = re.findall(rf"= \w+\[{slots},.*?\]\S* (\S+?)\(", program)

@@ -9,7 +9,7 @@ from optax import contrib
 import optdyn as od
 from optdyn.evidence.trial import trial
 from optdyn.problem import shared_data
-from optdyn.train import driver, program, trainer
+from optdyn.train import loop, program, trainer
 from optdyn.train.checks import check
 
 OPTIMIZERS = {
@@ -35,7 +35,7 @@ def config(name):
 
 
 def trained(run, updates):
-    for chunk in driver.drive(run, driver.initial(run), 0, [updates]):
+    for chunk in loop.updates(run, loop.initial(run), 0, [updates]):
         chunk.make()
     return chunk.state.params
 

@@ -9,7 +9,7 @@ import pytest
 import optdyn as od
 from optdyn.optimizers import known, logged, optimizer
 from optdyn.optimizers.soap import soap
-from optdyn.train import driver, trainer
+from optdyn.train import loop, trainer
 from optdyn.train.run import batches_of
 
 STEPS, RATE, B1, B2, EPS, EVERY = 30, 0.05, 0.9, 0.95, 1e-8, 7
@@ -123,7 +123,7 @@ def test_nodes_that_train_by_themselves_have_bases_of_their_own():
             steps=4,
         )
     )
-    state, _ = run.program.advance(*driver.first(run, 4))
+    state, _ = run.program.advance(*loop.first(run, 4))
 
     made, starts = soap(RATE, every=2), [jnp.ones((3, 2)) / 2] * 2
     nodes = [(x, made.init(x)) for x in starts]

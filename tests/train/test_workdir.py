@@ -15,7 +15,7 @@ import pytest
 from optdyn.base.files import WorkdirError, write_npz
 from optdyn.base.hold import LOCK
 from optdyn.base.signals import ENDING, SAVING
-from optdyn.train import driver, trainer
+from optdyn.train import hooks, loop
 from optdyn.train.checkpoints import SUMS, Checkpoints
 from optdyn.train.workdir import claim
 from tests.train.runs import raise_at, train
@@ -82,8 +82,8 @@ def test_interrupted_and_resumed_is_whole(
 def test_it_goes_on_from_the_latest_checkpoint(config, workdir, monkeypatch, removed, expected):
     for step in removed:
         shutil.rmtree(workdir / "checkpoints" / step)
-    events, begun = driver.events_of, []
-    monkeypatch.setattr(driver, "events_of", lambda *a: begun.append(a[1]) or events(*a))
+    events, begun = loop.events_of, []
+    monkeypatch.setattr(loop, "events_of", lambda *a: begun.append(a[1]) or events(*a))
     train(config(), workdir)
     assert begun[0] == expected
 
@@ -131,7 +131,7 @@ def test_of_several_processes_the_first_one_has_all_save(config, whole, tmp_path
         return value
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "agreed", agreed)
+        patch.setattr(hooks, "agreed", agreed)
         raise_at(patch, 30, signal.SIGUSR1)
         summary = train(config({"checkpoint_every": 0}), tmp_path)
     assert sum(said) == 1 and not said[0]
@@ -207,11 +207,11 @@ def test_sums_and_starts_are_those_of_the_checkpoint(config, tmp_path, monkeypat
     """Stopped between two log points; neither the summary nor the history is needed."""
     values = {"method.name": "model_averaging", "cluster.nodes": 2}
     whole = train(config(values), tmp_path / "whole")
-    events = driver.events_of
+    events = loop.events_of
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "next_length", lambda *_: 1)
+        patch.setattr(loop, "next_length", lambda *_: 1)
         patch.setattr(
-            driver,
+            loop,
             "events_of",
             lambda *a: (signal.raise_signal(signal.SIGTERM) if a[1] == 33 else None, events(*a))[1],
         )

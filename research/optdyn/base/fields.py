@@ -26,10 +26,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
-from optdyn.base import calls, type_checks
+from optdyn.base import calls, ranges
 from optdyn.base.errors import ConfigError, and_, is_as_wanted, meant, one_of_these, shown
 from optdyn.base.in_memory import name_of
 from optdyn.base.lookup import OWN, is_own
+from optdyn.base.ranges import LARGEST, Range
 
 NAMES = ("name", "loss", "schedule", "service")  # fields that take a thing, or what it is called
 
@@ -64,14 +65,6 @@ def plain(value: Any) -> Any:
     return tuple(map(plain, value)) if isinstance(value, (list, tuple)) else value
 
 
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """What a value may be, in words and as a test."""
-
-    wanted: str
-    holds: Callable[[Any], Any]
-
-
 def field(
     default: Any,
     about: str,
@@ -84,15 +77,15 @@ def field(
     holds: Callable[[Any], Any] | None = None,
     one_of: Sequence[str] = (),
     static: bool = False,
-    largest: float = type_checks.LARGEST,
+    largest: float = LARGEST,
 ) -> Any:
     """A field of a `Value`: its default, what it is, and its range.
 
     `wanted` and `holds` say a range that no two numbers say, `one_of` the texts that there are. A
     program is compiled anew for another value of a `static` field; others are data of it. `largest`
-    is of whole numbers (`type_checks.refusal`).
+    is of whole numbers (`ranges.refusal`).
     """
-    of = Range(wanted, holds) if holds else _between(at_least, at_most, above, below)
+    of = Range(wanted, holds) if holds else ranges.between(at_least, at_most, above, below)
     metadata: dict[str, Any] = {
         "about": about,
         "range": of,
@@ -258,7 +251,8 @@ class Value:
 
 def _described(kind: type[Value]) -> str:
     """The fields of a class with their types, defaults, words and ranges, for `help`."""
-    inherited = {f.name: f for base in kind.__mro__[1:] for f in _fields_of(base)}
+    bases = [base for base in kind.__mro__[1:] if dataclasses.is_dataclass(base)]
+    inherited = {f.name: f for base in bases for f in dataclasses.fields(base)}
     own = {key: f for key, f in vars(kind).items() if isinstance(f, dataclasses.Field)}
     lines = ["Fields:"]
     for name, each in (inherited | own).items():
@@ -268,10 +262,6 @@ def _described(kind: type[Value]) -> str:
             said = textwrap.fill(f"{about}{wanted}", 92, initial_indent=" " * 8)
             lines += [f"    {name} = {default_of(each)!r}", said.replace("\n", "\n" + " " * 8)]
     return "\n".join(lines) if len(lines) > 1 else ""
-
-
-def _fields_of(kind: type) -> "Sequence[dataclasses.Field[Any]]":
-    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
 
 
 def nested(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -359,7 +349,7 @@ class Returns:
 def wrong(value: Any, of: "dataclasses.Field[Any]") -> str:
     """What the value of a field must be, by its type and range; '' if it is that."""
     known = of.metadata
-    if wanted := type_checks.refusal(value, known["default"], known["largest"]):
+    if wanted := ranges.refusal(value, known["default"], known["largest"]):
         return wanted
     span: Range | None = known["range"]
     if span and not is_as_wanted(span.holds, value):
@@ -389,19 +379,6 @@ def like(value: Any, usual: Any) -> Any:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     small = is_whole and abs(value) < 2**1000  # a float can be of it
     return float(value) if small and isinstance(usual, float) else value
-
-
-def _between(at_least: float, at_most: float, above: float, below: float) -> Range | None:
-    """The range between two ends, in the words that fit them; None if there is no end."""
-    if above > -math.inf:
-        wanted = f"between {above:g} and {below:g}" if below < math.inf else f"more than {above:g}"
-    elif at_least == -math.inf:
-        return None
-    elif at_most < math.inf:
-        wanted = f"from {at_least:,} to {at_most:,}"
-    else:
-        wanted = f"at least {at_least:g}" + f" and less than {below:g}" * (below < math.inf)
-    return Range(wanted, lambda v: at_least <= v <= at_most and above < v < below)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,7 +110,12 @@ def call(address: Address, key: bytes, number: int, seconds: float | None = None
     It waits `seconds` for an answer, or as long as the door is there. Raises `OSError`.
     """
     for left in reversed(range(TRIES)):
-        line = _connected(address, seconds)
+        if isinstance(address, str):
+            line = socket.socket(socket.AF_UNIX)
+            line.settimeout(seconds)
+            line.connect(address)
+        else:
+            line = socket.create_connection(address, seconds)
         try:
             nonce, said = _exactly(line, NONCE), SAID.pack(number, secrets.token_bytes(NONCE))
             line.sendall(said + _digest(key, b"caller", nonce, said))
@@ -124,15 +129,6 @@ def call(address: Address, key: bytes, number: int, seconds: float | None = None
                 raise
             time.sleep(PAUSE)
     raise AssertionError
-
-
-def _connected(address: Address, seconds: float | None) -> socket.socket:
-    if not isinstance(address, str):
-        return socket.create_connection(address, seconds)
-    line = socket.socket(socket.AF_UNIX)
-    line.settimeout(seconds)
-    line.connect(address)
-    return line
 
 
 def _has_greeted(stranger: Stranger, key: bytes) -> bool:

@@ -95,7 +95,10 @@ def leaving_on_failure() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not jax.distributed.is_initialized() or (code := _exit_code(error)) == 0:
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        if isinstance(error, SystemExit):  # what Python would end with
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if not jax.distributed.is_initialized() or code == 0:
             raise
         if isinstance(error, Exception):
             traceback.print_exception(error)
@@ -161,10 +164,3 @@ def _connect(
         )
     finally:
         notice.cancel()
-
-
-def _exit_code(error: BaseException) -> int:
-    """What Python would end with."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

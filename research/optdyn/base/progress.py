@@ -54,9 +54,13 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def watched(name: str, total: int, start: int, watch: Watch | None = None) -> Iterator[Watch]:
-    """The watch of a run, or where it has none, signals noted inside and a line of its own."""
+    """The watch of a run, or where it has none, signals noted inside and a line of its own.
+
+    How often it was asked to save counts from here on.
+    """
     if watch:
-        yield watch
+        before = watch.asked()
+        yield watch._replace(asked=lambda: watch.asked() - before)
     else:
         line = Progress(name, total, start)
         with stoppable() as come:
@@ -211,24 +215,20 @@ _open = False  # whether the last line of the terminal is the progress line
 
 
 def _show(text: str, last: bool) -> None:
-    if _is_terminal():
-        _write(text[: _width() - 1] + "\n" * last, is_open=not last)
-    else:
+    if not _is_terminal():
         _write(f"{text}\n", is_open=False)
+        return
+    columns = 0
+    with contextlib.suppress(OSError, ValueError):
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    columns = columns or shutil.get_terminal_size().columns
+    _write(text[: columns - 1] + "\n" * last, is_open=not last)
 
 
 def _is_terminal() -> bool:
     with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
         return sys.stderr.isatty()
     return False
-
-
-def _width() -> int:
-    """Columns of the terminal that standard error is."""
-    with contextlib.suppress(OSError, ValueError):
-        if found := os.get_terminal_size(sys.stderr.fileno()).columns:
-            return found
-    return shutil.get_terminal_size().columns
 
 
 def _write(text: str, is_open: bool) -> None:

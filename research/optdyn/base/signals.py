@@ -20,19 +20,18 @@ def take(call: Handler, *numbers: int) -> dict[int, Handler]:
     """
     if current_thread() is not main_thread():
         return {}
-    before = {number: signal.getsignal(number) for number in numbers}
-    free = {number: handler for number, handler in before.items() if _is_free(number, handler)}
-    for number in free:
-        signal.signal(number, call)
-    return free
+    before = dict[int, Handler]()
+    for number in numbers:
+        handler = signal.getsignal(number)
+        if number in SAVING:
+            is_free = handler in (signal.SIG_DFL, signal.SIG_IGN)
+        else:
+            is_free = handler not in (signal.SIG_IGN, None)  # None: it is not Python's
+        if is_free:
+            before[number] = signal.signal(number, call)
+    return before
 
 
 def restore(before: Mapping[int, Handler]) -> None:
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def _is_free(number: int, handler: Handler) -> bool:
-    if number in SAVING:
-        return handler in (signal.SIG_DFL, signal.SIG_IGN)
-    return handler not in (signal.SIG_IGN, None)  # None: it is not Python's

@@ -50,14 +50,11 @@ def place() -> Path:
 
 def folder(environ: Mapping[str, str], *versions: str) -> Path:
     """Where programs are kept that these versions compiled for a CPU like this one."""
-    home = environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache"
-    return Path(home) / "optdyn" / "-".join(["jax", *versions, f"cpu{_cpu():08x}"])
-
-
-def _cpu() -> int:
-    """A number of what the CPU can do: a program compiled for another one may end in a fault."""
     text = ""
     with suppress(OSError):
         text = CPU.read_text()
+    # What the CPU can do: a program compiled for another one may end in a fault.
     able = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.M)
-    return zlib.crc32(" ".join(sorted(able[1].split() if able else [])).encode())
+    cpu = zlib.crc32(" ".join(sorted(able[1].split() if able else [])).encode())
+    home = environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache"
+    return Path(home) / "optdyn" / "-".join(["jax", *versions, f"cpu{cpu:08x}"])

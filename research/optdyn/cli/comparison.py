@@ -5,7 +5,6 @@ a loss, with intervals over pairs of seeds.
 """
 
 import itertools
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,12 +17,13 @@ from matplotlib.figure import Figure
 
 from optdyn.base import errors
 from optdyn.base.calls import checked
-from optdyn.cli.python import Experiment, MomentumEstimate, Trained, trained
+from optdyn.cli.python import Experiment, MomentumEstimate, Trained, in_memory, trained
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.report import efficiency, figures, headline, tables
 from optdyn.report.figures import OKABE_ITO
 from optdyn.train.grid import Grid, named
+from optdyn.train.trainer import Kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,8 @@ def compare(
     """Trains all experiments with all seeds, in threads that share compiled programs.
 
     `steps` replaces each experiment's own number of updates. With a `workdir` the runs are the
-    points of a sweep: they resume there, and `optdyn report` reads them. Warns of settings that
+    points of a sweep: they resume there, and `optdyn report` reads them. Without one no file is
+    written. Warns of settings that
     nothing reads, or that are hardly meant. Raises `ConfigError`, which names the point, also if
     there is no experiment or no seed.
     """
@@ -185,18 +186,19 @@ def compare(
         for seed in drawn
     ]
     listed = [{"name": f"{name},seed={one.seed}"} | one.changed_keys() for name, one in chosen]
-    with tempfile.TemporaryDirectory() as kept_nowhere:
-        config, path = Grid(Experiment(), listed), Path(workdir or Path(kept_nowhere, "compare"))
-        entries = points.plan(config, path)
-        for _, one in chosen[:: len(drawn)]:
-            one.warn()
-        if sweep.sweep(config, path, entries, "threads", sweep.cores()):
-            raise KeyboardInterrupt
-        if workdir:
-            tables.write_results(path)
-        found: dict[str, list[Trained]] = {}
-        for (point, _), (name, one) in zip(named(config), chosen, strict=True):
-            found.setdefault(name, []).append(trained(one, points.folder_of(path, point)))
+    config, path = Grid(Experiment(), listed), Path(workdir) if workdir else None
+    kept: dict[str, Kept] = {}
+    entries = points.plan(config, path)
+    for _, one in chosen[:: len(drawn)]:
+        one.warn()
+    if sweep.sweep(config, path, entries, "threads", sweep.cores(), kept):
+        raise KeyboardInterrupt
+    if path:
+        tables.write_results(path)
+    found: dict[str, list[Trained]] = {}
+    for (point, _), (name, one) in zip(named(config), chosen, strict=True):
+        run = trained(one, points.folder_of(path, point)) if path else in_memory(one, kept[point])
+        found.setdefault(name, []).append(run)
     return Comparison({name: tuple(runs) for name, runs in found.items()})
 
 
@@ -206,4 +208,6 @@ def _cannot_be_compared(
     for name, one in experiments.items():
         said = f"{errors.shown(name)} must be of type Experiment, not {type(one).__name__}"
         yield not isinstance(one, Experiment), f"compare: {said}"
+        said = "config.replicas.count: must be 0, as recordings of replicas have no log"
+        yield one.replicas.count, f"compare: {said}"
     yield not experiments or not seeds, "compare: needs an experiment and a seed at least"

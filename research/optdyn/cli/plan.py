@@ -55,22 +55,13 @@ def run(config: Experiment, workdir: Path) -> dict[str, Any]:
     with own(workdir) as folder:
         claim(folder, config)
         write(folder / "config.json", text_of(config))
-        return _measured(config, folder, of, updates, source)
-
-
-def _measured(
-    config: Experiment, workdir: Path, of: plans.Device, updates: Updates, source: str
-) -> dict[str, Any]:
-    plan: dict[str, Any] = {
-        "memory": config.plan.memory,
-        "largest": plans.proof(of),
-        "source": source,
-    }
-    plan |= plans.decision(config.plan, of, updates)
-    (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
-    plan |= cluster(config, bytes_of(of.run.params), update["seconds"]["median"])
-    write_json(workdir / "plan.json", plan | trainer.provenance(of.run))
-    return read_json(workdir / "plan.json")
+        plan: dict[str, Any] = {"memory": config.plan.memory}
+        plan |= {"largest": plans.proof(of), "source": source}
+        plan |= plans.decision(config.plan, of, updates)
+        (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
+        plan |= cluster(config, bytes_of(of.run.params), update["seconds"]["median"])
+        write_json(folder / "plan.json", plan | trainer.provenance(of.run))
+        return read_json(folder / "plan.json")
 
 
 def updates_to_train(config: Experiment) -> tuple[Updates, str]:
@@ -137,11 +128,6 @@ def main(config: Experiment, workdir: Path) -> int:
     return 0
 
 
-def define() -> None:
-    """The flag of this command besides those of all (`app.run`)."""
-    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
-
-
 if __name__ == "__main__":
-    define()
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
     app.run(train.or_dry(main, described))

@@ -7,7 +7,8 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from optdyn.experiment import ConfigError
+from optdyn.base.trees import Json
+from optdyn.experiment import ConfigError, Experiment
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
 from optdyn.train.workdir import claim, damaged, free, summary_of
@@ -33,10 +34,11 @@ class PlannedPoint(NamedTuple):
     seconds_per_update: float  # wall-clock, of a finished one
 
 
-def plan(config: Grid, workdir: Path, shard: str = "0/1") -> list[PlannedPoint]:
+def plan(config: Grid, workdir: Path | None, shard: str = "0/1") -> list[PlannedPoint]:
     """The checked points of a shard of the grid; those of one compilation follow one another.
 
-    Writes nothing. Raises `ConfigError`, and `WorkdirError` if a point's folder holds another run.
+    Writes nothing. Without a workdir all are new. Raises `ConfigError`, and `WorkdirError` if a
+    point's folder holds another run.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if not match or int(match[1]) >= int(match[2]):
@@ -93,15 +95,10 @@ def _seconds(group: Sequence[PlannedPoint]) -> float | None:
     return left * sum(known) / len(known) if known else None
 
 
-def _entry(config: Grid, workdir: Path, name: str, point: Point) -> PlannedPoint:
-    resolved, folder = resolve(config, name, point), folder_of(workdir, name)
-    if (folder / "config.json").exists():
-        claim(folder, resolved, free(resolved))
-    summary, replicas = summary_of(folder), resolved.replicas.count
-    status = summary.get("status") or ""
-    is_short = summary.get("steps", resolved.steps) != resolved.steps
-    if status in DONE and (is_short or damaged(folder)):
-        status = SHORT
+def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> PlannedPoint:
+    resolved = resolve(config, name, point)
+    summary, status = _held(folder_of(workdir, name), resolved) if workdir else ({}, "")
+    replicas = resolved.replicas.count
     return PlannedPoint(
         name=name,
         point=point,
@@ -115,3 +112,13 @@ def _entry(config: Grid, workdir: Path, name: str, point: Point) -> PlannedPoint
         status=status,
         seconds_per_update=(summary.get("wall_seconds") or 0.0) / max(summary.get("step") or 0, 1),
     )
+
+
+def _held(folder: Path, config: Experiment) -> tuple[Json, str]:
+    """The summary of a point's folder, {} if it has none, and the status that it counts with."""
+    if (folder / "config.json").exists():
+        claim(folder, config, free(config))
+    summary = summary_of(folder)
+    status = summary.get("status") or ""
+    is_short = summary.get("steps", config.steps) != config.steps
+    return summary, SHORT if status in DONE and (is_short or damaged(folder)) else status

@@ -17,11 +17,8 @@
 An experiment is a value, and the one that every command makes of its config.
 """
 
-import re
-import tempfile
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -33,8 +30,10 @@ import numpy as np
 import optax
 
 from optdyn import experiment
+from optdyn.base import lookup
 from optdyn.base.calls import checked
 from optdyn.base.errors import ConfigError, Join, refuse
+from optdyn.base.files import finite
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Rule, full_gradient, single_optimizer
@@ -46,6 +45,7 @@ from optdyn.price.shapes import of_model
 from optdyn.train import trainer
 from optdyn.train.checkpoints import parameters
 from optdyn.train.checks import check
+from optdyn.train.loop import Hook, run_to_end
 from optdyn.train.warnings import probable_mistakes
 
 if TYPE_CHECKING:
@@ -81,20 +81,21 @@ class Experiment(experiment.Experiment):
             warnings.warn(doubt, stacklevel=4)
 
     @checked
-    def train(self, workdir: str | Path | None = None) -> "Trained":
+    def train(self, workdir: str | Path | None = None, hooks: Iterable[Hook] = ()) -> "Trained":
         """Trains, and returns the log, the summary and the parameters.
 
         With a `workdir` this is the run of the command: it resumes there, and `optdyn report` reads
-        it. Without one nothing is kept on disk. Warns of settings that nothing reads, or that are
-        hardly meant. Raises `ConfigError`.
+        it. Without one no file is written. `hooks` are told of the updates as they are made; a run
+        that is finished in its workdir tells them nothing. Warns of settings that nothing reads, or
+        that are hardly meant. Raises `ConfigError`.
         """
         self.warn()
-        where = nullcontext(workdir) if workdir else tempfile.TemporaryDirectory()
-        with where as folder:
-            assert folder  # the last part of a path is what progress is called
-            path = Path(folder) if workdir else Path(folder, re.sub(r"\W+", "-", self.method.name))
-            trainer.train(self, path)
-            return trained(self, path)
+        if workdir:
+            trainer.train(self, workdir, tuple(hooks))
+            return trained(self, Path(workdir))
+        with lookup.once():
+            run = trainer.prepare(self)
+            return in_memory(self, run_to_end(trainer.in_memory(run, more=tuple(hooks))))
 
     def timeline(self, **known: Any) -> Timeline:
         """Who reads and writes which version when, and the simulated seconds, without training.
@@ -261,7 +262,8 @@ class Trained:
     """A run that has ended.
 
     `log` has a row a log point: `step`, `simulated_seconds`, `train_loss` and others. `params` are
-    those of the last checkpoint, or None if the run diverged before one.
+    those of the end, or None if the run diverged. With a workdir they are those of its last
+    checkpoint, also of a run that diverged after it.
     """
 
     experiment: Experiment
@@ -303,6 +305,14 @@ def trained(of: Experiment, folder: Path) -> Trained:
     from optdyn.report import tables
 
     (point,) = tables.points(folder)
-    log = tables.metrics([point]).drop(columns="point")
     kept = any((folder / "checkpoints").glob("*"))
-    return Trained(of, log, point.summary, parameters(folder)[1] if kept else None)
+    params = parameters(folder)[1] if kept else None
+    return Trained(of, tables.logged(point.log), point.summary, params)
+
+
+def in_memory(of: Experiment, kept: trainer.Kept) -> Trained:
+    """The run of an experiment that has ended without a workdir."""
+    from optdyn.report import tables
+
+    log = tables.logged([finite(row) for row in kept.log])
+    return Trained(of, log, finite(kept.summary), kept.params)

@@ -94,13 +94,6 @@ def described(config: Experiment) -> Iterator[str]:
     yield f"in all          {clock(config.steps / rate)} at least"
 
 
-def define() -> None:
-    """The flags of this command besides those of all (`app.run`)."""
-    flags.DEFINE_string("address", "", "Ray cluster, or 'auto'; by default one on this machine.")
-    flags.DEFINE_float("gpus_per_worker", 0.0, "GPUs of each worker, 0.5 for two on one.")
-    flags.DEFINE_integer("servers", 1, "Processes that the server's blocks are spread over.")
-
-
 def supervised(arguments: list[str], workdir: str) -> int:
     """Runs the server, and anew from its last checkpoint if it is killed; its exit code."""
     from optdyn.cli.local import bound_to_parent
@@ -146,7 +139,11 @@ def main() -> None:
     if os.environ.get(SERVER):
         from optdyn.cli import app, train
 
-        define()
+        flags.DEFINE_string(
+            "address", "", "Ray cluster, or 'auto'; by default one on this machine."
+        )
+        flags.DEFINE_float("gpus_per_worker", 0.0, "GPUs of each worker, 0.5 for two on one.")
+        flags.DEFINE_integer("servers", 1, "Processes that the server's blocks are spread over.")
         app.run(train.or_dry(served, described))
     else:
         named = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]

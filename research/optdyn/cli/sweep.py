@@ -44,28 +44,44 @@ from optdyn.problem import shared_data
 from optdyn.report import implicit_momentum, report, tables
 from optdyn.train import batched_runs, trainer
 from optdyn.train.grid import Grid, of_point, resolve
+from optdyn.train.loop import run_to_end
 from optdyn.train.memory_checks import available
 from optdyn.train.replicas import record
-from optdyn.train.trainer import Run
+from optdyn.train.resuming import begun
+from optdyn.train.run import Run
+from optdyn.train.trainer import Kept
 
 
 class Going(NamedTuple):
     """What all points of a sweep look at while they run."""
 
     config: Grid
-    workdir: Path
+    workdir: Path | None  # None: no file is left of the points
     threads: int
     memory: float  # bytes for what runs at a time
     line: Sweep
     come: Come
     failed: Event  # one of them has: the others are to stop
-    results: Callable[[str], None]  # writes what there is of `results.csv`, the point with it
+    results: Callable[[str], None] | None  # writes what there is of `results.csv`, this with it
+    kept: dict[str, Kept]  # of each point, where there is no workdir
 
     def prepare(self, entry: PlannedPoint) -> Run:
-        folder = folder_of(self.workdir, entry.name)
+        is_begun = self.workdir is not None and begun(folder_of(self.workdir, entry.name))
         config = resolve(self.config, entry.name, entry.point)
         with of_point(entry.name):
-            return trainer.prepare(config, begun=trainer.begun(folder))
+            return trainer.prepare(config, begun=is_begun)
+
+    def train(self, entry: PlannedPoint, run: Run) -> dict[str, Any]:
+        """Trains the point by itself, to its end; returns its summary."""
+        watch = self.watch(entry)
+        if self.workdir:
+            folder = folder_of(self.workdir, entry.name)
+            summary = run_to_end(trainer.training(run, folder, watch))
+        else:
+            kept = run_to_end(trainer.in_memory(run, watch))
+            self.kept[entry.name], summary = kept, kept.summary
+        self.end(entry, summary)
+        return summary
 
     def watch(self, entry: PlannedPoint) -> Watch:
         def stopped() -> int:
@@ -79,7 +95,8 @@ class Going(NamedTuple):
     def end(self, entry: PlannedPoint, summary: dict[str, Any]) -> None:
         if summary["status"] in DONE:
             self.line.end(entry.name, summary["status"])
-            self.results(entry.name)
+            if self.results:
+                self.results(entry.name)
 
 
 def main(config: Grid, workdir: Path) -> int:
@@ -124,15 +141,34 @@ def _swept(config: Grid) -> tuple[str, ...]:
 
 
 def sweep(
-    config: Grid, workdir: Path, entries: Sequence[PlannedPoint], way: str, threads: int
+    config: Grid,
+    workdir: Path | None,
+    entries: Sequence[PlannedPoint],
+    way: str,
+    threads: int,
+    kept: dict[str, Kept] | None = None,
 ) -> int:
-    """Runs the points that are not done; the number of the signal that stopped it, else 0."""
+    """Runs the points that are not done; the number of the signal that stopped it, else 0.
+
+    Without a workdir no file is written: what is left of each point is put into `kept`.
+    """
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}
-    line = Sweep(workdir.name, {entry.name: entry.updates for entry in entries}, done)
+    name = workdir.name if workdir else "compare"
+    line = Sweep(name, {entry.name: entry.updates for entry in entries}, done)
     with stoppable() as come:
-        results = tables.following(workdir, _swept(config)) if is_writer() else lambda name: None
+        results = tables.following(workdir, _swept(config)) if workdir and is_writer() else None
         memory = available() / 2
-        going = Going(config, workdir, threads, memory, line, come, Event(), results)
+        going = Going(
+            config,
+            workdir,
+            threads,
+            memory,
+            line,
+            come,
+            Event(),
+            results,
+            {} if kept is None else kept,
+        )
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
             left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]
@@ -146,16 +182,14 @@ def _in_threads(going: Going, entries: Sequence[PlannedPoint]) -> None:
     sizes = dict[Hashable, int]()
 
     def work(entry: PlannedPoint) -> None:
-        watch = going.watch(entry)
-        if watch.stopped():
+        if going.watch(entry).stopped():
             return
         run = going.prepare(entry)
         with shared_data.COMPILE_LOCK:
             if entry.compilation not in sizes:
                 sizes[entry.compilation] = batched_runs.memory(run)
         with budget.take(sizes[entry.compilation]):
-            training = trainer.training(run, folder_of(going.workdir, entry.name), watch)
-            going.end(entry, trainer.run_to_end(training))
+            going.train(entry, run)
 
     with ThreadPoolExecutor(going.threads) as pool:
         try:
@@ -175,6 +209,7 @@ def _in_lanes(going: Going, group: Sequence[PlannedPoint], way: str) -> Sequence
     if not group[0].batched:
         return group
     key = repr((jax.default_backend(), group[0].compilation, group[0].updates, group[0].log_every))
+    assert going.workdir
     path = going.workdir / "together" / f"{zlib.crc32(key.encode()):08x}.json"
     choice = read_json(path)
     if not choice or choice["asked"] != way:
@@ -225,16 +260,14 @@ def _one_by_one(going: Going, entries: Sequence[PlannedPoint]) -> int:
     for entry in entries:
         if going.come.stopped:
             break
-        folder = folder_of(going.workdir, entry.name)
         config = resolve(going.config, entry.name, entry.point)
-        if config.replicas.count:
-            summary = record(config, folder)
+        if going.workdir and config.replicas.count:
+            summary = record(config, folder_of(going.workdir, entry.name))
+            going.end(entry, summary)
         else:
-            training = trainer.training(going.prepare(entry), folder, going.watch(entry))
-            summary = trainer.run_to_end(training)
+            summary = going.train(entry, going.prepare(entry))
         if summary["status"] == "interrupted":
             return summary["signal"]
-        going.end(entry, summary)
     return 0
 
 

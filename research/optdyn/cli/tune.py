@@ -27,7 +27,6 @@ from optdyn.base.streams import tell
 from optdyn.cli import app, train
 from optdyn.devices.first_process import own
 from optdyn.experiment import Experiment
-from optdyn.methods.setup import Tune
 from optdyn.report.tables import replace
 from optdyn.train import history, trainer
 from optdyn.train.checkpoints import Checkpoints, saving
@@ -132,8 +131,13 @@ def described(config: Experiment) -> Iterator[str]:
     cluster, given = bench.prepare(config), config.tune
     most = given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
     each = train.seconds_per_update(cluster.run)
+    searched = "momentum and learning rate from the measured noise scale and sharpness, at first"
+    if given.mode == "omnivore":
+        momenta = ", ".join(f"{value:g}" for value in given.momenta)
+        rates = ", ".join(f"{value:g}" for value in given.learning_rates)
+        searched = f"momentum {momenta}; learning rates {rates}, at first"
     yield f"groups          {', '.join(map(str, cluster.groups))}"
-    yield f"{given.mode:15} {_searched(given)}"
+    yield f"{given.mode:15} {searched}"
     yield f"target          a training loss of {given.target:g}"
     yield f"seconds         {number(given.seconds)} of training at most, simulated"
     yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
@@ -141,17 +145,6 @@ def described(config: Experiment) -> Iterator[str]:
         f"in all          {clock(most * each)} at most, besides probes: {most:,.0f} updates, if "
         f"{cluster.groups[-1]} groups never get there"
     )
-
-
-def _searched(given: Tune) -> str:
-    """The momenta and learning rates that the mode begins with, in words."""
-    if given.mode == "omnivore":
-        momenta, rates = (
-            ", ".join(f"{value:g}" for value in values)
-            for values in (given.momenta, given.learning_rates)
-        )
-        return f"momentum {momenta}; learning rates {rates}, at first"
-    return "momentum and learning rate from the measured noise scale and sharpness, at first"
 
 
 def _climbed(config: Experiment) -> Iterator[str]:
@@ -216,11 +209,6 @@ def main(config: Experiment, workdir: Path) -> int:
     return 0
 
 
-def define() -> None:
-    """The flag of this command besides those of all (`app.run`)."""
-    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
-
-
 if __name__ == "__main__":
-    define()
+    flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
     app.run(train.or_dry(main, described))

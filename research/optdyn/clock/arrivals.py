@@ -1,99 +1,43 @@
-"""Asynchronous arrivals: each group works by itself and delivers when its slowest worker is done.
+"""Compute groups that arrive by themselves: when each delivers, event by event from one queue.
 
-Groups never wait for one another, so each is a renewal process of its own and the order of
-arrivals is the merge of their arrival times. Arrivals at the same second, which constant services
-have, are in the order of the groups: speeds of 1, 2 and 3 meet every second, whatever the rounding
-of their sums says.
+A group draws services from a stream of its own, each as long as its slowest worker and its messages
+take. When one is done it delivers, perhaps waits, reads, and begins the next. What else there may
+be in between is an argument of `queued`:
 
-Asynchronous arrivals of volunteers: their pace follows the hour, and they come and go.
-
-    service   a draw times the load at the second at which it begins (`habits.Load`), and messages
-    presence  a group leaves after an exponential time, loses what it was at, and when it is back
+    policy    groups wait for one another, or what is late is dropped (`clock/versions.py`)
+    limits    a service that takes longer is dropped, and the group begins again
+    absences  a group leaves after an exponential time, loses what it was at, and when it is back
               reads what is newest then and begins anew
-    server    one link, which every arrival holds for `sending` seconds, in order of arrival; then
-              the update is made, and the group reads it
+    serving   one server, or its link, is held by every arrival in turn; then the update is made
+    cores     those at work, the server too, share the cores of one machine evenly
 
-Event by event, from a queue: O(log groups) an event. Without any of the three it is `arrivals.py`,
-to the rounding of a sum.
+Arrivals at the same second, which constant services have, are in the order of the groups: speeds of
+1, 2 and 3 meet every second, whatever the rounding of their sums says.
 
-Groups that wait for one another: for K gradients an update, and for those that lag behind.
-
-n groups compute gradients, and an update is made when K are there (Dutta et al., arXiv 1803.01113).
-
-    k_sync          all begin at the newest parameters; the n - K others are dropped
-    k_batch_sync    likewise, but a group that has delivered begins another at once
-    k_async         who has delivered waits for the update; the others go on, and count for a later
-    k_batch_async   nobody waits: who has delivered reads and begins another at once
-
-*Stale synchronous parallel* (Ho et al., "More effective distributed ML via a stale synchronous
-parallel parameter server", NIPS 2013): a group's clock c is the number of its deliveries so far.
-With staleness bound s it goes on only while
-
-    c <= min over groups of c + s
-
-and otherwise waits, without parameters, until the slowest group's next update. With s = 0 everybody
-waits for everybody after each update, and with s = infinity nobody ever waits. A group that waited
-reads the parameters as they are when it goes on.
-
-*Ringmaster* (`methods/ringmaster.py`) waits for nobody, and drops an arrival whose gradient was
-taken `delay_bound` (R) or more updates ago: its group begins again at the newest parameters.
-
-*MindFlayer* (`methods/mindflayer.py`): who has not delivered after `allotted` times its mean
-service drops what it is at, and begins again at the newest parameters.
-
-Groups of workers that queue for one server: Omnivore's hardware model, event by event.
-
-Hadjis et al., "Omnivore" (arXiv 1606.04487). N workers in g groups of k = N / g share one fully
-connected (FC) server. A group computes its convolutions, then queues for it:
-
-    T_conv_compute(k) = T_conv_compute(1) / k    a batch is divided among k workers
-    T_conv_network(k) = T_conv_network(1) k      k workers exchange the model with one server
-    T_conv(k) = max(T_conv_compute(k), T_conv_network(k))
-
-The paper has T_conv_network grow with k; linear growth is an assumption made here, of one model
-server with one link.
-
-*Merged*, compute and model of the FC part share the server, for T_fc a batch. *Unmerged*, as the
-authors' program lays it out, every group computes its FC part on a machine of its own in T_fc, and
-what the groups queue for is the server of the FC model, T_fc_network a batch.
-
-Workers that share the cores of one machine with the server that they send to, event by event.
-
-    worker    w core-seconds of computing, then it queues for the server
-    server    s seconds at one update after the other, in order of arrival; its worker reads
-
-    dv/dt = min(1, C / k)      what each of the k that are at work gets done in a second
-
-k are the workers that compute, and the server where somebody is there. A machine of C cores divides
-them evenly among those at work (processor sharing). Memory bounds C likewise: where a core at work
-moves b bytes a second and the memory B in all, C = min(cores, B / b).
-
-With as many cores as workers, and one for the server, nobody is slowed, and what is left is the
-server's queue. Without a server, s = 0, it is `arrivals.py` to the rounding of a sum. With one core
-an update takes w + s, however many work.
-
-From `config.cluster` to the arrivals of its groups, by the law of their service.
+Groups that wait for nothing are renewal processes, and their order is the merge of their arrival
+times. `arrivals` adds these up as arrays: for 16 groups and 10,000 updates in 2 ms and not in
+100, for 1,000 and 100,000 in 0.2 s and not in 1.5, of a start of 2 s or 3.
 """
 
 import heapq
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from math import sin
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from optdyn.base import seeds
 from optdyn.clock import availability
-from optdyn.clock.availability import Habits
+from optdyn.clock.availability import Habits, Load
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import compute_means, synchronous
 from optdyn.clock.network import of_groups
 from optdyn.clock.service import Draw, geometric, is_constant, with_exchange
-from optdyn.clock.timeline import Arrival, Timeline, TimelineError, from_arrivals
-from optdyn.clock.trace import Held, arrived
-from optdyn.clock.versions import NOBODY, Slots, Versions, blank
+from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
+from optdyn.clock.trace import Held, replayed
+from optdyn.clock.versions import FREE, Policy, Reading, Versions, blank
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
 SPARE = 16  # services drawn beyond what a group is likely to need
@@ -115,6 +59,15 @@ class Queue:
         self._heap, self._rounding = entries, rounding
         self._now = list[tuple]()  # those of one second, the next of them last
         heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap) + len(self._now)
+
+    @property
+    def second(self) -> float:
+        """The second of the next delivery, infinite if there is none."""
+        entries = self._now or self._heap
+        return entries[-1 if self._now else 0][0] if entries else math.inf
 
     def push(self, entry: tuple) -> None:
         """Adds a delivery that is to come."""
@@ -184,13 +137,6 @@ def computing(seed: int, law: Draw, work: Work, steps: int, group: int) -> Itera
         yield from (law(rng, (n, mean.shape[1])) * mean).max(axis=1).tolist()
 
 
-def services(seed: int, law: Draw, work: Work, steps: int, group: int) -> Iterator[float]:
-    """Seconds of `computing` together with the exchange, as far as it does not overlap."""
-    exchange, overlap = float(work.of(group)[1][0]), work.overlap
-    for compute in computing(seed, law, work, steps, group):
-        yield max(compute, compute * (1 - overlap) + exchange)
-
-
 def arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
     """The first `steps` arrivals of groups.
 
@@ -236,137 +182,177 @@ def arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
     return from_arrivals(worker[:steps], seconds[:steps], groups)
 
 
-LOST = 100  # absences an update, at most
-JOINS, DELIVERS, IS_DONE = range(3)  # kinds of events
+NO_HABITS = Habits()
+LOST = 100  # absences an arrival, at most
+LATE = 1000  # services dropped an arrival, at most
+DELIVERS, IS_DONE, RESTARTS, RETURNS = range(4)  # kinds of events
 
 
-def volunteers(
-    seed: int, law: Draw, work: Work, steps: int, habits: Habits
-) -> tuple[Timeline, np.ndarray]:
-    """The first `steps` updates, and the absences so far: (n, 3), group, since when, until when.
+class Absences:
+    """When groups are away, whose presences and absences take exponential times."""
 
-    Other arguments as those of `arrivals`, whose draws these are. A group leaves, and has its hour,
-    as a whole. All are there at second 0. A new version is written to a slot that no group needs,
-    so `groups` slots do. Longer runs begin with shorter ones. Raises `TimelineError` where groups
-    leave before they get anything done.
-    """
-    groups, (load, presence, absence, sending) = len(work.compute), habits
-    service = [computing(seed, law, work, steps, group) for group in range(groups)]
-    exchange, overlap = [float(work.of(group)[1][0]) for group in range(groups)], work.overlap
-    amplitude, speed = (load.amplitude, load.speed) if load else (0.0, 0.0)
-    phase = load.phase.tolist() if load else [0.0] * groups
-    # A stream of their own, so that who is away does not depend on how much is computed.
-    comings = [
-        np.random.default_rng((seed, group, 1)) for group in range(groups if presence else 0)
-    ]
-    leaves = [rng.exponential(presence) for rng in comings]
-    slots, newest, t = Slots(groups), 0, 0  # t: updates so far
-    held, version = [0] * groups, [0] * groups
-    worker, read, write, staleness = np.empty((4, steps), np.int32)
-    seconds, away = np.empty(steps), list[tuple[int, float, float]]()
-    free = 0.0  # the second at which the server's link is
+    def __init__(self, seed: int, groups: int, habits: Habits):
+        # A stream of their own, so that who is away does not depend on how much is computed.
+        self._streams = [np.random.default_rng((seed, group, 1)) for group in range(groups)]
+        self._presence, self._absence = habits.presence, habits.absence
+        self._leaves = [rng.exponential(habits.presence) for rng in self._streams]
+        self.past = list[tuple[int, float, float]]()  # group, since when, until when
 
-    def next_of(group: int, now: float) -> tuple[float, int, int]:
-        """What becomes of a group that begins at this second."""
-        takes = next(service[group])
-        if load:
-            takes *= 1 + amplitude * sin(speed * now + phase[group])
-        takes = max(takes, takes * (1 - overlap) + exchange[group])
-        while presence and leaves[group] <= now + takes:
-            left = leaves[group]
-            back = left + comings[group].exponential(absence)
-            leaves[group] = back + comings[group].exponential(presence)
-            away.append((group, left, back))
-            if len(away) > LOST * (t + groups):
+    def interrupt(self, group: int, now: float, end: float, updates: int) -> float | None:
+        """When the group is back, if it leaves before the end of what it begins now.
+
+        Raises `TimelineError` where groups leave before they get anything done.
+        """
+        rng = self._streams[group]
+        while self._leaves[group] <= end:
+            left = self._leaves[group]
+            back = left + rng.exponential(self._absence)
+            self._leaves[group] = back + rng.exponential(self._presence)
+            self.past.append((group, left, back))
+            if len(self.past) > LOST * (updates + len(self._streams)):
                 raise TimelineError(
-                    f"config.cluster.presence = {presence:g}: after {t:,} updates groups "
-                    f"have left {len(away):,} times, and must be there for longer than a service"
+                    f"config.cluster.presence = {self._presence:g}: after {updates:,} updates "
+                    f"groups have left {len(self.past):,} times, and must be there for longer "
+                    "than a service"
                 )
             if back > now:
-                return back, group, JOINS
-        held[group], version[group] = newest, t
-        slots.hold(newest)
-        return now + takes, group, DELIVERS
+                return back
+        return None
 
-    events = Queue([next_of(group, 0.0) for group in range(groups)], rounding(law))
-    while t < steps:
-        now, group, kind = events.pop()
-        if kind == DELIVERS and sending:
-            free = max(free, now) + sending
-            events.push((free, group, IS_DONE))
+
+def queued(
+    groups: int,
+    steps: int,
+    takes: Callable[[int, float], float],
+    rounding: float,
+    policy: Policy = FREE,
+    limits: Sequence[float] = (),
+    absences: Absences | None = None,
+    serving: Iterable[float] | None = None,
+    cores: float | None = None,
+) -> Timeline:
+    """The first `steps` updates of groups that all begin at second 0, in O(log groups) an event.
+
+    `takes(group, now)`: seconds of a service that begins then; `limits`, (groups,), the most that
+    one may take. `serving`: seconds of the server at one arrival after the other. Raises
+    `TimelineError` if groups hardly deliver.
+    """
+    line = blank(groups, steps, policy)
+    order = Versions(line, groups, policy)
+    away = dict[int, Reading]()
+    delivered = late = 0
+
+    def begin(group: int, now: float) -> tuple[float, int, int]:
+        """The event that ends what a group begins now."""
+        seconds = takes(group, now)
+        if limits and seconds > limits[group]:
+            return now + limits[group], group, RESTARTS
+        if absences:
+            back = absences.interrupt(group, now, now + seconds, order.updates)
+            if back is not None:
+                away[group] = order.leave(group)
+                return back, group, RETURNS
+        return now + seconds, group, DELIVERS
+
+    queue = Queue([begin(group, 0.0) for group in range(groups)], rounding)
+    server, service = deque[tuple[float, int, int]](), iter(serving or ())
+    free = 0.0  # when the server has dealt with all who came before
+    second = clock = 0.0  # of one group alone, and of those that share cores
+    while order.updates < steps:
+        at_work = len(queue) + bool(server)
+        is_done = server and server[0][0] <= queue.second
+        now, group, kind = server.popleft() if is_done else queue.pop()
+        clock = clock + (now - second) * max(1.0, at_work / cores) if cores else now
+        second = now
+        readers = [group]
+        if kind == DELIVERS and serving is not None:
+            free = max(free, now) + next(service)
+            server.append((free, group, IS_DONE))
             continue
-        if kind != JOINS:
-            worker[t], read[t], staleness[t] = group, held[group], t - version[group]
-            slots.release(held[group])
-            write[t] = newest = slots.next()
-            seconds[t] = now
-            t += 1
-        events.push(next_of(group, now))
-    absences = np.array(away).reshape(-1, 3)
-    choice = Arrival(worker, read, write)
-    return Timeline(worker, staleness, seconds, groups, choice), absences
+        if kind == RETURNS:
+            order.begin(group, away.pop(group).batch)
+        elif kind == RESTARTS:
+            order.drop(group)
+            late += 1
+            if late > LATE * (delivered + groups):
+                raise TimelineError(
+                    f"config.method.allotted = {policy.allotted:g}: groups have begun again "
+                    f"{late:,} times and hardly deliver; it must be longer"
+                )
+        else:
+            _, _, readers, is_dropped = order.arrive(group, clock)
+            delivered += not is_dropped
+            if order.drops_others and len(readers) > 1:  # they may be at work, and drop that
+                queue.drop(set(readers))
+        for reader in readers:
+            queue.push(begin(reader, now))
+    return line._replace(batch=None)  # batches are of updates here, not of readers
 
 
-LATE = 1000  # gradients dropped for one that is delivered, at most
+def services(
+    seed: int, law: Draw, work: Work, steps: int, load: Load | None = None
+) -> Callable[[int, float], float]:
+    """(group, now) -> seconds of its next service: its slowest worker's, and of its messages.
+
+    The draws are those of `arrivals`; services are alike, but for the load at their beginning.
+    """
+    groups, overlap = range(len(work.compute)), work.overlap
+    computed = [computing(seed, law, work, steps, group) for group in groups]
+    exchange = [float(work.of(group)[1][0]) for group in groups]
+    amplitude, speed = (load.amplitude, load.speed) if load else (0.0, 0.0)
+    phase = load.phase.tolist() if load else []
+
+    def takes(group: int, now: float) -> float:
+        compute = next(computed[group])
+        if load:
+            compute *= 1 + amplitude * math.sin(speed * now + phase[group])
+        return max(compute, compute * (1 - overlap) + exchange[group])
+
+    return takes
 
 
-def several(
+def event_arrivals(
     seed: int,
     law: Draw,
     work: Work,
     steps: int,
-    arrivals: int = 1,
-    waiting: str = NOBODY,
-    bound: float = math.inf,
-    delay_bound: float = math.inf,
-    allotted: float = math.inf,
+    policy: Policy = FREE,
+    habits: Habits = NO_HABITS,
+    absences: Absences | None = None,
 ) -> Timeline:
-    """The first `steps` updates, of `arrivals` (K) gradients each, with staleness bound `bound`.
+    """The first `steps` updates of groups with that policy and those habits.
 
-    Other arguments as those of `timeline.arrivals`, whose draws these are: by default it is the
-    same. `worker` is the group that delivers last. `staleness`, and the workers and reads of its
-    choice, are (steps, K), in the order of delivery, or (steps,) where K is 1. A new version is
-    written to a slot that no group at work has read, so `groups` slots do. K is at most `groups`,
-    but where a group delivers several. Raises `TimelineError` if groups hardly deliver.
+    `worker` is the group that delivers last. `staleness`, and the workers and reads of its plan,
+    are (steps, K), in the order of delivery, or (steps,) where K is 1. K is at most the number of
+    groups, but where a group delivers several. A group leaves, and has its hour, as a whole.
     """
-    groups = len(work.compute)
-    service = [services(seed, law, work, steps, group) for group in range(groups)]
-    limit = (allotted * work.means().max(axis=1)).tolist() if allotted < math.inf else []
-
-    def next_of(group: int, now: float) -> tuple[float, int, bool]:
-        """When the group is done that begins now, or is late."""
-        takes = next(service[group])
-        if limit and takes > limit[group]:
-            return now + limit[group], group, True
-        return now + takes, group, False
-
-    working = Queue([next_of(group, 0.0) for group in range(groups)], rounding(law))
-    line = blank(groups, steps, arrivals, waiting, min(delay_bound, allotted) < math.inf)
-    versions = Versions(line, groups, bound, arrivals, waiting, delay_bound)
-    left, late = steps * arrivals, 0
-    while left:
-        now, group, is_late = working.pop()
-        if is_late:
-            versions.drop(group)
-            working.push(next_of(group, now))
-            late += 1
-            if late > LATE * (steps * arrivals - left + groups):
-                raise TimelineError(
-                    f"config.method.allotted = {allotted:g}: groups have begun again {late:,} "
-                    "times and hardly deliver; it must be longer"
-                )
-            continue
-        _, _, readers, dropped = versions.arrive(group, now)
-        left -= not dropped
-        if waiting.endswith("_sync") and len(readers) > 1:  # they may be at work, and drop that
-            working.drop(set(readers))
-        for other in readers:
-            working.push(next_of(other, now))
-    return line._replace(batch=None)  # batches are of updates here, not of readers
+    groups, limits = len(work.compute), list[float]()
+    if policy.allotted < math.inf:
+        limits = (policy.allotted * work.means().max(axis=1)).tolist()
+    if habits.presence and not absences:
+        absences = Absences(seed, groups, habits)
+    serving = repeat(habits.sending) if habits.sending else None
+    takes = services(seed, law, work, steps, habits.load)
+    return queued(groups, steps, takes, rounding(law), policy, limits, absences, serving)
 
 
 class IterationSeconds(NamedTuple):
-    """Seconds of the parts of an iteration on one batch."""
+    """Seconds of the parts of an iteration on one batch: Omnivore's hardware model.
+
+    Hadjis et al., "Omnivore" (arXiv 1606.04487). N workers in g groups of k = N / g share one fully
+    connected (FC) server. A group computes its convolutions, then queues for it:
+
+        T_conv_compute(k) = T_conv_compute(1) / k    a batch is divided among k workers
+        T_conv_network(k) = T_conv_network(1) k      k workers exchange the model with one server
+        T_conv(k) = max(T_conv_compute(k), T_conv_network(k))
+
+    The paper has T_conv_network grow with k; linear growth is an assumption made here, of one model
+    server with one link.
+
+    *Merged*, compute and model of the FC part share the server, for T_fc a batch. *Unmerged*, as
+    the authors' program lays it out, every group computes its FC part on a machine of its own in
+    T_fc, and what the groups queue for is the server of the FC model, T_fc_network a batch.
+    """
 
     t_conv_compute_1: float  # convolutions, forward and backward, on one worker
     t_conv_network_1: float  # exchange of the convolutional model by one worker
@@ -400,72 +386,42 @@ def server(
 ) -> tuple[Timeline, np.ndarray]:
     """The first `steps` updates by `groups` groups of k workers, and the server's seconds at each.
 
-    All groups start at second 0. The mean of every worker's phase, T_conv(k), and of every FC
-    service is multiplied by a draw of unit mean from `law`, and a group waits for the slowest of
-    its workers, then in order of arrival for the server. It reads the parameters as it leaves the
-    server: the staleness is that of the convolutional model (a merged FC model has none). Longer
-    runs of the same generator state begin with shorter ones.
+    The mean of every worker's phase, T_conv(k), and of every FC service is multiplied by a draw of
+    unit mean from `law`, and a group waits for the slowest of its workers, then in order of arrival
+    for the server. It reads the parameters as it leaves the server: the staleness is that of the
+    convolutional model (a merged FC model has none). Longer runs of the same generator state begin
+    with shorter ones.
     """
     own, served = t_fc(pieces)
     conv_stream, own_stream, server_stream = rng.spawn(3)
     phases = groups + steps  # one at the start of each group, one after every update
     alone = law(conv_stream, (phases, k)).max(axis=1) * t_conv(pieces, k)
     alone += law(own_stream, (phases,)) * own
-    services = law(server_stream, (steps,)) * served
-
-    entries = list(zip(alone[:groups].tolist(), range(groups), strict=True))
-    queue = Queue(entries, rounding(law))
-    worker, seconds = np.empty(steps, np.int32), np.empty(steps)
-    free = 0.0  # second at which the server has dealt with all who came before
-    events = zip(services.tolist(), alone[groups:].tolist(), strict=True)
-    for t, (service, phase) in enumerate(events):
-        arrival, group = queue.pop()
-        free = max(free, arrival) + service
-        worker[t], seconds[t] = group, free
-        queue.push((free + phase, group))
-    return from_arrivals(worker, seconds, groups), services
-
-
-SERVER = -1  # in the queue of who is done next, before all workers
+    seconds = law(server_stream, (steps,)) * served
+    phase, serving = iter(alone.tolist()), chain(seconds.tolist(), repeat(0.0))
+    line = queued(groups, steps, lambda *_: next(phase), rounding(law), serving=serving)
+    return from_arrivals(line.worker, line.seconds, groups), seconds
 
 
 def shared_cores(
     seed: int, law: Draw, work: Work, serving: np.ndarray | float, cores: float, steps: int
 ) -> Timeline:
-    """The first `steps` updates of workers that all begin at second 0.
+    """The first `steps` updates of workers that share cores with the server that they send to.
+
+        dv/dt = min(1, C / k)      what each of the k that are at work gets done in a second
+
+    k are the workers that compute, and the server where somebody is there. A machine of C `cores`
+    divides them evenly among those at work (processor sharing). Memory bounds C likewise: where a
+    core at work moves b bytes a second and the memory B in all, C = min(cores, B / b). C is
+    positive, or infinite. With one core an update takes w + s, however many work.
 
     `work` has what each computes, alone, which is multiplied by draws of `law`, those of
-    `arrivals`. `serving`: s, or (steps,) of every update. `cores`: C, positive, or infinite. It
-    takes O(log workers) an update. Longer runs begin with shorter ones.
+    `arrivals`. `serving`: s, or (steps,) of every update.
     """
-    groups = len(work.compute)
-    each = [services(seed, law, work, steps, group) for group in range(groups)]
-    served = np.broadcast_to(serving, steps).tolist()
-    # v is a clock that all at work share, so it says who is done next, and not when.
-    busy = Queue([(next(each[group]), group) for group in range(groups)], rounding(law))
-    k, v, now, begun = groups, 0.0, 0.0, 0
-    waiting = deque[int]()  # the first of them is being served
-    worker, seconds = np.empty(steps, np.int32), np.empty(steps)
-    t = 0
-    while t < steps:
-        done, group = busy.pop()
-        now += (done - v) * max(1.0, k / cores)
-        v = done
-        k -= 1
-        if group == SERVER:
-            group = waiting.popleft()
-            worker[t], seconds[t] = group, now
-            t += 1
-            busy.push((v + next(each[group]), group))
-            k += 1
-            idle = True
-        else:
-            idle = not waiting
-            waiting.append(group)
-        if idle and waiting and begun < steps:
-            busy.push((v + served[begun], SERVER))
-            k, begun = k + 1, begun + 1
-    return from_arrivals(worker, seconds, groups)
+    groups, takes = len(work.compute), services(seed, law, work, steps)
+    served = chain(np.broadcast_to(serving, steps).tolist(), repeat(0.0))
+    line = queued(groups, steps, takes, rounding(law), serving=served, cores=cores)
+    return from_arrivals(line.worker, line.seconds, groups)
 
 
 def compute_groups(
@@ -478,10 +434,7 @@ def compute_groups(
     seed: int = 0,
     replicas: int = 0,
     merged: bool = False,
-    staleness_bound: int = -1,
-    several_of: tuple[int, str] = (1, ""),
-    delay_bound: int = 0,
-    allotted: float = 0.0,
+    policy: Policy = FREE,
     held: Held | None = None,
     message_bytes: float | None = None,
 ) -> Timeline:
@@ -492,17 +445,12 @@ def compute_groups(
     mean from the law `service`; a group delivers with its slowest worker, after sending its
     gradient and before reading the new parameters (`update_bytes` each way, or a gradient of
     `message_bytes`), behind the fraction `overlap` of its computing. One group of all is
-    synchronous, without a server (`nodes.py`).
+    synchronous, without a server (`meetings.py`).
 
-    With `cluster.pieces` the groups queue for a server instead (`server.py`), `merged` or not, with
-    draws from the same law. Pieces are seconds for a whole batch, so neither `batch_size` nor
-    `update_bytes` counts. With `staleness_bound` from 0 up they wait for one another, and with
-    `several_of`, (K, who waits), an update is of K arrivals (`several.py`). With `delay_bound` from
-    1 up what is as many updates old is dropped; one group is never late. With `allotted` above 0
-    who has not delivered after so many of its mean services begins again. With a load by the hour,
-    absences or a server whose link has a width they are volunteers (`volunteers.py`). Of groups
-    that race, `service` "race", it is empty: the race fills it. With `held` it is that of the
-    arrivals that a trace holds.
+    With `cluster.pieces` the groups queue for a server instead (`server`), `merged` or not. Pieces
+    are seconds for a whole batch, so neither `batch_size` nor `update_bytes` counts. The timeline
+    of groups that race is blank: the race fills it. With `held` it is that of the arrivals that a
+    trace holds.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
@@ -513,30 +461,20 @@ def compute_groups(
         shape = (replicas, steps) if replicas else (steps,)
         interval = 1 / np.sum(1 / work.means().max(axis=1))  # the rates of the groups add up
         return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
-    bound = staleness_bound if staleness_bound >= 0 else math.inf
-    oldest = delay_bound if delay_bound and groups > 1 else math.inf
-    many, waiting = several_of
-    who, limit = waiting or NOBODY, allotted or math.inf
-    waits = bool(waiting) or min(bound, oldest, limit) < math.inf
     if cluster.service.name == "race":
-        return blank(groups, steps, many, waiting, oldest < math.inf)
+        return blank(groups, steps, policy._replace(allotted=math.inf))
     law, stream = cluster.service, seeds.number(seed, "arrivals")
+    habits = habits_of(cluster, groups, update_bytes)
     if held:
-        worker = held.worker
-        if many > 1:
-            worker = held.workers((many,), groups)
-        whole = arrived(held, groups, bound, many, who, worker, oldest, limit < math.inf)
+        whole = replayed(held, groups, policy)
     elif pieces := pieces_of(cluster, merged):
         rng, k = seeds.generator(seed, "arrivals"), cluster.worker_count // groups
         whole, _ = server(pieces, groups, k, count, law.draw, rng)
-    elif as_volunteers := habits_of(cluster, groups, update_bytes):
-        whole, _ = volunteers(stream, law.draw, work, count, as_volunteers)
-    elif groups == 1 and not waiting:
+    elif groups == 1 and not policy.waiting and not habits:
         sizes = {"batch_size": batch_size, "update_bytes": update_bytes}
         whole = synchronous(cluster, steps=count, seed=seed, **sizes)
-    elif waits:
-        bounds = {"bound": bound, "delay_bound": oldest, "allotted": limit}
-        whole = several(stream, law.draw, work, count, many, who, **bounds)
+    elif policy != FREE or habits:
+        whole = event_arrivals(stream, law.draw, work, count, policy, habits or NO_HABITS)
     else:
         whole = arrivals(stream, law.draw, work, count)
     return _in_windows(whole, replicas, steps, groups) if replicas else whole

@@ -37,6 +37,17 @@ class Arrival(NamedTuple):
     dropped: Array | None = None
 
 
+class WorkerStep(NamedTuple):
+    """The arrival of a worker that has a slot of its own, such as a local step of its parameters.
+
+    Of an update scalars, of a timeline (steps,). `numbers` are the method's own, by name.
+    """
+
+    worker: Array  # int32
+    exchange: Array | None = None  # bool, whether it changes what others read; None: each does
+    numbers: Tree = ()  # of which there may be none
+
+
 class Shares(NamedTuple):
     """How the examples of a batch are divided among workers, (workers,) int32."""
 

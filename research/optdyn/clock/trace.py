@@ -22,7 +22,7 @@ import numpy as np
 from optdyn.base.errors import Wrong
 from optdyn.base.trees import Plan
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
-from optdyn.clock.versions import NOBODY, Versions, blank, fill
+from optdyn.clock.versions import FREE, Policy, Versions, blank, fill
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,38 +177,28 @@ def _needs(path: str, name: str, shape: tuple[int, ...]) -> str:
     return f"trace {path}: needs the columns {PREFIX}{name}{many}"
 
 
-def arrived(
-    held: Held,
-    groups: int,
-    bound: float,
-    arrivals: int,
-    waiting: str,
-    worker: np.ndarray,
-    delay_bound: float = math.inf,
-    has_limit: bool = False,
-) -> Timeline:
-    """The timeline of arrivals in that order, (steps,) or, of K `arrivals` an update, (steps, K).
+def replayed(held: Held, groups: int, policy: Policy = FREE) -> Timeline:
+    """The timeline of the arrivals that a trace holds, of groups with that policy.
 
-    With a finite `bound` of the staleness groups waited for one another, and where updates are of K
-    `arrivals` they wait as `waiting` says (`several.py`). With a finite `delay_bound`, or where
-    time `has_limit`, it also says whose arrivals were dropped. Raises `TimelineError`.
+    Where something is dropped it also says whose that was. Raises `TimelineError`.
     """
-    drops = delay_bound < np.inf or has_limit
-    alone = (worker.ndim, bound, waiting, drops) == (1, np.inf, NOBODY, False)
-    held.groups(worker, groups, everyone=alone and not held.has("read"))
-    if alone:
-        if held.has("read"):
-            return _read(held, worker)
-        made = from_arrivals(worker, held.seconds, groups)
-        t, late = np.arange(len(worker), dtype=np.int32), made.staleness
+    worker = held.worker
+    if policy.arrivals > 1:
+        worker = held.workers((policy.arrivals,), groups)
+    held.groups(worker, groups, everyone=policy.is_free and not held.has("read"))
+    if policy.is_free and held.has("read"):
+        return _read(held, worker)
+    if policy.is_free:
+        line = from_arrivals(worker, held.seconds, groups)
+        t, late = np.arange(len(worker), dtype=np.int32), line.staleness
         # Its reader was the first, or read as many updates ago as it is late (`versions.py`).
-        return made._replace(batch=np.where(late == t, worker, groups + t - late - 1))
-    dropped = held.flags("dropped", (groups,)) if drops else None
-    made = blank(groups, len(worker), arrivals, waiting, drops)
-    order = Versions(made, groups, bound, arrivals, waiting, delay_bound)
-    drop = order.drop if has_limit else None
+        return line._replace(batch=np.where(late == t, worker, groups + t - late - 1))
+    dropped = held.flags("dropped", (groups,)) if policy.drops else None
+    line = blank(groups, len(worker), policy)
+    order = Versions(line, groups, policy)
+    drop = order.drop if policy.allotted < math.inf else None
     fill(order, worker, held.seconds, dropped, drop, f"trace {held.path}: ")
-    return made
+    return line
 
 
 def _read(held: Held, worker: np.ndarray) -> Timeline:
@@ -222,10 +212,10 @@ def versions(line: Timeline) -> np.ndarray:
     """(steps,) int, how many updates that others read each gradient had in its parameters.
 
     Of several gradients it is that of the last. Workers that take local steps are read from where
-    they exchange, and only then; of gradients that are gathered in a table, where it is `applied`.
+    they exchange, and only then; of gradients that are gathered in a table, where it is applied.
     """
     late = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
-    exchange = getattr(line.plan, "applied", getattr(line.plan, "exchange", None))
+    exchange = getattr(line.plan, "exchange", None)
     updates = np.arange(len(late)) if exchange is None else np.cumsum(exchange) - exchange
     return updates - late
 

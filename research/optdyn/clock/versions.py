@@ -1,15 +1,27 @@
 """Which version each group has read, kept up as they arrive: what their order alone decides.
 
-A group that arrives reads the version it makes, or waits (`several.py`) and
-reads a later one. So the order of the arrivals, drawn or raced, says all: slots, staleness, who
-goes on, and which batch is whose. Batches 0, 1, ... of the order of examples go to the first,
-second, ... reader, for a group that races has to know its batch before anybody knows the number of
-its update. Where an update is of several arrivals these are parts of batches.
+A group that arrives reads the version it makes, or waits for others and reads a later one. So the
+order of the arrivals, drawn, raced or replayed, says all: slots, staleness, who goes on, and which
+batch is whose. Batches 0, 1, ... of the order of examples go to the first, second, ... reader, for
+a group that races has to know its batch before anybody knows the number of its update. Where an
+update is of several arrivals these are parts of batches.
 
-Workers that exchange with every H_i-th local step, kept up as they arrive.
+n groups compute gradients, and an update is made when K are there (Dutta et al., arXiv 1803.01113).
 
-Of a race a worker is heard of when it exchanges, and its H_i local steps are then listed together:
-what workers do by themselves in between has no order that would change anything.
+    k_sync          all begin at the newest parameters; the n - K others are dropped
+    k_batch_sync    likewise, but a group that has delivered begins another at once
+    k_async         who has delivered waits for the update; the others go on, and count for a later
+    k_batch_async   nobody waits: who has delivered reads and begins another at once
+
+*Stale synchronous parallel* (Ho et al., "More effective distributed ML via a stale synchronous
+parallel parameter server", NIPS 2013): a group's clock c is the number of its deliveries so far.
+With staleness bound s it goes on only while
+
+    c <= min over groups of c + s
+
+and otherwise waits, without parameters, until the slowest group's next update. With s = 0 everybody
+waits for everybody after each update. A group that waited reads the parameters as they are when it
+goes on.
 """
 
 import heapq
@@ -23,9 +35,31 @@ from optdyn.base.errors import Wrong
 from optdyn.base.trees import Array
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError
 
-# Who waits where an update is of K arrivals (`several.py`).
 WAITING = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
 NOBODY = "k_batch_async"
+
+
+class Policy(NamedTuple):
+    """Who waits for whom, and whose work is dropped."""
+
+    arrivals: int = 1  # K, gradients of an update
+    waiting: str = ""  # one of `WAITING`; "" is NOBODY
+    bound: float = math.inf  # s, deliveries that a group may be ahead of the slowest
+    delay_bound: float = math.inf  # R, a gradient that is as many updates old is dropped
+    allotted: float = math.inf  # a, mean services after which a group begins again
+
+    @property
+    def drops(self) -> bool:
+        """Whether a gradient can be dropped that an update does not drop by itself."""
+        return min(self.delay_bound, self.allotted) < math.inf
+
+    @property
+    def is_free(self) -> bool:
+        """Whether each arrival is an update and its group reads that."""
+        return self._replace(waiting=self.waiting or NOBODY) == Policy(waiting=NOBODY)
+
+
+FREE = Policy()  # nobody waits, and nothing is dropped
 
 
 class Reading(NamedTuple):
@@ -63,6 +97,21 @@ class Order(Protocol):
         """The group is at work, and has come one arrival further."""
 
 
+def blank(groups: int, steps: int, policy: Policy = FREE) -> Timeline:
+    """The timeline of groups before they arrive: an `Order` writes its updates as they come.
+
+    With several arrivals K an update is of parts of batches, and what is of each is (steps, K). One
+    slot does where an update drops all other work.
+    """
+    worker, write = np.zeros((2, steps), np.int32)
+    shape = (steps,) if policy.arrivals == 1 else (steps, policy.arrivals)
+    staleness, batch, workers, read = np.zeros((4, *shape), np.int32)
+    dropped = np.zeros((steps, groups), bool) if policy.drops else None
+    plan = Arrival(worker if len(shape) == 1 else workers, read, write, dropped=dropped)
+    slots = 1 if policy.waiting.endswith("_sync") else groups
+    return Timeline(worker, staleness, np.zeros(steps), slots, plan, batch)
+
+
 class Slots:
     """Slots of a table of versions, which those hold who have read one."""
 
@@ -87,35 +136,25 @@ class Slots:
 
 
 class Versions:
-    """An `Order` of groups that share parameters, none further ahead than `bound` of the slowest.
+    """An `Order` of groups that share parameters, with that policy.
 
-    With K `arrivals` an update the others wait for it as `waiting` says. An arrival that had read
-    `delay_bound` or more updates ago is dropped, and its group begins again at the newest version.
-    Who is dropped keeps its batch. A new version is written to a slot that no group at work has
-    read, so that as many slots as groups do.
+    Who is dropped keeps its batch, and begins again at the newest version. A new version is written
+    to a slot that no group at work has read, so that as many slots as groups do.
     """
 
-    def __init__(
-        self,
-        line: Timeline,
-        groups: int,
-        bound: float = math.inf,
-        arrivals: int = 1,
-        waiting: str = NOBODY,
-        delay_bound: float = math.inf,
-    ):
-        self._line, self._groups, self._bound = line, groups, bound
-        self._delay_bound = delay_bound
-        self._arrivals, self._again = arrivals, "batch" in waiting
-        self._dropped = waiting.endswith("_sync")
-        self._slots = Slots(groups)
+    def __init__(self, line: Timeline, groups: int, policy: Policy):
+        self._line, self._groups, self._policy = line, groups, policy
+        self._goes_on = "batch" in (policy.waiting or NOBODY)
+        self.drops_others = policy.waiting.endswith("_sync")
+        self._slots, self._newest = Slots(groups), 0
         self._clock = [0] * groups
-        self._updates, self._batches, self._newest = 0, groups, 0
-        self.working = {group: Reading(0, 0, group) for group in range(groups)}
+        self._batches = 0
+        self.updates = 0
+        self.working = dict[int, Reading]()
         self._had = list[tuple[int, Reading]]()  # arrivals of the next update
         self._waiting = list[int]()
-        for _ in range(groups):
-            self._slots.hold(0)
+        for group in range(groups):
+            self._begin_next(group)
 
     def left(self, group: int) -> int:
         """One arrival: a group delivers whole gradients."""
@@ -123,34 +162,32 @@ class Versions:
 
     def arrive(self, group: int, seconds: float) -> Arrived:
         """The group has delivered; the last of an update writes the timeline's next entry."""
-        if self._updates - self.working[group].version >= self._delay_bound:
+        if self.updates - self.working[group].version >= self._policy.delay_bound:
             self.drop(group)
             return Arrived(False, False, [group], dropped=True)
-        had = self.working.pop(group)
-        self._slots.release(had.slot)
-        self._had.append((group, had))
+        self._had.append((group, self.leave(group)))
         self._clock[group] += 1
         self._waiting.append(group)
-        update = len(self._had) == self._arrivals
+        update = len(self._had) == self._policy.arrivals
         kept = dict[int, Reading]()
-        if update and self._dropped:
-            kept, self._waiting = self.working, list(range(self._groups))
-            self.working = {}
-            for reading in kept.values():
-                self._slots.release(reading.slot)
+        if update and self.drops_others:
+            kept = {other: self.leave(other) for other in list(self.working)}
+            self._waiting = list(range(self._groups))
         if update:
-            self._newest = self._slots.next()
-            put(self._line, self._updates, seconds, self._had, self._newest)
-            self._updates, self._had = self._updates + 1, []
-        if not (update or self._again):
+            self._write(seconds)
+        if not (update or self._goes_on):
             return Arrived(False, False, [])
-        goes_on = math.inf if self._bound == math.inf else min(self._clock) + self._bound
-        readers = [other for other in self._waiting if self._clock[other] <= goes_on]
-        self._waiting = [other for other in self._waiting if self._clock[other] > goes_on]
+        clock, readers, bound = self._clock, self._waiting, self._policy.bound
+        self._waiting = []
+        if bound < math.inf:
+            most = min(clock) + bound
+            self._waiting = [other for other in readers if clock[other] > most]
+            readers = [other for other in readers if clock[other] <= most]
         for other in readers:
-            batch = kept[other].batch if other in kept else self._batches
-            self._batches += other not in kept
-            self._begin(other, batch)
+            if other in kept:
+                self.begin(other, kept[other].batch)
+            else:
+                self._begin_next(other)
         return Arrived(update, update, readers)
 
     def drop(self, group: int) -> None:
@@ -159,92 +196,37 @@ class Versions:
         It is written down only if the group had read an older version: otherwise it reads the same
         again, and a trace does not say whether that was before or after an arrival of its own.
         """
+        had = self.leave(group)
+        if had.version < self.updates:
+            self._line.plan.dropped[self.updates, group] = True
+        self.begin(group, had.batch)
+
+    def leave(self, group: int) -> Reading:
+        """The group is at work no more."""
         had = self.working.pop(group)
         self._slots.release(had.slot)
-        if had.version < self._updates:
-            self._line.plan.dropped[self._updates, group] = True
-        self._begin(group, had.batch)
+        return had
 
-    def _begin(self, group: int, batch: int) -> None:
+    def begin(self, group: int, batch: int) -> None:
+        """The group reads the newest version, for the gradient of that batch."""
         self._slots.hold(self._newest)
-        self.working[group] = Reading(self._newest, self._updates, batch)
+        self.working[group] = Reading(self._newest, self.updates, batch)
 
+    def _begin_next(self, group: int) -> None:
+        self.begin(group, self._batches)
+        self._batches += 1
 
-def empty(slots: int, steps: int, arrivals: int = 1, drops: int = 0) -> Timeline:
-    """The timeline of a race before it is run: an `Order` writes its updates as they come.
-
-    With several `arrivals` K an update is of parts of batches, and what is of each is (steps, K).
-    Where something may be dropped it has room for whose that was, of `drops` groups.
-    """
-    worker, write = np.zeros((2, steps), np.int32)
-    shape = (steps,) if arrivals == 1 else (steps, arrivals)
-    staleness, batch, who, read = np.zeros((4, *shape), np.int32)
-    dropped = np.zeros((steps, drops), bool) if drops else None
-    choice = Arrival(worker if arrivals == 1 else who, read, write, dropped=dropped)
-    return Timeline(worker, staleness, np.zeros(steps), slots, choice, batch)
-
-
-def blank(groups: int, steps: int, arrivals: int, waiting: str, drops: bool) -> Timeline:
-    """`empty` for groups that wait so for one another (`several.py`), or drop what is late.
-
-    One slot does where an update drops all other work (`k_sync`, `k_batch_sync`).
-    """
-    slots = 1 if waiting.endswith("_sync") else groups
-    return empty(slots, steps, arrivals, groups if drops else 0)
-
-
-def put(line: Timeline, t: int, seconds: float, had: list[tuple[int, Reading]], write: int) -> None:
-    """Writes update t, of groups and what they had read, into the arrays of the timeline."""
-    line.worker[t], line.seconds[t] = had[-1][0], seconds
-    assert line.batch is not None
-    single = len(had) == 1
-    for array, values in (
-        (line.plan.worker, [group for group, _ in had]),
-        (line.plan.read, [own.slot for _, own in had]),
-        (line.batch, [own.batch for _, own in had]),
-        (line.staleness, [t - own.version for _, own in had]),
-    ):
-        array[t] = values[0] if single else values  # of one, where there are several, all servers'
-    line.plan.write[t] = write
-
-
-def fill(
-    order: Order,
-    worker: np.ndarray,
-    seconds: np.ndarray,
-    dropped: np.ndarray | None = None,
-    drop: Callable[[int], None] | None = None,
-    where: str = "",
-) -> None:
-    """Arrivals in that order, (n,) or, of n updates, (n, K); `seconds`, (n,), are an update's.
-
-    `dropped`, (n, groups), has those that were dropped before each update: that arrived too late,
-    or have not arrived at all where there is a `drop`. Raises `TimelineError` where a group arrives
-    that waits for others, or is dropped and should not be; the line begins with `where`.
-    """
-    wrongs = _wrong_arrivals(order, worker, seconds, dropped, drop)
-    TimelineError.refuse((wrong, where + line) for wrong, line in wrongs)
-
-
-def _wrong_arrivals(
-    order: Order,
-    worker: np.ndarray,
-    seconds: np.ndarray,
-    dropped: np.ndarray | None,
-    drop: Callable[[int], None] | None,
-) -> Iterator[Wrong]:
-    """What is wrong with an arrival, each before the next is filled in."""
-    for t, groups in enumerate(worker.tolist()):
-        late = [] if dropped is None else np.flatnonzero(dropped[t]).tolist()
-        for n, group in enumerate([*late, *(groups if isinstance(groups, list) else [groups])]):
-            waits = group not in order.working
-            yield waits, f"arrival {t}: worker {group} waits for others then"
-            if drop and n < len(late):
-                drop(group)
-                continue
-            unlike = order.arrive(group, float(seconds[t])).dropped != (n < len(late))
-            is_too = "is not too" if n < len(late) else "is too"
-            yield unlike, f"arrival {t}: what worker {group} has {is_too} old to apply"
+    def _write(self, seconds: float) -> None:
+        """Writes the next update, which is of the arrivals since the last one."""
+        line, t, had = self._line, self.updates, self._had
+        self._newest = line.plan.write[t] = self._slots.next()
+        line.worker[t], line.seconds[t] = had[-1][0], seconds
+        assert line.batch is not None
+        columns = (line.plan.worker, line.plan.read, line.staleness, line.batch)
+        rows = [(group, own.slot, t - own.version, own.batch) for group, own in had]
+        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
+            column[t] = values[0] if len(had) == 1 else values  # of one, all servers'
+        self.updates, self._had = t + 1, []
 
 
 # (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
@@ -254,8 +236,11 @@ Decided = Callable[..., Mapping[str, Array]]
 class Exchanges:
     """An `Order` of workers with parameters of their own; an arrival is a local step.
 
-    A worker's slot is its own, and it reads as it exchanges. The staleness is how many exchanges of
-    others there were since, or none where what it has read does not count (`is_stale`).
+    Worker i exchanges with every `periods[i]`-th. Of a race it is heard of when it exchanges, and
+    its local steps are then listed together: what workers do by themselves in between has no order
+    that would change anything. A worker's slot is its own, and it reads as it exchanges. The
+    staleness is how many exchanges of others there were since, or none where what it has read does
+    not count (`is_stale`).
     """
 
     def __init__(
@@ -289,12 +274,11 @@ class Exchanges:
         line.worker[t], line.seconds[t] = group, seconds
         line.staleness[t] = self._exchanges - had.version if self._is_stale else 0
         self._exchanges += exchange
-        decided: dict[str, Array | int] = {"worker": group, "exchange": exchange}
-        decided |= self._decided(exchange, self._exchanges)
-        for name, value in decided.items():
-            getattr(line.plan, name)[t] = value
-        if line.batch is not None:
-            line.batch[t] = had.batch + self._done[group]
+        line.plan.worker[t], line.plan.exchange[t] = group, exchange
+        for name, value in self._decided(exchange, self._exchanges).items():
+            line.plan.numbers[name][t] = value
+        assert line.batch is not None
+        line.batch[t] = had.batch + self._done[group]
         self._steps, self._done[group] = t + 1, self._done[group] + 1
         if exchange:
             self._read(group)
@@ -302,36 +286,59 @@ class Exchanges:
 
 
 def exchanges(
-    worker: np.ndarray, periods: Sequence[int], is_stale: bool = True
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Whether each local step exchanges, its staleness and its version, (steps,) each.
+    worker: np.ndarray, periods: Sequence[int], is_stale: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(steps,) each: whether local steps exchange and their staleness, as `Exchanges` has them.
 
-    The version is how many exchanges there had been when its worker read, or where nothing
-    `is_stale`, so far.
+    It is a hundred times as fast, which the start of a simulated run has to be.
     """
-    exchange, read = np.zeros(len(worker), bool), np.zeros(len(worker), np.int32)
-    each = [np.flatnonzero(worker == i) for i in range(len(periods))]
-    for mine, period in zip(each, periods, strict=True):
-        exchange[mine[period - 1 :: period]] = True
-    before = np.cumsum(exchange) - exchange
+    exchange, late = np.zeros(len(worker), bool), np.zeros(len(worker), np.int32)
+    steps_of = [np.flatnonzero(worker == i) for i in range(len(periods))]
+    for steps, period in zip(steps_of, periods, strict=True):
+        exchange[steps[period - 1 :: period]] = True
     if not is_stale:
-        return exchange, np.zeros(len(worker), np.int32), before
-    for mine in each:
-        last = np.maximum.accumulate(np.where(exchange[mine], before[mine] + 1, 0))
-        read[mine] = np.append(0, last)[:-1]
-    return exchange, (before - read).astype(np.int32), read
+        return exchange, late
+    before = np.cumsum(exchange) - exchange
+    for steps in steps_of:
+        last = np.maximum.accumulate(np.where(exchange[steps], before[steps] + 1, 0))
+        late[steps] = before[steps] - np.append(0, last)[:-1]
+    return exchange, late
 
 
-def batches(worker: np.ndarray, periods: Sequence[int]) -> np.ndarray:
-    """(steps,) int32: the number of each local step's batch in a race of that order.
+def fill(
+    order: Order,
+    worker: np.ndarray,
+    seconds: np.ndarray,
+    dropped: np.ndarray | None = None,
+    drop: Callable[[int], None] | None = None,
+    where: str = "",
+) -> None:
+    """Arrivals in that order, (n,) or, of n updates, (n, K); `seconds`, (n,), are an update's.
 
-    A worker that begins takes the numbers of all its local steps up to its next exchange.
+    `dropped`, (n, groups), has those that were dropped before each update: that arrived too late,
+    or have not arrived at all where there is a `drop`. Raises `TimelineError` where a group arrives
+    that waits for others, or is dropped and should not be; the line begins with `where`.
     """
-    batch, free = np.empty(len(worker), np.int32), sum(periods)
-    first = np.cumsum([0, *periods[:-1]]).tolist()
-    done = [0] * len(periods)
-    for t, i in enumerate(worker.tolist()):
-        batch[t], done[i] = first[i] + done[i], done[i] + 1
-        if done[i] == periods[i]:
-            first[i], done[i], free = free, 0, free + periods[i]
-    return batch
+    wrongs = _wrong_arrivals(order, worker.reshape(len(worker), -1), seconds, dropped, drop)
+    TimelineError.refuse((wrong, where + line) for wrong, line in wrongs)
+
+
+def _wrong_arrivals(
+    order: Order,
+    worker: np.ndarray,
+    seconds: np.ndarray,
+    dropped: np.ndarray | None,
+    drop: Callable[[int], None] | None,
+) -> Iterator[Wrong]:
+    """What is wrong with an arrival, each before the next is filled in."""
+    for t, groups in enumerate(worker.tolist()):
+        late = [] if dropped is None else np.flatnonzero(dropped[t]).tolist()
+        for n, group in enumerate([*late, *groups]):
+            is_late = n < len(late)
+            yield group not in order.working, f"arrival {t}: worker {group} waits for others then"
+            if is_late and drop:
+                drop(group)
+                continue
+            unlike = order.arrive(group, float(seconds[t])).dropped != is_late
+            is_too = "is not too" if is_late else "is too"
+            yield unlike, f"arrival {t}: what worker {group} has {is_too} old to apply"

@@ -7,9 +7,8 @@ the loss falls, which `left_open` tells. Intervals of claims are of the crossing
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json, Tree
+from optdyn.base.trees import Json, Tree, examples_in
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline, plan_of
 from optdyn.core import State
@@ -27,11 +26,11 @@ from optdyn.experiment import Experiment
 from optdyn.optimizers import schedules
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
+from optdyn.problem.shared_data import Parts
 from optdyn.train import program, trainer
-from optdyn.train.driver import drive
-from optdyn.train.program import EVALUATED, Program
+from optdyn.train.loop import Chunk, Hook, hooked, run_to_end, updates
+from optdyn.train.program import CHUNK, Program
 from optdyn.train.trainer import Run
-from optdyn.train.workdir import rows as rows_of
 
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start
@@ -78,23 +77,35 @@ def trial(
     if config.probes.momentum:  # what the meter logs may steer the run
         return _logged(config, target, most, clock)
     run = trainer.prepare(config, timeline_of=timeline_of)
-    put, loss = run.program.layout.put_examples, _loss(run.program, config.probes.mean)
-    _, sample, test = shared_data.put(run.data, put, config)
-    state = run.program.layout.put_state(run.program.rule.init(run.params))
-    rows, status = [_row(run, 0, loss(state, sample))], ""
-    for chunk in drive(run, state, 0, _log_points(first, config.steps), rows):
-        chunk.make()
-        if not np.isfinite(chunk.infos["loss"]).all():
-            status = "diverged"
-        elif chunk.step == chunk.until:
-            rows.append(_row(chunk.run, chunk.step, loss(chunk.state, sample)))
-            status = _status(rows, target, most, clock)
-        if status:
-            break
-    finite = [row for row in rows if math.isfinite(row["train_loss"])]
-    whole = status == "reached" or (not status and chunk.step == config.steps)
-    metrics = program.evaluate(run.program, chunk.state.params, test) if whole else {}
-    return _curve(finite, status or "ended", metrics)
+    layout = run.program.layout
+    _, sample, test = shared_data.put(run.data, layout.put_examples, config)
+    watched = _Losses(target, most, clock, _loss(run.program, config.probes.mean), sample, [])
+    state = layout.put_state(run.program.rule.init(run.params))
+    chunks = updates(run, state, 0, _log_points(first, config.steps), watched.rows)
+    chunk = run_to_end(hooked(chunks, [watched], watched.rows), CHUNK)
+    finite = [row for row in watched.rows if math.isfinite(row["train_loss"])]
+    whole = chunk.status == "reached" or (not chunk.status and chunk.step == config.steps)
+    metrics = program.evaluate(run.program, chunk.params, test) if whole else {}
+    return _curve(finite, chunk.status or "ended", metrics)
+
+
+@dataclass
+class _Losses(Hook):
+    """Keeps the training losses of log points, and ends the trial at one that decides it."""
+
+    target: float
+    most: float
+    clock: str
+    loss: Callable[[State, Parts], float]
+    sample: Parts
+    rows: list[Json]
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.row is not None:
+            loss = self.loss(chunk.state, self.sample)
+            self.rows.append(_row(chunk.run, chunk.step, loss))
+            if chunk.step:
+                chunk.status = _status(self.rows, self.target, self.most, self.clock)
 
 
 class _Decided(NamedTuple):
@@ -146,7 +157,7 @@ def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve
         of_all = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": decay}
         steps = int(min(config.steps, max(most, 1)))
         chosen = config if steps == config.steps else config.with_(of_all, steps=steps)
-    summary, rows = logged(chosen)
+    summary, rows, _ = run_to_end(trainer.in_memory(trainer.prepare(chosen), SILENT))
     found = [row for row in rows if row["train_loss"]]
     reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)
     kept = found if reached is None else found[: reached + 1]
@@ -161,15 +172,6 @@ def _curve(rows: Sequence[Json], status: str, test: dict[str, float]) -> Curve:
     updates, seconds, losses = ([row[name] for row in rows] for name in names)
     met = [row["met"] if "met" in row else row["simulated_seconds"] for row in rows]
     return Curve(updates, seconds, losses, status, test, met)
-
-
-def logged(config: Experiment) -> tuple[Json, list[Json]]:
-    """The summary and the log of a run, whose workdir is gone afterwards."""
-    with TemporaryDirectory(prefix="optdyn-") as folder:
-        summary = trainer.run_to_end(
-            trainer.training(trainer.prepare(config), Path(folder), SILENT)
-        )
-        return summary, rows_of(Path(folder) / "metrics.jsonl")
 
 
 def cut(curve: Curve, most: float, clock: str = "updates") -> Curve:
@@ -243,7 +245,7 @@ def meeting(run: Run, step: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Examples], float]:
+def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
     """The mean loss of a state's parameters, compiled whole: it is asked for at every log point."""
 
     @jax.jit
@@ -254,13 +256,9 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Examples], float
             params = state.params
         return of.evaluate(params, examples)[0]
 
-    def mean(state: State, examples: Examples) -> float:
-        count = len(next(iter(examples.values())))
-        parts = (
-            {name: leaf[start : start + EVALUATED] for name, leaf in examples.items()}
-            for start in range(0, count, EVALUATED)
-        )
-        return sum(float(total(state, part)) for part in parts) / count
+    def mean(state: State, parts: Parts) -> float:
+        count = sum(map(examples_in, parts))
+        return sum(map(float, [total(state, part) for part in parts])) / count
 
     return mean
 

@@ -1,47 +1,18 @@
-"""A server of workers that take local steps: what it makes of the message of one of them.
+"""Workers that take local steps at their own pace, and a server that hears of them now and then.
 
-theta <- theta - eta V(G)      G = theta_read - w_i, as in `async_local_sgd.py`
+    w_i   <- w_i - gamma grad f(w_i)              H_i times, by an optimizer of its own
+    G      = theta_read - w_i                     is sent
+    theta <- theta - eta V(G)
+    w_i   <- theta,  theta_read <- theta
 
-CGAD's server (arXiv 2605.09126): what comes late counts less, and Adam in place of a momentum.
+Workers and their clock are those of `workers.py`. Members differ in when theta moves:
 
-    G     <- gate(tau) e^(-alpha tau) G      tau: how often theta was updated since it was read
-    gate   = (1 + cos(pi min(tau / T, 1))) / 2                         1 without a cutoff T
-    theta <- theta - eta Adam(G)                                       of first decay b
-
-With alpha = 0 and no cutoff, and where tau = 0, G stays as it is.
-
-HeLoCo's server (Al Asif et al., arXiv 2606.00271): what comes, turned toward the momentum.
-
-Array by array, of the message D, the momentum m, and c the cosine of D and m:
-
-    D <- D                                             c >= c_ok
-    D <- |D| u / |u|,  u = (1 - l) D/|D| + l m/|m|     0 <= c < c_ok,   l = min(k (1 - c) f, 1)
-    D <- D - b c |D| m/|m|                             c < 0,           b = min(-k c f, 1)
-    f  = |D| / (|D| + |m|)                             the confidence
-
-    m     <- mu m + (1 - mu) D
-    theta <- theta - eta (D + mu m)
-
-Turning keeps the length of D. From a D that is against m a part of what is against it is taken off.
-With c_ok = -1, and where m is 0, D stays as it is.
-
-Learners on clocks of their own, and the syncer that merges what some of them have sent.
-
-A learner sends fragment p of P after its first p H / P local steps, rounded down, and then after
-every H. `grace` seconds after messages of K learners are there the syncer merges all that have
-arrived by then, and sends Theta back to these learners. A learner takes it over at the end of a
-local step, at least `delay` of its own steps, and at least one, after it had sent.
-
-Nobody knows of what is under way. A learner's newer message takes the place of its older one when
-it arrives, and is dropped if the older has been merged by then, as both began at the same Theta. A
-learner has one message under way at most, and gives it up when it takes Theta over. It sends none
-while Theta waits for that, nor in the step that takes it over: the message would be empty, and yet
-count for the quorum. A merge belongs to the last local step before it; after the very last step
-there are none.
+    async_local_sgd   with each message, which is awaited; V is one of three servers
+    decoupled         when the messages of K learners are there; nobody waits for anything
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -53,21 +24,22 @@ import numpy as np
 import optax
 from jax import lax
 
+from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.base.fields import field
-from optdyn.base.trees import Array, Plan, Tree
+from optdyn.base.trees import Array, Tree
+from optdyn.clock.arrivals import arrivals, event_arrivals, habits_of
 from optdyn.clock.network import to_server
-from optdyn.clock.timeline import Timeline
+from optdyn.clock.timeline import Timeline, WorkerStep, from_arrivals
 from optdyn.clock.trace import Held
 from optdyn.clock.versions import Exchanges
-from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, where
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, distance, where
 from optdyn.methods.averaging import cut, fragment_bytes, join, nesterov
 from optdyn.methods.messages import mean_of, size
 from optdyn.methods.method import (
     FRACTION,
     ClockInputs,
     Fragmented,
-    Method,
     Methods,
     OuterMomentum,
     Periodic,
@@ -79,90 +51,62 @@ from optdyn.methods.workers import (
     WorkerMethod,
     both_ways,
     by_speed,
+    exchanging_clock,
     local_step,
     local_steps,
-    logged,
+    local_work,
     put,
     row,
     table,
-    unhindered,
-    workers_clock,
 )
 
+Numbers = Mapping[str, Array]  # what a `WorkerStep` says besides, by name
 
-class Kept(NamedTuple):
-    """What a server has beside theta."""
+
+class ServerState(NamedTuple):
+    """What a server has beside theta: `step(G, state, numbers) -> V, state` is what it does."""
 
     momentum: Params  # m
     waiting: Params  # Delta
     optimizer: Tree  # the state of an optax optimizer, or ()
 
 
-class ServerRule(NamedTuple):
-    """`step(G, kept, c) -> V, kept`, where c are the numbers of this exchange."""
-
-    step: Callable[[Params, Kept, Plan], tuple[Params, Kept]]
-    init: Callable[[Params], Tree] = lambda params: ()  # its optimizer's state at the beginning
-
-
-@dataclass(frozen=True)
-class Aged(Method):
-    """The numbers of what counts by its age."""
-
-    age_decay: float = field(
-        0.0, "alpha, what comes late counts e^(-alpha age) of its own.", at_least=0
-    )
-    age_cutoff: float = field(
-        0.0,
-        "T, an age from which on what comes counts nothing, and less before by a cosine; 0: none.",
-        at_least=0,
-    )
-
-    def weights(self, age: np.ndarray) -> np.ndarray | None:
-        """gate(tau) e^(-alpha tau) of messages of that `age`, float32; None where all count 1."""
-        if not (self.age_decay or self.age_cutoff):
-            return None
-        weight = np.exp(-self.age_decay * age)
-        if self.age_cutoff:
-            weight *= (1 + np.cos(np.pi * np.minimum(age / self.age_cutoff, 1))) / 2
-        return weight.astype(np.float32)
-
-
-def weighed(message: Params, weight: Array | None) -> Params:
-    """The message G times its weight."""
-    if weight is None:
+def weighed(message: Params, c: Numbers) -> Params:
+    """The message G times its `weight`, if it has one."""
+    if "weight" not in c:
         return message
-    return jax.tree.map(lambda g: (weight * g).astype(g.dtype), message)
+    return jax.tree.map(lambda g: (c["weight"] * g).astype(g.dtype), message)
 
 
-def adam(message: Params, kept: Kept, c: Plan) -> tuple[Params, Kept]:
-    """Adam of what is weighed; `c` is a `Turn`."""
-    rule = optax.scale_by_adam(b1=c.decay)
-    step, state = rule.update(weighed(message, c.weight), kept.optimizer)
-    return step, kept._replace(optimizer=state)
+def delayed_nesterov(G: Params, state: ServerState, c: Numbers) -> tuple[Params, ServerState]:
+    """The delayed momentum; at a `turn` it moves, and `momentum_part` of b m is in V."""
+    G, b, n, turn, part = weighed(G, c), c["decay"], c["delay"], c["turn"], c["momentum_part"]
+    total = jax.tree.map(jnp.add, state.waiting, G)
+    m = jax.tree.map(lambda m, d: jnp.where(turn, b * m + d / n, m), state.momentum, total)
+    step = jax.tree.map(lambda m, g: part * b * m + g / n, m, G)
+    return step, ServerState(m, jax.tree.map(lambda d: jnp.where(turn, 0.0, d), total), ())
 
 
-ADAM = ServerRule(adam, optax.scale_by_adam().init)
+def adam(G: Params, state: ServerState, c: Numbers) -> tuple[Params, ServerState]:
+    """Adam of first decay b, with which CGAD (arXiv 2605.09126) steps along what is weighed."""
+    step, optimizer = optax.scale_by_adam(b1=c["decay"]).update(weighed(G, c), state.optimizer)
+    return step, state._replace(optimizer=optimizer)
 
 
 TINY = 1e-12  # beside norms
 
 
-@dataclass(frozen=True)
-class Turned(Method):
-    """The numbers of messages that are turned."""
-
-    aligned: float = field(
-        0.5,
-        "c_ok of 'heloco', a cosine with the momentum from which on a message stays as it is.",
-        at_least=-1,
-        at_most=1,
-    )
-    correction: float = field(0.5, "K of 'heloco', how much others are corrected.", at_least=0)
-
-
 def turned(message: Params, momentum: Params, aligned: Array, strength: Array) -> Params:
-    """D of every array; `aligned` is c_ok, `strength` k."""
+    """HeLoCo's message: D of every array turned toward the momentum m, c the cosine of both.
+
+        D <- D                                             c >= c_ok
+        D <- |D| u / |u|,  u = (1 - l) D/|D| + l m/|m|     0 <= c < c_ok,   l = min(k (1 - c) f, 1)
+        D <- D - b c |D| m/|m|                             c < 0,           b = min(-k c f, 1)
+        f  = |D| / (|D| + |m|)                             the confidence
+
+    `aligned` is c_ok, `strength` k. Turning keeps the length of D. From a D that is against m a
+    part of what is against it is taken off. With c_ok = -1, and where m is 0, D stays as it is.
+    """
 
     def one(d: jax.Array, m: jax.Array) -> jax.Array:
         size, length = jnp.linalg.norm(d.reshape(-1)), jnp.linalg.norm(m.reshape(-1))
@@ -179,45 +123,28 @@ def turned(message: Params, momentum: Params, aligned: Array, strength: Array) -
     return jax.tree.map(one, message, momentum)
 
 
-def heloco_step(message: Params, kept: Kept, c: Plan) -> tuple[Params, Kept]:
-    """D + mu m, of a message that is turned, and weighed by its age; `c` is a `Turn`."""
-    message = weighed(turned(message, kept.momentum, c.aligned, c.strength), c.weight)
-    after = jax.tree.map(lambda m, d: c.decay * m + (1 - c.decay) * d, kept.momentum, message)
-    way = jax.tree.map(lambda m, d: d + c.decay * m, after, message)
-    return way, kept._replace(momentum=after)
+def heloco(D: Params, state: ServerState, c: Numbers) -> tuple[Params, ServerState]:
+    """HeLoCo's D + mu m (Al Asif et al., arXiv 2606.00271), m <- mu m + (1 - mu) D."""
+    mu = c["decay"]
+    D = weighed(turned(D, state.momentum, c["aligned"], c["strength"]), c)
+    m = jax.tree.map(lambda m, d: mu * m + (1 - mu) * d, state.momentum, D)
+    return jax.tree.map(lambda m, d: d + mu * m, m, D), state._replace(momentum=m)
 
 
-HELOCO = ServerRule(heloco_step)
-
-
-class Turn(NamedTuple):
-    """A local step of worker i, and what it does to theta where it exchanges."""
-
-    worker: Array  # int32, i
-    exchange: Array  # bool
-    turn: Array  # bool, whether it is an N-th exchange
-    momentum_part: Array  # float32, of b m in this step of theta: c, or 1 - c N + c at a turn
-    rate: Array  # float32, eta
-    decay: Array  # float32, b
-    delay: Array  # float32, N
-    weight: Array | None = None  # float32, what G counts (`cgad.py`); None: 1
-    aligned: Array | None = None  # float32, c_ok (`heloco.py`)
-    strength: Array | None = None  # float32, its k
+SERVERS = {"nesterov": delayed_nesterov, "adam": adam, "heloco": heloco}
 
 
 class AsyncLocalSGDState(NamedTuple):
     params: Params  # theta
-    momentum: Params  # m, as in `Kept`
-    waiting: Params  # Delta
+    server: ServerState
     workers: Table  # w_i
     read: Table  # theta_read
     opt_state: Table  # the workers', kept when they read
     newest: jax.Array  # int32, who has just read theta, or else the number of workers
-    server: Tree = ()  # the server's optimizer
 
     def moved_to(self, params: Params) -> "AsyncLocalSGDState":
         """theta is other parameters, of who has just read it too; what others have read stays."""
-        workers, read = (put(table, self.newest, params) for table in self[3:5])
+        workers, read = put((self.workers, self.read), self.newest, (params, params))
         return self._replace(params=params, workers=workers, read=read)
 
     def at(self, worker: int) -> tuple[Params, Tree]:
@@ -226,72 +153,62 @@ class AsyncLocalSGDState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of workers from their mean, for the log."""
-        return logged(self.workers)
-
-
-def delayed_nesterov(G: Params, kept: Kept, c: Turn) -> tuple[Params, Kept]:
-    """The delayed momentum."""
-    G, b, n = weighed(G, c.weight), c.decay, c.delay
-    total = jax.tree.map(jnp.add, kept.waiting, G)
-    m = jax.tree.map(lambda m, d: jnp.where(c.turn, b * m + d / n, m), kept.momentum, total)
-    step = jax.tree.map(lambda m, g: c.momentum_part * b * m + g / n, m, G)
-    return step, Kept(m, jax.tree.map(lambda d: jnp.where(c.turn, 0.0, d), total), ())
-
-
-SERVERS = {"nesterov": ServerRule(delayed_nesterov), "adam": ADAM, "heloco": HELOCO}
+        return {"worker_distance": distance(self.workers)}
 
 
 def async_local_sgd(
     gradient: Gradient, update: Update, workers: int, server: str = "nesterov"
 ) -> Rule:
-    """Rule of a table of `workers`; `event.plan` is a `Turn`. `server`: one of `SERVERS`."""
-    local, of = local_step(gradient, update), SERVERS[server]
+    """Rule of a table of `workers`; `event.plan` is a `WorkerStep`. `server`: one of `SERVERS`.
+
+    Its numbers: `rate`, eta; `decay`, b; those that the server asks for; a `weight` of G, if not 1.
+    """
+    local, serve = local_step(gradient, update), SERVERS[server]
 
     def init(params: Params) -> AsyncLocalSGDState:
         zeros, nobody = jax.tree.map(jnp.zeros_like, params), jnp.int32(workers)
         every, opt_state = table((params, update.init(params)), workers)
-        return AsyncLocalSGDState(
-            params, zeros, zeros, every, every, opt_state, nobody, of.init(params)
-        )
+        optimizer = optax.scale_by_adam().init(params) if server == "adam" else ()
+        first = ServerState(zeros, zeros, optimizer)
+        return AsyncLocalSGDState(params, first, every, every, opt_state, nobody)
 
     def step(
         state: AsyncLocalSGDState, event: Event, batch: Batch
     ) -> tuple[AsyncLocalSGDState, Info]:
-        c = event.plan
-        w, read, opt_state = row(state[3:6], c.worker)
+        i, exchange, c = event.plan
+        theta, before, tables = state.params, state.server, state[2:5]
+        w, read, opt_state = row(tables, i)
         loss, w, opt_state, _ = local(w, opt_state, event, batch)
-        before = Kept(state.momentum, state.waiting, state.server)
-        outer, kept = of.step(jax.tree.map(jnp.subtract, read, w), before, c)
-        theta = jax.tree.map(lambda x, v: x - c.rate * v, state.params, outer)
-        theta, kept = where(c.exchange, (theta, kept), (state.params, before))
-        now = *where(c.exchange, (theta, theta), (w, read)), opt_state
-        every, reads, opt_states = put(state[3:6], c.worker, now)
-        newest = jnp.where(c.exchange, c.worker, workers)
-        info = {"loss": loss, "sent_bytes": both_ways(c.exchange, w)}
-        m, total, optimizer = kept
-        return AsyncLocalSGDState(
-            theta, m, total, every, reads, opt_states, newest, optimizer
-        ), info
+        outer, after = serve(jax.tree.map(jnp.subtract, read, w), before, c)
+        moved = jax.tree.map(lambda x, v: x - c["rate"] * v, theta, outer)
+        theta, after = where(exchange, (moved, after), (theta, before))
+        w, read = where(exchange, (theta, theta), (w, read))
+        every, reads, opt_states = put(tables, i, (w, read, opt_state))
+        newest = jnp.where(exchange, i, workers)
+        info = {"loss": loss, "sent_bytes": both_ways(exchange, w)}
+        return AsyncLocalSGDState(theta, after, every, reads, opt_states, newest), info
 
     return Rule(init, step)
 
 
 @dataclass(frozen=True)
-class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, Aged, Turned, name="async_local_sgd"):
+class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd"):
     """Asynchronous local SGD with delayed Nesterov momentum (Liu et al., arXiv 2401.09135).
 
-        G     = theta_read - w_i                  after H_i local steps of worker i from theta_read
         Delta <- Delta + G
         N-th:  m <- b m + Delta / N,  theta <- theta - eta ((1 - c N + c) b m + G / N),  Delta <- 0
         else:                         theta <- theta - eta (c b m + G / N)
-        w_i   <- theta,  theta_read <- theta
 
     A momentum that moves with every stale G is worse than none, so this one waits for N of them; N
     = 1 is Nesterov's. The N-th is counted over the exchanges of all workers. A worker of speed v_i
     takes H_i = H v_i / max v local steps, rounded down and at least one, so that slow workers are
     not the stalest: the paper's dynamic local updates.
 
-    Two other servers make something else of G: those of CGAD (`cgad.py`) and HeLoCo (`heloco.py`).
+    Two other servers make something else of G: Adam, and HeLoCo's (`turned`). With any, what comes
+    late may count less, as in CGAD; tau is how often theta was updated since it was read:
+
+        G    <- gate(tau) e^(-alpha tau) G
+        gate  = (1 + cos(pi min(tau / T, 1))) / 2       1 without a cutoff T
     """
 
     steps_by_speed: bool = field(True, "Whether slower workers take fewer local steps, H_i.")
@@ -312,6 +229,21 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, Aged, Turned, name="a
         one_of=tuple(SERVERS),
         static=True,
     )
+    age_decay: float = field(
+        0.0, "alpha, what comes late counts e^(-alpha age) of its own.", at_least=0
+    )
+    age_cutoff: float = field(
+        0.0,
+        "T, an age from which on what comes counts nothing, and less before by a cosine; 0: none.",
+        at_least=0,
+    )
+    aligned: float = field(
+        0.5,
+        "c_ok of 'heloco', a cosine with the momentum from which on a message stays as it is.",
+        at_least=-1,
+        at_most=1,
+    )
+    correction: float = field(0.5, "K of 'heloco', how much others are corrected.", at_least=0)
 
     laws = (*WorkerMethod.laws, "race")
 
@@ -322,24 +254,24 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, Aged, Turned, name="a
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """The staleness is how often theta was updated since the worker had read it."""
-        line, exchange = workers_clock(self, setting, methods, self.periods(setting, methods))
-        turns, is_heloco = self.turns(exchange, np.cumsum(exchange)), self.server == "heloco"
-
-        def every(value: float) -> np.ndarray:
-            return np.full(setting.setup.steps, value, np.float32)
-
-        choice = Turn(
-            line.worker,
-            exchange,
-            **turns,
-            rate=every(self.outer_learning_rate),
-            decay=every(self.outer_momentum),
-            delay=every(self.delay),
-            weight=self.weights(line.staleness),
-            aligned=every(self.aligned) if is_heloco else None,
-            strength=every(self.correction) if is_heloco else None,
-        )
-        return line._replace(plan=choice)
+        line = exchanging_clock(self, setting, methods, self.periods(setting, methods))
+        exchange, age = line.plan.exchange, line.staleness
+        constants = {
+            "rate": self.outer_learning_rate,
+            "decay": self.outer_momentum,
+            "delay": self.delay,
+        }
+        if self.server == "heloco":
+            constants |= {"aligned": self.aligned, "strength": self.correction}
+        numbers = self.turns(exchange, np.cumsum(exchange))
+        for name, value in constants.items():
+            numbers[name] = np.full(len(age), value, np.float32)
+        if self.age_decay or self.age_cutoff:
+            weight = np.exp(-self.age_decay * age)
+            if self.age_cutoff:
+                weight *= (1 + np.cos(np.pi * np.minimum(age / self.age_cutoff, 1))) / 2
+            numbers["weight"] = weight.astype(np.float32)
+        return line._replace(plan=line.plan._replace(numbers=numbers))
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)
@@ -382,7 +314,7 @@ DROPPED = -1
 
 
 class Rounds(NamedTuple):
-    """What follows each local step, (steps, P)."""
+    """What follows each local step, (steps, P); of one fragment (steps,)."""
 
     receive: np.ndarray  # bool, whether the learner takes Theta over
     send: np.ndarray  # bool, whether it sends then
@@ -401,119 +333,136 @@ def syncer_rounds(
 ) -> Rounds:
     """What learners exchange at their local steps, and the merges that come of it.
 
+    A learner sends fragment p of P after its first p H / P local steps, rounded down, and then
+    after every H. `grace` seconds after messages of K learners are there the syncer merges all that
+    have arrived by then, and sends Theta back to these learners. A learner takes it over at the end
+    of a local step, at least `delay` of its own steps, and at least one, after it had sent.
+
+    Nobody knows of what is under way. A learner's newer message takes the place of its older one
+    when it arrives, and is dropped if the older has been merged by then, as both began at the same
+    Theta. A learner has one message under way at most, and gives it up when it takes Theta over. It
+    sends none while Theta waits for that, nor in the step that takes it over: the message would be
+    empty, and yet count for the quorum. A merge belongs to the last local step before it; after the
+    very last step there are none.
+
     `worker`, (steps,): the learner of each local step; `seconds`, (steps,): when it is done.
     `message`, (learners, P): seconds of a message, in either direction. `period` is H, in local
-    steps; `quorum` is K, 0: all learners; `delay` and `grace` as at the top of this file.
+    steps; `quorum` is K, 0: all learners.
     """
-    steps, (learners, fragments) = len(worker), message.shape
-    phases = [p * period // fragments for p in range(fragments)]
-    quorum, delay, takes = quorum or learners, max(delay, 1), message.T.tolist()
-    receive, send = np.zeros((2, steps, fragments), bool)
-    into, merge = np.zeros((2, steps, fragments), np.int32)
-    done, count, nth = [0] * learners, [0] * fragments, list[int]()
-    # Of each fragment: letters (second of arrival, learner, local step) on their way, and the local
-    # steps of those that are there; when the next merge is; (second of arrival, own step of the
-    # learner that is answered) of Theta; by which local step a learner took it over.
-    under_way = [list[tuple[float, int, int]]() for _ in range(fragments)]
-    there = [dict[int, int]() for _ in range(fragments)]
-    due = [NEVER] * fragments
-    back = [dict[int, tuple[float, int]]() for _ in range(fragments)]
-    taken, free = ([[-1.0] * learners for _ in range(fragments)] for _ in range(2))
+    learners, fragments = message.shape
+    arrivals = list(zip(worker.tolist(), seconds.tolist(), strict=True))
+    rounds = [
+        _rounds_of_fragment(
+            arrivals,
+            message[:, p].tolist(),
+            p * period // fragments,
+            period,
+            max(delay, 1),
+            quorum or learners,
+            grace,
+        )
+        for p in range(fragments)
+    ]
+    return Rounds(*(np.stack(columns, axis=1) for columns in zip(*rounds, strict=True)))
 
-    def is_answered(p: int, m: int, sent: int) -> bool:
-        return m in back[p] or sent < taken[p][m]
 
-    for t, (m, now) in enumerate(zip(worker.tolist(), seconds.tolist(), strict=True)):
+def _rounds_of_fragment(
+    arrivals: Sequence[tuple[int, float]],
+    takes: Sequence[float],
+    phase: int,
+    period: int,
+    delay: int,
+    quorum: int,
+    grace: float,
+) -> Rounds:
+    """The rounds of one fragment, whose message `takes` so many seconds of each learner."""
+    steps, learners = len(arrivals), len(takes)
+    receive, send = np.zeros((2, steps), bool)
+    into, merge = np.zeros((2, steps), np.int32)
+    done, nth = (
+        [0] * learners,
+        list[int](),
+    )  # local steps of learners; which of its learner's each is
+    letters = list[tuple[float, int, int]]()  # under way: second of arrival, learner, local step
+    there = dict[int, int]()  # local steps of the letters that have arrived, by learner
+    due, merges = NEVER, 0  # when the next merge is; how many there were
+    back = dict[int, tuple[float, int]]()  # when Theta arrives, and for which step of its learner
+    taken, free = (
+        [-1] * learners,
+        [-1.0] * learners,
+    )  # step that took Theta over; when to send again
+
+    def is_answered(m: int, sent: int) -> bool:
+        return m in back or sent < taken[m]
+
+    for t, (m, now) in enumerate(arrivals):
         done[m] += 1
         nth.append(done[m])
-        end = seconds[t + 1] if t + 1 < steps else now
-        for p, phase in enumerate(phases):
-            arrives, since = back[p].get(m, (NEVER, 0))
-            if arrives <= now:
-                if done[m] >= since + delay:
-                    receive[t, p], taken[p][m], free[p][m] = True, t, now
-                    del back[p][m]
-            elif (done[m] - phase) % period == 0 and free[p][m] <= now:
-                send[t, p], free[p][m] = True, now + takes[p][m]
-                heappush(under_way[p], (free[p][m], m, t))
-            while True:
-                if under_way[p] and under_way[p][0][0] <= min(due[p], end):
-                    at, n, sent = heappop(under_way[p])
-                    if is_answered(p, n, sent):
-                        into[sent, p] = DROPPED
-                        continue
-                    there[p][n] = sent
-                    if due[p] == NEVER and len(there[p]) == quorum:
-                        due[p] = at + grace
-                elif due[p] <= end:
-                    count[p] += 1
-                    merge[t, p] = count[p]
-                    for n, sent in there[p].items():
-                        into[sent, p] = count[p]
-                        back[p][n] = due[p] + takes[p][n], nth[sent]
-                    there[p], due[p] = {}, NEVER
-                else:
-                    break
-    for p, letters in enumerate(under_way):
-        for _, n, sent in letters:
-            if is_answered(p, n, sent):
-                into[sent, p] = DROPPED
+        end = arrivals[t + 1][1] if t + 1 < steps else now
+        arrives, since = back.get(m, (NEVER, 0))
+        if arrives <= now:
+            if done[m] >= since + delay:
+                receive[t], taken[m], free[m] = True, t, now
+                del back[m]
+        elif (done[m] - phase) % period == 0 and free[m] <= now:
+            send[t], free[m] = True, now + takes[m]
+            heappush(letters, (free[m], m, t))
+        while True:
+            if letters and letters[0][0] <= min(due, end):
+                at, n, sent = heappop(letters)
+                if is_answered(n, sent):
+                    into[sent] = DROPPED
+                    continue
+                there[n] = sent
+                if due == NEVER and len(there) == quorum:
+                    due = at + grace
+            elif due <= end:
+                merges += 1
+                merge[t] = merges
+                for n, sent in there.items():
+                    into[sent] = merges
+                    back[n] = due + takes[n], nth[sent]
+                there, due = {}, NEVER
+            else:
+                break
+    for _, n, sent in letters:
+        if is_answered(n, sent):
+            into[sent] = DROPPED
     return Rounds(receive, send, into, merge)
 
 
-def recorded_rounds(held: Held, fragments: int, steps: int) -> Rounds:
-    """The rounds of a run that a trace holds. Raises `TimelineError`."""
-    lows = {"into": DROPPED}
-    each = (held.whole(name, (fragments,), lows.get(name, 0), steps) for name in Rounds._fields)
-    receive, send, into, merge = each
-    return Rounds(receive.astype(bool), send.astype(bool), into, merge)
-
-
-def merges(last: np.ndarray) -> np.ndarray:
-    """(steps, P) int32: how many merges follow each local step, from `Rounds.merge`."""
-    return np.diff(np.maximum.accumulate(last, axis=0), axis=0, prepend=last[:1] * 0)
-
-
-def ages(worker: np.ndarray, of: Rounds) -> tuple[np.ndarray, np.ndarray]:
+def ages(worker: np.ndarray, rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
     """(steps, P) a learner's local steps since it last took a merge over, and (steps, P) how many
     merges of the fragment it has not seen.
     """
     order = np.argsort(worker, kind="stable")  # a learner's steps are together, in order
-    place = np.arange(len(worker))[:, None]
-    own = worker[order]
-    begin = np.searchsorted(own, own)[:, None]  # of the learner's steps
+    place, ordered = np.arange(len(worker))[:, None], worker[order]
+    begin = np.searchsorted(ordered, ordered)[:, None]  # of the learner's steps
 
     def latest(flags: np.ndarray) -> np.ndarray:
         """The place of the learner's last flagged step so far, or the one before it begins."""
         return np.maximum(np.maximum.accumulate(np.where(flags[order], place, -1)), begin - 1)
 
-    def held(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    def value(values: np.ndarray, at: np.ndarray) -> np.ndarray:
         """What is at those places, and 0 before a learner begins."""
         return np.where(at >= begin, np.take_along_axis(values, np.maximum(at, 0), axis=0), 0)
 
-    received = latest(of.receive)
+    received = latest(rounds.receive)
     # The merge that the last message is in which was not dropped.
-    letter = held(of.into[order], latest(of.send & (of.into != DROPPED)))
-    seen = held(held(letter, received), place - 1)  # before the step
-    made = np.maximum.accumulate(np.insert(of.merge, 0, 0, axis=0)[:-1], axis=0)
+    letter = value(rounds.into[order], latest(rounds.send & (rounds.into != DROPPED)))
+    seen = value(value(letter, received), place - 1)  # before the step
+    made = np.maximum.accumulate(np.insert(rounds.merge, 0, 0, axis=0)[:-1], axis=0)
     back = np.argsort(order)
     steps, late = (place - received)[back], made - seen[back]
     return steps.astype(np.int32), late.astype(np.int32)
 
 
-class Learning(NamedTuple):
-    """A local step of learner m, and what follows it of every fragment, (P,)."""
-
-    worker: Array  # int32, m
-    receive: Array  # this and the next three as in `syncer.Rounds`
-    send: Array
-    into: Array
-    merge: Array
-    merges: Array  # int32, how many merges follow; `merge` is the last
-    steps: Array  # float32, w_m
-    part: Array  # float32, share of all parameters that travels there and back
-    rate: Array  # float32, eta
-    momentum: Array  # float32, mu
+def _recorded_rounds(held: Held, fragments: int) -> Rounds:
+    """The rounds of a run that a trace holds. Raises `TimelineError`."""
+    least, most = {"into": DROPPED}, len(held.worker)
+    columns = [held.whole(n, (fragments,), least.get(n, 0), most) for n in Rounds._fields]
+    receive, send, into, merge = columns
+    return Rounds(receive.astype(bool), send.astype(bool), into, merge)
 
 
 class DecoupledState(NamedTuple):
@@ -532,11 +481,16 @@ class DecoupledState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of learners from their mean, for the log."""
-        return logged(self.workers)
+        return {"worker_distance": distance(self.workers)}
 
 
 def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int = 1) -> Rule:
-    """Rule of a table of `learners`; `event.plan` is a `Learning`."""
+    """Rule of a table of `learners`; `event.plan` is a `WorkerStep`.
+
+    Its numbers, (P,) of the fragments or scalars: those of `Rounds`; `merges`, how many follow, of
+    which `merge` is the last; `steps`, w_m; `part`, the share of all parameters that travels there
+    and back; `rate` and `momentum`, eta and mu.
+    """
     local, server = local_step(gradient, update), nesterov()
     parts = partial(cut, fragments=fragments)
 
@@ -554,35 +508,35 @@ def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int 
         return join(list(map(where, flags, parts(tree), parts(other))))
 
     def step(state: DecoupledState, event: Event, batch: Batch) -> tuple[DecoupledState, Info]:
-        c = event.plan
-        x, read, opt_state, mail, into, steps = row(state[2:], c.worker)
+        m, c = event.plan.worker, event.plan.numbers
+        x, read, opt_state, mail, into, steps = row(state[2:], m)
         loss, x, opt_state, _ = local(x, opt_state, event, batch)
-        x, read = chosen(c.receive, mail, x), chosen(c.receive, mail, read)
+        x, read = chosen(c["receive"], mail, x), chosen(c["receive"], mail, read)
         # What is dropped must not take the place of what is merged.
-        sent = c.send & (c.into != DROPPED)
+        sent = c["send"] & (c["into"] != DROPPED)
         mail = chosen(sent, jax.tree.map(jnp.subtract, read, x), mail)
-        into, steps = jnp.where(sent, c.into, into), jnp.where(sent, c.steps, steps)
-        tables = put(state[2:], c.worker, (x, read, opt_state, mail, into, steps))
+        into, steps = jnp.where(sent, c["into"], into), jnp.where(sent, c["steps"], steps)
+        tables = put(state[2:], m, (x, read, opt_state, mail, into, steps))
         after = merged(c, DecoupledState(*state[:2], *tables))
-        return after, {"loss": loss, "sent_bytes": 2 * c.part * size(x)}
+        return after, {"loss": loss, "sent_bytes": 2 * c["part"] * size(x)}
 
-    def merged(c: Learning, state: DecoupledState) -> DecoupledState:
+    def merged(c: Numbers, state: DecoupledState) -> DecoupledState:
         """After the merges that follow a local step."""
         each = zip(parts(state.params), state.outer, parts(state.mail), strict=True)
         after = [
-            lax.fori_loop(0, c.merges[p], partial(merge, c, state, p), of_fragment)
+            lax.fori_loop(0, c["merges"][p], partial(merge, c, state, p), of_fragment)
             for p, of_fragment in enumerate(each)
         ]
         theta, outer, mail = zip(*after, strict=True)
         return state._replace(params=join(theta), outer=outer, mail=join(mail))
 
-    def merge(c: Learning, state: DecoupledState, p: int, n: Array, of_fragment: Tree) -> Tree:
+    def merge(c: Numbers, state: DecoupledState, p: int, n: Array, of_fragment: Tree) -> Tree:
         """Theta, v and the mail of fragment p after merge n, from 0 on, of those that follow."""
         theta, v, mail = of_fragment
-        in_M = state.into[:, p] == c.merge[p] - c.merges[p] + 1 + n
+        in_M = state.into[:, p] == c["merge"][p] - c["merges"][p] + 1 + n
         w = in_M * state.steps[:, p]
         delta = jax.tree.map(partial(mean_of, weights=w / jnp.maximum(w.sum(), 1.0)), mail)
-        numbers = {"outer_learning_rate": c.rate, "outer_momentum": c.momentum}
+        numbers = {"outer_learning_rate": c["rate"], "outer_momentum": c["momentum"]}
         updates, v = server.update(delta, v, theta, **numbers)
         theta = optax.apply_updates(theta, updates)
         return theta, v, jax.vmap(where, (0, None, 0))(in_M, theta, mail)
@@ -640,23 +594,42 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
 
         The staleness is how many merges the fragment that lags most has not seen.
         """
-        line, cluster = unhindered(self, setting, methods), setting.setup.cluster
+        setup, held, count = setting.setup, setting.held, self.groups
         shares = np.array(fragment_bytes(setting._replace(update_bytes=1), self.fragments))
-        if (held := setting.held) and held.has("merge"):
-            made = recorded_rounds(held, self.fragments, len(line.worker))
+        if held:
+            held.groups(held.worker, count)
+            line = from_arrivals(held.worker, held.seconds, count)
         else:
-            places = np.arange(self.groups) * cluster.nodes // self.groups
-            message = [to_server(cluster, size)[places] for size in shares * setting.update_bytes]
-            numbers = self.period, self.delay, self.quorum, self.grace
-            made = syncer_rounds(line.worker, line.seconds, np.stack(message, axis=1), *numbers)
+            stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
+            work = local_work(self, setting, methods, sent=False)
+            if habits := habits_of(setup.cluster, count, 0):
+                line = event_arrivals(stream, law, work, setup.steps, habits=habits)
+            else:
+                line = arrivals(stream, law, work, setup.steps)
+        if held and held.has("merge"):  # seconds decide it, and those of a real run are not drawn
+            made = _recorded_rounds(held, self.fragments)
+        else:
+            places = np.arange(count) * setup.cluster.nodes // count
+            message = [
+                to_server(setup.cluster, size)[places] for size in shares * setting.update_bytes
+            ]
+            made = syncer_rounds(
+                line.worker,
+                line.seconds,
+                np.stack(message, axis=1),
+                self.period,
+                self.delay,
+                self.quorum,
+                self.grace,
+            )
         steps, late = ages(line.worker, made)
-        choice = Learning(
-            line.worker,
-            *made,
-            merges=merges(made.merge),
-            steps=steps.astype(np.float32),
-            part=((made.send * 0.5 + made.receive * 0.5) @ shares).astype(np.float32),
-            rate=np.full(len(steps), self.outer_learning_rate, np.float32),
-            momentum=np.full(len(steps), self.outer_momentum, np.float32),
-        )
-        return line._replace(plan=choice, staleness=late.max(axis=1))
+        last = np.maximum.accumulate(made.merge, axis=0)
+        numbers = made._asdict() | {
+            "merges": np.diff(last, axis=0, prepend=last[:1] * 0),
+            "steps": steps.astype(np.float32),
+            "part": ((made.send * 0.5 + made.receive * 0.5) @ shares).astype(np.float32),
+            "rate": np.full(len(steps), self.outer_learning_rate, np.float32),
+            "momentum": np.full(len(steps), self.outer_momentum, np.float32),
+        }
+        plan = WorkerStep(line.worker, numbers=numbers)
+        return line._replace(plan=plan, staleness=late.max(axis=1))

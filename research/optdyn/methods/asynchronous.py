@@ -1,9 +1,22 @@
-"""Compute groups that arrive by themselves: when they do, and what they ask of a config."""
+"""Asynchronous SGD with compute groups, and its kin: groups that share one set of parameters.
+
+    x_{t+1} = x_t - alpha grad f(x_{r(t)})      r(t): the version that the arriving group had read
+
+Groups take gradients at the version that they read last, deliver by themselves, and read again.
+The versions that are still to be read lie in a table (`core/snapshots.py`). Which one is read when,
+and so the staleness t - r(t), is nowhere in this file: it follows from the order of arrivals, which
+the clock decides (`clock/arrivals.py`). Members differ in what an arrival does to x_t and in the
+clock's policy:
+
+    asynchronous   each gradient is applied
+    ringmaster     but those that are too old
+    ringleader     the mean of a table with a gradient of each group
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +29,9 @@ from optdyn.base.trees import bytes_of
 from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Pieces
 from optdyn.clock.service import DRAWN
-from optdyn.clock.timeline import Timeline, staleness_of
+from optdyn.clock.timeline import Timeline, WorkerStep, staleness_of
 from optdyn.clock.trace import Held
-from optdyn.clock.versions import Versions
+from optdyn.clock.versions import Policy, Versions
 from optdyn.core import (
     Array,
     Batch,
@@ -39,6 +52,8 @@ from optdyn.methods.setup import Setup
 from optdyn.methods.sync import LAST, before
 from optdyn.problem import models
 
+SLOTS = ("read", "write")
+HABITS = ("diurnal", "presence", "server_bandwidth")  # of groups as volunteers
 RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
 
 
@@ -57,6 +72,39 @@ class Grouped(Reads):
 
     barrier = False
 
+    @property
+    def policy(self) -> Policy:
+        """Who waits for whom, and what is dropped."""
+        return Policy()
+
+    def read(
+        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
+    ) -> Rule:
+        return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
+
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+        """Arrivals of groups that send all blocks together, also local ones."""
+        return self.timeline(setting, methods)
+
+    def timeline(self, setting: ClockInputs, methods: Methods, **changes: Any) -> Timeline:
+        """The clock, with `changes` of what `compute_groups` takes."""
+        setup = setting.setup
+        usual: dict[str, Any] = {
+            "groups": self.groups,
+            "steps": setup.steps,
+            "batch_size": setup.batch_size,
+            "update_bytes": setting.update_bytes,
+            "seed": setup.seed,
+            "replicas": setting.replicas,
+            "policy": self.policy,
+            "held": setting.held,
+        }
+        return compute_groups(slowed(setting, methods), **usual | changes)
+
+    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
+        """The order of arrivals in a race, which writes who reads when."""
+        return Versions(line, self.groups, self.policy)
+
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
         return send_gradient(gradient, update)
 
@@ -68,20 +116,6 @@ class Grouped(Reads):
             yield from races(self.snapshots, setup)
         if self.snapshots == "host":
             yield from in_host_memory(setup, methods)
-
-
-def groups_clock(of: Grouped, setting: ClockInputs, methods: Methods, **more: Any) -> Timeline:
-    """Arrivals of groups that send all blocks at once; `more` are arguments of `make`."""
-    setup = setting.setup
-    usual: dict[str, Any] = {
-        "groups": of.groups,
-        "steps": setup.steps,
-        "batch_size": setup.batch_size,
-        "update_bytes": setting.update_bytes,
-        "seed": setup.seed,
-        "held": setting.held,
-    }
-    return compute_groups(slowed(setting, methods), **usual | more)
 
 
 def divides(groups: int, setup: Setup, methods: Methods) -> Join:
@@ -115,10 +149,6 @@ def races(snapshots: str, setup: Setup) -> Iterator[Join]:
     said = "config.replicas.count must be 0, one race is one run"
     yield Join(key, setup.replicas.count, said)
     yield Join(key, setup.data.streaming, "config.data.streaming must be False")
-
-
-SLOTS = ("read", "write")
-HABITS = ("diurnal", "presence", "server_bandwidth")  # of `clock/arrivals.py`
 
 
 def asynchronous(
@@ -160,17 +190,17 @@ def asynchronous(
         return SnapshotState(table, first, update.init(params), kept, nothing if small else ())
 
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
-        choice = event.plan
-        read, write = (slot_of(slots, state.slots) for slots in (choice.read, choice.write))
-        seen = state.at(read) | (choice.seen or {})
+        plan = event.plan
+        read, write = (slot_of(slots, state.slots) for slots in (plan.read, plan.write))
+        seen = state.at(read) | (plan.seen or {})
         loss, grads = gradient(seen, event, batch)
         if small:
-            grads, errors = fed_back(small, grads, state.errors, choice.worker)
+            grads, errors = fed_back(small, grads, state.errors, plan.worker)
             state = state._replace(errors=errors)
         if servers and event.staleness is not None:
-            each = jnp.asarray(event.staleness)
-            stale_by = {block: each[server] for block, server in servers.items()}
-            event = event._replace(staleness=stale_by)
+            late = jnp.asarray(event.staleness)
+            late_by = {block: late[server] for block, server in servers.items()}
+            event = event._replace(staleness=late_by)
         params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
         return state.after(params, opt_state, write), {"loss": loss}
 
@@ -189,20 +219,15 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
 
         x_{t+1} = x_t - alpha grad f(stale_{r(t)}, fresh_t)     x_t = (stale_t, fresh_t)
 
-    r(t) is the version that the arriving group had read. The workers of a group take one gradient
-    together; the groups do not wait for one another. Staleness is nowhere in this file: it follows
-    from the order of arrivals, which the timeline decides. Fresh blocks are those that one server
-    both keeps and computes, so that nobody holds an old copy: the merged fully-connected servers of
-    1606.04487. By default there are none.
+    The workers of a group take one gradient together; the groups do not wait for one another. Fresh
+    blocks are those that one server both keeps and computes, so that nobody holds an old copy: the
+    merged fully-connected servers of 1606.04487. By default there are none.
 
     Group i may send C(g + e_i) in the place of a gradient g, C a `compression`, and keeps what that
     leaves out, e_i <- g + e_i - C(g + e_i), for its next message.
 
     Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
     order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
-
-    The versions that are still to be read lie in a table (`snapshots.py`). What all groups that
-    share parameters ask of a config is in `groups.py`.
     """
 
     staleness_bound: int = field(
@@ -218,51 +243,49 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         rounded, small = is_rounded(self.snapshots), self.compressed()
         return asynchronous(gradient, update, slots, self.fresh, servers, rounded, small)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        """Arrivals of `groups` groups, of every server by itself where the gradient is local.
+    @property
+    def policy(self) -> Policy:
+        """No group is further ahead than s."""
+        return Policy(bound=self.staleness_bound if self.staleness_bound >= 0 else math.inf)
 
-        Then update t is the t-th arrival at each of them, its choice is (steps, servers), and the
+    def timeline(self, setting: ClockInputs, methods: Methods, **changes: Any) -> Timeline:
+        """Those of groups, whose messages may be compressed and whose server may be merged."""
+        changes = {"merged": bool(self.fresh)} | changes
+        if (small := self.compressed()) and setting.network:
+            changes["message_bytes"] = setting.update_bytes * small.part(setting.network.params)
+        return super().timeline(setting, methods, **changes)
+
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+        """Arrivals of groups, at every server by itself where the gradient is local.
+
+        Then update t is the t-th arrival at each of them, its plan is (steps, servers), and the
         seconds are those of the last. A group sends each server its block, all of them when it has
         computed all.
         """
-        setup, sent = setting.setup, dict[int, int]()
-        size: dict[str, Any] = {
-            "groups": self.groups,
-            "steps": setup.steps,
-            "batch_size": setup.batch_size,
-        }
-        size |= {"update_bytes": setting.update_bytes, "replicas": setting.replicas}
-        size |= {"staleness_bound": self.staleness_bound, "merged": bool(self.fresh)}
-        held, small = setting.held, self.compressed()
-        if small and setting.network:
-            size["message_bytes"] = setting.update_bytes * small.part(setting.network.params)
         if not methods.by_block:
-            return compute_groups(setup.cluster, seed=setup.seed, held=held, **size)
+            return self.timeline(setting, methods)
+        held, seed, sent = setting.held, setting.setup.seed, dict[int, int]()
         server_of = methods.servers(setting.model.problem)
         assert server_of
-        servers = len(set(server_of.values()))
-        if setup.cluster.service.name == "race" or (held and not held.has("worker")):
-            order = held and held.order(held.worker)
-            line = compute_groups(
-                setup.cluster, held=order, **size
-            )  # in one order, that of all servers
-            same = _of_servers([line] * servers)._replace(batch=line.batch)
-            return _renumbered(held, same) if held and held.has("read") else same
-        if held:
-            orders = held.workers((servers,), self.groups)
-            own = [held.order(order) for order in orders.T]
-            return _of_servers([compute_groups(setup.cluster, held=each, **size) for each in own])
-        cluster = slowed(setting, methods)
         for name, block in setting.model.params.items():
-            number = server_of[name]
-            sent[number] = sent.get(number, 0) + bytes_of(block)
+            sent[server_of[name]] = sent.get(server_of[name], 0) + bytes_of(block)
+        if setting.setup.cluster.service.name == "race" or (held and not held.has("worker")):
+            order = held and held.order(held.worker)  # the one order of all servers
+            line = self.timeline(setting, methods, held=order)
+            same = _of_servers([line] * len(sent))._replace(batch=line.batch)
+            return _renumbered(held, same) if held and held.has("read") else same
+        orders: list[Held | None] = [None] * len(sent)
+        if held:
+            workers = held.workers((len(sent),), self.groups)
+            orders = [held.order(worker) for worker in workers.T]
         names = [f"server {server}" for server in range(1, len(sent))]
-        drawn = [setup.seed, *(seeds.number(setup.seed, name, below=2**32) for name in names)]
-        each = [
-            compute_groups(cluster, seed=seed, **size | {"update_bytes": sent[server]})
-            for server, seed in enumerate(drawn)
-        ]
-        return _of_servers(each)
+        drawn = [seed, *(seeds.number(seed, name, below=2**32) for name in names)]
+        return _of_servers(
+            [
+                self.timeline(setting, methods, update_bytes=sent[n], seed=drawn[n], held=orders[n])
+                for n in range(len(sent))
+            ]
+        )
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         cluster, bound = setup.cluster, self.staleness_bound
@@ -297,11 +320,6 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         said = "of 2 groups at least, as one has no server"
         yield Join("method.compression", self.groups == 1, said)
 
-    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
-        """The order of arrivals in a race, which writes who reads when."""
-        bound = self.staleness_bound if self.staleness_bound >= 0 else math.inf
-        return Versions(line, self.groups, bound)
-
 
 def _renumbered(held: Held, line: Timeline) -> Timeline:
     """The timeline with the slots that a trace has, whose race numbered them by itself.
@@ -315,13 +333,12 @@ def _renumbered(held: Held, line: Timeline) -> Timeline:
     return line._replace(slots=slots, plan=line.plan._replace(read=read, write=write))
 
 
-def _of_servers(each: Sequence[Timeline]) -> Timeline:
+def _of_servers(lines: Sequence[Timeline]) -> Timeline:
     """The timeline of servers by themselves, whose update is the last of theirs."""
-    choice, staleness = jax.tree.map(
-        lambda *leaves: np.stack(leaves, axis=-1), *((line.plan, line.staleness) for line in each)
-    )
-    last = np.max([line.seconds for line in each], axis=0)
-    return each[0]._replace(seconds=last, staleness=staleness, plan=choice, batch=None)
+    plans = [(line.plan, line.staleness) for line in lines]
+    plan, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=-1), *plans)
+    last = np.max([line.seconds for line in lines], axis=0)
+    return lines[0]._replace(seconds=last, staleness=staleness, plan=plan, batch=None)
 
 
 def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> Iterator[Join]:
@@ -343,7 +360,7 @@ class Ringmaster(Grouped, name="ringmaster"):
 
     tau is how many updates were made since the arriving group had read. It reads the newest version
     in either case. So an update is an update of asynchronous SGD, at parameters of the last R
-    versions, and only the clock is new (`clock/arrivals.py`). With R = infinity nothing is dropped
+    versions, and only the clock's policy is new. With R = infinity nothing is dropped
     and it is asynchronous SGD. With R = 1 an update is of who computes without being overtaken: of
     groups of unlike constant speeds that is the fastest alone.
 
@@ -363,19 +380,11 @@ class Ringmaster(Grouped, name="ringmaster"):
     laws = (*DRAWN, "race")
     cluster = ("split", "overlap", "speeds", "regions")
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
-        return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
-
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        """The arrivals of `asynchronous`; a group sends all blocks together, also local ones."""
-        of = {"replicas": setting.replicas, "delay_bound": self.delay_bound}
-        return groups_clock(self, setting, methods, **of)
-
-    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
-        """The order of arrivals in a race, which writes who reads when."""
-        return Versions(line, self.groups, delay_bound=self.delay_bound or math.inf)
+    @property
+    def policy(self) -> Policy:
+        """What is R updates old is dropped; one group is never late."""
+        drops = self.delay_bound and self.groups > 1
+        return Policy(delay_bound=self.delay_bound if drops else math.inf)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)
@@ -385,22 +394,15 @@ class Ringmaster(Grouped, name="ringmaster"):
         yield Join("method.snapshots", hosted, f"not of config.method.name = {methods.name!r}")
 
 
-class TableEntry(NamedTuple):
-    """The arrival of a group, whose slot has what it had read, and the entry that it makes."""
-
-    worker: Array  # int32, i
-    table: Array  # int32, 0 or 1, which of the two
-    number: Array  # int32, b_i
-    applied: Array  # bool
-
-
 def ringleader(
     gradient: Gradient, update: Update, slots: int, count: int, rounded: bool = False
 ) -> Rule:
-    """Rule of `count` groups (n); `event.plan` is a `TableEntry`.
+    """Rule of `count` groups (n), each of which has a slot.
 
-    The optimizer is given the staleness, and what was read, of the gradient that arrives. Versions
-    are exact or `rounded`, as in `asynchronous`.
+    `event.plan` is a `WorkerStep`: an arrival that exchanges applies the table. Its numbers are
+    `table`, 0 or 1, which of the two its gradient enters, and `number`, b_i. The
+    optimizer is given the staleness, and what was read, of the gradient that arrives. Versions are
+    exact or `rounded`, as in `asynchronous`.
     """
     alone = asynchronous(gradient, update, slots, rounded=rounded)
 
@@ -409,7 +411,8 @@ def ringleader(
         return alone.init(params)._replace(gradients=tables)
 
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
-        i, table, b, applied = event.plan
+        i, applied, numbers = event.plan
+        table, b = numbers["table"], numbers["number"]
         seen = state.at(i)
         loss, grads = gradient(seen, event, batch)
 
@@ -474,10 +477,10 @@ class Ringleader(Grouped, name="ringleader"):
         return ringleader(gradient, update, slots, self.groups, is_rounded(self.snapshots))
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        """The arrivals of `asynchronous`; the staleness counts what was applied meanwhile."""
-        held = setting.held and setting.held.order(setting.held.worker)
-        line = groups_clock(self, setting, methods, held=held)
+        """Arrivals of groups; the staleness counts what was applied meanwhile."""
+        line = self.timeline(setting, methods)
         table, number, applied = rounds(line.worker, self.groups)
         t, so_far = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
         late = so_far[t] - so_far[t - line.staleness]
-        return line._replace(staleness=late, plan=TableEntry(line.worker, table, number, applied))
+        plan = WorkerStep(line.worker, applied, {"table": table, "number": number})
+        return line._replace(staleness=late, plan=plan)

@@ -1,6 +1,16 @@
+"""Updates of several arrivals: a server that gathers the gradients of compute groups.
+
+    x_{t+1} = x_t - alpha 1/K sum_j grad f_j(x_{t - tau_j})      j = 1, ..., K
+
+Groups, their table of versions and their clock are those of `asynchronous.py`. The gradients of n
+groups are gathered, and their mean is applied at the Kth. Who waits meanwhile, and so what tau_j
+is, is the clock's matter alone (`clock/versions.py`). f_j is the loss of a Kth of the batch, so
+that an update is of as many examples as it is elsewhere.
+"""
+
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +22,10 @@ from optdyn.base.fields import field
 from optdyn.base.trees import bytes_of
 from optdyn.clock.service import DRAWN
 from optdyn.clock.timeline import Timeline
-from optdyn.clock.versions import WAITING, Versions
+from optdyn.clock.versions import WAITING, Policy
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.core.snapshots import SnapshotState, is_rounded
-from optdyn.methods.asynchronous import Grouped, asynchronous, groups_clock
+from optdyn.methods.asynchronous import Grouped, asynchronous
 from optdyn.methods.method import ClockInputs, Methods
 from optdyn.methods.setup import Setup
 
@@ -64,14 +74,9 @@ def buffered(
 class Buffered(Grouped, name="buffered"):
     """Updates of several arrivals: K-sync, K-async and their kin, and buffered aggregation.
 
-        x_{t+1} = x_t - alpha 1/K sum_j grad f_j(x_{t - tau_j})      j = 1, ..., K
-
-    The gradients of n groups are gathered, and their mean is applied at the Kth. Who waits
-    meanwhile, and so what tau_j is, is the clock's matter alone (`clock/arrivals.py`; Dutta et al.,
-    arXiv 1803.01113). FedBuff (Nguyen et al., arXiv 2106.06639), whose clients send one gradient
-    each, is `k_batch_async`. f_j is the loss of a Kth of the batch, so that an update is of as many
-    examples as it is elsewhere: with K = n all of `k_sync` is synchronous SGD, and `k_batch_async`
-    with K = 1 asynchronous SGD.
+    K-sync and its kin are those of Dutta et al. (arXiv 1803.01113). FedBuff (Nguyen et al., arXiv
+    2106.06639), whose clients send one gradient each, is `k_batch_async`. With K = n all of
+    `k_sync` is synchronous SGD, and `k_batch_async` with K = 1 asynchronous SGD.
     """
 
     arrivals: int = field(
@@ -83,31 +88,21 @@ class Buffered(Grouped, name="buffered"):
     laws = (*DRAWN, "race")
     cluster = ("split", "overlap", "speeds")
     info = ("sent_bytes",)
-    limit: ClassVar[float] = 0.0  # mean services after which a group begins again; 0: never
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
         return buffered(gradient, update, slots, self.arrivals, is_rounded(self.snapshots))
 
+    @property
+    def policy(self) -> Policy:
+        """K arrivals an update; whoever is dropped stops at once."""
+        return Policy(self.arrivals, self.waiting)
+
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        """Groups compute a Kth of the batch, and send a gradient and read parameters for it.
-
-        Whoever is dropped stops at once. Where the gradient is local a group sends all blocks
-        together.
-        """
-        return groups_clock(
-            self,
-            setting,
-            methods,
-            batch_size=setting.setup.batch_size // self.arrivals,
-            several_of=(self.arrivals, self.waiting),
-            allotted=self.limit,
-        )
-
-    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
-        """The order of arrivals in a race, which writes who reads when."""
-        return Versions(line, self.groups, arrivals=self.arrivals, waiting=self.waiting)
+        """Groups compute a Kth of the batch, and send a gradient and read parameters for it."""
+        part = setting.setup.batch_size // self.arrivals
+        return self.timeline(setting, methods, batch_size=part)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)
@@ -125,13 +120,10 @@ class Buffered(Grouped, name="buffered"):
 class MindFlayer(Buffered, name="mindflayer"):
     """MindFlayer (Maranjyan et al., arXiv 2410.04285): no gradient takes too long.
 
-        x_{t+1} = x_t - alpha 1/K sum_j grad f_j(x_{t - tau_j})      j = 1, ..., K
-
     A group that has not delivered after a times its mean service drops what it is at, and begins
-    again at the newest parameters, with a draw of its own. So an update is one of `buffered.py`,
-    and only the clock is new (`clock/arrivals.py`). It pays where times have heavy tails: a service
-    S that begins again after a takes E min(S, a) / P(S <= a) in the mean. Without a limit it is
-    `buffered`, and with K = 1 and nobody waiting asynchronous SGD.
+    again at the newest parameters, with a draw of its own. It pays where times have heavy tails: a
+    service S that begins again after a takes E min(S, a) / P(S <= a) in the mean. Without a limit
+    it is `buffered`, and with K = 1 and nobody waiting asynchronous SGD.
 
     MindFlayer SGD takes all gradients at x_t (`waiting=k_batch_sync`) and gives each worker a
     number of trials; here it goes on until K are there.
@@ -144,6 +136,6 @@ class MindFlayer(Buffered, name="mindflayer"):
     )
 
     @property
-    def limit(self) -> float:  # type: ignore[override]
-        """a."""
-        return self.allotted
+    def policy(self) -> Policy:
+        """That of `buffered`, and what takes longer than a is dropped."""
+        return super().policy._replace(allotted=self.allotted or math.inf)

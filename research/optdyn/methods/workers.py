@@ -1,16 +1,14 @@
-"""Local steps of a worker with parameters of its own, in a simulated run and in a race.
-
-    w <- w - gamma grad f(w)      by an optimizer of its own
-
-In a race a worker takes all steps up to its next exchange by itself, and sends where it is then.
-
-Workers with parameters of their own that arrive by themselves: their table and their clock.
+"""Workers with parameters of their own that arrive by themselves, and meet whom they do.
 
     w_i <- w_i - gamma grad f(w_i)      an arrival of worker i: a local step, by an optimizer of its
                                         own; with every H_i-th it exchanges, by its method's rule
 
 A worker is a compute group of `asynchronous.py`, with its law of service. A row of a table is what
-worker i has: parameters, what it has read, an optimizer's state.
+worker i has: parameters, what it has read, an optimizer's state. In a race a worker takes all steps
+up to its next exchange by itself, and sends where it is then.
+
+    elastic   it pulls at a center, and the center at it
+    ad_psgd   it meets a neighbour, and both have the mean
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,9 +24,9 @@ from optdyn.base import seeds
 from optdyn.base.errors import Join, one_of_these
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Hyper, Tree, bytes_of
-from optdyn.clock.arrivals import Work, arrivals, habits_of, volunteers, work_of
-from optdyn.clock.timeline import Timeline, from_arrivals
-from optdyn.clock.versions import Exchanges, batches, empty, exchanges
+from optdyn.clock.arrivals import Work, arrivals, work_of
+from optdyn.clock.timeline import Timeline, WorkerStep
+from optdyn.clock.versions import Exchanges, blank, exchanges, fill
 from optdyn.core import (
     Batch,
     Event,
@@ -132,11 +130,6 @@ def both_ways(exchange: Array, params: Params) -> jax.Array:
     return jnp.where(exchange, jnp.float32(2 * bytes_of(params)), 0.0)
 
 
-def logged(workers: Table) -> dict[str, float]:
-    """The distance of workers from their mean, for the log."""
-    return {"worker_distance": distance(workers)}
-
-
 @dataclass(frozen=True)
 class WorkerMethod(Reads):
     """A method whose workers have parameters of their own."""
@@ -163,50 +156,36 @@ def local_work(of: WorkerMethod, setting: ClockInputs, methods: Methods, sent: b
     return work_of(cluster, of.groups, setup.batch_size, setting.update_bytes, sent)
 
 
-def workers_clock(
+def exchanging_clock(
     of: WorkerMethod,
     setting: ClockInputs,
     methods: Methods,
     periods: Sequence[int],
     is_stale: bool = True,
-) -> tuple[Timeline, np.ndarray]:
-    """Arrivals of local steps, and (steps,) bool: which of them exchange.
+) -> Timeline:
+    """Arrivals of local steps, of which those of worker i exchange at every `periods[i]`-th.
 
-    Those of worker i do at every `periods[i]`-th. Its service has two messages of `update_bytes` in
-    it then, as all of `asynchronous` have. The staleness is how many exchanges of others there were
-    since the worker's own last one; none where what it read then does not count (`is_stale`).
+    Its service has two messages of `update_bytes` in it then, as all of `asynchronous` have. The
+    staleness is how many exchanges of others there were since the worker's own last one; none where
+    what it read then does not count (`is_stale`). The plan is a `WorkerStep`.
     """
-    setup = setting.setup
-    if setup.cluster.service.name == "race":
-        return empty(len(periods), setup.steps), np.zeros(setup.steps, bool)
-    if held := setting.held:
-        held.groups(held.worker, len(periods))
-        line = from_arrivals(held.worker, held.seconds, len(periods))
-        exchange, late, _ = exchanges(line.worker, periods, is_stale)
-        return line._replace(staleness=late, batch=batches(line.worker, periods)), exchange
+    setup, held = setting.setup, setting.held
+    if held or setup.cluster.service.name == "race":
+        line = blank(of.groups, setup.steps)
+        line = line._replace(plan=WorkerStep(line.worker, np.zeros(setup.steps, bool)))
+        if held:
+            held.groups(held.worker, of.groups)
+            fill(Exchanges(line, periods, is_stale=is_stale), held.worker, held.seconds)
+        return line
     alone, exchanged = (local_work(of, setting, methods, sent) for sent in (False, True))
     cycles = [[alone.of(i)] * (period - 1) + [exchanged.of(i)] for i, period in enumerate(periods)]
     compute, sent = (
-        [np.concatenate([each[n] for each in own]) for own in cycles] for n in range(2)
+        [np.concatenate([service[n] for service in cycle]) for cycle in cycles] for n in range(2)
     )
-    work = Work(compute, sent, exchanged.overlap)
-    stream = seeds.number(setup.seed, "arrivals")
+    work, stream = Work(compute, sent, exchanged.overlap), seeds.number(setup.seed, "arrivals")
     line = arrivals(stream, setup.cluster.service.draw, work, setup.steps)
-    exchange, late, _ = exchanges(line.worker, periods, is_stale)
-    return line._replace(staleness=late), exchange
-
-
-def unhindered(of: WorkerMethod, setting: ClockInputs, methods: Methods) -> Timeline:
-    """Arrivals of local steps of workers that wait for no message; they may come and go."""
-    setup, count = setting.setup, of.groups
-    if held := setting.held:
-        held.groups(held.worker, count)
-        return from_arrivals(held.worker, held.seconds, count)
-    work, service = local_work(of, setting, methods, sent=False), setup.cluster.service.draw
-    stream = seeds.number(setup.seed, "arrivals")
-    if habits := habits_of(setup.cluster, count, 0):
-        return volunteers(stream, service, work, setup.steps, habits)[0]
-    return arrivals(stream, service, work, setup.steps)
+    exchange, late = exchanges(line.worker, periods, is_stale)
+    return line._replace(staleness=late, plan=WorkerStep(line.worker, exchange))
 
 
 def by_speed(of: WorkerMethod, setting: ClockInputs, methods: Methods, period: int) -> list[int]:
@@ -214,14 +193,6 @@ def by_speed(of: WorkerMethod, setting: ClockInputs, methods: Methods, period: i
     seconds = local_work(of, setting, methods, sent=False).means().max(axis=1)
     shares = seconds.min() / seconds
     return [max(int(period * share + 1e-9), 1) for share in shares]
-
-
-class Exchange(NamedTuple):
-    """A local step of worker i, and whether it exchanges."""
-
-    worker: Array  # int32, i
-    exchange: Array  # bool
-    elasticity: Array  # float32, a
 
 
 class ElasticState(NamedTuple):
@@ -239,16 +210,11 @@ class ElasticState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of workers from their mean, for the log."""
-        return logged(self.workers)
-
-
-def pull(worker: Params, center: Params, a: Array) -> Params:
-    """s, which the center gains and the worker loses."""
-    return jax.tree.map(lambda w, c: a.astype(w.dtype) * (w - c), worker, center)
+        return {"worker_distance": distance(self.workers)}
 
 
 def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
-    """Rule of a table of `workers`; `event.plan` is an `Exchange`."""
+    """Rule of a table of `workers`; of a `WorkerStep` the number `elasticity` is a."""
 
     local = local_step(gradient, update)
 
@@ -256,10 +222,11 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
         return ElasticState(params, table(params, workers), table(update.init(params), workers))
 
     def step(state: ElasticState, event: Event, batch: Batch) -> tuple[ElasticState, Info]:
-        i, exchange, a = event.plan
+        i, exchange, numbers = event.plan
         w = row(state.workers, i)
         loss, after, opt_state, w = local(w, row(state.opt_state, i), event, batch)
-        s = pull(w, state.params, a)
+        a = numbers["elasticity"]
+        s = jax.tree.map(lambda w, c: a.astype(w.dtype) * (w - c), w, state.params)
         center = where(exchange, jax.tree.map(jnp.add, state.params, s), state.params)
         after = where(exchange, jax.tree.map(jnp.subtract, after, s), after)
         table = put(state.workers, i, after)
@@ -301,9 +268,9 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """All workers have one period; a gradient is taken at what its worker is: none is stale."""
-        line, exchange = workers_clock(self, setting, methods, self.periods, is_stale=False)
+        line = exchanging_clock(self, setting, methods, self.periods, is_stale=False)
         a = np.full(setting.setup.steps, self.elasticity / self.groups, np.float32)
-        return line._replace(plan=Exchange(line.worker, exchange, a))
+        return line._replace(plan=line.plan._replace(numbers={"elasticity": a}))
 
     @property
     def periods(self) -> list[int]:
@@ -319,13 +286,6 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
 
 
 GRAPHS = ("ring", "complete")
-
-
-class Encounter(NamedTuple):
-    """The gradient of worker i, and whom it meets."""
-
-    worker: Array  # int32, i
-    peer: Array  # int32, j; i itself where it is alone
 
 
 class ADPSGDState(NamedTuple):
@@ -351,18 +311,21 @@ class ADPSGDState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of workers from their mean, for the log."""
-        return logged(self.workers)
+        return {"worker_distance": distance(self.workers)}
 
 
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule:
-    """Rule of a table of `workers`; `event.plan` is an `Encounter`."""
+    """Rule of a table of `workers`.
+
+    Of a `WorkerStep` the number `peer` is j, whom worker i meets; i itself where it is alone.
+    """
 
     def init(params: Params) -> ADPSGDState:
         every, opt_state = table(params, workers), table(update.init(params), workers)
         return ADPSGDState(every, every, opt_state, jnp.int32(workers))
 
     def step(state: ADPSGDState, event: Event, batch: Batch) -> tuple[ADPSGDState, Info]:
-        i, j = event.plan
+        i, j = event.plan.worker, event.plan.numbers["peer"]
         x, read = row(state.workers, i), row(state.read, i)
         loss, grads = gradient(read, event, batch)
         met = jax.tree.map(lambda x, y: (x + y) / 2, x, row(state.workers, j))
@@ -407,10 +370,10 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
 
         The peer is not held up. The staleness is how many others arrived since the worker had read.
         """
-        line, _ = workers_clock(self, setting, methods, [1] * self.groups)
+        line = exchanging_clock(self, setting, methods, [1] * self.groups)
         rng = seeds.generator(setting.setup.seed, "peers")
-        each = peers(line.worker, self.groups, self.graph, rng)
-        return line._replace(plan=Encounter(line.worker, each))
+        met = peers(line.worker, self.groups, self.graph, rng)
+        return line._replace(plan=WorkerStep(line.worker, numbers={"peer": met}))
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)

@@ -22,6 +22,8 @@ from optdyn.problem.problem import Drawing, Examples
 # Held while something is made that other threads then find in a cache.
 COMPILE_LOCK = RLock()
 Put = Callable[[Examples], Examples]
+EVALUATED = 1000  # examples evaluated at a time
+Parts = tuple[Examples, ...]  # of EVALUATED examples each; the last has what is left
 KEPT = 2  # data sets: a sweep's threads may be in two groups of points at a time
 
 
@@ -29,8 +31,8 @@ class Sets(NamedTuple):
     """Examples on the devices of a run."""
 
     train: Examples  # empty if they are streamed
-    train_evaluated: Examples
-    test_evaluated: Examples
+    train_evaluated: Parts
+    test_evaluated: Parts
 
 
 def is_drawn(config: Drawing) -> bool:
@@ -68,8 +70,9 @@ def _put(of: Is, put_examples: Put, streaming: bool, train: int, test: int) -> S
     return Sets(whole, sample(train_set, train), sample(test_set, test))
 
 
-def sample(examples: Examples, most: int) -> dict[str, jax.Array]:
+def sample(examples: Examples, most: int) -> Parts:
     """So many of the examples, evenly spread, or all of them."""
     count = examples_in(examples)
     chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
-    return {name: jax.device_put(leaf[chosen]) for name, leaf in examples.items()}
+    parts = (chosen[start : start + EVALUATED] for start in range(0, len(chosen), EVALUATED))
+    return tuple(jax.device_put({n: leaf[part] for n, leaf in examples.items()}) for part in parts)

@@ -23,7 +23,7 @@ from optdyn.clock.versions import Reading
 from optdyn.core import Message, Params
 from optdyn.race.server import event_of
 from optdyn.race.worker import Activations, Answer, Workers, examples_of, halves_of, numbered
-from optdyn.train.driver import Chunk
+from optdyn.train.loop import Chunk
 from optdyn.train.run import Run
 
 

@@ -32,7 +32,7 @@ from optdyn.race import merged, server, shards
 from optdyn.race.cores import one_core
 from optdyn.race.worker import Compute, Workers, order_of, parts_of, worker
 from optdyn.train import trainer
-from optdyn.train.driver import Chunk, proceed
+from optdyn.train.loop import Chunk, proceed
 from optdyn.train.resuming import begun
 from optdyn.train.run import Run
 from optdyn.train.workdir import damaged, is_finished

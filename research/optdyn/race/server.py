@@ -17,7 +17,7 @@ from optdyn.base.trees import Tree
 from optdyn.clock.timeline import at
 from optdyn.core import Event, Info, State
 from optdyn.race.worker import Shards, examples_of, halves_of, message_of, numbered, parts_of
-from optdyn.train.driver import Chunk
+from optdyn.train.loop import Chunk
 from optdyn.train.run import Run, joined
 
 

@@ -20,6 +20,7 @@ from optdyn.clock.service import Gamma, LogNormal
 from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import SERVED
 from optdyn.experiment import Experiment
+from optdyn.methods.asynchronous import Asynchronous
 from optdyn.momentum.lags import geometric_distance
 from optdyn.momentum.moments import equivalent_momentum
 from optdyn.report import laws, raced, tables, windows
@@ -78,7 +79,7 @@ def simulated(race: RaceRecord, values: Mapping[str, Any]) -> dict[str, Any]:
             steps=len(race.seconds),
             batch_size=batch,
             seed=seed,
-            staleness_bound=race.point.config.get(BOUND, -1),
+            policy=Asynchronous(staleness_bound=race.point.config.get(BOUND, -1)).policy,
         )
         for seed in range(SEEDS)
     ]

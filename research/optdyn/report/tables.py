@@ -197,13 +197,18 @@ def runs(every: Sequence[Point], keys: Sequence[str]) -> pd.DataFrame:
 
 def metrics(every: Sequence[Point]) -> pd.DataFrame:
     """One row a log point: `point`, then what was logged, numbers and words."""
-    rows = [{"point": point.name} | row for point in every for row in point.log]
-    table = pd.DataFrame(rows, columns=None if rows else ["point", *LOGGED])
-    logged = table.columns.drop("point")
-    # What a probe says in words, such as why it refused, stays as it is, and so do lists.
-    words = [name for name in logged if table[name].map(lambda v: isinstance(v, (str, list))).any()]
-    logged = logged.drop(words)
-    table[logged] = table[logged].apply(pd.to_numeric)
+    table = logged([row for point in every for row in point.log])
+    table.insert(0, "point", [point.name for point in every for _ in point.log])
+    return table
+
+
+def logged(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The rows of a log, numbers and words."""
+    table = pd.DataFrame(rows, columns=None if rows else [*LOGGED])
+    for name in table.select_dtypes("object"):
+        # What a probe says in words, such as why it refused, stays as it is, and so do lists.
+        if not table[name].map(lambda v: isinstance(v, (str, list))).any():
+            table[name] = pd.to_numeric(table[name])
     return table
 
 

@@ -26,15 +26,15 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json, Tree, head
+from optdyn.base.trees import Json, Tree
 from optdyn.core import State
 from optdyn.devices.layout import Advance
 from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
-from optdyn.train import driver, trainer
-from optdyn.train.driver import Chunk
-from optdyn.train.program import CHUNK, EVALUATED, Program
+from optdyn.train import loop, trainer
+from optdyn.train.loop import Chunk
+from optdyn.train.program import CHUNK, Program
 from optdyn.train.run import Run
 
 LANES = 64  # runs of one program, at most
@@ -115,7 +115,7 @@ def train(
     with contextlib.ExitStack() as stack:
         for training in trainings:
             stack.enter_context(contextlib.closing(training))
-        said = [driver.proceed(training) for training in trainings]
+        said = [loop.proceed(training) for training in trainings]
         chunks = {i: chunk for i, chunk in enumerate(said) if isinstance(chunk, Chunk)}
         of_lane = [i for _ in range(lanes) for i in chunks][:lanes]
         lane_of = {i: lane for lane, i in enumerate(chunks)}
@@ -130,11 +130,11 @@ def train(
             inputs = _stack([events.get(i, spare) for i in of_lane])
             states, infos = advance(states, examples, *inputs, n)
             every = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
-            length = driver.next_length(length, n, time.monotonic() - begun)
+            length = loop.next_length(length, n, time.monotonic() - begun)
             for i, chunk in chunks.items():
                 chunk.state = Lane(states, lane_of[i])
                 chunk.infos = {name: leaf[lane_of[i]] for name, leaf in every.items()}
-                said[i] = driver.proceed(trainings[i])
+                said[i] = loop.proceed(trainings[i])
             chunks = {i: chunk for i, chunk in enumerate(said) if isinstance(chunk, Chunk)}
     return [summary for summary in said if not isinstance(summary, Chunk)]
 
@@ -153,9 +153,8 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 def memory(run: Run) -> int:
     """Bytes that one run needs besides the examples, by XLA's analysis, where it is one program."""
     sets = shared_data.put(run.data, run.program.layout.put_examples, run.config)
-    some = head(sets.test_evaluated, EVALUATED)
-    evaluation = _bytes(run.program.evaluate, run.params, some)
-    return _bytes(run.program.advance, *driver.first(run, 0)) + evaluation
+    evaluation = _bytes(run.program.evaluate, run.params, sets.test_evaluated[0])
+    return _bytes(run.program.advance, *loop.first(run, 0)) + evaluation
 
 
 class MemoryBudget:
@@ -186,7 +185,7 @@ def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
 
     def in_threads(updates: int) -> tuple[float, State]:
         n = min(updates, most)
-        each = [driver.first(run, n) for run in few]
+        each = [loop.first(run, n) for run in few]
         begun = time.monotonic()
         ended = list(pool.map(lambda first: _after(program.advance, first, updates // n), each))
         return time.monotonic() - begun, ended[0]
@@ -268,7 +267,7 @@ def _stack(events: Sequence[Tree]) -> Tree:
 
 def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Tree, ...]:
     """Arguments of `advance` for the first n updates of so many lanes."""
-    each = [driver.first(run, n) for run in itertools.islice(itertools.cycle(_alike(runs)), lanes)]
+    each = [loop.first(run, n) for run in itertools.islice(itertools.cycle(_alike(runs)), lanes)]
     states, examples, *inputs, _ = zip(*each, strict=True)
     return _joined(states), _examples(runs[0], examples), *map(_stack, inputs), n
 

@@ -128,14 +128,26 @@ def _away(config: Experiment, examples: int, start: int, stop: int, past: int) -
 class Meter:
     """Records a run's windows, and reads them."""
 
-    def __init__(self, folder: Path, config: Experiment, parameters: int, examples: int, held: int):
-        """How many `parameters` and `examples` there are; bytes of the file that are `held`."""
+    def __init__(
+        self,
+        config: Experiment,
+        parameters: int,
+        examples: int,
+        path: Path | None = None,
+        held: int = 0,
+    ):
+        """How many `parameters` and `examples` there are; bytes that the file at `path` has held.
+
+        Without a file it records in memory.
+        """
         self.windows = windows(config.probes, config.steps)
-        self._config, self._examples, path = config, examples, folder / FILE
+        self._config, self._examples, self._written = config, examples, Written()
         rows = self.windows.before(config.steps)
-        self._rows = opened(path, (rows, len(METERED), min(SKETCH, parameters)))
-        start = self._rows.offset
-        self._written = Written(held, crc32(path, start, held), start)
+        shape = (rows, len(METERED), min(SKETCH, parameters))
+        self._rows = opened(path, shape) if path else np.zeros(shape, np.float32)
+        if isinstance(self._rows, np.memmap) and path:
+            start = self._rows.offset
+            self._written = Written(held, crc32(path, start, held), start)
 
     def append(self, step: int, infos: Mapping[str, np.ndarray]) -> None:
         """What updates of a window said of themselves, from update `step` on."""
@@ -146,7 +158,8 @@ class Meter:
 
     def synced(self) -> Written:
         """What the file has, which is on the disk now."""
-        self._rows.flush()
+        if isinstance(self._rows, np.memmap):
+            self._rows.flush()
         return self._written
 
     def logged(self, worker: np.ndarray, since: int, step: int) -> Json:

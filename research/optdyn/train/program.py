@@ -17,9 +17,10 @@ from optdyn import optimizers
 from optdyn.base import lookup
 from optdyn.base.fields import Options
 from optdyn.base.lookup import Key
-from optdyn.base.trees import Hyper, Tree, bytes_of, examples_in, head
+from optdyn.base.trees import Hyper, Tree, bytes_of, examples_in
 from optdyn.core import Event, Info, Rule, ServedState, State
 from optdyn.devices.layout import Layout
+from optdyn.devices.simulated import NodeStates
 from optdyn.experiment import Experiment
 from optdyn.methods import compose, pieces
 from optdyn.methods.sync import Merged, cut, merged
@@ -27,11 +28,11 @@ from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, problem
 from optdyn.problem.models import Model, Quadratic
 from optdyn.problem.problem import Examples, Params, Problem
+from optdyn.problem.shared_data import Parts
 from optdyn.train import devices as parallel
 from optdyn.train.probes import PROBES
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
-EVALUATED = 1000  # examples evaluated at a time
 
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, as a key of caches
@@ -364,25 +365,22 @@ def hypers(config: Experiment) -> dict[str, np.ndarray]:
     return {name: values[name] for name in hyper_names(config)}
 
 
-def evaluate(program: Program, params: Params, examples: Examples) -> dict[str, float]:
-    """Mean loss and metrics over the examples, a thousand at a time."""
-    count = examples_in(examples)
+def evaluate(program: Program, params: Params, parts: Parts) -> dict[str, float]:
+    """Mean loss and metrics over the examples of all parts."""
+    count = sum(map(examples_in, parts))
     totals: dict[str, float] = {}
-    for start in range(0, count, EVALUATED):
-        part = {name: leaf[start : start + EVALUATED] for name, leaf in examples.items()}
-        loss, metrics = jax.device_get(program.evaluate(params, part))
+    for loss, metrics in jax.device_get([program.evaluate(params, part) for part in parts]):
         for name, value in {"loss": loss, **metrics}.items():
             totals[name] = totals.get(name, 0.0) + float(value) / count
     return totals
 
 
-def probe(program: Program, state: State, train: Examples, test: Examples) -> dict[str, float]:
-    """What the program's `probe` finds on a thousand examples of each, or nothing."""
+def probe(program: Program, state: State, train: Parts, test: Parts) -> dict[str, float]:
+    """What the program's `probe` finds on the first part of each, or nothing."""
     if program.probe is None:
         return {}
-    some = [head(split, EVALUATED) for split in (train, test)]
-    every = getattr(state, "every", state.params)
-    found = program.probe(state.params, every, *some)
+    every = state.every if isinstance(state, NodeStates) else state.params
+    found = program.probe(state.params, every, train[0], test[0])
     return {name: float(value) for name, value in jax.device_get(found).items()}
 
 

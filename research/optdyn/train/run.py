@@ -1,20 +1,31 @@
 """A run: all that its config determines before the first update, and what its updates are given."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from optdyn.base.trees import Json, examples_in
+from optdyn import methods, optimizers
+from optdyn.base import lookup, seeds
+from optdyn.base.errors import Join, refused_at
+from optdyn.base.files import WorkdirError
+from optdyn.base.trees import Json, bytes_of, examples_in, head
 from optdyn.clock.timeline import Shares, Timeline, at, columns, cut, plan_of
 from optdyn.core import Event, Params
-from optdyn.experiment import Experiment
+from optdyn.devices.first_process import verdict
+from optdyn.experiment import ConfigError, Experiment, refuse_first
+from optdyn.methods.setup import APIS
 from optdyn.problem import data as datasets
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data.feed import Batches, DataBlock, Feed, streamed, whole
+from optdyn.train import memory_checks, program
+from optdyn.train.checkpoints import fingerprint, parameters
+from optdyn.train.checks import check, check_parts
 from optdyn.train.meter import steered
 from optdyn.train.program import CHUNK, Program
 
@@ -40,6 +51,89 @@ class Run(NamedTuple):
     def examples(self) -> int:
         """Size of the training set."""
         return examples_in(self.data.train)
+
+
+@lookup.once()
+def prepare(
+    config: Experiment,
+    replicas: int = 0,
+    begun: bool = False,
+    race: bool = False,
+    timeline_of: Callable[..., Timeline] = Experiment.timeline,
+) -> Run:
+    """Checks the config, loads data, draws the timeline and the initial parameters.
+
+    Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
+    the timeline is (replicas, steps). Of a run that has `begun`, whose checkpoint has all of it,
+    the run that it was started from is not looked for. A `race` has a timeline that is empty yet.
+    `timeline_of` draws the timeline, or has it from before.
+    """
+    check(config)
+    refuse_first(config, _here(config, race))
+    data = shared_data.load(config)
+    one = head(data.train, 1)
+    with shared_data.COMPILE_LOCK:
+        program.check(config, data.classes, one)
+    memory_checks.of_data(config, data)
+    shards = problem.shards(config, config.cluster.nodes, data)
+    with shared_data.COMPILE_LOCK:
+        params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
+        check_parts(config, data, params)
+    origin: Json = {}
+    if config.init_from and not begun:
+        params, origin = verdict(lambda: _given(config.init_from, params))
+    epoch = max(examples_in(data.train) // config.batch_size, 1)
+    size = bytes_of(params)
+    network = methods.ModelInfo(program.problem_of(config, data.classes), params, one)
+    report: Json = {}
+    for method in config.methods.every:
+        report |= method.report(config, network)
+    events = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network)
+    first = events(config, replicas=replicas)
+    with shared_data.COMPILE_LOCK:
+        compiled = program.make(config, data.classes, first.slots)
+    alone = config.methods.servers(network.problem)  # blocks, each with an optimizer
+    for part in params.values() if alone else (params,):
+        optimizers.check(config, config.methods.groups, part)
+    memory_checks.of_state(config, compiled.rule, params, first.slots)
+    hypers = program.hypers(config)
+    run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
+    code = lookup.fingerprint(config)
+    return run._replace(columns=columns_of(first), origin=origin, shards=shards, code=code)
+
+
+def _here(config: Experiment, race: bool) -> Iterator[Join]:
+    """These processes are those of the run."""
+    raced = config.cluster.service.name == "race" and not race
+    said = "of real workers, which `optdyn race` (python -m launch.race) starts; here it must be a "
+    yield Join("cluster.service.name", raced, f"{said}law that is simulated")
+    several = jax.process_count() > 1 and not config.parallel.api
+    said = f"{jax.process_count()} processes need one of {', '.join(APIS)}, or each would be a run "
+    yield Join("parallel.api", several, f"{said}of its own")
+
+
+def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
+    """The parameters of another run, and which they are. Raises `ConfigError`.
+
+    They must have the names, shapes and types of those that are `drawn`.
+    """
+    with refused_at(f"config.init_from = {workdir!r}", WorkdirError):
+        step, found = parameters(Path(workdir))
+
+    def shapes(tree: Params) -> dict[str, str]:
+        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+        name = partial(jax.tree_util.keystr, simple=True, separator=".")
+        return {name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+    theirs, own = shapes(found), shapes(drawn)
+    for name in sorted(theirs.keys() | own.keys()):
+        if theirs.get(name) != own.get(name):
+            raise ConfigError(
+                f"config.init_from = {workdir!r}: {name} is {theirs.get(name, 'not there')}, this "
+                f"model's is {own.get(name, 'not there')}; the models must be the same"
+            )
+    origin = {"workdir": workdir, "step": step, "parameters_crc32": fingerprint(found)}
+    return jax.tree.map(jnp.asarray, found), origin
 
 
 def extended(run: Run, step: int, rows: list[Json]) -> Run:

@@ -11,7 +11,7 @@ import numpy as np
 from optdyn.experiment import Experiment
 from optdyn.methods.compose import METERED
 from optdyn.train import trainer
-from optdyn.train.driver import drive, initial
+from optdyn.train.loop import initial, updates
 from optdyn.train.meter import Windows
 
 
@@ -32,7 +32,7 @@ def record(config: Experiment) -> Recording:
     run = trainer.prepare(config.with_({"probes.momentum": True}))
     windows = Windows(config.steps, config.steps, config.steps)
     parts: list[list[np.ndarray]] = []
-    for chunk in drive(run, initial(run), 0, [config.steps], windows=windows):
+    for chunk in updates(run, initial(run), 0, [config.steps], windows=windows):
         chunk.make()
         parts.append([chunk.infos[name] for name in (*METERED, "loss")])
     return Recording(*map(np.concatenate, zip(*parts, strict=True)))

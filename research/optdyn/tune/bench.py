@@ -24,8 +24,8 @@ from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import GROUPED
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
-from optdyn.train import program, trainer
-from optdyn.train.driver import drive
+from optdyn.problem.shared_data import Parts
+from optdyn.train import loop, program, trainer
 from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import CHUNK, Program
 from optdyn.train.trainer import Run
@@ -54,7 +54,7 @@ class SimulatedCluster(NamedTuple):
     """A problem on a simulated cluster."""
 
     run: Run  # of all groups
-    evaluated: Examples  # the part of it that the training loss is of
+    evaluated: Parts  # the part of it that the training loss is of
     groups: tuple[int, ...]  # all divisors of the number of workers, ascending
 
 
@@ -140,7 +140,7 @@ def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Line:
     gradients; a product with the Hessian counts as two.
     """
     params, batch = begin.state.params, cluster.run.config.batch_size
-    many, few = (head(cluster.evaluated, n) for n in (MEASURED, MEASURED // 2))
+    many, few = (head(cluster.evaluated[0], n) for n in (MEASURED, MEASURED // 2))
     found, largest = _limits(cluster.run.program)(params, many, few)
     peak = abs(float(largest))  # so few iterations may end where the loss curves down
     signal = max(float(found.square), float(found.trace) / (MEASURED * UNRESOLVED))
@@ -221,11 +221,10 @@ def attempt(
     constant = partial(np.full, len(line.seconds), dtype=np.float32)
     hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
     of, state = run._replace(timeline=line, hypers=hypers), _regrouped(run, begin, setting.groups)
-    for chunk in drive(of, state, t, [t + stop for stop in stops]):
+    for chunk in loop.updates(of, state, t, [t + stop for stop in stops]):
         chunk.make()
-        good = np.isfinite(chunk.infos["loss"])
-        finite = bool(good.all())  # the first that is not is the last
-        done = (chunk.step if finite else chunk.start + int(good.argmin()) + 1) - t
+        finite = chunk.good == chunk.step  # the first that is not is the last
+        done = chunk.good + (not finite) - t
         if finite and chunk.step < chunk.until:
             continue
         if target is None:

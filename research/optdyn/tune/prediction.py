@@ -30,9 +30,8 @@ from optdyn.base.trees import Json
 from optdyn.experiment import Experiment
 from optdyn.momentum.stability import limit
 from optdyn.problem.problem import Examples, Params
-from optdyn.train import trainer
+from optdyn.train import loop, trainer
 from optdyn.train.checks import check
-from optdyn.train.driver import drive
 from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import Program
 from optdyn.train.run import Run, feed_of
@@ -108,7 +107,7 @@ def _along(run: Run) -> Iterator[Params]:
     state, step = layout.put_state(run.program.init(run.params)), 0
     for part in range(POINTS):
         until = max((2 * part + 1) * run.config.steps // (2 * POINTS), step)
-        for chunk in drive(run, state, step, [until], feed=feed):
+        for chunk in loop.updates(run, state, step, [until], feed=feed):
             chunk.make()
         state, step = chunk.state, until
         yield layout.get(state).params

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from optdyn.base import lookup
 from optdyn.base.errors import Wrong, shown
 from optdyn.base.fields import like, plain
-from optdyn.base.type_checks import LARGEST
+from optdyn.base.ranges import LARGEST
 from optdyn.problem.data.arrays import DataError, Dataset, Split, dataset, shape_of
 
 KEY = "config.data.name"

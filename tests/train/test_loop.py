@@ -6,7 +6,7 @@ import pytest
 
 from optdyn.methods.compose import METERED
 from optdyn.train import single
-from optdyn.train.driver import METERED_CHUNK, drive, initial
+from optdyn.train.loop import METERED_CHUNK, initial, updates
 from optdyn.train.meter import Windows
 from optdyn.train.trainer import prepare
 
@@ -16,7 +16,7 @@ STEPS = 60
 def made(run, stops, lengths, **more):
     """All chunks, each of as many updates as its length says, their losses, and the state."""
     chunks = []
-    for chunk in drive(run, initial(run), 0, stops, **more):
+    for chunk in updates(run, initial(run), 0, stops, **more):
         chunk.make(next(lengths))
         chunks.append(chunk)
     return chunks, np.concatenate([chunk.infos["loss"] for chunk in chunks]), chunk.state
@@ -47,18 +47,18 @@ def test_floats_do_not_depend_on_chunks(config, streaming):
 def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):
     run = prepare(config())
     _, losses, state = made(run, [STEPS], iter(lambda: 256, None))
-    for chunk in drive(run, initial(run), 0, [7, 23, STEPS]):
+    for chunk in updates(run, initial(run), 0, [7, 23, STEPS]):
         chunk.make()
         if chunk.step == 23:
             break
     assert_same(chunk.state, made(run, [23], iter(lambda: 256, None))[2])
     begun, later = chunk.state, []
-    for chunk in drive(run, begun, 23, [STEPS]):
+    for chunk in updates(run, begun, 23, [STEPS]):
         chunk.make(5)
         later.append(chunk.infos["loss"])
     np.testing.assert_array_equal(np.concatenate(later), losses[23:])
     assert_same(chunk.state, state)
-    compiled, empty = drive(run, chunk.state, STEPS, [STEPS])  # at its end there is nothing left
+    compiled, empty = updates(run, chunk.state, STEPS, [STEPS])  # at its end there is nothing left
     assert (compiled.n, empty.n, empty.start, empty.until) == (0, 0, STEPS, STEPS)
 
 

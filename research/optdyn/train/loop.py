@@ -1,10 +1,10 @@
-"""The one loop over a run's updates, of which the trainer and every study is a consumer.
+"""The one loop over a run's updates, and the hooks that are told of them.
 
     x_{t+1} = step(x_t, event_t, batch_t)          t = step, step + 1, ...
 
-`drive` yields chunks of updates that are still to be made: on the run's own devices (`Chunk.make`),
-with other runs as one program (`batched_runs.py`), or by real workers (`race/race.py`). Whoever
-iterates has them made, and logs, saves or stops between them.
+`updates` yields chunks of updates that are still to be made: on the run's own devices
+(`Chunk.make`), with other runs as one program (`batched_runs.py`), or by real workers
+(`race/race.py`). Whoever iterates has them made. What else a run does, it does by hooks.
 """
 
 import contextlib
@@ -12,20 +12,22 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optdyn.base.trees import Json, Tree
+from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import Event, State
 from optdyn.devices.first_process import agreed
-from optdyn.problem.data.feed import Feed
+from optdyn.problem.data.feed import DataBlock, Feed
 from optdyn.train.meter import Windows
 from optdyn.train.program import CHUNK
 from optdyn.train.run import Run, batches_of, events_of, extended, feed_of
 
+T = TypeVar("T")
 METERED_CHUNK = 64  # updates of a window handed to the device at a time: each says much
 
 
@@ -43,11 +45,30 @@ class Chunk:
     metered: bool  # whether updates say what the momentum meter needs
     begun: float  # when it was asked for, by `time.monotonic`
     infos: Mapping[str, np.ndarray] = field(default_factory=dict)  # of each update made, (m,)
+    row: Json | None = None  # at a log point: what is logged there, as far as hooks have said
+    status: str = ""  # with what the run ends after it; '': it goes on
+    save: bool = False  # whether a signal asks for a checkpoint after it
 
     @property
     def step(self) -> int:
         """Updates that `state` has had."""
         return self.start + len(self.infos.get("loss", ()))
+
+    @property
+    def good(self) -> int:
+        """Updates before the first whose loss is not finite; `step` if all are."""
+        losses = self.infos.get("loss", np.zeros(0))
+        return self.start + int(np.append(np.isfinite(losses), False).argmin())
+
+    @cached_property
+    def whole(self) -> State:
+        """The state as one device would hold it, after the updates were made."""
+        return self.run.program.layout.get(self.state)
+
+    @property
+    def params(self) -> Params:
+        """The parameters after the updates, a tree of arrays."""
+        return self.whole.params
 
     def make(self, most: int = CHUNK) -> None:
         """Makes the first `most` of the updates on the run's own devices."""
@@ -58,7 +79,7 @@ class Chunk:
         self.infos = {name: np.asarray(leaf)[:n] for name, leaf in infos.items()}
 
 
-def drive(
+def updates(
     run: Run,
     state: State,
     step: int,
@@ -82,20 +103,15 @@ def drive(
         run = run if log is None else extended(run, held, log)
         until = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
         begun, block = time.monotonic(), feed(held, batches_of(run))
-        events: Callable[[int], tuple[Event, Tree]] = partial(events_of, run, step, block)
-        examples: Tree = block.examples
         end = min(until, block.stop, step + CHUNK)
-        if windows:
-            end = min(end, windows.until(step))
-        if metered := windows is not None and windows.has(step):
-            other = second(held, batches_of(run, independent=True))
-            examples, end = (examples, other.examples), min(end, other.stop, step + METERED_CHUNK)
-
-            def events(n: int) -> tuple[Event, Tree]:
-                event, indices = events_of(run, step, block, n, METERED_CHUNK)
-                return event, (indices, events_of(run, step, other, n, METERED_CHUNK)[1])
-
-        return Chunk(run, step, end - step, until, state, examples, events, metered, begun)
+        if not windows or not windows.has(step):
+            end = min(end, windows.until(step)) if windows else end
+            events = partial(events_of, run, step, block)
+            return Chunk(run, step, end - step, until, state, block.examples, events, False, begun)
+        other = second(held, batches_of(run, independent=True))
+        end = min(end, windows.until(step), other.stop, step + METERED_CHUNK)
+        both, pairs = (block.examples, other.examples), partial(_pairs, run, step, block, other)
+        return Chunk(run, step, end - step, until, state, both, pairs, True, begun)
 
     # The batch of the last update that was made is decided, wherever the run goes on.
     chunk = cut(state, step, max(step - 1, 0))
@@ -109,22 +125,69 @@ def drive(
             return
 
 
-Training = Generator[Chunk, None, Json]  # asks for updates, and returns the summary
+def _pairs(
+    run: Run, step: int, block: DataBlock, other: DataBlock, n: int
+) -> tuple[Event, tuple[np.ndarray, np.ndarray]]:
+    """`events_of` updates that are metered, with a second batch each."""
+    event, indices = events_of(run, step, block, n, METERED_CHUNK)
+    return event, (indices, events_of(run, step, other, n, METERED_CHUNK)[1])
 
 
-def run_to_end(training: Training) -> Json:
-    """The summary of a run after all its updates, made on its own devices."""
-    length = 1
-    with contextlib.closing(training):
-        while isinstance(chunk := proceed(training), Chunk):
-            most, called = agreed(length), time.monotonic()
-            chunk.make(most)
-            length = next_length(length, chunk.step - chunk.start, time.monotonic() - called)
+class Hook:
+    """What a run does besides its updates. A hook of one's own overrides what it needs."""
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Called before the first update, with an empty chunk, and after the updates of each chunk.
+
+        At a log point `chunk.row` is a dict, and what is put into it is logged; elsewhere it is
+        None. `chunk.params` are the parameters after `chunk.step` updates, which the next updates
+        take the place of: copy what is to be kept. `chunk.infos["loss"]` has the updates' losses. A
+        `chunk.status` that is set ends the run there, with it.
+        """
+
+    def end(self, chunk: Chunk, summary: Json) -> None:
+        """Called once after the last chunk; what is put into the summary is kept with the run."""
+
+
+Training = Generator[Chunk, None, T]  # asks for updates, and returns what comes of the run
+
+
+def hooked(chunks: Iterator[Chunk], hooks: Sequence[Hook], log: Sequence[Json]) -> Training[Chunk]:
+    """Has the chunks made, tells the hooks of each, and returns the last.
+
+    It ends where a hook, or a loss that is not finite, sets a chunk's status. One of the hooks
+    appends each row to the log.
+    """
+    for i, chunk in enumerate(chunks):
+        yield chunk
+        begins = not i and (not log or chunk.step % chunk.run.config.log_every == 0)
+        if chunk.good < chunk.step:
+            chunk.status = "diverged"
+        elif begins or (i and chunk.step == chunk.until):
+            is_logged = log and log[-1]["step"] == chunk.step  # by the run that is resumed
+            chunk.row = None if is_logged else {}
+        for hook in hooks:
+            hook.chunk(chunk)
+        if chunk.status:
+            break
     return chunk
 
 
-def proceed(training: Training) -> Chunk | Json:
-    """What the run asks for after the chunk before has been made, or its summary."""
+def run_to_end(training: Training[T], length: int = 1) -> T:
+    """What comes of a run after all its updates, made on its own devices, at first so many."""
+    with contextlib.closing(training):
+        while True:
+            try:
+                chunk = next(training)
+            except StopIteration as ended:
+                return ended.value
+            most, called = agreed(length), time.monotonic()
+            chunk.make(most)
+            length = next_length(length, chunk.step - chunk.start, time.monotonic() - called)
+
+
+def proceed(training: Training[T]) -> Chunk | T:
+    """What the run asks for after the chunk before has been made, or what comes of it."""
     try:
         return next(training)
     except StopIteration as ended:
@@ -143,5 +206,5 @@ def initial(run: Run) -> State:
 
 def first(run: Run, n: int) -> tuple[Tree, ...]:
     """Arguments of `advance` for the first n updates of the run, which stays as it is."""
-    chunk = next(drive(run, initial(run), 0, [n]))
+    chunk = next(updates(run, initial(run), 0, [n]))
     return chunk.state, chunk.examples, *chunk.events(n), n

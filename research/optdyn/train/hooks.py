@@ -1,0 +1,277 @@
+"""What a run does besides its updates: one hook a concern, in the order in which they are told.
+
+A row of the log is put together by the hooks before `Log`, and seen whole by those after it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from optdyn import optimizers
+from optdyn.base.files import write_json
+from optdyn.base.processes import is_writer
+from optdyn.base.progress import Watch
+from optdyn.base.trees import Json, Params
+from optdyn.clock.trace import SERVED
+from optdyn.core import LoggedState
+from optdyn.devices.first_process import agreed
+from optdyn.methods.compose import METERED
+from optdyn.problem.data.feed import Feed
+from optdyn.problem.shared_data import Parts
+from optdyn.train import program
+from optdyn.train.checkpoints import Checkpoints, fingerprint
+from optdyn.train.loop import Chunk, Hook
+from optdyn.train.meter import Meter, in_place
+from optdyn.train.recorder import Recorder
+from optdyn.train.run import Run, batches_of, events_of, momenta
+from optdyn.train.workdir import Metrics, is_finished, vouch
+
+MEASURED = 8  # updates at the end of an epoch that workers are timed over
+
+
+@dataclass
+class Losses(Hook):
+    """Logs what the timeline and the schedules say, and the losses and metrics of both sets."""
+
+    train: Parts
+    test: Parts
+    begun: float  # when the run was, by `time.monotonic`, less what it took before
+    watch: Callable[[], Watch]
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.row is None:
+            return
+        evaluate = partial(program.evaluate, chunk.run.program, chunk.params)
+        with self.watch().during("evaluating"):
+            loss, test = evaluate(self.train)["loss"], evaluate(self.test)
+        chunk.row |= _clock(chunk.run, chunk.step)
+        chunk.row |= {"wall_seconds": time.monotonic() - self.begun, "train_loss": loss}
+        chunk.row |= {f"test_{name}": value for name, value in test.items()}
+
+
+def _clock(run: Run, step: int) -> Json:
+    config, done = run.config, max(step - 1, 0)
+    since = done - done % config.log_every
+    fixed = optimizers.is_fixed(config.optimizer.name)
+    return {
+        "step": step,
+        "epoch": step * config.batch_size / run.examples,
+        "simulated_seconds": float(run.timeline.seconds[done]) if step else 0.0,
+        "learning_rate": None if fixed else float(str(run.hypers["learning_rate"][done])),
+        "momentum": None if fixed else float(config.optimizer.momentum),
+        "staleness_mean": float(run.timeline.staleness[since:step].mean()) if step else 0.0,
+    }
+
+
+@dataclass
+class Probes(Hook):
+    """Logs the probes of the methods and of `config.probes`, and what the optimizer says."""
+
+    train: Parts
+    test: Parts
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.row is not None:
+            chunk.row |= program.probe(chunk.run.program, chunk.whole, self.train, self.test)
+            chunk.row |= optimizers.logged(chunk.whole)
+
+
+@dataclass
+class Sums(Hook):
+    """Logs sums of what updates say of themselves besides their losses, and what the state says."""
+
+    sums: dict[str, float]  # over the updates so far, by name
+
+    def chunk(self, chunk: Chunk) -> None:
+        for name in chunk.infos.keys() - {"loss", SERVED, *METERED}:
+            new = float(chunk.infos[name].sum(dtype=np.float64))
+            self.sums[name] = self.sums.get(name, 0.0) + new
+        if chunk.row is not None:
+            chunk.row |= self.sums
+            chunk.row |= chunk.whole.logged() if isinstance(chunk.whole, LoggedState) else {}
+
+
+@dataclass
+class MomentumMeter(Hook):
+    """Records what updates of the meter's windows say, and logs its readings."""
+
+    meter: Meter
+    log: list[Json]
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.metered and chunk.step > chunk.start:
+            self.meter.append(chunk.start, chunk.infos)
+        if chunk.row is not None:
+            since = self.log[-1]["step"] if self.log else 0
+            chunk.row |= agreed(self._read(chunk, since) if is_writer() else {})
+
+    def end(self, chunk: Chunk, summary: Json) -> None:
+        """The summary has the reading of all windows since the momentum was last steered."""
+        if is_writer():
+            since = next((at for at, _ in momenta(chunk.run, self.log)[1:]), 0)
+            found = in_place(summary, self._read(chunk, since)).copy()
+            summary.clear()
+            summary.update(found)
+
+    def _read(self, chunk: Chunk, since: int) -> Json:
+        return self.meter.logged(chunk.run.timeline.worker, since, chunk.good)
+
+
+class Steering(Hook):
+    """Logs the explicit momentum, which `extended` steers by the meter's readings in the log."""
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.row is not None:
+            done = max(chunk.step - 1, 0)
+            chunk.row["explicit_momentum"] = float(chunk.run.hypers["momentum"][done])
+
+
+@dataclass
+class WorkerSeconds(Hook):
+    """Logs each worker's seconds of an update at the end of an epoch, timed on its last updates."""
+
+    feed: Feed
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.row is not None and chunk.step and chunk.step % chunk.run.epoch == 0:
+            chunk.row["worker_seconds"] = self.measured(chunk).tolist()
+
+    def measured(self, chunk: Chunk) -> np.ndarray:
+        """(workers,) seconds of an update."""
+        run, layout = chunk.run, chunk.run.program.layout
+        since = chunk.step - min(run.epoch, MEASURED)
+        assert layout.measure
+        block = self.feed(since, batches_of(run))
+        n = min(chunk.step, block.stop) - since
+        return layout.measure(chunk.state, block.examples, *events_of(run, since, block, n), n)
+
+
+@dataclass
+class Recording(Hook):
+    """Records the arrivals of a real run, or of a race."""
+
+    recorder: Recorder
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.step > chunk.start:
+            made, line = slice(chunk.start, chunk.step), chunk.run.timeline
+            if SERVED in chunk.infos:
+                self.recorder.raced(line, made, chunk.infos[SERVED])
+            else:
+                self.recorder.append(line, made, time.monotonic() - chunk.begun)
+
+
+@dataclass
+class Log(Hook):
+    """Keeps the rows of the log, and writes them to its files, if it has any."""
+
+    rows: list[Json]
+    files: Metrics | None = None
+
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.row is not None:
+            self.rows.append(chunk.row)
+            if self.files:
+                self.files.append(chunk.row)
+
+
+@dataclass
+class Stops(Hook):
+    """Ends a run after its last update, at a loss that is not finite, and at a signal."""
+
+    watch: Callable[[], Watch]
+    log: Sequence[Json]
+    signal: int = 0  # that ends it
+    asked: int = -1  # how often one had asked for a checkpoint; -1: the run has not begun
+
+    def chunk(self, chunk: Chunk) -> None:
+        if self.asked < 0 or chunk.status == "diverged":
+            self.asked = 0
+            return
+        before, self.asked = self.asked, self.watch().asked()
+        finite, save = math.isfinite(self.log[-1]["train_loss"]), self.asked > before
+        self.signal, finite, chunk.save = agreed((self.watch().stopped(), finite, save))
+        if not finite:
+            chunk.status = "diverged"
+        elif chunk.step == chunk.run.config.steps:
+            chunk.status = "completed"
+        elif self.signal:
+            chunk.status = "interrupted"
+
+    def end(self, chunk: Chunk, summary: Json) -> None:
+        if chunk.status == "interrupted":
+            summary["signal"] = self.signal
+        if chunk.status != "diverged":
+            summary["parameters_crc32"] = fingerprint(chunk.params)
+
+
+@dataclass
+class Saves(Hook):
+    """Saves the state at the end, where a signal asks for it, and as often as the config says."""
+
+    checkpoints: Checkpoints
+
+    def chunk(self, chunk: Chunk) -> None:
+        config = chunk.run.config
+        due = is_due(chunk.step, config.log_every, config.checkpoint_every)
+        wanted = chunk.status or chunk.save or (due and chunk.step > chunk.start)
+        if wanted and chunk.status != "diverged":
+            self.checkpoints.save(chunk.step, chunk.whole)
+
+    def end(self, chunk: Chunk, summary: Json) -> None:
+        if chunk.status == "diverged":  # it has no finite state
+            summary["kept_checkpoint"] = self.checkpoints.latest()
+
+
+def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
+    """Whether a checkpoint is: the first log point from a multiple of `checkpoint_every` on has it.
+
+    There the log's sums are those of the checkpoint. `checkpoint_every` 0: never.
+    """
+    if not checkpoint_every or step % log_every:
+        return False
+    return step // checkpoint_every > (step - log_every) // checkpoint_every
+
+
+@dataclass
+class ProgressLine(Hook):
+    """Shows how far the run is."""
+
+    watch: Callable[[], Watch]
+    log: Sequence[Json]
+
+    def chunk(self, chunk: Chunk) -> None:
+        if is_writer() and chunk.step > chunk.start and chunk.good == chunk.step:
+            self.watch().show(chunk.step, f"loss {self.log[-1]['train_loss']:.4g}")
+
+
+@dataclass
+class Ends(Hook):
+    """Writes the summary, and where nothing is left to do checksums of what the run recorded."""
+
+    folder: Path
+    files: Metrics
+
+    def end(self, chunk: Chunk, summary: Json) -> None:
+        config = chunk.run.config
+        if is_finished(summary, config.steps):
+            self.files.end(config, summary)
+            vouch(self.folder, summary)
+        write_json(self.folder / "summary.json", summary)
+
+
+@dataclass
+class LastParams(Hook):
+    """Keeps the parameters of the end, where they are finite."""
+
+    found: Params | None = None
+
+    def end(self, chunk: Chunk, summary: Json) -> None:
+        if chunk.status != "diverged":
+            self.found = jax.device_get(chunk.params)
