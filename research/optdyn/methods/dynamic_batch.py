@@ -50,7 +50,7 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
 
     The shares are numbers, not shapes: a worker goes through its part in micro-batches of a fixed
     size, as many as its part needs, and meets the others once, in the sum of the gradients. It is
-    given no others' examples (`problem/data/parts.py`).
+    given no others' examples.
     """
 
     adapt: bool = field(True, "False keeps the shares of the batch equal.")

@@ -29,7 +29,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN, Trace
 from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import Held, checked, read
-from optdyn.core import Gradient, Rule, Update
+from optdyn.core import Gradient, NodeState, Rule, Update
 from optdyn.methods.messages import COMPRESSIONS, OF_BITS, WHOLE, Compression, compressor
 from optdyn.methods.names import meant as meant_method
 from optdyn.methods.setup import Setup
@@ -243,7 +243,7 @@ class Mixes(Method):
         """Updates after which the meetings of nodes repeat."""
         return 1
 
-    def mix(self, inner: Rule, senders: str | None) -> Rule:
+    def mix(self, inner: Rule[NodeState], senders: str | None) -> Rule:
         """The rule of all nodes, around `inner`, the rule of a node by itself.
 
         `senders` is the axis of a node's real devices, which share what it sends; None in a

@@ -117,7 +117,7 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     groups = cluster.devices_per_node if methods.mix else workers
     if name == config.method.name:
         groups = config.methods.groups
-    elif not methods.read or methods.read.barrier:
+    elif not methods.grouped:
         groups = 1
     changed = config.method.changed({"name": name}).with_keys({"groups": groups, **keys})
     arrivals = changed.get("arrivals", 1)
@@ -303,7 +303,7 @@ def _window(config: Experiment, shapes: Shapes, steps: int) -> UpdateRange:
 def _never_waits(config: Experiment) -> bool:
     """Whether groups of one worker arrive by themselves, and nothing that they do is dropped."""
     methods, cluster = config.methods, config.cluster
-    if methods.mix or not methods.read or methods.read.barrier:
+    if methods.mix or not methods.grouped:
         return False
     alone = methods.groups == cluster.worker_count
     waits = methods.get("staleness_bound", -1) >= 0 or methods.get("delay_bound", 0)
