@@ -6,7 +6,7 @@
     124m       12    768     12    1024   bpe:25600   124,276,992
 
 They learn the sources of the installed packages, 170 MB of text, which `optdyn prepare packages`
-writes once (`problem/data/packages.py`). Byte pairs are `pip install 'optdyn[bpe]'`: 229
+writes once (`problem/data/prepare.py`). Byte pairs are `pip install 'optdyn[bpe]'`: 229
 MB of sources are 74 million tokens of 7,168, made in about 200 s of a core and 2.3 GB the first
 time, and there in 6 s from then on. `gpt:124m,synthetic` draws its tokens instead, to measure with.
 

@@ -3,7 +3,7 @@
     18    basic blocks in stages of 2, 2, 2, 2    11.2 million parameters for 10 classes
     50    bottlenecks in stages of 3, 4, 6, 3     25.6 million for 1,000
 
-with preactivation (`problem/models/resnet.py`), of 64 to 512 channels, 2,048 at the
+with preactivation (`problem/models/convnets.py`), of 64 to 512 channels, 2,048 at the
 bottlenecks' ends. Data are those of `configs/images.py`, fashion_mnist if none are named, or
 `synthetic`, drawn images of 224 x 224 in 1,000 classes, to measure with. Images of 28 or 32 pixels
 a side have a stem that keeps their size, those of ImageNet, 224 here, its usual one.

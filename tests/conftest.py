@@ -16,7 +16,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from optdyn.experiment import Experiment
-from optdyn.problem import data
+from optdyn.problem.data.kinds import MNIST5k
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
 from tests.often import is_often
@@ -89,7 +89,7 @@ def config():
 def mnist(tmp_path_factory):
     """Values for `config`: a small network on a few images, prepared in a folder of the session."""
     folder = str(tmp_path_factory.mktemp("data"))
-    data.load("mnist5k", folder)
+    MNIST5k(dir=folder).load()
     return {
         "model.name": "mlp",
         "model.hidden": (8,),

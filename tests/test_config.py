@@ -18,7 +18,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES
 from optdyn.experiment import ConfigError, Experiment, differences, to_json
 from optdyn.methods.averaging import DiLoCo
-from optdyn.problem.models.resnet import NORMS, STEMS, ResNet
+from optdyn.problem.models.convnets import NORMS, STEMS, ResNet
 from optdyn.train.checks import check
 from tests.conftest import RUN
 from tests.methods.test_refused import ROWS, whole

@@ -22,7 +22,7 @@ from optdyn.base.errors import InputError
 from optdyn.cli import app
 from optdyn.cli.keys import keys
 from optdyn.experiment import Experiment
-from optdyn.problem import data
+from optdyn.problem.data.kinds import MNIST5k
 from optdyn.train import loop, memory_checks, trainer
 from optdyn.train.checks import check
 from optdyn.train.grid import named, resolve
@@ -208,7 +208,7 @@ def folder(tmp_path_factory, tmp_path, monkeypatch):
     monkeypatch.chdir(here)
     monkeypatch.setattr(memory_checks, "available", lambda: MEMORY)
     prepared = tmp_path_factory.getbasetemp() / "fuzzed"
-    data.load("mnist5k", str(prepared))
+    MNIST5k(dir=str(prepared)).load()
     return str(prepared)
 
 

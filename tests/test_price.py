@@ -485,10 +485,10 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         (n, *row) for n in (4, 8) for row in (("sync", None), ("diloco", ""), ("diloco", "top_k"))
     ]
     assert "diloco 16 top_k, 8 nodes" in done.stdout and not done.stderr
-    told = ran("--parameters=1e6", "--methods=sync", "--bandwidths=1", "--noneeded", "--json")
+    told = ran("--parameters=1e6", "--methods=sync", "--bandwidths=1", "--json")
     (row,) = json.loads(told.stdout)["rows"]
     assert (row["method"], list(row["prices"])) == ("sync", ["1.0"])
-    same = ran("--parameters=1M", "--methods=sync", "--bandwidths=1", "--noneeded")
+    same = ran("--parameters=1M", "--methods=sync", "--bandwidths=1")
     assert "64 nodes, 1,000,000 parameters" in same.stdout
     # The usual config's 1 ms an example knows nothing of a model's size.
     assert "--step_seconds has yours" in " ".join(same.stdout.split())
@@ -545,13 +545,13 @@ def test_the_methods_own_groups_are_priced_as_they_are():
     cluster = FIXED.with_(nodes=8)
     config = experiment("asynchronous", cluster)
     four = config.with_({"method.groups": 4}, batch_size=16)
-    (row,) = price.rows(four, SHAPES, ["asynchronous"], [1.0], shares=())
+    (row,) = price.rows(four, SHAPES, ["asynchronous"], [1.0])
     assert (row["groups"], row["batch_size"]) == (4, 16)
     assert (
         row["prices"][1.0]
         == price.price(four.with_({"cluster.bandwidth": price.GIGABIT}), SHAPES)._asdict()
     )
-    (other,) = price.rows(four, SHAPES, ["ringmaster"], [1.0], shares=())
+    (other,) = price.rows(four, SHAPES, ["ringmaster"], [1.0])
     assert (other["groups"], other["batch_size"]) == (8, 8)
     more, alone = price.with_nodes(four, 16), price.with_nodes(config, 16)
     assert (more.methods.groups, more.batch_size) == (4, 32)

@@ -6,7 +6,7 @@ import pytest
 
 from configs import gpt, resnet
 from optdyn.experiment import ConfigError
-from optdyn.problem import data, models
+from optdyn.problem import models
 from optdyn.train.checks import check
 from tests.models.parameters import count, shapes
 
@@ -56,6 +56,6 @@ def test_transformers_that_there_are_not(variant):
 def test_what_is_drawn_is_what_the_config_says():
     config = gpt.get_config("10m,synthetic")
     config = config.with_({"data.options.examples": 10})
-    made = data.load(config.data.name, options=dict(config.data.options))
+    made = config.data.load()
     assert made.train["text"].shape == (8, gpt.SIZES["10m"].tokens + 1)
     assert made.classes == gpt.SIZES["10m"].vocabulary

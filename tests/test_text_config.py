@@ -7,7 +7,7 @@ import pytest
 
 from configs import text
 from optdyn.base.errors import ConfigError
-from optdyn.problem.data import load
+from optdyn.problem.data.kinds import KJV
 from optdyn.train import trainer
 
 
@@ -33,7 +33,7 @@ def test_learns_more_than_frequencies_in_few_updates(tmp_path):
     )
     assert trainer.train(config, tmp_path)["status"] == "completed"
     first, last = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    data = load("kjv", sequence_length=32)
+    data = KJV(sequence_length=32).load()
     # A sample of 64 sequences is some 0.03 nats off the whole text.
     assert last["test_loss"] < unigram_entropy(data.train["text"]) - 0.1 < np.log(data.classes)
     assert first["test_loss"] > np.log(data.classes) - 0.1  # an untrained model knows nothing

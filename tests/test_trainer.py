@@ -11,7 +11,7 @@ import pytest
 from optdyn.base import seeds
 from optdyn.clock.timeline import at
 from optdyn.methods import Event
-from optdyn.problem import data as datasets
+from optdyn.problem.data import order as orders
 from optdyn.train import loop, program, trainer
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
@@ -22,7 +22,7 @@ SYNC = {"method.name": "sync"}
 def batch_indices(run):
     order = int(seeds.generator(run.config.seed, "batches").integers(2**63))
     steps, size = run.config.steps, run.config.batch_size
-    return datasets.batches(order, 0, steps, size, run.examples, run.config.data.replacement)
+    return orders.batches(order, 0, steps, size, run.examples, run.config.data.replacement)
 
 
 def test_one_group_is_synchronous_to_the_bit(config, mnist, trained, tmp_path, rows):

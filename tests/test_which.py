@@ -188,7 +188,7 @@ def test_what_a_method_is_tuned_by_changes_no_price(key):
 def test_what_was_not_measured_is_listed_and_the_best_is_named(tmp_path):
     found = penalties.measured([sweep(tmp_path, rates=(0.1,))], TARGET)
     names, keys = ["sync", "diloco", "gossip", "asynchronous"], [{"period": h} for h in (8, 16)]
-    rows = list(price.rows(cluster(), SHAPES, names, [GIGABITS], keys, shares=()))
+    rows = list(price.rows(cluster(), SHAPES, names, [GIGABITS], keys))
     lines, (answer,) = command._which(cluster(), SHAPES, found, [GIGABITS], rows)
     missing = [line.split("  ")[0] for line in lines if line.endswith("not measured")]
     assert missing == ["diloco 16", "gossip"] == answer["not measured"]

@@ -214,7 +214,7 @@ def lone() -> Iterator[None]:
         mock.patch.object(jax, "process_count", return_value=1),
         mock.patch.object(jax, "devices", return_value=local),
         mock.patch.object(jax, "device_count", return_value=1),
-        mock.patch.object(overlap.ring, "joined", return_value=overlap.ring.Ring(carrier.submit)),
+        mock.patch.object(overlap.ring, "joined", return_value=carrier.submit),
     ):
         yield
 
@@ -286,7 +286,7 @@ def small_sum() -> Callable[[], float]:
 
 def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
     """The same by the hosts, beside the computing."""
-    carrier = overlap.ring.joined()
+    begin_sum = overlap.ring.joined()
 
     def once() -> float:
         beside = threading.Thread(target=computing)
@@ -294,7 +294,7 @@ def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
         time.sleep(0.01)
         begun = time.perf_counter()
         for _ in range(BESIDE):
-            carrier.begin(partial(np.ones, 256, np.float32)).result()
+            begin_sum(partial(np.ones, 256, np.float32)).result()
         seconds = (time.perf_counter() - begun) / BESIDE
         beside.join()
         return seconds

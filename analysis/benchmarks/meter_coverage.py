@@ -33,8 +33,8 @@ from analysis.benchmarks.record import publish
 from configs import images
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import NORMAL, REJECTED, NotIdentified, fit
-from optdyn.problem import data as datasets
 from optdyn.problem import shared_data
+from optdyn.problem.data import order
 from optdyn.race.race import race
 from optdyn.report import raced
 from optdyn.train import meter, single
@@ -208,7 +208,7 @@ def fitted(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> dic
     moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
     replacement = bool(config.data.replacement)
     past = max(lags, 1 + late)
-    heed = datasets.away(start, stop, config.batch_size, examples, past, replacement)
+    heed = order.away(start, stop, config.batch_size, examples, past, replacement)
     try:
         it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, late, heed=[heed])
     except NotIdentified as error:

@@ -91,7 +91,7 @@ def exchanges(numbers: int) -> Timer:
 
     def work() -> None:
         for _ in range(EXCHANGES):
-            ring.joined().begin(message.copy).result()
+            ring.joined()(message.copy).result()
 
     return timed(work)
 

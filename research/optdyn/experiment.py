@@ -30,7 +30,6 @@ from optdyn.methods.setup import Setup
 from optdyn.optimizers import schedules
 from optdyn.optimizers.kinds import SGD
 from optdyn.problem import losses, models
-from optdyn.problem.data import tokenizers
 from optdyn.problem.models.convolution import LOWERINGS
 
 __all__ = ["ConfigError", "Experiment", "check", "differences", "read", "to_json"]
@@ -207,9 +206,6 @@ def _names(config: Experiment) -> Iterator[Join]:
     good = {*str(config.model.lowering).split(",")} <= {*lowerings}
     said = f"must be of {lowerings}, or with a command of optdyn 'measured'"
     yield Join("model.lowering", not good, said)
-    tokenizer = getattr(config.data, "tokenizer", "character")
-    wrong = not tokenizers.is_known(tokenizer)
-    yield Join("data.tokenizer", wrong, f"must be {tokenizers.WANTED}")
     workers = config.cluster.worker_count
     said = f"makes {workers:,} workers with config.cluster.devices_per_node; {WIDTH:,} is the most"
     yield Join("cluster.nodes", workers > WIDTH, said)
@@ -394,8 +390,7 @@ def _optimizer(config: Experiment) -> Iterator[Join]:
     if not lookup.objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)
-    length = chosen.learning_rate, 1, chosen.decay_rate, chosen.schedule_options
-    schedules.schedule(chosen.schedule, *length)
+    schedules.schedule(chosen, 1)
 
 
 def _simple() -> list[str]:

@@ -10,8 +10,10 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import synchronous
 from optdyn.clock.network import all_reduce
 from optdyn.clock.service import Constant, Law
+from optdyn.clock.timeline import Meeting
 from optdyn.methods.daso import DASO, Phase, after_epoch, clock
 from tests.clock.lines import begins_with
+from tests.clock.test_meetings import simulate
 from tests.values import as_law
 
 
@@ -236,22 +238,6 @@ def test_a_ring_needs_no_time_alone_and_twice_the_bytes_at_most():
     assert all_reduce(5, 0.0, 10.0, 0.5) == pytest.approx(4)
 
 
-def simulate(services, choice, transfer):
-    """Finish of the last node, one step after the other: nodes and one network in plain floats."""
-    nodes, times, busy, message = [0.0] * services.shape[1], [], 0.0, None
-    for t, work in enumerate(services):
-        nodes = [now + seconds for now, seconds in zip(nodes, work, strict=True)]
-        old = message
-        if choice.send[t]:
-            busy = max(*nodes, busy) + transfer
-            message = busy
-        if choice.receive[t]:
-            there = old if choice.waited[t] else message
-            nodes = [max(now, there) for now in nodes]
-        times.append(max(nodes))
-    return times
-
-
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("period, wait", [(4, 1), (3, 3), (1, 1), (5, 2)])
 def test_seconds_equal_a_simulation_of_the_whole_run(law, period, wait):
@@ -263,7 +249,8 @@ def test_seconds_equal_a_simulation_of_the_whole_run(law, period, wait):
     losses = [3, 2, 2, 2, 2, 1, 1, 1]
     timeline = make(values, method, losses, steps=80, per_epoch=9, seed=4)
     services = node_services(values, 80, seed=4)
-    expected = simulate(services, timeline.plan, 2 * 2 * 0.4)
+    meeting = Meeting(*(part[:, None] for part in timeline.plan[:3]))
+    expected = simulate(meeting, services, services, [2 * 2 * 0.4])
     # Sums of 80 float64 numbers in another order.
     np.testing.assert_allclose(timeline.seconds, expected, rtol=1e-13)
 

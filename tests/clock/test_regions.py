@@ -19,7 +19,7 @@ from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
-from tests.clock.test_streaming import streaming
+from tests.clock.test_meetings import streaming
 from tests.methods import test_battery as battery
 
 EARTH = {"regions": 7, "latency": 0.01, "bandwidth": 1e6, "bandwidth_variation": 1.0}
@@ -58,7 +58,7 @@ def test_links_vary_as_asked_for():
 
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_nodes_are_spread_evenly(nodes, number):
-    of = network.regions_of_workers(Cluster(nodes=nodes, regions=number))
+    of = network.region_of_nodes(Cluster(nodes=nodes, regions=number))
     assert (np.diff(of) >= 0).all() and of.max() < number
     assert np.ptp(np.bincount(of, minlength=number)) <= 1
 
@@ -67,7 +67,7 @@ def test_links_are_those_of_the_matrices_that_they_stand_for():
     made = Cluster(nodes=12, **EARTH)
     one, other = np.arange(12)[:, None], np.arange(12)[None]
     every = network.links(made, 3e6)(one, other)
-    rest = network.regional_links(made, 0.0, one, other)
+    rest = network.links(made, 0.0)(one, other)
     given = Cluster(
         nodes=12,
         latencies=tuple(map(tuple, rest)),
@@ -76,7 +76,7 @@ def test_links_are_those_of_the_matrices_that_they_stand_for():
     np.testing.assert_allclose(network.links(given, 3e6)(one, other), every, rtol=1e-12)
     np.testing.assert_array_equal(every, every.T)
     assert (
-        rest[network.regions_of_workers(made)[:, None] == network.regions_of_workers(made)] == 0.01
+        rest[network.region_of_nodes(made)[:, None] == network.region_of_nodes(made)] == 0.01
     ).all()
 
 
@@ -86,15 +86,15 @@ def test_an_all_reduce_has_the_two_rings_as_limits():
         network.all_reduce(9, 1e6, 1e6, 0.01)
     )
     apart = Cluster(nodes=7, **EARTH)
-    ring = network.regional_links(apart, 1e6 / 7, np.arange(7), (np.arange(7) + 1) % 7)
+    ring = network.links(apart, 1e6 / 7)(np.arange(7), (np.arange(7) + 1) % 7)
     assert network.regional_all_reduce(apart, 1e6) == pytest.approx(12 * ring.max())
     assert network.between_nodes(apart, 1e6) == network.regional_all_reduce(apart, 1e6)
 
 
 def test_the_server_is_where_it_has_the_least_far_to_all():
     made = Cluster(nodes=70, **EARTH | {"bandwidth": 0.0})
-    every = network.regional_links(made, 0.0, np.arange(70)[:, None], np.arange(70))
-    assert network.regional_to_server(made, 1e6).sum() == pytest.approx(every.sum(axis=1).min())
+    every = network.links(made, 0.0)(np.arange(70)[:, None], np.arange(70))
+    assert network.to_server(made, 1e6).sum() == pytest.approx(every.sum(axis=1).min())
 
 
 def test_hours_add_up_to_a_day():

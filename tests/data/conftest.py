@@ -9,9 +9,9 @@ import socket, sys
 def refuse(*args, **kwargs):
     raise AssertionError("network")
 socket.socket.connect = socket.getaddrinfo = refuse
-from optdyn.problem import data
+from tests.data.loaded import load
 name, data_dir, unwanted = sys.argv[1:]
-data.load(name, data_dir)
+load(name, data_dir)
 assert not set(unwanted.split()) & set(sys.modules), unwanted
 """
 

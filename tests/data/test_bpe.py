@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.problem import data
-from optdyn.problem.data import bpe
+from optdyn.problem.data import tokenizers
+from optdyn.problem.data.tokenizers import bpe
+from tests.data.loaded import load
 
 pytest.importorskip("tokenizers")
 TRAINING = "low low low low low lower lower newest newest newest newest newest newest widest\n" * 3
@@ -21,7 +22,7 @@ def pieces(made, text):
 
 @pytest.fixture(scope="module")
 def small():
-    return bpe.bpe(300, TRAINING)
+    return bpe(300, TRAINING)
 
 
 @settings(max_examples=60)
@@ -44,7 +45,7 @@ def test_joins_the_most_frequent_pair_again_and_again():
             for pair in pairwise(parts):
                 pairs[pair] += words[word]
         most = max(pairs.values())
-        joined = set(pieces(bpe.bpe(vocabulary, TRAINING), TRAINING))
+        joined = set(pieces(bpe(vocabulary, TRAINING), TRAINING))
         joined -= {part for parts in split.values() for part in parts}
         (new,) = {a + b for (a, b), n in pairs.items() if n == most} & joined
         split = {word: _join(parts, new) for word, parts in split.items()}
@@ -68,26 +69,26 @@ def test_no_token_crosses_a_newline_and_fewer_tokens_are_needed(small):
 
 
 def test_what_was_trained_and_encoded_is_kept(tmp_path, monkeypatch):
-    first = bpe.bpe(280, TRAINING, tmp_path)
+    first = bpe(280, TRAINING, tmp_path)
     tokens = first.encode(TRAINING)
     (folder,) = tmp_path.iterdir()
     assert {path.suffix for path in folder.iterdir()} == {".json", ".npz"}
-    monkeypatch.setattr(bpe, "_trained", lambda *_: pytest.fail("it was trained again"))
-    again = bpe.bpe(280, TRAINING, tmp_path)
+    monkeypatch.setattr(tokenizers, "_trained", lambda *_: pytest.fail("it was trained again"))
+    again = bpe(280, TRAINING, tmp_path)
     np.testing.assert_array_equal(again.encode(TRAINING), tokens)
     assert again.decode(tokens) == TRAINING
     monkeypatch.undo()
     for path in folder.iterdir():  # damaged: made again
         path.write_bytes(b"{")
-    np.testing.assert_array_equal(bpe.bpe(280, TRAINING, tmp_path).encode(TRAINING), tokens)
-    other = bpe.bpe(280, TRAINING + "x", tmp_path)
+    np.testing.assert_array_equal(bpe(280, TRAINING, tmp_path).encode(TRAINING), tokens)
+    other = bpe(280, TRAINING + "x", tmp_path)
     assert other.vocabulary and len([*tmp_path.iterdir()]) == 2  # of another text, another folder
 
 
 def test_a_text_of_ones_own_in_byte_pairs(tmp_path):
     (tmp_path / "own.txt").write_text(TRAINING * 20)
     name = f"text:{tmp_path / 'own.txt'}"
-    loaded = data.load(name, str(tmp_path / "data"), tokenizer="bpe:270", sequence_length=4)
+    loaded = load(name, tmp_path / "data", tokenizer="bpe:270", sequence_length=4)
     assert 256 < loaded.classes <= 270
     assert loaded.train["text"].max() < loaded.classes
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["tokenizers"]

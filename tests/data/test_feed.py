@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.experiment import Experiment
-from optdyn.problem.data import feed
+from optdyn.problem.data import order
 from optdyn.train import run as runs
 from optdyn.train import trainer
 
@@ -26,7 +26,7 @@ def chosen(start, stop, seeded=False):
 
 def streamed(updates, put=lambda of: of(0), seeded=False, known=10**6):
     """A feed of batches of which so many are known, unless it is asked otherwise."""
-    blocks = feed.streamed(TRAIN, put, 1, 3, updates)
+    blocks = order.streamed(TRAIN, put, 1, 3, updates)
 
     def batches(start, stop, known=known):
         return chosen(start, max(min(stop, known), start), seeded)
@@ -107,7 +107,7 @@ def test_every_device_reads_its_own_rows_and_each_once():
     train = {"label": TRAIN["label"].view(Rows)}
     numbers = np.array([[7, 7, 3, 9, 5, 5], [7, 1, 9, 9, 2, 8]], np.int32)  # two updates
     local = 0, 2
-    feeding = feed.streamed(train, lambda of: {i: of(i) for i in local}, 3, 6, 2)
+    feeding = order.streamed(train, lambda of: {i: of(i) for i in local}, 3, 6, 2)
     block = feeding(0, lambda start, stop: numbers[start:stop])
     assert list(map(list, read)) == [[1, 7], [2, 5, 8]]
     assert block.batches(0, 2).max() < 2 * 2  # rows of a device: two updates of two columns
@@ -121,9 +121,9 @@ def test_every_device_reads_its_own_rows_and_each_once():
 @pytest.mark.parametrize(("size", "updates"), [(1200, 1), (400, 1), (200, 2), (100, 4), (1, 7)])
 def test_a_part_is_as_large_as_fits(monkeypatch, size, updates):
     """Three examples an update; at least one update, at most 7."""
-    monkeypatch.setattr(feed, "BYTES", 1200)
+    monkeypatch.setattr(order, "BYTES", 1200)
     train = {"image": np.zeros((50, size), np.uint8)}
-    part = feed.streamed(train, lambda of: of(0), 1, 3, 7)(0, chosen)
+    part = order.streamed(train, lambda of: of(0), 1, 3, 7)(0, chosen)
     assert part.stop == updates and part.examples["image"].shape == (3 * updates, size)
 
 
@@ -146,7 +146,7 @@ def train(mnist, tmp_path_factory):
 @pytest.mark.parametrize("augment", ["", "crop_flip"])
 def test_a_streamed_run_is_the_run_in_memory(train, monkeypatch, augment):
     """To the bit, in parts of 7 updates, which end neither at log points nor with the run."""
-    monkeypatch.setattr(feed, "BYTES", 7 * 16 * (28 * 28 + 4))
+    monkeypatch.setattr(order, "BYTES", 7 * 16 * (28 * 28 + 4))
     whole, parts = (train(augment=augment, streaming=on) for on in (False, True))
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     assert parts["train_loss"] == whole["train_loss"]
@@ -154,7 +154,7 @@ def test_a_streamed_run_is_the_run_in_memory(train, monkeypatch, augment):
 
 
 def test_a_streamed_run_never_holds_the_training_set(train, monkeypatch):
-    monkeypatch.setattr(feed, "BYTES", 16 * (28 * 28 + 4))
+    monkeypatch.setattr(order, "BYTES", 16 * (28 * 28 + 4))
     put, sizes = runs.streamed, []
 
     def watched(examples, to_device, *rest):

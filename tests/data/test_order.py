@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from optdyn.problem.data import away, batches, independent, stratified
-from optdyn.problem.data.order import BLOCK, RAMP
+from optdyn.problem.data.arrays import stratified
+from optdyn.problem.data.order import BLOCK, RAMP, away, batches, independent
 
 SEEDS = st.integers(0, 2**31)
 SIZES = st.integers(1, 40)

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from optdyn.problem import losses, problem
-from optdyn.problem.data import DataError, load, own
-from optdyn.problem.data.own import checked
+from optdyn.problem.data.arrays import DataError, checked
+from optdyn.problem.data.kinds import OwnData
+from tests.data.loaded import load
 from tests.devices.started import parameters
 from tests.train.runs import prepare, refusal, train
 from tests.values import as_model
@@ -103,9 +104,9 @@ def test_arrays_that_cannot_be_used_are_one_line(splits, classes, said):
 def test_classes_are_counted(classes):
     function = f"{__name__}:given"
     for five in (5, np.int8(5)):
-        assert own.load(function, {"classes": five}).classes == 5
+        assert OwnData(name=function, options={"classes": five}).load().classes == 5
     with pytest.raises(DataError, match=r"has classes = .*: must count them"):
-        own.load(function, {"classes": classes})
+        OwnData(name=function, options={"classes": classes}).load()
 
 
 def given(classes):

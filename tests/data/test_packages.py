@@ -5,8 +5,8 @@ import json
 import pytest
 
 from optdyn.problem import data
-from optdyn.problem.data import packages
-from optdyn.problem.data.prepare import prepare
+from optdyn.problem.data import prepare, text
+from tests.data.loaded import load
 
 
 def installed(folder, name, version, files):
@@ -29,14 +29,14 @@ def two(tmp_path, monkeypatch):
     installed(site, "B", "1.0", files)
     installed(site, "a", "2.0", {"a/one.md": b"no newline", "a/two.py": b"line\r\n"})
     installed(site, "optdyn", "0.1", {"research/own.py": b"# ours\n"})
-    found = packages.metadata.distributions
-    monkeypatch.setattr(packages.metadata, "distributions", lambda: found(path=[str(site)]))
+    found = prepare.metadata.distributions
+    monkeypatch.setattr(prepare.metadata, "distributions", lambda: found(path=[str(site)]))
     return tmp_path / "data"
 
 
 def test_every_text_once_in_order_and_the_last_of_twenty_held_out(two):
-    packages.prepare(two)
-    train, test = packages.split(two)
+    prepare.packages(two)
+    train, test = text.packages(two)
     assert train.startswith("no newline\nline\r\n# b00\n# b01\n")
     assert test == "# b17\n# b37\n"  # the 20th and the 40th: two of `a` are before
     assert train.count("# b") == 38 and "# ours" not in train and "1,2" not in train
@@ -45,20 +45,20 @@ def test_every_text_once_in_order_and_the_last_of_twenty_held_out(two):
 
 
 def test_stays_what_it_is_when_packages_change(two, tmp_path, capsys):
-    said = prepare("packages", str(two))
-    before = packages.split(two)
+    said = prepare.prepare("packages", str(two))
+    before = text.packages(two)
     installed(tmp_path / "site", "c", "1.0", {"c.py": b"# new\n"})
-    assert prepare("packages", str(two)) == said and packages.split(two) == before
-    loaded = data.load("packages", str(two), tokenizer="byte", sequence_length=4)
+    assert prepare.prepare("packages", str(two)) == said and text.packages(two) == before
+    loaded = load("packages", two, tokenizer="byte", sequence_length=4)
     assert bytes(loaded.train["text"][0]) == b"no ne" and loaded.classes == 256
 
 
 def test_not_prepared_is_a_line_that_says_how(two):
     with pytest.raises(data.DataError, match=r"'packages' is not prepared .*prepare packages "):
-        data.load("packages", str(two))
+        load("packages", two)
 
 
 def test_too_few_are_one_line(two, monkeypatch):
-    monkeypatch.setattr(packages.metadata, "distributions", lambda: [])
+    monkeypatch.setattr(prepare.metadata, "distributions", lambda: [])
     with pytest.raises(data.DataError, match="have 0 texts"):
-        packages.prepare(two)
+        prepare.packages(two)

@@ -6,9 +6,9 @@ import sys
 import pytest
 import tensorflow_datasets as tfds
 
-from optdyn.problem import data
 from optdyn.problem.data import prepare
 from tests.data.builders import examples, tiny
+from tests.data.loaded import load
 
 
 @pytest.fixture
@@ -47,4 +47,4 @@ def test_what_it_prepares_can_be_loaded(tmp_path, monkeypatch, no_network, capsy
     for _ in range(2):
         prepare.main()
         assert "30 + 6 images (5, 4, 3), 3 classes" in capsys.readouterr().out.splitlines()[-1]
-    assert len(data.load("tfds:tiny", str(tmp_path)).train["label"]) == 30
+    assert len(load("tfds:tiny", tmp_path).train["label"]) == 30

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.problem import problem
-from optdyn.problem.data.shards import contiguous, dirichlet, divided, sizes
+from optdyn.problem.data.order import contiguous, dirichlet, divided, sizes
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from optdyn.train.run import batches_of, feed_of

@@ -9,6 +9,7 @@ from configs.images import STANDARD, get_config
 from optdyn.problem import data, problem
 from optdyn.train.checks import check
 from tests.data.builders import examples, of_tfds, prepare
+from tests.data.loaded import load
 
 DEFINED = {  # images and classes
     "mnist": ((28, 28, 1), 10),
@@ -44,7 +45,7 @@ def test_images_of_one_size(tmp_path, name):
     extra = EXTRA.get(name, {})
     prepared(tmp_path, name, {key: [e | extra for e in rows] for key, rows in splits.items()})
     assert_its_config_runs(name, tmp_path, 12)
-    train, test, found = data.load(f"tfds:{name}", str(tmp_path))
+    train, test, found = load(f"tfds:{name}", tmp_path)
     assert found == classes and train["image"].shape == (12, *shape) and len(test["label"]) == 5
     expected = {(np.asarray(e["image"]).tobytes(), e["label"]) for e in splits["train"]}
     rows = zip(train["image"], train["label"], strict=True)
@@ -72,7 +73,7 @@ def imagenet(tmp_path_factory):
 
 def test_imagenet_is_cut_and_scaled_to_one_size(imagenet):
     """To its middle, whatever its size; and tested on the split that has labels."""
-    loaded = data.load("tfds:imagenet2012", str(imagenet), image_size=16)
+    loaded = load("tfds:imagenet2012", imagenet, image_size=16)
     assert loaded.classes == 1000
     assert loaded.train["image"].shape == (5, 16, 16, 3)
     assert sorted(loaded.train["label"]) == [990, 991, 992, 993, 994]
@@ -90,14 +91,17 @@ def test_imagenet_is_cut_and_scaled_to_one_size(imagenet):
 
 def test_every_size_has_a_cache_of_its_own(imagenet):
     for size in (8, 16, 8):
-        assert data.load("tfds:imagenet2012", str(imagenet), image_size=size).train[
-            "image"
-        ].shape == (5, size, size, 3)
+        assert load("tfds:imagenet2012", imagenet, image_size=size).train["image"].shape == (
+            5,
+            size,
+            size,
+            3,
+        )
 
 
 def test_images_of_many_sizes_need_one(imagenet):
     with pytest.raises(data.DataError, match=r"differ in shape.*config\.data\.image_size"):
-        data.load("tfds:imagenet2012", str(imagenet))
+        load("tfds:imagenet2012", imagenet)
 
 
 def test_the_config_of_imagenet_runs(imagenet):
@@ -117,7 +121,7 @@ def test_lm1b_by_the_generator_of_tfds(tmp_path):
     body = {"name": "lm1b", "_split_generators": split_generators}
     made = type(base)("Lm1b", (base,), body, skip_registration=True)
     prepare(tmp_path, made)
-    loaded = data.load("tfds:lm1b", str(tmp_path), 0, "byte", 9)
+    loaded = load("tfds:lm1b", tmp_path, tokenizer="byte", sequence_length=9)
     assert loaded.classes == 256
     for split, name in ((loaded.train, "train"), (loaded.test, "test")):
         assert split["text"].shape[1] == 10

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from optdyn.experiment import ConfigError
-from optdyn.problem import data
 from optdyn.problem.data import synthetic
+from tests.data.loaded import load
 
 
 def test_images_are_their_classes_and_noise():
@@ -42,5 +42,5 @@ def test_the_same_every_time(make):
 )
 def test_what_cannot_be_drawn_is_one_line(name, options):
     with pytest.raises(ConfigError, match=r"ValueError: .*at least") as error:
-        data.load(f"optdyn.problem.data.synthetic:{name}", options=options)
+        load(f"optdyn.problem.data.synthetic:{name}", options=options)
     assert "\n" not in str(error.value)

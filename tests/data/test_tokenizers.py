@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn.base.errors import ConfigError
 from optdyn.problem import data
 from optdyn.problem.data import tokenizers
+from tests.data.loaded import load
 
 TEXTS = st.text()  # of all of Unicode but surrogates, which no UTF-8 has
 
@@ -61,11 +63,11 @@ def test_the_smallest_integers_that_hold_the_last_id(characters, dtype):
 @pytest.mark.parametrize("name", ["bpe", "bpe:", "bpe:255", "bpe:-300", "bpe:3e3", "bpe:99999999"])
 def test_other_names_are_unknown(name):
     assert not tokenizers.is_known(name)
-    with pytest.raises(data.DataError, match=r"unknown tokenizer .* 'bpe:N', of a vocabulary"):
-        data.load("kjv", tokenizer=name)
+    with pytest.raises(ConfigError, match=r"tokenizer = .*: must be .* 'bpe:N', of a vocabulary"):
+        load("kjv", tokenizer=name)
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(data.DataError, match=r"pip install 'optdyn\[bpe\]'"):
-        data.load("kjv", tokenizer="bpe:300")
+        load("kjv", tokenizer="bpe:300")

@@ -12,22 +12,22 @@ import jax
 
 from optdyn.base import processes
 from optdyn.experiment import Experiment
-from optdyn.problem.data import feed
+from optdyn.problem.data import order
 from optdyn.train import trainer
 
 
 def main(values: str, folder: str) -> None:
     processes.initialize()
     config = Experiment().with_(json.loads(Path(values).read_text()))
-    run, rows, read = trainer.prepare(config), feed._rows, []
+    run, rows, read = trainer.prepare(config), order._rows, []
     train = run.data.train
-    feed.BYTES = sum(leaf.nbytes // len(leaf) for leaf in train.values()) * run.examples
+    order.BYTES = sum(leaf.nbytes // len(leaf) for leaf in train.values()) * run.examples
 
     def recorded(train, numbers, room):
         read.append(numbers.tolist())
         return rows(train, numbers, room)
 
-    feed._rows = recorded
+    order._rows = recorded
     trainer.train(config, Path(folder) / "run")
     Path(folder, f"{jax.process_index()}.json").write_text(json.dumps(read))
 

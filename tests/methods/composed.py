@@ -4,6 +4,7 @@ from optdyn import core
 from optdyn.methods import asynchronous as slots_of
 from optdyn.methods import dynamic_batch, local
 from optdyn.methods.daso import DASO
+from optdyn.methods.messages import SIMULATED
 from optdyn.methods.sync import sync as plain
 
 
@@ -17,10 +18,10 @@ def asynchronous(loss, optimizer, slots, fresh=()):
     )
 
 
-def daso(loss, optimizer, transfer_dtype="", blocking_dtype="", senders=None):
+def daso(loss, optimizer, transfer_dtype="", blocking_dtype="", collectives=SIMULATED):
     inner = plain(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(optimizer))
     method = DASO(transfer_dtype=transfer_dtype, blocking_dtype=blocking_dtype)
-    return method.mix(inner, senders)
+    return method.mix(inner, collectives)
 
 
 def by_shares(losses, optimizer, micro_batch, weights="share"):

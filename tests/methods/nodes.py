@@ -10,6 +10,7 @@ from optdyn import core, optimizers
 from optdyn.devices.simulated import over_nodes
 from optdyn.methods import Event
 from optdyn.methods.averaging import DiLoCo, ModelAveraging, SlowMo
+from optdyn.methods.messages import SIMULATED
 from optdyn.methods.sparse import SparseLoCo
 from optdyn.methods.sync import sync
 
@@ -47,26 +48,26 @@ def inner(optimizer=SGD):
     return sync(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(optimizer))
 
 
-def averaging(inner, keys, senders=None, optimizer=None):
+def averaging(inner, keys, collectives=SIMULATED, optimizer=None):
     """Model averaging with an outer `optimizer`; without one, the mean."""
 
     class Averaging(ModelAveraging):
         def outer(self):
             return optimizer
 
-    return Averaging(**keys).mix(inner, senders)
+    return Averaging(**keys).mix(inner, collectives)
 
 
-def diloco(inner, keys, senders=None):
-    return DiLoCo(**keys).mix(inner, senders)
+def diloco(inner, keys, collectives=SIMULATED):
+    return DiLoCo(**keys).mix(inner, collectives)
 
 
-def slowmo(inner, keys, senders=None):
-    return SlowMo(**keys).mix(inner, senders)
+def slowmo(inner, keys, collectives=SIMULATED):
+    return SlowMo(**keys).mix(inner, collectives)
 
 
-def sparseloco(inner, keys, senders=None):
-    return SparseLoCo(**keys).mix(inner, senders)
+def sparseloco(inner, keys, collectives=SIMULATED):
+    return SparseLoCo(**keys).mix(inner, collectives)
 
 
 def events(choice, rates=RATE, momentum=0.0):

@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.methods import messages
-from optdyn.methods.averaging import ModelAveraging, meeting_schedule, outer
+from optdyn.methods.averaging import ModelAveraging, Outer, meeting_schedule
 from optdyn.methods.messages import (
+    SIMULATED,
     Compression,
     Messages,
     gathered,
     levels,
     low_rank,
     numbers,
-    over_nodes,
     powersgd,
+    sharded,
 )
 from tests.methods import nodes
 from tests.methods import test_battery as battery
@@ -33,9 +34,9 @@ from tests.methods.nodes import (
     reference,
     tree,
 )
+from tests.methods.test_averaging import CLOSE, MAKERS, meetings, rule
 from tests.methods.test_battery import MESSAGES
 from tests.methods.test_bytes import MESSAGES_ALONE, seconds
-from tests.methods.test_outer import CLOSE, MAKERS, meetings, rule
 from tests.methods.traced import collectives
 
 NAMES = list(MESSAGES)
@@ -144,7 +145,7 @@ def test_a_message_that_leaves_nothing_out_is_as_without(delay, fragments, mixin
     without, _ = nodes.ran(averaging(nodes.inner(), keys), events)
     weights = lambda waited: (mixing * jax.lax.axis_size("node"), 1 - mixing)  # noqa: E731
     whole = Messages(compression=IDENTITY)
-    same = outer(nodes.inner(), weights, messages=whole, fragments=fragments)
+    same = Outer(nodes.inner(), weights, messages=whole, fragments=fragments).rule()
     share = averaging(nodes.inner(), keys | {"compression": "top_k", "compression_share": 1.0})
     for one in (same, share):
         states, _ = nodes.ran(one, events)
@@ -190,7 +191,7 @@ def made_of(name):
 def messages_of(name, v):
     """Mean and own messages of nodes that have v, leaves (nodes, ...)."""
     one = made_of(name)
-    return jax.vmap(lambda v: one.apply(over_nodes(), v, one.init(v))[:2], axis_name="node")(v)
+    return jax.vmap(lambda v: one.apply(SIMULATED, v, one.init(v))[:2], axis_name="node")(v)
 
 
 @settings(max_examples=40)
@@ -243,8 +244,8 @@ def test_levels_are_of_all_codes_and_thirty_two_bits_are_none():
 @jax.jit
 def twice(matrices, state):
     def node(matrix):
-        means, own, _, q = low_rank(over_nodes(), [matrix], [state], [])
-        again, *_ = low_rank(over_nodes(), [matrix], q, [])
+        means, own, _, q = low_rank(SIMULATED, [matrix], [state], [])
+        again, *_ = low_rank(SIMULATED, [matrix], q, [])
         return means[0], own[0], again[0]
 
     return jax.vmap(node, axis_name="node")(matrices)
@@ -303,7 +304,7 @@ BYTES = {  # of 12 numbers (3, 4) and 2: a quarter is 3 and 1 of (float32, int32
 def test_a_node_sends_so_many_bytes(name, local):
     """Counted in the program of a real device: so many as the log says, shared by its devices."""
     keys = KEYS | MESSAGES[name]
-    method = averaging(nodes.inner(), keys, "data" if local > 1 else None)
+    method = averaging(nodes.inner(), keys, sharded("data") if local > 1 else SIMULATED)
     event, batch = battery.at((nodes.events(meeting_schedule(STEPS, 1, 1, 0)), nodes.BATCHES), 0)
     every = collectives(method, tree(START), event, batch, NODES, local)
     found = [size for axes, _, size in every if "node" in axes]

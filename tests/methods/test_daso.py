@@ -17,7 +17,7 @@ from optdyn.devices.simulated import NodeStates, over_nodes
 from optdyn.methods import Event
 from optdyn.methods.daso import DASO
 from optdyn.methods.daso import clock as phases
-from optdyn.methods.messages import in_parts
+from optdyn.methods.messages import SIMULATED, in_parts, sharded
 from tests.methods.composed import daso
 from tests.methods.traced import collectives
 
@@ -187,10 +187,11 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
     np.testing.assert_allclose(together, alone, rtol=0, atol=5e-6)
 
 
-def traced(dtype="", senders=None):
+def traced(dtype="", sends=SIMULATED):
     """Collectives of the program of a device, at a step that sends."""
     event, batch = at((events_of(meetings_of()), nothing(1)), 0)
-    return collectives(daso(loss, SGD, dtype, senders=senders), START, event, batch, NODES, LOCAL)
+    method = daso(loss, SGD, dtype, collectives=sends)
+    return collectives(method, START, event, batch, NODES, LOCAL)
 
 
 def test_quiet_steps_use_the_local_network_only():
@@ -203,11 +204,11 @@ def test_quiet_steps_use_the_local_network_only():
 def test_a_node_sends_its_message_once(dtype):
     """Counted in the program of a device: the clock's bytes, where without turns all would send."""
     sent = {
-        senders: LOCAL * sum(size for axes, _, size in traced(dtype, senders) if axes == ("node",))
-        for senders in (None, "data")
+        name: LOCAL * sum(size for axes, _, size in traced(dtype, sends) if axes == ("node",))
+        for name, sends in (("all", SIMULATED), ("in parts", sharded("data")))
     }
     of_clock = 4 * (2 if dtype else 4)  # w and c, four numbers
-    assert sent == {None: LOCAL * of_clock, "data": of_clock}
+    assert sent == {"all": LOCAL * of_clock, "in parts": of_clock}
     said = jax.eval_shape(daso(loss, SGD, dtype).init, START).in_flight
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(said)) == of_clock
     one = over_nodes(daso(loss, SGD, dtype), NODES, LOCAL)

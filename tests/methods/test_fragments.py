@@ -16,6 +16,7 @@ from optdyn.devices.simulated import over_nodes
 from optdyn.experiment import ConfigError
 from optdyn.methods import Event
 from optdyn.methods.averaging import cut, join, meeting_schedule
+from optdyn.methods.messages import sharded
 from optdyn.methods.sync import sync
 from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
@@ -156,7 +157,7 @@ def test_more_fragments_than_arrays_are_refused():
 @pytest.mark.parametrize("local", [1, 2])
 def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     """In the program: over `node` one collective a fragment, each in a branch of its own."""
-    made = averaging(INNER, {"fragments": fragments, "mixing": 0.0}, "data")
+    made = averaging(INNER, {"fragments": fragments, "mixing": 0.0}, sharded("data"))
     choice = at(meeting_schedule(STEPS, 4, fragments, 0), 0)
     event = Event(choice, {"learning_rate": jnp.float32(RATE)})
     every = collectives(made, tree(START), event, battery.at(BATCHES, 0), NODES, local)

@@ -1,4 +1,4 @@
-"""Gossip against lists in float64, its limits, its graphs, and whom a node waits for."""
+"""Gossip against lists in float64, its limits, its graphs, and a run of it by the config."""
 
 from functools import cache
 
@@ -18,7 +18,6 @@ from optdyn.methods.gossip import (
     Gossip,
     Neighbours,
     gossip,
-    gossip_arrivals,
     graph_peers,
     push_weights,
     senders_of,
@@ -153,44 +152,6 @@ def test_what_nobody_is_there_for_is_passed_on(name, count, data):
             np.testing.assert_allclose(p.sum(axis=1), 1, rtol=0, atol=1e-12)
 
 
-class Known:
-    """Absences that are given, (nodes, n, 2) seconds from and until, in place of drawn ones."""
-
-    def __init__(self, absences):
-        self._every = [[*map(tuple, own), (np.inf, np.inf)] for own in absences]
-        self.left, self.back = np.transpose([own[0] for own in self._every])
-
-    def at(self, now):
-        for i in np.flatnonzero(self.back <= now):
-            while self.back[i] <= np.broadcast_to(now, self.back.shape)[i]:
-                self._every[i].pop(0)
-                self.left[i], self.back[i] = self._every[i][0]
-        return now < self.left
-
-
-def test_nobody_waits_for_who_is_away():
-    """Updates of a second on a ring of four, and of node 1 of two."""
-    done = np.tile([1.0, 2.0, 1.0, 1.0], (10, 1))
-    links = lambda one, other: np.zeros(np.broadcast(one, other).shape)  # noqa: E731
-    away = Known([[], [(2.5, 5.2), (5.3, 7.0)], [], []])
-    seconds, _, there = gossip_arrivals(drawn("ring", 4), done, done, links, 0.0, False, None, away)
-    # It leaves in its second update, is back at 5.2 for a tenth, then at 7, and all wait for it.
-    assert there[:, 1].tolist() == [True, *[False] * 5, True, True, True, True]
-    assert there[:, [0, 2, 3]].all()
-    np.testing.assert_allclose(seconds[:6], [2, 3, 4, 5, 6, 7])
-    np.testing.assert_allclose(seconds[6:], [9, 11, 13, 15])
-
-
-def test_where_all_have_left_the_first_to_be_back_goes_on():
-    done = np.ones((5, 2))
-    links = lambda one, other: np.full(np.broadcast(one, other).shape, 0.5)  # noqa: E731
-    away = Known([[(1.2, 9.0)], [(1.9, 4.0)]])
-    seconds, _, there = gossip_arrivals(drawn("ring", 2), done, done, links, 0.0, True, None, away)
-    # The first update ends at 1; the next begins at 4. The other has to fetch parameters first.
-    assert there.tolist() == [[True, True], *[[False, True]] * 4]
-    np.testing.assert_allclose(seconds, [1, 5, 6, 7, 8])
-
-
 def test_nodes_must_stay_for_an_update():
     config = config_of(presence=1e-5, absence=1.0, service=Constant())
     with pytest.raises(TimelineError, match=r"presence: no node is there for the 0\.008 seconds"):
@@ -307,36 +268,6 @@ def test_every_graph_keeps_the_sum(name, count, steps, seed):
     w = push_weights(to, steps)
     np.testing.assert_allclose(w.sum(axis=1), count, rtol=1e-12)
     assert (w > 0).all()
-
-
-def waited(to, ready, done, links, handed_on, early):
-    """Message by message, in dictionaries."""
-    count = ready.shape[1]
-    now, free, seconds = dict.fromkeys(range(count), 0.0), dict.fromkeys(range(count), 0.0), []
-    for t in range(len(ready)):
-        ended = {i: now[i] + done[t, i] for i in now}
-        there = {i: [ended[i]] for i in now}
-        for j in now:
-            clock = max(free[j], now[j] if early else now[j] + ready[t, j])
-            for i in to[t % len(to), j]:
-                if i != j:
-                    clock += links[j, i]
-                    there[i].append(clock if early else max(clock, ended[j]))
-            free[j] = clock
-        now = {i: max(there[i]) + handed_on for i in now}
-        seconds.append(max(now.values()))
-    return seconds
-
-
-@given(st.sampled_from(GRAPHS), st.integers(1, 7), st.booleans(), st.integers(0, 99))
-def test_a_node_waits_for_what_is_sent_to_it(name, count, early, seed):
-    rng = np.random.default_rng(seed)
-    to = drawn(name, count, 12, seed)
-    done = rng.exponential(size=(12, count))
-    ready = done * rng.uniform(size=(12, count))
-    links = rng.exponential(size=(count, count))
-    found, *_ = gossip_arrivals(to, ready, done, lambda one, other: links[one, other], 0.1, early)
-    np.testing.assert_allclose(found, waited(to, ready, done, links, 0.1, early), rtol=1e-12)
 
 
 def config_of(method=Gossip(), steps=20, **cluster):  # noqa: B008

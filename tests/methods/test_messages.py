@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.methods.messages import over_nodes
+from optdyn.methods.messages import AT_ONCE, SIMULATED, Collectives
 
 
 def trees(nodes: int) -> dict:
@@ -25,8 +25,8 @@ def trees(nodes: int) -> dict:
 def test_all_arrays_at_once_are_each_by_itself(kind, names):
     tree = {name: leaf for name, leaf in trees(3).items() if name in names}
     one_by_one, at_once = (
-        jax.vmap(getattr(over_nodes(senders), kind), axis_name="node")(tree)
-        for senders in (None, "")
+        jax.vmap(getattr(collectives, kind), axis_name="node")(tree)
+        for collectives in (SIMULATED, AT_ONCE)
     )
     for name in names:
         assert at_once[name].dtype == tree[name].dtype
@@ -39,9 +39,9 @@ def test_they_are_one_message(kind, of):
     names = ("w", "b") if kind == "sums" else ("w", "where", "b")
     tree = {name: trees(2)[name][0] for name in names}
 
-    def messages(senders: str | None) -> int:
-        traced = jax.make_jaxpr(getattr(over_nodes(senders), kind), axis_env=[("node", 2)])(tree)
+    def messages(collectives: Collectives) -> int:
+        traced = jax.make_jaxpr(getattr(collectives, kind), axis_env=[("node", 2)])(tree)
         return sum(each.primitive.name.startswith(of) for each in traced.jaxpr.eqns)
 
-    assert messages("") == 1
-    assert messages(None) > 1
+    assert messages(AT_ONCE) == 1
+    assert messages(SIMULATED) > 1

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from optdyn.problem import models
-from optdyn.problem.models import base
-from optdyn.problem.models.modern_transformer import modern_transformer
+from optdyn.problem.models import ModernTransformer, ResMLP, ResNet, Transformer, base
+from optdyn.problem.models.convnets import NORMS
 from optdyn.problem.models.quadratic import curvatures, optima
-from optdyn.problem.models.resmlp import resmlp
-from optdyn.problem.models.resnet import NORMS, resnet
-from optdyn.problem.models.transformer import transformer
 from tests.models.parameters import LENGTH, VOCABULARY, count, dense, shapes, some, tokens
 from tests.values import as_model
 
@@ -146,21 +143,12 @@ def test_optima_have_mean_zero_and_the_noise(noise):
     assert xi.std() == pytest.approx(noise, rel=0.0224)
 
 
-TRANSFORMERS = (transformer, modern_transformer)
+TRANSFORMERS = (Transformer, ModernTransformer)
 IMAGES = jnp.zeros((3, 8, 8, 1))
 WITH_HEADS = {
-    "resmlp": (lambda dtype: resmlp(3, 8, CLASSES, dtype), IMAGES),
-    **{
-        norm: (lambda dtype, norm=norm: resnet((4, 8), 2, norm, CLASSES, dtype), IMAGES)
-        for norm in NORMS
-    },
-    **{
-        make.__name__: (
-            lambda dtype, make=make: make(3, 8, 2, VOCABULARY, dtype),
-            tokens(dtype=np.uint8),
-        )
-        for make in TRANSFORMERS
-    },
+    "resmlp": (ResMLP(3, 8), IMAGES),
+    **{norm: (ResNet((4, 8), 2, norm), IMAGES) for norm in NORMS},
+    **{kind.tag: (kind(3, 8, 2), tokens(dtype=np.uint8)) for kind in TRANSFORMERS},
 }
 
 
@@ -168,8 +156,9 @@ WITH_HEADS = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_head_applies_after_every_block(name, dtype):
     """Outputs are of one shape; parameters and gradients stay float32."""
-    make, x = WITH_HEADS[name]
-    blocks, shape = make(dtype), (3, CLASSES) if x is IMAGES else (3, LENGTH, VOCABULARY)
+    model, x = WITH_HEADS[name]
+    shape = (3, CLASSES) if x is IMAGES else (3, LENGTH, VOCABULARY)
+    blocks = model.with_(dtype=dtype).blocks_for(shape[-1])
     names = [name for name, _ in blocks[:-2]]
     params = shapes(blocks, x, names)
     head = blocks[-1][1]
@@ -191,9 +180,9 @@ def test_head_applies_after_every_block(name, dtype):
         assert params["output"]["Dense_0"]["kernel"].shape == (8, CLASSES)
 
 
-@pytest.mark.parametrize("make", TRANSFORMERS)
-def test_position_depends_on_itself_and_those_before_alone(make):
-    blocks, x = make(2, 8, 2, VOCABULARY, "float32"), tokens(1)
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_position_depends_on_itself_and_those_before_alone(kind):
+    blocks, x = kind(2, 8, 2).blocks_for(VOCABULARY), tokens(1)
     params = some(blocks, x)
     apply = jax.jit(lambda x: base.apply(blocks, params, x))
     change = np.array(
@@ -207,15 +196,15 @@ def test_position_depends_on_itself_and_those_before_alone(make):
 
 
 @pytest.mark.parametrize(
-    ("make", "layers"),
+    ("kind", "layers"),
     [
-        (transformer, {"attended": (48, 16), "contract": (4 * 48, 16)}),
-        (modern_transformer, {"attended": (48, 16), "down": (128, 16), "up": (48, 1)}),
+        (Transformer, {"attended": (48, 16), "contract": (4 * 48, 16)}),
+        (ModernTransformer, {"attended": (48, 16), "down": (128, 16), "up": (48, 1)}),
     ],
 )
-def test_initial_scale_of_branches_falls_with_depth(make, layers):
+def test_initial_scale_of_branches_falls_with_depth(kind, layers):
     """By layer, how many numbers each of its outputs is of and in how many branches of 8 blocks."""
-    _, block = make(8, 48, 2, VOCABULARY, "float32")[0]
+    _, block = kind(8, 48, 2).blocks_for(VOCABULARY)[0]
     params = jax.jit(block.init)(jax.random.key(0), tokens())["params"]
     for name, (fan_in, joins) in layers.items():
         kernel = params[name]["kernel"]
@@ -227,12 +216,12 @@ def test_initial_scale_of_branches_falls_with_depth(make, layers):
 
 
 @pytest.mark.parametrize(
-    ("make", "width", "message"),
+    ("kind", "width", "message"),
     [
-        (transformer, 10, r"^transformer of width 10: .* multiple of its 4 att"),
-        (modern_transformer, 12, r"^modern_transformer of width 12: .* of twice its 4 att"),
+        (Transformer, 10, r"^transformer of width 10: .* multiple of its 4 att"),
+        (ModernTransformer, 12, r"^modern_transformer of width 12: .* of twice its 4 att"),
     ],
 )
-def test_width_that_does_not_divide_is_one_line(make, width, message):
+def test_width_that_does_not_divide_is_one_line(kind, width, message):
     with pytest.raises(ValueError, match=message):
-        make(1, width, 4, VOCABULARY, "float32")
+        kind(1, width, 4).blocks_for(VOCABULARY)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.problem.models import base
-from optdyn.problem.models.modern_transformer import modern_transformer, rotated
+from optdyn.problem.models.transformer import ModernTransformer, rotated
 from tests.models.parameters import (
     LENGTH,
     VOCABULARY,
@@ -57,7 +57,7 @@ def mlp(x, block):
 
 
 def test_is_its_equation_at_any_length():
-    blocks = modern_transformer(2, WIDTH, HEADS, VOCABULARY, "float32")
+    blocks = ModernTransformer(2, WIDTH, HEADS).blocks_for(VOCABULARY)
     params = some(blocks, tokens())
     wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
     x = tokens(length=LENGTH + 3)  # longer than at initialization
@@ -77,7 +77,7 @@ def test_is_its_equation_at_any_length():
 @given(*[st.integers(1, n) for n in (4, 4, 3, 9)])
 def test_number_of_parameters(blocks, heads, pairs, vocabulary):
     width = 2 * pairs * heads
-    made = modern_transformer(blocks, width, heads, vocabulary, "float32")
+    made = ModernTransformer(blocks, width, heads).blocks_for(vocabulary)
     params = shapes(made, jnp.zeros((2, 5), jnp.int32))
     assert list(params) == [*(f"block{k}" for k in range(blocks)), "output"]
     hidden = 8 * math.ceil(width / 3)
@@ -100,7 +100,7 @@ def test_a_query_meets_a_key_by_their_distance_alone(t, s, shift, seed):
 
 def test_queries_and_keys_have_no_size():
     """QK-norm: a hundred times the queries' and keys' weights changes nothing."""
-    blocks, x = modern_transformer(1, WIDTH, HEADS, VOCABULARY, "float32"), tokens()
+    blocks, x = ModernTransformer(1, WIDTH, HEADS).blocks_for(VOCABULARY), tokens()
     params = some(blocks, x)
     before = base.apply(blocks, params, x)
     for name in ("query", "key"):

@@ -9,7 +9,7 @@ import pytest
 
 from optdyn.problem import costs, models, problem
 from optdyn.problem.models import OwnModel, base
-from optdyn.problem.models.base import Transformers
+from optdyn.problem.models.transformer import Transformers
 from tests.models.parameters import shapes, some
 from tests.values import as_model
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.problem.models import base
-from optdyn.problem.models.resmlp import resmlp
+from optdyn.problem.models.mlp import ResMLP
 from tests.models.parameters import count, dense, layer_norm, shapes, some
 
 CLASSES = 3
@@ -20,7 +20,7 @@ def images(seed=0, batch=5):
 @settings(max_examples=12)
 @given(*[st.integers(1, n) for n in (4, 9, 7, 5)])
 def test_number_of_parameters(blocks, width, inputs, classes):
-    params = shapes(resmlp(blocks, width, classes, "float32"), jnp.zeros((2, inputs)))
+    params = shapes(ResMLP(blocks, width).blocks_for(classes), jnp.zeros((2, inputs)))
     assert list(params) == [*(f"block{k}" for k in range(blocks)), "output"]
     layers = 2 * width * (width + 2)  # kernels, biases, and a scale and a bias of the norm
     assert count(params["block0"]) == (inputs + 1) * width + layers
@@ -29,7 +29,7 @@ def test_number_of_parameters(blocks, width, inputs, classes):
 
 
 def test_is_its_equation():
-    blocks, x = resmlp(3, 8, CLASSES, "float32"), images()
+    blocks, x = ResMLP(3, 8).blocks_for(CLASSES), images()
     params = some(blocks, x)
     wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
     y = dense(np.asarray(x, np.float64).reshape(5, 6), **wide["block0"]["stem"])
@@ -44,7 +44,7 @@ def test_is_its_equation():
 
 
 def test_block_without_its_second_layer_is_the_identity():
-    blocks, x = resmlp(3, 8, CLASSES, "float32"), images()
+    blocks, x = ResMLP(3, 8).blocks_for(CLASSES), images()
     params = some(blocks, x)
     for k in range(3):
         params[f"block{k}"]["Dense_1"] = jax.tree.map(np.zeros_like, params[f"block{k}"]["Dense_1"])
@@ -56,7 +56,7 @@ def test_block_without_its_second_layer_is_the_identity():
 
 def test_blocks_after_the_first_are_alike():
     """So that they can be stacked: one program for blocks on different devices."""
-    params = shapes(resmlp(4, 8, CLASSES, "float32"), images())
+    params = shapes(ResMLP(4, 8).blocks_for(CLASSES), images())
     stem = params["block0"].pop("stem")
     assert stem["kernel"].shape == (6, 8)
     assert params["block0"] == params["block1"] == params["block2"] == params["block3"]

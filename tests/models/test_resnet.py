@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optdyn.problem.models import base
-from optdyn.problem.models.resnet import NORMS, ResidualConv, resnet
+from optdyn.problem.models.convnets import NORMS, ResidualConv, ResNet
 from tests.models.parameters import count, dense, shapes, some
 
 CLASSES = 3
@@ -56,7 +56,7 @@ def outputs(blocks, params, x, h, norm):
 
 def test_every_stage_halves_the_image():
     x = jnp.zeros((2, 28, 28, 1))
-    blocks = resnet((4, 8, 16), 6, "group", 10, "float32")
+    blocks = ResNet((4, 8, 16), 6).blocks_for(10)
     assert [name for name, _ in blocks] == [*(f"block{k}" for k in range(6)), "output"]
     sizes = jax.eval_shape(lambda p: base.activations(blocks, p, x), shapes(blocks, x))
     assert [h.shape[1:] for h in sizes[1:]] == [
@@ -73,7 +73,7 @@ def test_number_of_parameters(norm):
         return (size**2 * before + 1) * after
 
     x = jnp.zeros((2, 9, 9, 5))
-    params = shapes(resnet((4, 16), 4, norm, 10, "float32"), x)
+    params = shapes(ResNet((4, 16), 4, norm).blocks_for(10), x)
     same = {c: 2 * conv(3, c, c) + 4 * c for c in (4, 16)}  # norms: a scale and a bias a channel
     assert {name: count(block) for name, block in params.items()} == {
         "block0": conv(3, 5, 4) + same[4],
@@ -92,7 +92,7 @@ def test_the_published_networks_on_imagenet(stages, bottleneck, published):
     """He et al.'s, as torchvision counts them, but for biases and the place of the norms."""
     widths, wider = (64, 128, 256, 512), 4 if bottleneck else 1
     x = jnp.zeros((2, 224, 224, 3))
-    blocks = resnet(widths, 8, "batch", 1000, "float32", None, stages, "quarter", bottleneck)
+    blocks = ResNet(widths, 8, "batch", stages, "quarter", bottleneck).blocks_for(1000)
     params = shapes(blocks, x)
     kernels = [leaf.shape for leaf in jax.tree.leaves(params) if leaf.ndim == 4]
     biases = sum(shape[-1] for shape in kernels)
@@ -117,7 +117,7 @@ def test_the_published_networks_on_imagenet(stages, bottleneck, published):
 def test_a_stem_keeps_the_size_or_quarters_it():
     x = jnp.zeros((2, 28, 28, 1))
     for stem, size, kernel in (("whole", 28, 3), ("half", 14, 3), ("quarter", 7, 7)):
-        blocks = resnet((4,), 1, "group", 10, "float32", stem=stem)
+        blocks = ResNet((4,), 1, stem=stem).blocks_for(10)
         params = shapes(blocks, x)
         made = jax.eval_shape(lambda p, b=blocks: base.activations(b, p, x)[1], params)
         assert made.shape == (2, size, size, 4)
@@ -125,7 +125,7 @@ def test_a_stem_keeps_the_size_or_quarters_it():
 
 
 def test_bottleneck_and_pooling_are_their_equations():
-    blocks = resnet((4, 8), 9, "group", CLASSES, "float32", None, (2, 1), "quarter", True)
+    blocks = ResNet((4, 8), 9, "group", (2, 1), "quarter", True).blocks_for(CLASSES)
     x = images(2, 13, 12, 2)
     params = some(blocks, x)
     wide = in_float64(params)
@@ -151,7 +151,7 @@ def test_bottleneck_and_pooling_are_their_equations():
 @every_norm
 def test_is_its_equation(norm):
     """16 channels are eight groups of two; 7 x 6 pixels are padded on both sides or on one."""
-    blocks, x = resnet((4, 16), 2, norm, CLASSES, "float32"), images(3, 13, 12, 2)
+    blocks, x = ResNet((4, 16), 2, norm).blocks_for(CLASSES), images(3, 13, 12, 2)
     params = some(blocks, x)
     wide = in_float64(params)
     h = convolution(np.asarray(x, np.float64), **wide["block0"]["stem"], stride=2)
@@ -197,7 +197,7 @@ def test_only_batch_normalization_sees_the_other_examples():
     x = images(4, 8, 8, 1)
     other = x.at[3].set(images(8, 8, 1, seed=5))
     for norm in NORMS:
-        blocks = resnet((4, 8), 2, norm, CLASSES, "float32")
+        blocks = ResNet((4, 8), 2, norm).blocks_for(CLASSES)
         params = some(blocks, x)
         apply = jax.jit(lambda x, blocks=blocks, params=params: base.apply(blocks, params, x))
         changed = np.abs(apply(other) - apply(x)).max(-1)
@@ -207,7 +207,10 @@ def test_only_batch_normalization_sees_the_other_examples():
 
 
 def test_gradient_is_the_same_whatever_the_lowering():
-    nets = [resnet((4, 16), 2, "group", CLASSES, "float64", way) for way in ("gemm", "xla")]
+    models = [ResNet((4, 16), 2, lowering=way) for way in ("gemm", "xla")]
+    for model in models:
+        object.__setattr__(model, "dtype", "float64")  # which no config has
+    nets = [model.blocks_for(CLASSES) for model in models]
     x = images(2, 9, 8, 1)
     with jax.enable_x64(True):
         x = x.astype("float64")
@@ -231,31 +234,25 @@ def test_lowering_reaches_every_convolution():
     x = jnp.zeros((2, 8, 8, 1))
     found = {}
     for way in ("gemm", "xla"):
-        blocks = resnet((4, 8), 2, "group", CLASSES, "float32", way)
+        blocks = ResNet((4, 8), 2, lowering=way).blocks_for(CLASSES)
         program = jax.make_jaxpr(lambda p, blocks=blocks: base.apply(blocks, p, x))
         found[way] = str(program(some(blocks, x))).count("conv_general_dilated[")
     assert found == {"gemm": 0, "xla": 1 + 2 + 2 + 1}  # stem, two blocks, shortcut
 
 
 @pytest.mark.parametrize(
-    ("channels", "blocks", "norm", "more", "message"),
+    ("values", "message"),
     [
-        ((4, 8), 3, "group", {}, "^resnet of 3 blocks: .* 2 stages"),
-        ((4, 8), 0, "group", {}, "^resnet of 0 blocks: "),
-        ((), 2, "group", {}, "^resnet of 2 blocks: .* 0 stages"),
-        ((4,), 2, "layer", {}, "^norm 'layer' .*: one of group, batch$"),
-        ((8, 12), 2, "group", {}, "^resnet of 12 channels .* multiple of 8, or less than 8$"),
-        (
-            (4, 8),
-            2,
-            "group",
-            {"stages": (1,)},
-            r"^resnet of stages \(1,\): must be one number .* of its 2 channels$",
-        ),
-        ((4, 8), 2, "group", {"stages": (1, 0)}, r"^resnet of stages \(1, 0\): "),
-        ((4, 8), 2, "group", {"stem": "third"}, "^stem 'third' .*: one of half, whole, quarter$"),
+        ({"blocks": 3}, "^resnet of 3 blocks: .* 2 stages"),
+        ({"blocks": 0}, "model.blocks = 0: must be from 1 to "),
+        ({"channels": ()}, "^resnet of 2 blocks: .* 0 stages"),
+        ({"norm": "layer"}, "model.norm = 'layer': must be one of 'group', 'batch'$"),
+        ({"channels": (8, 12)}, "^resnet of 12 channels .* multiple of 8, or less than 8$"),
+        ({"stages": (1,)}, r"^resnet of stages \(1,\): must be one number .* of its 2 channels$"),
+        ({"stages": (1, 0)}, r"model.stages = \(1, 0\): must be whole numbers from 1 "),
+        ({"stem": "third"}, "model.stem = 'third': must be one of 'half', 'whole', 'quarter'$"),
     ],
 )
-def test_what_cannot_be_is_one_line(channels, blocks, norm, more, message):
+def test_what_cannot_be_is_one_line(values, message):
     with pytest.raises(ValueError, match=message):
-        resnet(channels, blocks, norm, CLASSES, "float32", **more)
+        ResNet(**{"channels": (4, 8), "blocks": 2} | values).blocks_for(CLASSES)

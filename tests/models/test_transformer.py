@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.problem.models import base
-from optdyn.problem.models.transformer import transformer
+from optdyn.problem.models.transformer import Transformer
 from tests.models.parameters import (
     LENGTH,
     VOCABULARY,
@@ -46,7 +46,7 @@ def gelu(x):
 @given(*[st.integers(1, n) for n in (4, 4, 3, 9, 5)])
 def test_number_of_parameters(blocks, heads, size, vocabulary, length):
     width = heads * size
-    made = transformer(blocks, width, heads, vocabulary, "float32")
+    made = Transformer(blocks, width, heads).blocks_for(vocabulary)
     params = shapes(made, jnp.zeros((2, length), jnp.int32))
     assert list(params) == [*(f"block{k}" for k in range(blocks)), "output"]
     layers = 12 * width**2 + 13 * width
@@ -56,7 +56,7 @@ def test_number_of_parameters(blocks, heads, size, vocabulary, length):
 
 
 def test_is_its_equation():
-    blocks, x = transformer(2, 8, 2, VOCABULARY, "float32"), tokens()
+    blocks, x = Transformer(2, 8, 2).blocks_for(VOCABULARY), tokens()
     params = some(blocks, x)
     wide = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
     for row, made in zip(x, base.apply(blocks, params, x), strict=True):
@@ -74,7 +74,7 @@ def test_is_its_equation():
 
 
 def test_branches_without_their_last_layers_are_the_identity():
-    blocks, x = transformer(3, 8, 2, VOCABULARY, "float32"), tokens()
+    blocks, x = Transformer(3, 8, 2).blocks_for(VOCABULARY), tokens()
     params = some(blocks, x)
     for k in range(3):
         for name in ("attended", "contract"):
@@ -87,7 +87,7 @@ def test_branches_without_their_last_layers_are_the_identity():
 
 def test_any_integers_are_tokens():
     """A vocabulary of 256 is one more than a byte can say."""
-    blocks = transformer(1, 4, 1, 256, "float32")
+    blocks = Transformer(1, 4, 1).blocks_for(256)
     x = np.array([[0, 1, 127, 128, 254, 255]])
     params = some(blocks, jnp.asarray(x))
     wide, narrow = (base.apply(blocks, params, jnp.asarray(x, t)) for t in (np.int32, np.uint8))
@@ -96,7 +96,7 @@ def test_any_integers_are_tokens():
 
 
 def test_positions_are_those_of_the_length_at_initialization():
-    blocks = transformer(1, 4, 1, VOCABULARY, "float32")
+    blocks = Transformer(1, 4, 1).blocks_for(VOCABULARY)
     params = some(blocks, tokens())
     with pytest.raises(ScopeParamShapeError):
         base.apply(blocks, params, tokens(length=LENGTH + 1))

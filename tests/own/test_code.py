@@ -65,8 +65,8 @@ class Groups(load("asynchronous")):
 
 @functools.lru_cache
 def images(folder):
-    from optdyn.problem import data
-    return data.load("mnist5k", folder)
+    from optdyn import MNIST5k
+    return MNIST5k(dir=folder).load()
 """
 NAMED = {
     "model.name": "theirs.py:thing",

@@ -163,8 +163,7 @@ CELLS = """
 import jax.numpy as jnp, numpy as np, optax
 from flax import linen as nn
 from optdyn.methods import load
-from optdyn.problem import data
-from optdyn.problem.models.mlp import mlp
+from optdyn import MLP, MNIST5k
 
 PLUS = 0.0
 TRACED = 0
@@ -190,8 +189,8 @@ FIGURES = {
 # What is registered once more, and another.
 AGAIN = {
     "model.name": (
-        "def a(classes, hidden): return list(mlp(hidden, classes, 'float32'))",
-        "def a(classes, hidden): return list(mlp((*hidden, 4), classes, 'float32'))",
+        "def a(classes, hidden): return MLP(hidden=hidden).blocks_for(classes)",
+        "def a(classes, hidden): return MLP(hidden=(*hidden, 4)).blocks_for(classes)",
     ),
     "loss": ("a = loss", "def a(o, b): return loss(2 * o, b)"),
     "metrics": (
@@ -199,8 +198,8 @@ AGAIN = {
         "def a(outputs, batch): return outputs.argmin(-1) == batch['label']",
     ),
     "data.name": (
-        "def a(folder): return data.load('mnist5k', folder)",
-        "def a(folder): return data.load('mnist5k', folder)._replace(classes=11)",
+        "def a(folder): return MNIST5k(dir=folder).load()",
+        "def a(folder): return MNIST5k(dir=folder).load()._replace(classes=11)",
     ),
     "optimizer.name": (
         "def a(learning_rate, momentum): return optax.sgd(learning_rate, momentum)",
@@ -466,17 +465,17 @@ from dataclasses import dataclass
 
 from jax import lax
 
+from optdyn.clock.meetings import meetings_timeline
 from optdyn.core import Rule
 from optdyn.methods import Mixes
-from optdyn.methods.averaging import every_update, turns
+from optdyn.methods.averaging import meeting_schedule
 from optdyn.methods.messages import own_event
-from optdyn.methods.nodes import inside
-from optdyn.clock.meetings import of_meetings
+from optdyn.methods.nodes import barrier_clock, inside
 
 
 @dataclass(frozen=True)
 class Mean(Mixes):
-    def mix(self, inner, senders):
+    def mix(self, inner, collectives):
         def step(state, event, batch):
             after, info = inner.step(state, own_event(event), batch)
             return after.moved_to(lax.pmean(after.params, "node")), info
@@ -484,22 +483,22 @@ class Mean(Mixes):
         return Rule(inner.init, step)
 
     def clock(self, setting, methods):
-        return every_update(setting, methods, 0.0)
+        return barrier_clock(setting, methods, 0.0)
 
 
 @dataclass(frozen=True)
 class Alone(Mean):
-    def mix(self, inner, senders):
+    def mix(self, inner, collectives):
         return inner._replace(step=lambda x, event, batch: inner.step(x, own_event(event), batch))
 
 
 @dataclass(frozen=True)
 class Never(Mean):
     def clock(self, setting, methods):
-        meeting = turns(setting.setup.steps, 4, 1, 0)
-        within = inside(setting, methods)(setting.setup.steps)
+        meeting = meeting_schedule(setting.setup.steps, 4, 1, 0)
+        local = inside(setting, methods)(setting.setup.steps)
         never = meeting._replace(send=meeting.send & False, receive=meeting.receive & False)
-        return of_meetings(never, within, within.done.max(axis=1).cumsum())
+        return meetings_timeline(never, local, local.done.max(axis=1).cumsum())
 """
 
 

@@ -7,7 +7,8 @@ import signal
 import numpy as np
 import pytest
 
-from optdyn import optimizers
+from optdyn.optimizers import schedules
+from optdyn.optimizers.kinds import SGD
 from optdyn.train.checkpoints import latest
 from optdyn.train.replicas import record
 from tests.train.runs import prepare, raise_at, refusal, train
@@ -146,7 +147,7 @@ def test_a_schedule_of_the_whole_run_is_the_new_one_from_there(
     (told,) = summary["continued"]
     assert told["schedule"] == f"{schedule!r} of 60 steps from update 40 on, before that of 40"
     assert told["schedule"] in capsys.readouterr().err
-    rates = {n: optimizers.learning_rates(schedule, 0.1, n) for n in (OF, 60)}
+    rates = {n: schedules.learning_rates(SGD(0.1, schedule=schedule), n) for n in (OF, 60)}
     for row in rows(tmp_path):
         done = max(row["step"] - 1, 0)
         expected = rates[OF if row["step"] <= OF else 60][done]

@@ -18,7 +18,6 @@ WORDS: Mapping[Any, str] = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",
-    slice: "a slice",
     NoneType: "None",
     Mapping: "a dict",
     Callable: "a function",
@@ -27,13 +26,10 @@ WORDS: Mapping[Any, str] = {
 
 
 def checked(function: F) -> F:
-    """The function, or the class, with a `ConfigError` for arguments that it cannot take.
+    """The function with a `ConfigError` for arguments that it cannot take.
 
     They are of other names, too many or too few, or of another kind than their annotations.
     """
-    if isinstance(function, type):
-        function.__init__ = checked(function.__init__)  # type: ignore[misc]
-        return function
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:

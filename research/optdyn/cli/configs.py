@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optdyn.base.errors import ConfigError, InputError, meant, refuse
+from optdyn.base.errors import ConfigError, InputError, meant
 
 if TYPE_CHECKING:
     from optdyn.cli.python import Experiment
@@ -39,13 +39,13 @@ def config_file(name: str) -> Path:
     shipped, is_workdir = configs(), (path / "config.json").is_file()
     if name in shipped and not is_workdir:
         return shipped[name]
-    where = f"config file {name}"
     hint = meant(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"
-    refuse(
-        (is_workdir, f"{where}: is a workdir; its config is {path}/config.json"),
-        (path.is_file(), f"{where}: must be a .py file, which is run, or a .json file"),
-    )
-    raise ConfigError(f"{where}: not found{hint}")
+    said = f"not found{hint}"
+    if is_workdir:
+        said = f"is a workdir; its config is {path}/config.json"
+    elif path.is_file():
+        said = "must be a .py file, which is run, or a .json file"
+    raise ConfigError(f"config file {name}: {said}")
 
 
 def config(name: str, changes: Mapping[str, Any] = {}) -> "Experiment | Grid":

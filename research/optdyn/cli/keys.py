@@ -1,5 +1,6 @@
 """The keys of a config, of all that can be chosen in it, from the fields of the classes."""
 
+from dataclasses import Field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -27,14 +28,14 @@ class Key(NamedTuple):
 def keys() -> dict[str, Key]:
     """The keys by their dotted names, in order. Of several owners the first says what it is."""
     usual = Experiment()
-    found = {name: Key(**_said(each)) for name, each in every_field(usual)}
+    found = {name: _key(each) for name, each in every_field(usual)}
     for root in Value.roots:
         found[root.key("name")] = Key(NAMES[root.section], attrgetter(root.section)(usual).name)
         owned = dict[str, list[str]]()
         for name, member in _members(root).items():
             for key, each in member.field_table().items():
                 if "about" in each.metadata and key != "name":
-                    found.setdefault(root.key(key), Key(**_said(each)))
+                    found.setdefault(root.key(key), _key(each))
                     owned.setdefault(key, []).append(name)
         for key in owned.keys() - root.field_table().keys():
             at = root.key(key)
@@ -42,8 +43,8 @@ def keys() -> dict[str, Key]:
     return dict(sorted(found.items()))
 
 
-def _said(each: Any) -> dict[str, Any]:
-    return {name: each.metadata[name] for name in ("about", "default")}
+def _key(field: Field[Any]) -> Key:
+    return Key(field.metadata["about"], field.metadata["default"])
 
 
 def _members(root: type[Value]) -> dict[str, type[Value]]:

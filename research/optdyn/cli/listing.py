@@ -27,6 +27,7 @@ def registered(kind: str) -> Listed:
     from optdyn import methods, optimizers  # here, for they take long
     from optdyn.clock.service import Law
     from optdyn.methods import names
+    from optdyn.optimizers import schedules
     from optdyn.problem import losses
     from optdyn.problem.data.kinds import Data
     from optdyn.problem.models import Model
@@ -41,7 +42,7 @@ def registered(kind: str) -> Listed:
         # Some of optax are another with some arguments fixed, whose line they then have.
         "optimizers": {n: getattr(f, "func", f) for n, f in optimizers.known().items()},
         "transforms": optimizers.TRANSFORMS,
-        "schedules": optimizers.SCHEDULES,
+        "schedules": schedules.SCHEDULES,
         "methods": {name: methods.load(name) for name in methods.built_in()},
         "laws": Law.members,
     }[kind]

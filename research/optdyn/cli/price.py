@@ -76,7 +76,6 @@ def define() -> None:
         "Parameters of a float32 model, as 124e6 or 124M; by default the config's.",
     )
     flags.DEFINE_float("step_seconds", None, "Seconds that a worker computes for an update.")
-    flags.DEFINE_bool("needed", True, "Whether to find the Gbit/s for shares of computing.")
     flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
     flags.DEFINE_string("out", "", "JSON file of all figures.")
     flags.DEFINE_string("page", "", "HTML file with sliders for the cluster.")
@@ -100,12 +99,7 @@ def main(config: Experiment, workdir: Path) -> int:
     bandwidths = [_number("bandwidths", text) for text in given.bandwidths]
     keys = _keys(given.periods or list(PERIODS) * bool(given.page), given.compression)
     clusters, shapes = _clusters(config, given.nodes, given.parameters, given.step_seconds)
-    shares = price.SHARES if given.needed else ()
-    found = [
-        row
-        for each in clusters
-        for row in price.rows(each, shapes, names, bandwidths, keys, shares)
-    ]
+    found = [row for each in clusters for row in price.rows(each, shapes, names, bandwidths, keys)]
     if not any("prices" in row for row in found):
         raise ConfigError(f"no price of {found[0]['method']}: {found[0]['refused']}")
     is_model = given.parameters is None
@@ -238,38 +232,35 @@ def heading(config: Experiment, shapes: Shapes, is_model: bool) -> str:
     return textwrap.fill(said, WIDE)
 
 
+def _percent(share: float) -> str:
+    return f"{round(100 * share, 3) + 0.0:.3g}"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.4g}" if size < 1e10 else f"{size / 1e6:,.0f}"
+
+
 class Column(NamedTuple):
-    """A column of the first table: its two lines of head, characters, and the text of a price."""
+    """A column of the first table: two lines of head, characters, and a figure of a price."""
 
     above: str
     below: str
     width: int
-    text: Callable[[dict[str, Any]], str]
+    key: str
+    text: Callable[[float], str]
 
 
-def _digits(key: str, digits: int = 4) -> Callable[[dict[str, Any]], str]:
-    return lambda price: f"{price[key]:.{digits}g}"
-
-
-def _percent(key: str) -> Callable[[dict[str, Any]], str]:
-    return lambda price: f"{round(100 * price[key], 3) + 0.0:.3g}"
-
-
-def _megabytes(key: str) -> Callable[[dict[str, Any]], str]:
-    return lambda price: f"{price[key] / 1e6:{'.4g' if price[key] < 1e10 else ',.0f'}}"
-
-
-EPOCH = Column("seconds", "an epoch", 10, _digits("epoch_seconds"))
+DIGITS = "{:.4g}".format
 COLUMNS = (
-    Column("seconds", "an update", 11, _digits("seconds")),
-    Column("examples", "a second", 10, _digits("examples_per_second")),
-    EPOCH,
-    Column("% of time", "computing", 11, _percent("computing")),
-    Column("", "waiting", 9, _percent("waiting")),
-    Column("", "exchange", 10, _percent("exchange")),
-    Column("MB a", "node", 10, _megabytes("network_bytes")),
-    Column("MB a", "link", 10, _megabytes("link_bytes")),
-    Column("staleness,", "updates", 12, _digits("staleness", 3)),
+    Column("seconds", "an update", 11, "seconds", DIGITS),
+    Column("examples", "a second", 10, "examples_per_second", DIGITS),
+    Column("seconds", "an epoch", 10, "epoch_seconds", DIGITS),
+    Column("% of time", "computing", 11, "computing", _percent),
+    Column("", "waiting", 9, "waiting", _percent),
+    Column("", "exchange", 10, "exchange", _percent),
+    Column("MB a", "node", 10, "network_bytes", _megabytes),
+    Column("MB a", "link", 10, "link_bytes", _megabytes),
+    Column("staleness,", "updates", 12, "staleness", "{:.3g}".format),
 )
 
 
@@ -283,23 +274,22 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
     if priced:
         width = max(len(named(row)) for row in priced)
         has_epochs = any(row["prices"][first]["epoch_seconds"] for row in priced)
-        columns = [column for column in COLUMNS if has_epochs or column is not EPOCH]
+        columns = [column for column in COLUMNS if has_epochs or column.key != "epoch_seconds"]
         above = "".join(f"{column.above:>{column.width}}" for column in columns)
         below = "".join(f"{column.below:>{column.width}}" for column in columns)
         yield f"at {first:g} Gbit/s".ljust(width) + above
         yield " " * width + below
         for row in priced:
-            cells = (f"{c.text(row['prices'][first]):>{c.width}}" for c in columns)
+            cells = (f"{c.text(row['prices'][first][c.key]):>{c.width}}" for c in columns)
             yield f"{named(row):{width}}{''.join(cells)}"
-        needed = priced[0].get("needed", {})
         title = "  computing, %, at Gbit/s".ljust(8 * len(ordered))
         yield ""
-        yield " " * width + title + "  Gbit/s for computing" * bool(needed)
-        shares = "".join(f"{100 * share:>8g}%" for share in needed)
+        yield " " * width + title + "  Gbit/s for computing"
+        shares = "".join(f"{100 * share:>8g}%" for share in priced[0]["needed"])
         yield " " * width + "".join(f"{b:>8g}" for b in ordered) + shares
         for row in priced:
             cells = (f"{100 * row['prices'][b]['computing']:>8.3g}" for b in ordered)
-            speeds = ("never" if b is None else f"{b:.3g}" for b in row.get("needed", {}).values())
+            speeds = ("never" if b is None else f"{b:.3g}" for b in row["needed"].values())
             wanted = (f"{speed:>9}" for speed in speeds)
             yield f"{named(row):{width}}{''.join(cells)}{''.join(wanted)}"
     refused = [row for row in found if "refused" in row]

@@ -25,7 +25,7 @@ from typing import Any
 from absl import flags
 
 from optdyn.base.arguments import Parser
-from optdyn.base.errors import print_error, refuse, refused_at
+from optdyn.base.errors import print_error, refused_at
 from optdyn.base.streams import tell
 from optdyn.cli import app, sweep
 from optdyn.cli.points import plan
@@ -80,12 +80,12 @@ def main(given: argparse.Namespace, rest: list[str], config: Grid, workdir: Path
     chosen = {"name": "optdyn", "timeout_min": DAY} | resources(given.resources)
     if flags.FLAGS.dry_run:
         return sweep.main(config, workdir)
-    said = f"--shards={given.shards}: must be from 1 to {len(entries)}, the grid's points"
-    without = importlib.util.find_spec("submitit") is None
-    refuse(
-        (not 1 <= given.shards <= len(entries), said),
-        (without, "launch.submit needs submitit, which is not installed: pip install submitit"),
-    )
+    if not 1 <= given.shards <= len(entries):
+        points = f"{len(entries)}, the grid's points"
+        raise ConfigError(f"--shards={given.shards}: must be from 1 to {points}")
+    if importlib.util.find_spec("submitit") is None:
+        said = "launch.submit needs submitit, which is not installed: pip install submitit"
+        raise ConfigError(said)
     import submitit
 
     with refused_at("submitit", NameError, RuntimeError, TypeError, ValueError):

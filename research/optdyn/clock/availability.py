@@ -1,12 +1,11 @@
 """What volunteers do that machines of one's own don't: they follow the hour, and come and go.
 
-Who takes part in an update of gossip where nodes come and go (`config.cluster.presence`).
-
-What would have been sent to a node that is away is passed on to others, and after the update it
-has what the next node on the circle has that was there.
+`Load` makes nodes slower by the hour of their longitude. `Presence` has their absences, of
+exponential lengths (`config.cluster.presence`). In gossip among nodes that come and go, what would
+have been sent to one that is away is passed on (`reroute`), and after the update it has what the
+next node on the circle has that was there (`stand_ins`).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from optdyn.base import seeds
 from optdyn.clock import network
 from optdyn.clock.cluster import Cluster
+from optdyn.clock.network import Links
 from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import Held
 
@@ -39,7 +39,7 @@ def load(cluster: Cluster) -> Load | None:
         return None
     longitude = np.zeros(cluster.nodes)
     if cluster.regions:
-        longitude = network.regions_of_nodes(cluster).longitude[network.regions_of_workers(cluster)]
+        longitude = network.regions_of(cluster).longitude[network.region_of_nodes(cluster)]
     return Load(cluster.diurnal, 2 * np.pi / cluster.day, longitude)
 
 
@@ -105,13 +105,10 @@ def presence(cluster: Cluster, seed: int) -> Presence | None:
     return Presence(rng, cluster.nodes, cluster.presence, cluster.absence)
 
 
-Links = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (from, to) -> seconds, of broadcast nodes
-
-
 def rerouted(to: np.ndarray, there: np.ndarray) -> np.ndarray:
     """(steps, nodes, k) whom each sends to where only those `there`, (steps, nodes), take part."""
-    every = [reroute(to[t % len(to)], here) for t, here in enumerate(there)]
-    return np.stack(every).astype(np.int32)
+    turns = [reroute(to[t % len(to)], here) for t, here in enumerate(there)]
+    return np.stack(turns).astype(np.int32)
 
 
 def reroute(peers: np.ndarray, here: np.ndarray) -> np.ndarray:
@@ -120,14 +117,14 @@ def reroute(peers: np.ndarray, here: np.ndarray) -> np.ndarray:
     In place of who is away it is the one whom that one would have sent to, and so on. So where all
     are sent as much as they send, that stays so. Who is away, or finds nobody, sends to itself.
     """
-    every, nodes = np.arange(len(here))[:, None], len(here)
-    found = np.where(here[:, None], peers, every)
-    for _ in range(nodes):
+    itself = np.arange(len(here))[:, None]
+    found = np.where(here[:, None], peers, itself)
+    for _ in range(len(here)):
         lost = here[:, None] & ~here[found]
         if not lost.any():
             return found
         found = np.where(lost, np.take_along_axis(peers, found, axis=0), found)
-    return np.where(lost, every, found)
+    return np.where(lost, itself, found)
 
 
 def stand_ins(there: np.ndarray) -> np.ndarray:

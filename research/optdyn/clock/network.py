@@ -6,10 +6,9 @@ A collective, in which n have the sum of what each has, is the cluster's (`clust
     tree     2 ceil(log2 n) messages in a row: added up toward a root, and handed down again
     server   2 messages: all send to a server at once, whose link is as wide as it takes, and back
 
-Workers all over the earth: how far apart they are, and how wide their links.
-
-Worker i of n lives in region i R // n of R. Regions are numbered by longitude and lie between 60
-degrees south and north, drawn evenly over that part of a sphere. A message between them travels
+With `cluster.regions` = R nodes are all over the earth; node i lives in region i R // n. Regions
+are numbered by longitude and lie between 60 degrees south and north, drawn evenly over that part of
+a sphere, by R alone, so that all seeds of a study are of one earth. A message between them travels
 along the great circle at 2/3 of the speed of light, as in glass fibre,
 
     cos(angle) = sin(a) sin(b) + cos(a) cos(b) cos(longitude_a - longitude_b)
@@ -17,15 +16,13 @@ along the great circle at 2/3 of the speed of light, as in glass fibre,
 
 which is a lower bound: cables take detours. Its bytes go through the narrower of the two links. A
 region's links have `cluster.bandwidth` in the median, times a log-normal factor of coefficient of
-variation `cluster.bandwidth_variation`. This law is assumed, not measured; with 1, nine
-regions in ten have between a quarter of the median and four times as much.
-
-Where a region is depends on R only, so that all seeds of a study are of one earth.
+variation `cluster.bandwidth_variation`. This law is assumed, not measured; with 1, nine regions in
+ten have between a quarter of the median and four times as much.
 """
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +32,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.timeline import TimelineError
 
 COLLECTIVES = RING, TREE, SERVER = "ring", "tree", "server"
+Links = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (from, to) -> seconds, of broadcast nodes
 
 
 def all_reduce(n: int, size: Any, bandwidth: float, latency: float, kind: str = RING) -> Any:
@@ -78,7 +76,7 @@ def between_nodes(cluster: Cluster, size: float) -> float:
     """Seconds of an all-reduce over the nodes, by one device of each.
 
     Every message takes as long as on the slowest of the links that it goes over. Between regions of
-    the earth a ring has two levels (`regions.all_reduce`).
+    the earth a ring has two levels (`regional_all_reduce`).
     """
     if cluster.regions and cluster.collective == RING:
         return regional_all_reduce(cluster, size)
@@ -107,10 +105,20 @@ def to_server(cluster: Cluster, size: float) -> np.ndarray:
     takes.
     """
     if cluster.regions:
-        return regional_to_server(cluster, size)
+        earth, region = regions_of(cluster), region_of_nodes(cluster)
+        far = earth.latency[earth.latency[:, region].sum(axis=1).argmin()]
+        width = cluster.bandwidth * earth.width[region]
+        return cluster.latency + far[region] + size / np.where(width > 0, width, np.inf)
     if cluster.bandwidths or cluster.latencies:
         return links(cluster, size)(np.arange(cluster.nodes), np.zeros(cluster.nodes, int))
     return np.full(cluster.nodes, cluster.latency + transfer(size, cluster.bandwidth))
+
+
+def exchange(cluster: Cluster, size: int) -> Any:
+    """Seconds to send `size` bytes and to receive as many; of each node between regions."""
+    if cluster.regions:
+        return 2 * to_server(cluster, size)
+    return 2 * (cluster.latency + transfer(size, cluster.bandwidth))
 
 
 def of_groups(
@@ -136,7 +144,9 @@ def of_groups(
     added = inside_node(cluster, local, size)
     if local > 1:
         added += _handed(cluster, local, size)
-    return both_ways + added + np.array([among(cluster, np.unique(own), size) for own in places])
+    return (
+        both_ways + added + np.array([among(cluster, np.unique(place), size) for place in places])
+    )
 
 
 def to_all_nodes(cluster: Cluster, size: float) -> float:
@@ -145,8 +155,8 @@ def to_all_nodes(cluster: Cluster, size: float) -> float:
     Around a ring these are half the rounds of an all-reduce, each of a whole message and not of a
     part. Up and down a tree, or to a server and back, all messages come back to everybody.
     """
-    every = between_nodes(cluster, cluster.nodes * size) / 2
-    return every if cluster.collective == RING else every + between_nodes(cluster, size) / 2
+    back = between_nodes(cluster, cluster.nodes * size) / 2
+    return back if cluster.collective == RING else back + between_nodes(cluster, size) / 2
 
 
 def one_way(kind: str, n: int) -> float:
@@ -170,23 +180,30 @@ def busiest(cluster: Cluster, size: float, gathered: bool = False) -> float:
     kind, n = cluster.collective, cluster.nodes
     times = one_way(kind, n)
     if cluster.regions and kind == RING:
-        members = np.bincount(regions_of_workers(cluster))
+        members = np.bincount(region_of_nodes(cluster))
         times = one_way(RING, int(members.max())) + one_way(RING, int((members > 0).sum()))
     if gathered:
         times *= n / 2 if kind == RING else n
     return size * times
 
 
-def links(cluster: Cluster, size: float) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def links(cluster: Cluster, size: float | np.ndarray) -> Links:
     """Seconds of a message of `size` bytes from the one nodes to the others, arrays that broadcast.
 
     A matrix of all nodes is there only where the config has one. `TimelineError` as `messages`.
     """
     if cluster.regions:
-        return partial(regional_links, cluster, size)
+        earth, region = regions_of(cluster), region_of_nodes(cluster)
+
+        def regional(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+            a, b = region[one], region[other]
+            width = cluster.bandwidth * np.minimum(earth.width[a], earth.width[b])
+            return cluster.latency + earth.latency[a, b] + size / np.where(width > 0, width, np.inf)
+
+        return regional
     if cluster.bandwidths or cluster.latencies:
-        every = messages(cluster, size)
-        return lambda one, other: every[one, other]
+        matrix = messages(cluster, size)
+        return lambda one, other: matrix[one, other]
     alike = cluster.latency + transfer(size, cluster.bandwidth)
     return lambda one, other: np.full(np.broadcast(one, other).shape, alike)
 
@@ -197,17 +214,15 @@ def messages(cluster: Cluster, size: float | np.ndarray) -> np.ndarray:
     By `cluster.latencies` and `cluster.bandwidths`, or where there is none by the one number.
     `TimelineError` if a matrix does not fit.
     """
-    latency, bandwidth = (
-        _matrix(cluster, name, usual)
-        for name, usual in (("latencies", cluster.latency), ("bandwidths", cluster.bandwidth))
-    )
+    latency = _matrix(cluster, "latencies", cluster.latency)
+    bandwidth = _matrix(cluster, "bandwidths", cluster.bandwidth)
     return latency + size / np.where(bandwidth > 0, bandwidth, np.inf)
 
 
-def _matrix(cluster: Cluster, name: str, usual: float) -> np.ndarray:
+def _matrix(cluster: Cluster, name: str, alike: float) -> np.ndarray:
     shape = (cluster.nodes, cluster.nodes)
     try:
-        given = np.asarray(getattr(cluster, name) or np.full(shape, usual), np.float64)
+        given = np.asarray(getattr(cluster, name) or np.full(shape, alike), np.float64)
     except (TypeError, ValueError):
         given = np.zeros(())
     if given.shape != shape or not np.all((given >= 0) & np.isfinite(given)):
@@ -216,13 +231,6 @@ def _matrix(cluster: Cluster, name: str, usual: float) -> np.ndarray:
             "up, from the node of the row to that of the column, or ()"
         )
     return given
-
-
-def exchange(cluster: Cluster, size: int) -> Any:
-    """Seconds to send `size` bytes and to receive as many; of each node between regions."""
-    if cluster.regions:
-        return 2 * regional_to_server(cluster, size)
-    return 2 * (cluster.latency + transfer(size, cluster.bandwidth))
 
 
 RADIUS = 6.371e6  # metres
@@ -256,35 +264,14 @@ def great_circle(longitude: np.ndarray, latitude: np.ndarray) -> np.ndarray:
     return 2 * np.arcsin(np.minimum(chord / 2, 1))
 
 
-def regions_of_workers(cluster: Cluster) -> np.ndarray:
+def region_of_nodes(cluster: Cluster) -> np.ndarray:
     """(nodes,) number of each node's region; the workers of a node share it."""
     return np.arange(cluster.nodes) * cluster.regions // cluster.nodes
 
 
-def regions_of_nodes(cluster: Cluster) -> Regions:
+def regions_of(cluster: Cluster) -> Regions:
     """The regions that the config names, with their links."""
     return regions(cluster.regions, cluster.bandwidth_variation)
-
-
-def regional_links(
-    cluster: Cluster, size: float | np.ndarray, one: np.ndarray, other: np.ndarray
-) -> np.ndarray:
-    """Seconds of a message of `size` bytes from nodes `one` to nodes `other`, elementwise."""
-    earth, of = regions_of_nodes(cluster), regions_of_workers(cluster)
-    a, b = of[one], of[other]
-    width = cluster.bandwidth * np.minimum(earth.width[a], earth.width[b])
-    return cluster.latency + earth.latency[a, b] + size / np.where(width > 0, width, np.inf)
-
-
-def regional_to_server(cluster: Cluster, size: float) -> np.ndarray:
-    """(nodes,) seconds of a message from each node to the server, which has the least far to all.
-
-    The server's own link is as wide as it takes.
-    """
-    earth, of = regions_of_nodes(cluster), regions_of_workers(cluster)
-    far = earth.latency[earth.latency[:, of].sum(axis=1).argmin()]
-    width = cluster.bandwidth * earth.width[of]
-    return cluster.latency + far[of] + size / np.where(width > 0, width, np.inf)
 
 
 def regional_all_reduce(cluster: Cluster, size: float) -> float:
@@ -294,10 +281,9 @@ def regional_all_reduce(cluster: Cluster, size: float) -> float:
     node of each does so with the others in 2 (R - 1) messages of size / R, from region to region by
     longitude. A round ends with the slowest link.
     """
-    first, members = np.unique(regions_of_workers(cluster), return_index=True, return_counts=True)[
-        1:
-    ]
-    inside = 2 * (members - 1) * regional_links(cluster, size / members, first, first)
+    region = region_of_nodes(cluster)
+    _, first, members = np.unique(region, return_index=True, return_counts=True)
+    inside = 2 * (members - 1) * links(cluster, size / members)(first, first)
     number = len(first)
-    around = regional_links(cluster, size / number, first, np.roll(first, -1))
+    around = links(cluster, size / number)(first, np.roll(first, -1))
     return float(inside.max() + 2 * (number - 1) * around.max())

@@ -186,8 +186,10 @@ def replayed(held: Held, groups: int, policy: Policy = FREE) -> Timeline:
     if policy.arrivals > 1:
         worker = held.workers((policy.arrivals,), groups)
     held.groups(worker, groups, everyone=policy.is_free and not held.has("read"))
-    if policy.is_free and held.has("read"):
-        return _read(held, worker)
+    if policy.is_free and held.has("read"):  # reads do not follow from the order then
+        read, write = (held.whole(name, (), 0, len(worker)) for name in ("read", "write"))
+        slots, late = 1 + int(max(read.max(), write.max())), staleness_of(read, write)
+        return Timeline(worker, late, held.seconds, slots, Arrival(worker, read, write))
     if policy.is_free:
         line = from_arrivals(worker, held.seconds, groups)
         t, late = np.arange(len(worker), dtype=np.int32), line.staleness
@@ -199,13 +201,6 @@ def replayed(held: Held, groups: int, policy: Policy = FREE) -> Timeline:
     drop = order.drop if policy.allotted < math.inf else None
     fill(order, worker, held.seconds, dropped, drop, f"trace {held.path}: ")
     return line
-
-
-def _read(held: Held, worker: np.ndarray) -> Timeline:
-    """The timeline of arrivals whose reads do not follow from their order."""
-    read, write = (held.whole(name, (), 0, len(worker)) for name in ("read", "write"))
-    slots, late = 1 + int(max(read.max(), write.max())), staleness_of(read, write)
-    return Timeline(worker, late, held.seconds, slots, Arrival(worker, read, write))
 
 
 def versions(line: Timeline) -> np.ndarray:

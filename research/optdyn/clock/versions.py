@@ -218,14 +218,14 @@ class Versions:
 
     def _write(self, seconds: float) -> None:
         """Writes the next update, which is of the arrivals since the last one."""
-        line, t, had = self._line, self.updates, self._had
-        self._newest = line.plan.write[t] = self._slots.next()
-        line.worker[t], line.seconds[t] = had[-1][0], seconds
+        line, plan, t, had = self._line, self._line.plan, self.updates, self._had
         assert line.batch is not None
-        columns = (line.plan.worker, line.plan.read, line.staleness, line.batch)
-        rows = [(group, own.slot, t - own.version, own.batch) for group, own in had]
-        for column, values in zip(columns, zip(*rows, strict=True), strict=True):
-            column[t] = values[0] if len(had) == 1 else values  # of one, all servers'
+        self._newest = plan.write[t] = self._slots.next()
+        line.worker[t], line.seconds[t] = had[-1][0], seconds
+        for n, (group, reading) in enumerate(had):
+            place = (t, n) if len(had) > 1 else t  # of one, where there are several, all servers'
+            plan.worker[place], plan.read[place] = group, reading.slot
+            line.staleness[place], line.batch[place] = t - reading.version, reading.batch
         self.updates, self._had = t + 1, []
 
 

@@ -25,7 +25,7 @@ from optdyn.base.trees import Array, Examples, Tree
 from optdyn.core import Event, Info, SplitStep
 from optdyn.devices import ring
 from optdyn.devices.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
-from optdyn.devices.simulated import NodeStates
+from optdyn.devices.simulated import NodeStates, first_of, single_node
 
 
 class Running(NamedTuple):
@@ -66,14 +66,14 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
         return nodes, jax.tree.map(lambda leaf: lax.pmean(leaf, "data")[None], infos)
 
     def message(fragment: int, blocking: bool, nodes: NodeStates) -> jax.Array:
-        return split_step.message(_state(nodes), fragment, blocking)[None]
+        return split_step.message(first_of(nodes), fragment, blocking)[None]
 
     def landed(fragment: int, nodes: NodeStates, total: jax.Array) -> NodeStates:
-        return _nodes(split_step.on_receive(_state(nodes), fragment, total[0]))
+        return single_node(split_step.on_receive(first_of(nodes), fragment, total[0]))
 
     def merge(nodes: NodeStates, events: Event, at: jax.Array) -> NodeStates:
-        return _nodes(
-            split_step.merge_received(_state(nodes), jax.tree.map(lambda leaf: leaf[at], events))
+        return single_node(
+            split_step.merge_received(first_of(nodes), jax.tree.map(lambda leaf: leaf[at], events))
         )
 
     every = range(split_step.fragments)
@@ -114,7 +114,7 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
             for q in filter(send[at].item, every):
                 blocking = bool(receive[at, q] and not waited[at, q])
                 vector = messages[q][blocking](nodes)
-                begun[q] = ring.joined().begin(partial(carried, vector, turn))
+                begun[q] = ring.joined()(partial(carried, vector, turn))
                 turn += 1
             for q in filter(receive[at].item, every):
                 flight = (flights if waited[at, q] else begun).pop(q, None)
@@ -186,11 +186,3 @@ def own_nodes(mesh: Mesh) -> list[np.ndarray]:
 def _on(array: jax.Array, device: jax.Device) -> np.ndarray:
     """What that device holds of it."""
     return np.asarray(next(s.data for s in array.addressable_shards if s.device == device))
-
-
-def _state(nodes: NodeStates) -> Tree:
-    return jax.tree.map(lambda leaf: leaf[0], nodes.state)
-
-
-def _nodes(state: Tree) -> NodeStates:
-    return NodeStates(jax.tree.map(lambda leaf: leaf[None], state))

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import cache
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -30,21 +29,19 @@ LONGEST = 255  # bytes of an address, as text
 START = 60.0  # seconds in which the neighbours must have come
 
 
-class Ring(NamedTuple):
-    """`begin(message)`: the sum over the processes of what `message()` is in each, written over it.
-
-    All must begin the same ones in the same order, in which they are carried.
-    """
-
-    begin: Callable[[Callable[[], np.ndarray]], "Future[np.ndarray]"]
+Begin = Callable[[Callable[[], np.ndarray]], "Future[np.ndarray]"]
 
 
 @cache
-def joined() -> Ring:
-    """The ring of all processes; all must call this together the first time."""
+def joined() -> Begin:
+    """The ring of all processes; all must call this together the first time.
+
+    `begin(message)` is the sum over the processes of what `message()` is in each, written over it.
+    All must begin the same ones in the same order, in which they are carried.
+    """
     carrier, count = ThreadPoolExecutor(1, "exchange"), jax.process_count()
     if count == 1:
-        return Ring(carrier.submit)
+        return carrier.submit
     right, left = _neighbours(jax.process_index(), count)
     sender = ThreadPoolExecutor(1, "sender")  # all send at once, and would wait for one another
 
@@ -58,7 +55,7 @@ def joined() -> Ring:
         all_reduce(whole, jax.process_index(), count, hand_on)
         return whole
 
-    return Ring(lambda message: carrier.submit(total, message))
+    return lambda message: carrier.submit(total, message)
 
 
 def all_reduce(

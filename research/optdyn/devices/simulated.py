@@ -73,12 +73,18 @@ def _split(batch: Batch, parts: int) -> Batch:
 def one_node(rule: Rule) -> Rule[NodeStates]:
     """The rule of one real device, its state kept as that of one node among `NodeStates`."""
 
-    def init(params: Params) -> NodeStates:
-        return NodeStates(jax.tree.map(lambda leaf: leaf[None], rule.init(params)))
+    def step(nodes: NodeStates, event: Event, batch: Batch) -> tuple[NodeStates, Info]:
+        after, info = rule.step(first_of(nodes), event, batch)
+        return single_node(after), info
 
-    def step(state: NodeStates, event: Event, batch: Batch) -> tuple[NodeStates, Info]:
-        own = jax.tree.map(lambda leaf: leaf[0], state.state)
-        after, info = rule.step(own, event, batch)
-        return NodeStates(jax.tree.map(lambda leaf: leaf[None], after)), info
+    return Rule(lambda params: single_node(rule.init(params)), step)
 
-    return Rule(init, step)
+
+def first_of(nodes: NodeStates) -> Tree:
+    """The state of the first node."""
+    return jax.tree.map(lambda leaf: leaf[0], nodes.state)
+
+
+def single_node(state: Tree) -> NodeStates:
+    """The state of one node as that of all of them."""
+    return NodeStates(jax.tree.map(lambda leaf: leaf[None], state))

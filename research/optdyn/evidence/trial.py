@@ -153,7 +153,7 @@ def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve
     chosen = config
     if clock == "updates":
         optimizer = config.optimizer  # whose schedule is of the whole run
-        decay = optimizer.decay_steps or schedules.rest(config.steps, optimizer.warmup_steps)
+        decay = schedules.decay_length(optimizer, config.steps)
         of_all = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": decay}
         steps = int(min(config.steps, max(most, 1)))
         chosen = config if steps == config.steps else config.with_(of_all, steps=steps)

@@ -50,11 +50,8 @@ from optdyn.methods.workers import (
     Table,
     WorkerMethod,
     both_ways,
-    by_speed,
-    exchanging_clock,
     local_step,
     local_steps,
-    local_work,
     put,
     row,
     table,
@@ -254,7 +251,7 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """The staleness is how often theta was updated since the worker had read it."""
-        line = exchanging_clock(self, setting, methods, self.periods(setting, methods))
+        line = self.exchanging(setting, methods, self.periods(setting, methods))
         exchange, age = line.plan.exchange, line.staleness
         constants = {
             "rate": self.outer_learning_rate,
@@ -285,9 +282,10 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
 
     def periods(self, setting: ClockInputs, methods: Methods) -> list[int]:
         """H_i."""
-        if self.steps_by_speed:
-            return by_speed(self, setting, methods, self.period)
-        return [self.period] * self.groups
+        if not self.steps_by_speed:
+            return [self.period] * self.groups
+        seconds = self.work(setting, methods, sent=False).means().max(axis=1)
+        return [max(int(self.period * share + 1e-9), 1) for share in seconds.min() / seconds]
 
     @property
     def delay(self) -> int:
@@ -601,7 +599,7 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
             line = from_arrivals(held.worker, held.seconds, count)
         else:
             stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
-            work = local_work(self, setting, methods, sent=False)
+            work = self.work(setting, methods, sent=False)
             if habits := habits_of(setup.cluster, count, 0):
                 line = event_arrivals(stream, law, work, setup.steps, habits=habits)
             else:

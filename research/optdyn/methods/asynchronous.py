@@ -280,12 +280,11 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
             orders = [held.order(worker) for worker in workers.T]
         names = [f"server {server}" for server in range(1, len(sent))]
         drawn = [seed, *(seeds.number(seed, name, below=2**32) for name in names)]
-        return _of_servers(
-            [
-                self.timeline(setting, methods, update_bytes=sent[n], seed=drawn[n], held=orders[n])
-                for n in range(len(sent))
-            ]
-        )
+        lines = [
+            self.timeline(setting, methods, update_bytes=sent[n], seed=drawn[n], held=orders[n])
+            for n in range(len(sent))
+        ]
+        return _of_servers(lines)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         cluster, bound = setup.cluster, self.staleness_bound
@@ -360,9 +359,9 @@ class Ringmaster(Grouped, name="ringmaster"):
 
     tau is how many updates were made since the arriving group had read. It reads the newest version
     in either case. So an update is an update of asynchronous SGD, at parameters of the last R
-    versions, and only the clock's policy is new. With R = infinity nothing is dropped
-    and it is asynchronous SGD. With R = 1 an update is of who computes without being overtaken: of
-    groups of unlike constant speeds that is the fastest alone.
+    versions, and only the clock's policy is new. With R = infinity nothing is dropped and it is
+    asynchronous SGD. With R = 1 an update is of who computes without being overtaken: of groups of
+    unlike constant speeds that is the fastest alone.
 
     A gradient that is dropped took its group as long as any other, with its exchange. It changes
     nothing, the optimizer's state included. It makes no row of the timeline, so `config.steps`
@@ -400,9 +399,9 @@ def ringleader(
     """Rule of `count` groups (n), each of which has a slot.
 
     `event.plan` is a `WorkerStep`: an arrival that exchanges applies the table. Its numbers are
-    `table`, 0 or 1, which of the two its gradient enters, and `number`, b_i. The
-    optimizer is given the staleness, and what was read, of the gradient that arrives. Versions are
-    exact or `rounded`, as in `asynchronous`.
+    `table`, 0 or 1, which of the two its gradient enters, and `number`, b_i. The optimizer is given
+    the staleness, and what was read, of the gradient that arrives. Versions are exact or `rounded`,
+    as in `asynchronous`.
     """
     alone = asynchronous(gradient, update, slots, rounded=rounded)
 

@@ -1,38 +1,27 @@
-"""What nodes exchange by itself: fragments of the parameters, and moments of optimizers.
-
-Nodes with parameters of their own that meet now and then: one rule for all such methods.
+"""Nodes with parameters of their own that meet now and then: one rule and one clock for all.
 
     D     = theta - mean_p x_p(sent)          what the P nodes sent, `waited` updates before
     theta <- theta - outer(D)                 any optax optimizer; by default sgd(1), the mean
     x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
 
-The mixing is w / (w + v P): it is 0 where nodes take over theta, and 1 where they ignore it. In
-between every node makes updates by itself, by any rule. A merge that corrects has
-
-    x     <- theta + (x - x(sent))            what a node did meanwhile is kept, whole
-
-in the place of the last line (CO2, LOSCAR-SGD: arXiv 2605.20866); nothing was done where it waits.
-
-Over a graph (`over_graph.py`) the mean is over a node's neighbours, and theta is its own.
+In between every node makes updates by itself, by any rule. The mixing is w / (w + v P): it is 0
+where nodes take over theta, and 1 where they ignore it. A merge that corrects has, in the place of
+the last line, x <- theta + (x - x(sent)): what a node did meanwhile is kept whole (CO2, LOSCAR-SGD:
+arXiv 2605.20866). Over a graph (`gossip.py`) the mean is over a node's neighbours, and theta is its
+own.
 
 As in streaming DiLoCo (arXiv 2501.18512) the rule holds for every fragment of the parameters by
 itself. Each has an outer optimizer of its own and may have its own times of meeting. At most one
 message of a fragment is in flight. Nodes exchange nothing of a fragment that is not sent.
-
-A step is three pieces, one after the other: `update`, the node by itself; `exchange`, the sum of
-what the nodes send; `merge`, what a receipt does. Only the second hears of other nodes (and, where
-the states of the nodes' optimizers are averaged, the third).
-
-When nodes that train by themselves meet, and the seconds that it takes them.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,18 +36,19 @@ from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Hyper, Tree, bytes_of, numbers_in
 from optdyn.clock import availability
-from optdyn.clock.meetings import Within, meetings_timeline
+from optdyn.clock.meetings import AllReduce, meeting_seconds, meetings_timeline
 from optdyn.clock.network import between_nodes, broadcast, to_all_nodes
-from optdyn.clock.timeline import Meeting, Timeline, Together, undelayed
+from optdyn.clock.timeline import Meeting, Timeline
 from optdyn.clock.trace import Held
 from optdyn.core import Batch, Event, Info, Params, Rule, SplitStep
 from optdyn.methods import nodes
 from optdyn.methods.messages import (
+    SIMULATED,
     WHOLE,
-    Compression,
+    Collectives,
     Messages,
-    over_nodes,
     own_event,
+    sent_to_others,
     size,
     with_sent,
 )
@@ -73,10 +63,14 @@ from optdyn.methods.method import (
     OuterMomentum,
     Periodic,
 )
-from optdyn.methods.nodes import inside
 from optdyn.methods.setup import Setup
 
-Path = tuple[jax.tree_util.DictKey | jax.tree_util.GetAttrKey, ...]  # to a leaf
+Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
+
+INNER_STATES = ("kept", "averaged", "reset")
+MERGINGS = ("mix", "correct")
+# Of the cluster's keys (`method.OPTIONAL`), those that the clock knows of nodes that never leave.
+ALWAYS_THERE = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal")
 
 
 def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
@@ -106,7 +100,7 @@ def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
 def join(trees: Sequence[Tree]) -> Tree:
     """The tree that was cut in these."""
     return jax.tree.map(
-        lambda *own: next(leaf for leaf in own if leaf is not None),
+        lambda *leaves: next(leaf for leaf in leaves if leaf is not None),
         *trees,
         is_leaf=lambda leaf: leaf is None,
     )
@@ -114,40 +108,33 @@ def join(trees: Sequence[Tree]) -> Tree:
 
 def moments(opt_state: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
     """Floats of an optimizer's state: optax's `nu`, means of squares, are second; others first."""
-    leaves = jax.tree_util.tree_leaves_with_path(opt_state)
-    floats = [(_is_second(path), leaf) for path, leaf in leaves if _is_float(leaf)]
-    first, second = ([leaf for is_second, leaf in floats if is_second == kind] for kind in (0, 1))
-    return first, second
+    leaves = jax.tree.leaves(opt_state)
+    first, second = _moment_places(opt_state)
+    return [leaves[i] for i in first], [leaves[i] for i in second]
 
 
 def averaged(
     opt_state: Tree, now: tuple[jax.Array, jax.Array], mean: Callable[[Tree], Tree]
 ) -> Tree:
     """The state with `mean` of its first and second moments, of those whose turn it is `now`."""
-    first, second = (
-        iter(lax.cond(turn, mean, lambda own: own, own) if own else ())
-        for turn, own in zip(now, moments(opt_state), strict=True)
-    )
-
-    def of(path: Path, leaf: jax.Array) -> jax.Array:
-        if not _is_float(leaf):
-            return leaf
-        return next(second if _is_second(path) else first)
-
-    return jax.tree_util.tree_map_with_path(of, opt_state)
+    leaves, tree_of = jax.tree.flatten(opt_state)
+    for turn, places in zip(now, _moment_places(opt_state), strict=True):
+        if places:
+            floats = [leaves[i] for i in places]
+            means = lax.cond(turn, mean, lambda floats: floats, floats)
+            for i, leaf in zip(places, means, strict=True):
+                leaves[i] = leaf
+    return jax.tree.unflatten(tree_of, leaves)
 
 
-def _is_second(path: Path) -> bool:
-    return any(getattr(key, "name", "") == "nu" for key in path)
-
-
-def _is_float(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
-
-INNER_STATES = ("kept", "averaged", "reset")
+def _moment_places(opt_state: Tree) -> tuple[list[int], list[int]]:
+    """Numbers of the leaves that are first and second moments."""
+    first, second = list[int](), list[int]()
+    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(opt_state)):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            is_second = any(getattr(key, "name", "") == "nu" for key in path)
+            (second if is_second else first).append(i)
+    return first, second
 
 
 class OuterState(NamedTuple):
@@ -163,53 +150,45 @@ class OuterState(NamedTuple):
         return self.inner.params
 
 
-def outer(
-    inner: Rule,
-    weights: Weights,
-    optimizer: optax.GradientTransformation | None = None,
-    messages: Messages | None = None,
-    fragments: int = 1,
-    inner_state: str = "kept",
-    corrects: bool = False,
-) -> Rule:
+@dataclass(frozen=True, eq=False)
+class Outer:
     """The rule of one device over the axis `node`, around the one that a node does by itself.
 
     `event.plan` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
     optimizer gets the hyperparameters of `outer` beside those of the event; `error_decay` is that
-    of what messages left out. The order of a step:
-    the node's own update, the sending of its result, the receipt and merge of what was sent
-    `waited` updates before, which is what was just sent if that is 0. `weights(waited)` is (w, v);
-    a merge that `corrects` has none. Raises `ConfigError` with more fragments than leaves.
+    of what messages left out. `weights(waited)` is (w, v); a merge that `corrects` has none.
 
     Where a node receives, the state of its inner optimizer is `kept`, `averaged` over the nodes
     (numbers that are no floats, such as counts, are the same in all) or `reset`. With the `states`
-    of the event first and second moments are averaged where these say so (`des_loc.py`).
+    of the plan first and second moments are averaged where these say so.
+
+    A step is three pieces, one after the other: `update`, the node by itself; the exchange, the sum
+    of what the nodes send; the merge, what a receipt does, of what was sent `waited` updates before
+    or, if that is 0, just now. Only the second asks other nodes, and where the states of optimizers
+    are averaged the third.
     """
-    messages = messages or Messages()
-    if messages.compression and not optimizer:  # theta is what messages are differences from
-        optimizer = optax.sgd(1.0)
-    transform = optax.with_extra_args_support(optimizer) if optimizer else None
-    of = Outer(inner, weights, transform, messages, fragments, inner_state, corrects)
-    is_sum = not (messages.compression or corrects or inner_state == "averaged")
-    split = (
-        SplitStep(of.update, of.message, of.on_receive, of.merge_received, fragments)
-        if is_sum
-        else None
-    )
-    return Rule(of.init, of.step, split)
-
-
-@dataclass(frozen=True, eq=False)
-class Outer:
-    """The pieces of `outer`'s rule, and what they are made of."""
 
     inner: Rule
     weights: Weights
-    transform: optax.GradientTransformationExtraArgs | None
-    messages: Messages
-    fragments: int
-    inner_state: str
-    corrects: bool
+    optimizer: optax.GradientTransformation | None = None
+    messages: Messages = Messages()
+    fragments: int = 1
+    inner_state: str = "kept"
+    corrects: bool = False
+
+    def rule(self) -> Rule:
+        """The rule. Raises `ConfigError` at its `init` with more fragments than leaves."""
+        split = SplitStep(
+            self.update, self.message, self.on_receive, self.merge_received, self.fragments
+        )
+        is_sum = not (self.messages.compression or self.corrects or self.inner_state == "averaged")
+        return Rule(self.init, self.step, split if is_sum else None)
+
+    @cached_property
+    def transform(self) -> optax.GradientTransformationExtraArgs | None:
+        """The outer optimizer; compressed messages are differences from a theta, so have one."""
+        optimizer = self.optimizer or (optax.sgd(1.0) if self.messages.compression else None)
+        return optax.with_extra_args_support(optimizer) if optimizer else None
 
     def init(self, params: Params) -> OuterState:
         nothing = jax.tree.map(jnp.zeros_like, self.messages.travelling(params))
@@ -226,13 +205,14 @@ class Outer:
     def update(self, state: OuterState, event: Event, batch: Batch) -> tuple[OuterState, Info]:
         """What the node does by itself; `info` counts the bytes that it is about to send."""
         after, info = self.inner.step(state.inner, own_event(event), batch)
-        send, receive, waited = self._turns(event)
+        send, receive, waited = self._schedule(event)
         pairs = zip(self._parts(after.params), receive & (waited == 0), strict=True)
-        each = [self.messages.size(part, blocking) for part, blocking in pairs]
-        sent = jnp.where(send, jnp.stack(each), 0.0).sum() * _peers(event)
+        sizes = [self.messages.size(part, blocking) for part, blocking in pairs]
+        sent = jnp.where(send, jnp.stack(sizes), 0.0).sum() * _peers(event.plan)
         if self.inner_state == "averaged":
-            for now, own in zip(self._averages(event), moments(after.opt_state), strict=True):
-                sent += jnp.where(now, size(own), 0.0)
+            due = zip(self._moments_due(event), moments(after.opt_state), strict=True)
+            for now, floats in due:
+                sent += jnp.where(now, size(floats), 0.0)
         return state._replace(inner=after), with_sent(info, sent)
 
     def message(self, state: OuterState, fragment: int, blocking: bool) -> jax.Array:
@@ -251,68 +231,69 @@ class Outer:
     def _parts(self, tree: Params) -> tuple[Params, ...]:
         return cut(tree, self.fragments)
 
-    def _turns(self, event: Event) -> tuple[jax.Array, ...]:
+    def _schedule(self, event: Event) -> tuple[jax.Array, ...]:
         """The `send`, `receive` and `waited` of every fragment."""
-        choice = event.plan
-        each = choice.send, choice.receive, choice.waited
-        return tuple(jnp.broadcast_to(turn, self.fragments) for turn in each)
+        plan = event.plan
+        flags = plan.send, plan.receive, plan.waited
+        return tuple(jnp.broadcast_to(flag, self.fragments) for flag in flags)
 
-    def _averages(self, event: Event) -> tuple[jax.Array, jax.Array]:
+    def _moments_due(self, event: Event) -> tuple[jax.Array, jax.Array]:
         """Whether first and second moments are averaged after this update."""
-        receives, states = self._turns(event)[1].any(), event.plan.states
+        receives, states = self._schedule(event)[1].any(), event.plan.states
         if states is None:
             return receives, receives
         return receives & states[0], receives & states[1]
 
     def _exchange(self, state: OuterState, event: Event) -> OuterState:
         """Puts what nodes have just sent in flight; fragments not sent stay as they were."""
-        send, receive, waited = self._turns(event)
+        send, receive, waited = self._schedule(event)
         decay = dict(event.plan.outer).get("error_decay")
         total = partial(self.messages.total, to=event.plan.to, decay=decay)
 
-        def of(send: jax.Array, before: Params, *own: Tree) -> tuple[Params, Tree]:
-            return lax.cond(send, total, lambda x, theta, kept, _: (before, kept), *own)
+        def sent_part(send: jax.Array, before: Params, *parts: Tree) -> tuple[Params, Tree]:
+            return lax.cond(send, total, lambda x, theta, kept, _: (before, kept), *parts)
 
         x, present = state.params, event.plan.present
         if present is not None:
             part = present[lax.axis_index("node")]
             x = jax.tree.map(lambda leaf: (part * leaf).astype(leaf.dtype), x)
-        own = self._parts(x), state.outer, state.errors, receive & (waited == 0)
-        sent = map(of, send, self._parts(state.in_flight), *own)
+        parts = self._parts(x), state.outer, state.errors, receive & (waited == 0)
+        sent = map(sent_part, send, self._parts(state.in_flight), *parts)
         in_flight, errors = zip(*sent, strict=True)
         state = state._replace(in_flight=join(in_flight), errors=errors)
         if not self.corrects:
             return state
-        ours = self._parts(state.sent), self._parts(state.params)
+        both = self._parts(state.sent), self._parts(state.params)
         newest = [
             jax.tree.map(partial(jnp.where, now), new, old)
-            for now, old, new in zip(send, *ours, strict=True)
+            for now, old, new in zip(send, *both, strict=True)
         ]
         return state._replace(sent=join(newest))
 
     def _merge(self, state: OuterState, event: Event, before: Params) -> OuterState:
         """Merges the fragments received; `before`: what was in flight before this update."""
-        _, receive, waited = self._turns(event)
+        _, receive, waited = self._schedule(event)
         merged = partial(self._merged, {**event.hyper, **dict(event.plan.outer)})
 
-        def of(receive: jax.Array, *own: Tree) -> tuple[Params, Tree]:
-            return lax.cond(receive, merged, lambda x, theta, *_: (x, theta), *own)
+        def merged_part(receive: jax.Array, *parts: Tree) -> tuple[Params, Tree]:
+            return lax.cond(receive, merged, lambda x, theta, *_: (x, theta), *parts)
 
         after, flying = state.inner, self._parts(state.in_flight)
         sent = self._parts(state.sent) if self.corrects else ((),) * self.fragments
-        own = self._parts(after.params), state.outer, self._parts(before), flying, waited, sent
-        x, theta = zip(*map(of, receive, *own), strict=True)
+        parts = self._parts(after.params), state.outer, self._parts(before), flying, waited, sent
+        x, theta = zip(*map(merged_part, receive, *parts), strict=True)
         if self.inner_state == "averaged":
-            mean = over_nodes(self.messages.senders).mean
-            opt_state = averaged(after.opt_state, self._averages(event), mean)
+            mean = self.messages.collectives.mean
+            opt_state = averaged(after.opt_state, self._moments_due(event), mean)
             after = after._replace(opt_state=opt_state)
         elif self.inner_state == "reset":
-            opt_state = lax.cond(receive.any(), self._fresh, lambda own: own.opt_state, after)
+
+            def fresh(inner: Tree) -> Tree:
+                return self.inner.init(inner.params).opt_state
+
+            opt_state = lax.cond(receive.any(), fresh, lambda inner: inner.opt_state, after)
             after = after._replace(opt_state=opt_state)
         return state._replace(inner=after.moved_to(join(x)), outer=theta)
-
-    def _fresh(self, own: Tree) -> Tree:
-        return self.inner.init(own.params).opt_state
 
     def _merged(
         self,
@@ -350,32 +331,14 @@ class Outer:
         return jax.tree.map(mixed, x, arrived), theta
 
 
-def _peers(event: Event) -> ArrayLike:
+def _peers(plan: Meeting) -> ArrayLike:
     """How many messages a node sends: one to all who are there, or one to each neighbour."""
-    node, choice = lax.axis_index("node"), event.plan
-    if choice.to is not None:
-        return (choice.to[node] != node).sum().astype(jnp.float32)
-    if choice.present is None:
+    if plan.to is not None:
+        return sent_to_others(plan.to)
+    if plan.present is None:
         return 1
-    part = choice.present[node]  # 0 of who is away, P of who is there alone
+    part = plan.present[lax.axis_index("node")]  # 0 of who is away, P of who is there alone
     return ((part > 0) & (part < lax.axis_size("node"))).astype(jnp.float32)
-
-
-class Averages(Protocol):
-    """What the clock of nodes that meet asks of their method: its numbers, and what is sent."""
-
-    @property
-    def period(self) -> int: ...
-    @property
-    def fragments(self) -> int: ...
-    @property
-    def delay(self) -> int: ...
-    @property
-    def synchronous_updates(self) -> int: ...
-    @property
-    def state_where_met(self) -> str: ...
-    def states(self, meeting: Meeting) -> np.ndarray | None: ...
-    def compressed(self) -> Compression | None: ...
 
 
 def meeting_schedule(
@@ -399,98 +362,15 @@ def meeting_schedule(
     return Meeting(send, receive, waited)
 
 
-def meeting_clock(of: Averages, setting: ClockInputs, methods: Methods) -> Timeline:
-    """Nodes run apart until they receive; then each waits for the message if it is not there.
-
-    A fragment's message leaves when the last node has sent it and the message before has arrived,
-    takes an all-reduce over the nodes, and is handed on inside them. So with delay 0 all wait for
-    the last node and for the all-reduce. Compressed messages that cannot be added up go from every
-    node to all others instead; computing what is sent takes no time. Raises `ConfigError` as `cut`
-    does.
-
-    Who comes and goes (`config.cluster.presence`) has a part in a meeting if it was there all the
-    time since the one before. Nobody waits for the others; who is there when it ends goes on from
-    what was agreed, like all. Where all were lost, the first to be back for long enough does its
-    part again, and the updates since the meeting before are those that it then does.
-    """
-    setup, steps = setting.setup, setting.setup.steps
-    within = inside(setting, methods)(steps)
-    meeting = meeting_schedule(steps, of.period, of.fragments, of.delay, of.synchronous_updates)
-    meeting = meeting._replace(states=of.states(meeting))
-    if held := setting.held:
-        parts = _recorded(held, setup.cluster.nodes) if setup.cluster.presence else None
-        return meetings_timeline(meeting._replace(present=parts), within, held.seconds)
-    seconds, parts = _meeting_seconds(of, setting, within, meeting)
-    return meetings_timeline(meeting._replace(present=parts), within, seconds)
-
-
-def every_update(setting: ClockInputs, methods: Methods, transfer: float) -> Timeline:
-    """The timeline of nodes that wait after every update for the last and for its exchange.
-
-    It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
-    handed on inside the nodes. The choice is `Together`.
-    """
-    steps, held = setting.setup.steps, setting.held
-    within = inside(setting, methods)(steps)
-    last = np.maximum(within.ready.max(axis=1) + transfer, within.done.max(axis=1))
-    seconds = np.cumsum(last + broadcast(setting.setup.cluster, setting.update_bytes))
-    none = np.zeros(steps, np.int32)
-    staleness = none if within.staleness is None else within.staleness
-    choice = Together(within.plan)
-    return Timeline(none, staleness, held.seconds if held else seconds, within.slots, choice)
-
-
-def _meeting_seconds(
-    of: Averages, setting: ClockInputs, within: Within, meeting: Meeting
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """(steps,) seconds of the updates, and the parts that nodes have in meetings (`Meeting`)."""
-    setup, cluster = setting.setup, setting.setup.cluster
-    (steps, fragments), (ready, done) = meeting.send.shape, within[:2]
-    sizes = fragment_bytes(setting, fragments)
-    transfer, more = _transfers(of, setting, sizes), _state_transfers(of, setting, meeting)
-    handed_on = np.array([broadcast(cluster, size) for size in sizes])
-    load, there = availability.load(cluster), availability.presence(cluster, setup.seed)
-    now, seconds, since = np.zeros(cluster.nodes), np.zeros(steps), 0.0
-    arrival, last = np.zeros(fragments), 0.0
-    counts, parts = np.ones(cluster.nodes, bool), np.ones((steps, cluster.nodes), np.float32)
-    apart = list[np.ndarray]()  # when nodes were done with the updates since they met
-    for t in range(steps):
-        factor = load(now) if load else 1.0
-        first, now = now + ready[t] * factor, now + done[t] * factor
-        if there:
-            counts &= now < there.left
-            if not counts.any() and meeting.send[t].any():
-                back, start = there.first_to_stay(now - since)
-                late = start - since
-                seconds[t - len(apart) : t] = [own[back] + late for own in apart]
-                counts[back], first, now = True, first + late, now + late
-                apart = [own + late for own in apart]
-            apart.append(now)
-            parts[t] = counts * (cluster.nodes / max(counts.sum(), 1))
-        for q in np.flatnonzero(meeting.send[t]):
-            whole = first[counts].max(), now[counts].max()
-            arrival[q] = last = max(whole[1], max(whole[0], last) + transfer[q] + more[t])
-        if (due := meeting.receive[t]).any():
-            since = arrival[due].max() + handed_on[due].sum()
-            now = np.maximum(now, arrival[due].max()) + handed_on[due].sum()
-            if there:
-                now, counts, apart = np.full_like(now, since), there.at(since), []
-        seconds[t] = now[counts].max(initial=since)
-    if not there:
-        return seconds, None
-    return undelayed(seconds), parts
-
-
-def _recorded(held: Held, nodes: int) -> np.ndarray:
-    """The parts that nodes had in the meetings of a run that a trace holds.
-
-    Raises `TimelineError`.
-    """
-    parts = held.numbers("present", (nodes,))
-    count = (parts > 0).sum(axis=1, keepdims=True)
-    good = np.isclose(parts, np.where(parts > 0, nodes / np.maximum(count, 1), 0.0), 1e-6, 0)
-    held.require("present", good, "0, or nodes over those that are there, of each node")
-    return parts.astype(np.float32)
+def outer_numbers(
+    method: Mixes, mean: Mapping[str, float], steps: int, synchronous: int = 0
+) -> dict[str, np.ndarray]:
+    """(steps,) of each number of the outer optimizer; in the first updates those of the mean."""
+    first = np.arange(steps) < synchronous
+    return {
+        name: np.where(first, value, getattr(method, name)).astype(np.float32)
+        for name, value in mean.items()
+    }
 
 
 def fragment_bytes(setting: ClockInputs, fragments: int) -> list[float]:
@@ -501,100 +381,31 @@ def fragment_bytes(setting: ClockInputs, fragments: int) -> list[float]:
     return list(setting.update_bytes * (sizes / sizes.sum()))
 
 
-def _transfers(of: Averages, setting: ClockInputs, sizes: list[float]) -> list[float]:
-    """Seconds of every fragment's exchange; `sizes`: bytes of the fragments."""
-    cluster, params = setting.setup.cluster, setting.model.params
-    small = of.compressed()
-    seconds = []
-    for part, fragment in zip(cut(params, len(sizes)), sizes, strict=True):
-        whole = bytes_of(part)
-        travel = to_all_nodes if small and small.gathered else between_nodes
-        messages = small.messages(part) if small else (whole,)
-        seconds.append(sum(travel(cluster, fragment * (sent / whole)) for sent in messages))
-    return seconds
-
-
-def _state_transfers(of: Averages, setting: ClockInputs, meeting: Meeting) -> np.ndarray:
-    """(steps,) seconds of a message more where the optimizers' states are averaged too."""
-    whole, sizes = bytes_of(setting.model.params), _of_states(of, setting)
-    size = setting.update_bytes * (_moments_due(meeting) @ np.array(sizes) / whole)
-    every = {own: between_nodes(setting.setup.cluster, own) for own in set(size[size > 0].tolist())}
-    return np.array([every.get(own, 0.0) for own in size.tolist()])
-
-
-def _moments_due(meeting: Meeting) -> np.ndarray:
-    """(steps, 2) of first and second moments, 1 where they are averaged at a meeting."""
-    if meeting.states is None:
-        return np.ones((len(np.asarray(meeting.send)), 2))
-    return np.asarray(meeting.states, float)
-
-
-def message_bytes(of: Averages, setting: ClockInputs) -> list[float]:
-    """Bytes that a node sends of every fragment, as they are compressed."""
-    sizes, small = fragment_bytes(setting, of.fragments), of.compressed()
-    if not small:
-        return sizes
-    parts = cut(setting.model.params, of.fragments)
-    return [
-        size * sum(small.messages(part)) / bytes_of(part)
-        for part, size in zip(parts, sizes, strict=True)
-    ]
-
-
-def state_bytes(of: Averages, setting: ClockInputs, meeting: Meeting) -> float:
-    """Bytes that a node sends of its optimizer's state, in the mean of the updates."""
-    receive = np.asarray(meeting.receive).reshape(len(meeting.receive), -1).any(axis=1)
-    return float((receive * (_moments_due(meeting) @ np.array(_of_states(of, setting)))).mean())
-
-
-def _of_states(of: Averages, setting: ClockInputs) -> tuple[int, int]:
-    """Bytes of the floats in an optimizer's state that are averaged: first and second moments."""
-    if of.state_where_met != "averaged":
-        return 0, 0
-    setup, name = setting.setup, setting.setup.optimizer.name
-    hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
-    made = optimizers.optimizer(
-        name, hyper, optimizers.options(setup, groups=1), optimizers.chain(setup)
-    )
-    first, second = moments(jax.eval_shape(made.init, setting.model.params))
-    return bytes_of(first), bytes_of(second)
-
-
-MERGINGS = ("mix", "correct")
-# Of the cluster's keys (`method.OPTIONAL`), those that the clock knows of nodes that never leave.
-ALWAYS_THERE = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal")
-
-
 @dataclass(frozen=True)
 class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averaging"):
     """Model averaging, also called local SGD: nodes train by themselves and average what they have.
 
         x_i <- 1/P sum_j x_j        every H updates, of P nodes
 
-    This is the rule of `outer.py` with the weights 0 and 1, and nodes wait for it. H = 1 is
-    synchronous SGD, but not with Adam. Post-local SGD (Lin et al., arXiv 1808.07217) has H = 1 in
-    its first T_0 updates. Streaming (Douillard et al., arXiv 2501.18512) does the same with
-    fragments of the parameters, which take turns, and with what was sent tau updates before:
+    This is the rule with the weights 0 and 1, and nodes wait for it. H = 1 is synchronous SGD, but
+    not with Adam. Post-local SGD (Lin et al., arXiv 1808.07217) has H = 1 in its first T_0 updates.
+    Streaming (Douillard et al., arXiv 2501.18512) does the same with fragments of the parameters,
+    which take turns, and with what was sent tau updates before:
 
         x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
         x_i <- 1/P sum_j x_j(t - tau) + (x_i - x_i(t - tau))      where merges correct, as in CO2
     """
 
     synchronous_updates: int = field(
-        0,
-        "T_0, the first updates, with an average after each.",
-        at_least=0,
+        0, "T_0, the first updates, with an average after each.", at_least=0
     )
     mixing: float = field(
-        0.0,
-        "a, the part that nodes keep of their own parameters.",
-        **FRACTION,
-        static=True,
+        0.0, "a, the part that nodes keep of their own parameters.", **FRACTION, static=True
     )
     merging: str = field(
         "mix",
-        "What nodes make of what arrives and their own, 'mix', or "
-        "'correct', which keeps all that they did since the sending.",
+        "What nodes make of what arrives and their own, 'mix', or 'correct', which keeps all that "
+        "they did since the sending.",
         one_of=MERGINGS,
         static=True,
     )
@@ -629,53 +440,132 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         wanted += " of an optimizer is of all parameters and of now"
         self.require("inner_state", self.inner_state == "kept" or not apart, wanted)
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
         """The rule with the mean, or with the `outer` optimizer."""
         a = self.mixing
-        return outer(
+        return Outer(
             inner,
             lambda waited: (a * lax.axis_size("node"), 1 - a),
             self.outer(),
-            Messages(compression=self.compressed(), senders=senders),
+            Messages(compression=self.compressed(), collectives=collectives),
             fragments=self.fragments,
             inner_state=self.state_where_met,
             corrects=self.merging == "correct",
-        )
+        ).rule()
 
     @property
     def state_where_met(self) -> str:
-        """What becomes of a node's optimizer state where it receives: of `outer.INNER_STATES`."""
+        """What becomes of a node's optimizer state where it receives: one of `INNER_STATES`."""
         return self.inner_state
-
-    def states(self, meeting: Meeting) -> np.ndarray | None:
-        """(steps, 2) whether first and second moments are averaged; None: at every meeting."""
-        return None
 
     def outer(self) -> optax.GradientTransformation | None:
         """The optimizer of the outer step; None is the mean."""
         return None
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        """When nodes meet (`averaging_clock.py`); the first, synchronous updates take the mean."""
-        return self.with_numbers(meeting_clock(self, setting, methods))
+    def schedule(self, setting: ClockInputs) -> Meeting:
+        """When nodes meet, with the numbers of the outer optimizer."""
+        steps, first = setting.setup.steps, self.synchronous_updates
+        meeting = meeting_schedule(steps, self.period, self.fragments, self.delay, first)
+        return meeting._replace(outer=outer_numbers(self, self.mean, steps, first) or ())
 
-    def with_numbers(self, line: Timeline) -> Timeline:
-        """The timeline with the numbers of the outer optimizer, which are its every update's."""
-        first = np.arange(len(line.seconds)) < self.synchronous_updates
-        numbers = {
-            name: np.where(first, value, getattr(self, name)).astype(np.float32)
-            for name, value in self.mean.items()
-        }
-        return line._replace(plan=line.plan._replace(outer=numbers)) if numbers else line
+    def states(self, meeting: Meeting) -> np.ndarray | None:
+        """(steps, 2) whether first and second moments are averaged; None: at every meeting."""
+        return None
+
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+        """Nodes run apart until they receive (`meeting_seconds`).
+
+        A message takes an all-reduce over the nodes and is handed on inside them. So with delay 0
+        all wait for the last node and for the all-reduce. Computing what is sent takes no time.
+        Raises `ConfigError` as `cut` does.
+        """
+        setup, cluster = setting.setup, setting.setup.cluster
+        local = nodes.inside(setting, methods)(setup.steps)
+        meeting = self.schedule(setting)
+        meeting = meeting._replace(states=self.states(meeting))
+        sizes = fragment_bytes(setting, self.fragments)
+        legs = [np.broadcast_to(self._transfers(setting, sizes), meeting.send.shape)]
+        if self.state_where_met == "averaged":
+            legs.append(self._moment_transfers(setting, meeting)[:, None])
+        handed_on = np.array([broadcast(cluster, size) for size in sizes])
+        habits = availability.load(cluster), availability.presence(cluster, setup.seed)
+        seconds, here = meeting_seconds(meeting, local, AllReduce(legs), handed_on, *habits)
+        if cluster.presence:
+            count = np.maximum(here.sum(axis=1, keepdims=True), 1)
+            meeting = meeting._replace(present=(here * (cluster.nodes / count)).astype(np.float32))
+        return meetings_timeline(meeting, local, seconds)
+
+    def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+        """The timeline with the parts that nodes had in the meetings of a run that a trace holds.
+
+        Raises `TimelineError`.
+        """
+        if not setup.cluster.presence:
+            return line
+        count = setup.cluster.nodes
+        parts = trace.numbers("present", (count,))
+        there = np.maximum((parts > 0).sum(axis=1, keepdims=True), 1)
+        good = np.isclose(parts, np.where(parts > 0, count / there, 0.0), 1e-6, 0)
+        trace.require("present", good, "0, or nodes over those that are there, of each node")
+        return line._replace(plan=line.plan._replace(present=parts.astype(np.float32)))
+
+    def _transfers(self, setting: ClockInputs, sizes: list[float]) -> list[float]:
+        """Seconds of every fragment's exchange; `sizes`: bytes of the fragments.
+
+        Compressed messages that cannot be added up go from every node to all others.
+        """
+        cluster, params = setting.setup.cluster, setting.model.params
+        small, seconds = self.compressed(), []
+        travel = to_all_nodes if small and small.gathered else between_nodes
+        for part, fragment in zip(cut(params, len(sizes)), sizes, strict=True):
+            shares = [sent / bytes_of(part) for sent in self.message_bytes(part)]
+            seconds.append(sum(travel(cluster, fragment * share) for share in shares))
+        return seconds
+
+    def message_bytes(self, params: Params) -> tuple[int, ...]:
+        """Bytes of the messages, one after the other, that a node sends of these parameters."""
+        small = self.compressed()
+        return small.messages(params) if small else (bytes_of(params),)
+
+    def _moment_transfers(self, setting: ClockInputs, meeting: Meeting) -> np.ndarray:
+        """(steps,) seconds of the message of the optimizers' states."""
+        whole, due = bytes_of(setting.model.params), _moments_due(meeting)
+        size = setting.update_bytes * (due @ self._moment_bytes(setting) / whole)
+        cluster, some = setting.setup.cluster, set(size[size > 0].tolist())
+        seconds = {number: between_nodes(cluster, number) for number in some}
+        return np.array([seconds.get(number, 0.0) for number in size.tolist()])
+
+    def _moment_bytes(self, setting: ClockInputs) -> np.ndarray:
+        """Bytes of the floats in an optimizer's state, (2,): of first and of second moments."""
+        setup, name = setting.setup, setting.setup.optimizer.name
+        hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
+        options, chain = optimizers.options(setup, groups=1), optimizers.chain(setup)
+        optimizer = optimizers.optimizer(name, hyper, options, chain)
+        state = jax.eval_shape(optimizer.init, setting.model.params)
+        return np.array([bytes_of(floats) for floats in moments(state)])
+
+    def sent_bytes(self, setting: ClockInputs, meeting: Meeting) -> tuple[float, float]:
+        """Bytes that a node sends, an update: of its parameters, and of its optimizer's state."""
+        parts = cut(setting.model.params, self.fragments)
+        sizes = [
+            size * sum(self.message_bytes(part)) / bytes_of(part)
+            for part, size in zip(parts, fragment_bytes(setting, self.fragments), strict=True)
+        ]
+        send, receive = (
+            np.asarray(flags).reshape(len(flags), -1) for flags in (meeting.send, meeting.receive)
+        )
+        sent = float((send @ np.array(sizes)).mean())
+        if self.state_where_met != "averaged":
+            return sent, 0.0
+        states = _moments_due(meeting) @ self._moment_bytes(setting)
+        return sent, float((receive.any(axis=1) * states).mean())
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
         averages = self.state_where_met == "averaged"
-        said = (
-            "must be another where nodes average their optimizers' states, as the mean of several "
-        )
+        said = "must be another where nodes average their optimizers' states, as the mean of "
         bases = averages and optimizers.has_bases(setup.optimizer.name)
-        yield Join("optimizer.name", bases, f"{said}bases is none")
+        yield Join("optimizer.name", bases, f"{said}several bases is none")
         if not setup.cluster.presence:
             return
         changed = {
@@ -688,10 +578,8 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
             "method.inner_state": averages,
             "parallel.api": setup.parallel.api == "overlap",
         }
+        said = "must be as it is by default with config.cluster.presence, where nodes meet whole "
         for key, wrong in changed.items():
-            said = (
-                "must be as it is by default with config.cluster.presence, where nodes meet whole "
-            )
             yield Join(key, wrong, f"{said}and at once, those that are there")
 
     def why_no_overlap(self) -> str:
@@ -705,6 +593,13 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         if self.state_where_met == "averaged":
             return "averages its optimizers' states too (config.method.inner_state = 'averaged')"
         return ""
+
+
+def _moments_due(meeting: Meeting) -> np.ndarray:
+    """(steps, 2) of first and second moments, 1 where they are averaged at a meeting."""
+    if meeting.states is None:
+        return np.ones((len(np.asarray(meeting.send)), 2))
+    return np.asarray(meeting.states, float)
 
 
 def nesterov() -> optax.GradientTransformationExtraArgs:
@@ -733,7 +628,7 @@ class DiLoCo(ModelAveraging, OuterMomentum, name="diloco"):
         m     <- mu m + D
         theta <- theta - eta (D + mu m)           x_i <- theta
 
-    The rule of `outer.py` around what `model_averaging` does: eta = 1, mu = 0 is that. With H = 1
+    With eta = 1 and mu = 0 it is model averaging. With H = 1
     and SGD inside it is Nesterov SGD of rate eta gamma, with one node and mu = 0 Lookahead.
     Streaming DiLoCo (arXiv 2501.18512) has the same of every fragment by itself: `fragments`,
     `delay` and `mixing` are those of `model_averaging`, and so is all else that they share.
@@ -778,8 +673,8 @@ class SlowMo(ModelAveraging, name="slowmo"):
         theta <- theta - a gamma u                x_i <- theta
 
     gamma: the nodes' learning rate at that update, so that u is a sum of gradients whatever their
-    rate was. The rule of `outer.py` around what `model_averaging` does: beta = 0, a = 1 is that.
-    With gamma constant it is DiLoCo with heavy ball in place of Nesterov's momentum.
+    rate was. With beta = 0 and a = 1 it is model averaging, and with gamma constant DiLoCo with
+    heavy ball in place of Nesterov's momentum.
     """
 
     slow_learning_rate: float = field(1.0, "a, learning rate of the slow step.", **ABOVE_0)
@@ -803,8 +698,8 @@ class DesLoc(ModelAveraging, name="des_loc"):
         u_i <- 1/P sum_j u_j        every K_u = 3 K_x, the first moment of a node's optimizer
         v_i <- 1/P sum_j v_j        every K_v = 6 K_x, the second
 
-    The rule of `outer.py` around what `model_averaging` does, by any optimizer of optax: its `nu`
-    is v, and all other floats of its state are u. With K_u = K_v = K_x it is model averaging with
+    It is model averaging, by any optimizer of optax: its `nu` is v, and all other floats of its
+    state are u. With K_u = K_v = K_x it is model averaging with
     `inner_state=averaged`, local Adam; moments change slowly, so that theirs may be fewer.
     """
 
@@ -851,7 +746,7 @@ class EagerState(NamedTuple):
 
 
 def eager(
-    inner: Rule, rule: optax.GradientTransformationExtraArgs, senders: str | None = None
+    inner: Rule, rule: optax.GradientTransformationExtraArgs, collectives: Collectives = SIMULATED
 ) -> Rule:
     """The rule of one device over the axis `node`; `event.plan` is a `Meeting`."""
 
@@ -870,7 +765,7 @@ def eager(
             gap = jax.tree.map(lambda d, rest: (d + rest) / count, own, state.others)
             updates, outer = rule.update(gap, state.outer, state.theta, **hyper)
             theta = optax.apply_updates(state.theta, updates)
-            others = jax.tree.map(jnp.subtract, over_nodes(senders).sums(own), own)
+            others = jax.tree.map(jnp.subtract, collectives.sums(own), own)
             return EagerState(state.inner.moved_to(theta), theta, outer, others)
 
         state = lax.cond(send, met, lambda state: state, state._replace(inner=after))
@@ -898,35 +793,23 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
-        return eager(inner, nesterov(), senders)
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+        return eager(inner, nesterov(), collectives)
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        """Nodes wait at a meeting for what was sent at the one before, and for nobody else."""
-        steps = setting.setup.steps
-        within = nodes.inside(setting, methods)(steps)
+        """Nodes wait at a meeting for what was sent at the one before, and for nobody else.
+
+        A message is handed on inside the nodes while these compute.
+        """
+        cluster, steps, size = setting.setup.cluster, setting.setup.steps, setting.update_bytes
+        local = nodes.inside(setting, methods)(steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)
-        rate, momentum = self.outer_learning_rate, self.outer_momentum
-        numbers = {"outer_learning_rate": rate, "outer_momentum": momentum}
-        outer = {key: np.full(steps, value, np.float32) for key, value in numbers.items()}
         late = np.where(meeting.send, np.int32(self.period), np.int32(0))
-        meeting = meeting._replace(outer=outer, waited=late)
-        seconds = setting.held.seconds if setting.held else _eager_seconds(setting, within, meeting)
-        return meetings_timeline(meeting, within, seconds)
+        meeting = meeting._replace(waited=late, outer=outer_numbers(self, DiLoCo.mean, steps))
+        transfer = np.full(meeting.send.shape, between_nodes(cluster, size))
+        exchange = AllReduce([transfer], broadcast(cluster, size))
+        seconds, _ = meeting_seconds(meeting, local, exchange)
+        return meetings_timeline(meeting, local, seconds)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
-
-
-def _eager_seconds(setting: ClockInputs, within: Within, meeting: Meeting) -> np.ndarray:
-    """(steps,) at which the last node is done with each update; a message leaves with the last."""
-    cluster, size = setting.setup.cluster, setting.update_bytes
-    transfer, handed_on = between_nodes(cluster, size), broadcast(cluster, size)
-    now, arrival, seconds = np.zeros(cluster.nodes), 0.0, np.zeros(len(meeting.send))
-    for t, send in enumerate(meeting.send[:, 0]):
-        first, now = now + within.ready[t], now + within.done[t]
-        if send:
-            before, now = arrival, np.maximum(now, arrival)
-            arrival = max(max(first.max(), before) + transfer, now.max()) + handed_on
-        seconds[t] = now.max()
-    return undelayed(seconds)

@@ -23,6 +23,7 @@ import optax
 from optdyn import core
 from optdyn.base.trees import Array, Tree
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
+from optdyn.methods.messages import AT_ONCE, SIMULATED, sharded
 from optdyn.methods.method import Methods
 from optdyn.methods.sync import sync
 from optdyn.problem.problem import Problem
@@ -61,7 +62,8 @@ def compose(
     if meter:
         rule = metered(one, gradient, update, methods.shared)
     if methods.mix:
-        rule = methods.mix.mix(rule, (axis or "") if real else None)
+        collectives = (sharded(axis) if axis else AT_ONCE) if real else SIMULATED
+        rule = methods.mix.mix(rule, collectives)
     return rule
 
 

@@ -1,3 +1,10 @@
+"""DASO: nodes that average after so many batches, and wait so many, as the losses of epochs say.
+
+The rule is that of `averaging.py`. The clock makes the phases of B and W out of the losses so far
+(`after_epoch`), from these when nodes send and receive, and from that the seconds
+(`clock/meetings.py`); so it is longer by an epoch whenever a loss more is known.
+"""
+
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,14 +16,21 @@ from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.ranges import FINITE
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.meetings import Inside, Within, meetings_timeline, node_seconds
+from optdyn.clock.meetings import (
+    AllReduce,
+    Inside,
+    LocalTimes,
+    meeting_seconds,
+    meetings_timeline,
+    node_seconds,
+)
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline
 from optdyn.clock.trace import Held
 from optdyn.core import Rule
 from optdyn.methods import nodes
-from optdyn.methods.averaging import outer
-from optdyn.methods.messages import Messages
+from optdyn.methods.averaging import Outer
+from optdyn.methods.messages import SIMULATED, Collectives, Messages
 from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.setup import Setup
 
@@ -53,9 +67,10 @@ class DASO(Mixes, name="daso"):
 
     x are the parameters of a node, and x_p(sent) what the P nodes sent S batches before. The
     devices of a node average their gradients at every batch; nodes meet only in this merge, which
-    is the rule of `outer.py` with the weights 2 S and 1. The timeline decides when they send and
-    receive. S = 0 is the blocking synchronization of warm-up and cool-down, the plain mean (heat,
-    the authors' implementation, gives x the weight 1 there if it is received as the others are).
+    is the rule of `averaging.py` with the weights 2 S and 1. The timeline decides when they send
+    and receive. S = 0 is the blocking synchronization of warm-up and cool-down, the plain mean
+    (heat, the authors' implementation, gives x the weight 1 there if it is received as the others
+    are).
 
     Warm-up and cool-down epochs synchronize after every batch and wait for it. In between, every B
     batches the nodes send their parameters and receive the sum W batches later, computing
@@ -110,21 +125,21 @@ class DASO(Mixes, name="daso"):
     def cycle(self) -> int:
         return self.max_batches
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
         """The rule around what a node does by itself.
 
-        *Selective*: of a node's devices one sends. Here each of `senders` sends its part, so that
-        as many bytes go between nodes and none of them waits.
+        *Selective*: of a node's devices one sends. Here each of them sends its part, so that as
+        many bytes go between nodes and none of them waits.
         """
-        sent = Messages(self.transfer_dtype, self.blocking_dtype, senders=senders)
-        return outer(inner, lambda waited: (2 * waited, 1), messages=sent)
+        sent = Messages(self.transfer_dtype, self.blocking_dtype, collectives=collectives)
+        return Outer(inner, lambda waited: (2 * waited, 1), messages=sent).rule()
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Phases that follow the losses, over what nodes do by themselves."""
         setup = setting.setup
-        if held := setting.held:
-            within = nodes.inside(setting, methods)(setup.steps)
-            return meetings_timeline(_recorded(held), within, held.seconds)
+        if setting.held:  # whose phases followed losses that it does not have
+            local = nodes.inside(setting, methods)(setup.steps)
+            return meetings_timeline(_recorded(setting.held), local, setting.held.seconds)
         return clock(
             setup.cluster,
             self,
@@ -208,20 +223,24 @@ def clock(
     epochs, known = len(meeting.send), min(meeting.send.size, steps)
     most = epochs * steps_per_epoch
     if inside:
-        within = inside(most)
+        local = inside(most)
     else:
-        within = Within(*node_seconds(cluster, most, batch_size, update_bytes, seed))
-    each = within.ready, within.done
-    ready, done = (part.reshape(epochs, steps_per_epoch, cluster.nodes) for part in each)
+        local = LocalTimes(*node_seconds(cluster, most, batch_size, update_bytes, seed))
     travelling, waited_for = (
         between_nodes(cluster, update_bytes / (2 if dtype == "bfloat16" else 1))
         for dtype in (method.transfer_dtype, method.blocking_dtype or method.transfer_dtype)
     )
     blocking = meeting.receive & (meeting.waited == 0)
     transfer = np.where(blocking, waited_for, travelling)
-    clock = _seconds(ready, done, meeting, transfer, broadcast(cluster, update_bytes))
+    # Nodes leave every epoch together, so that the epochs are clocked side by side, each from 0.
+    flags = Meeting(*(np.asarray(part).T[..., None] for part in meeting[:3]))
+    shape = (epochs, steps_per_epoch, cluster.nodes)
+    ready, done = (part.reshape(shape).swapaxes(0, 1) for part in (local.ready, local.done))
+    exchange, handed_on = AllReduce([transfer.T[..., None]]), broadcast(cluster, update_bytes)
+    seconds, _ = meeting_seconds(flags, LocalTimes(ready, done), exchange, handed_on)
+    starts = np.concatenate([[0.0], np.cumsum(seconds[-1, :-1])])
     flat = Meeting(*(part.reshape(-1)[:known] for part in meeting[:3]))
-    return meetings_timeline(flat, within, clock.reshape(-1)[:known])
+    return meetings_timeline(flat, local, (starts[:, None] + seconds.T).reshape(-1)[:known])
 
 
 def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[float]) -> Meeting:
@@ -242,32 +261,3 @@ def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[f
         send[epoch, last] = receive[epoch, last] = True
         waited[epoch, sent + wait] = wait
     return Meeting(send, receive, waited)
-
-
-def _seconds(
-    ready: np.ndarray,
-    seconds: np.ndarray,
-    meeting: Meeting,
-    transfer: np.ndarray,
-    broadcast: float,
-) -> np.ndarray:
-    """(epochs, steps) when the last node is done, from the two (epochs, steps, nodes) of batches.
-
-    Nodes leave every epoch together, so the epochs are clocked side by side, each from 0, and then
-    put one after the other.
-    """
-    now, arrival = np.zeros_like(seconds[:, 0]), np.zeros(len(seconds))
-    done = np.zeros(seconds.shape[:2])
-    for t in range(seconds.shape[1]):
-        send, receive, waited = (part[:, t] for part in meeting[:3])
-        first, now = now + ready[:, t], now + seconds[:, t]
-        # One message at a time: a new one leaves when the one before has arrived.
-        leaves = np.maximum(first.max(axis=1), arrival)
-        there = np.maximum(leaves + transfer[:, t], now.max(axis=1))  # its last layer leaves last
-        sent = np.where(send, there, arrival)
-        due = np.where(waited > 0, arrival, sent)
-        merged = np.maximum(now, due[:, None]) + broadcast
-        now, arrival = np.where(receive[:, None], merged, now), sent
-        done[:, t] = now.max(axis=1)
-    starts = np.concatenate([[0.0], np.cumsum(done[:-1, -1])])
-    return starts[:, None] + done

@@ -1,4 +1,4 @@
-"""Who sends to whom where nodes gossip, how fast that spreads, and whom a node waits for.
+"""Nodes that exchange with their neighbours in a graph, and with nobody else.
 
     ring          node j sends to j + 1 and j - 1
     exponential   to j + 1, j + 2, j + 4, ...
@@ -7,37 +7,10 @@
     random        pairs exchange, drawn anew at every update (of an odd number one is left alone)
     push          to one node, drawn anew at every update, whoever else sends to that
 
-A node divides what it has into equal parts, one for itself and one for each message,
-
-    P_ij = 1/k if j sends to i, of k messages with the one to itself
-
-so the columns of P sum to 1. In all graphs but `push` the rows do, too. Nodes are numbered around
-a circle.
-
-Nodes that meet now and then with their neighbours in a graph: NoLoCo, and all of its kind.
-
-    D_i     = theta_i - sum_j W_ij x_j        every H updates; W: as in `gossip`, one row a node
-    theta_i <- theta_i - outer(D_i)           any outer optimizer, one of each node
-    x_i     <- theta_i
-
-It is what `diloco+gossip` says: the rule of `outer.py`, whose mean is over the neighbours and not
-over all. NoLoCo (arXiv 2506.10911) has pairs that are drawn at every meeting (graph `random`) and
-heavy ball, `slowmo+gossip`: m <- mu m + eta mean(x_j - theta_j) + eta (mean(theta_j) - theta_i) is
-mu m - eta D_i, as its two means are over the same pair. On `complete` it is the method that meets.
-
-A node waits for those that send to it, and for nobody else.
-
-CHOCO-SGD (Koloskova, Stich and Jaggi, arXiv 1902.00340): gossip of compressed messages.
-
-    x_i  <- x_i - gamma g_i(x_i)
-    q_i  = C(x_i - y_i)                       what the neighbours do not know yet of x_i
-    y_i  <- y_i + q_i                         what all neighbours of node i, and itself, know of it
-    x_i  <- x_i + c sum_j W_ij (y_j - y_i)    c: the consensus rate
-
-It is `gossip` with a `compression`. A node keeps y_i and the sum of W_ij y_j, into which come the
-messages alone; so W is one for all updates. All begin with y_i = x_0, which all have. With nothing
-left out y_i = x_i, and with c = 1 it is gossip that adapts and then combines. -gamma g stands for
-whatever a node's own update does.
+Nodes are numbered around a circle. A node divides what it has into equal parts, one for itself and
+one for each message, P_ij = 1/k if j sends to i, of k messages with the one to itself; so the
+columns of P sum to 1. In all graphs but `push` the rows do, too, and P is called W. A node waits
+for those that send to it, and for nobody else.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,14 +28,28 @@ from optdyn.base.errors import Join, one_of_these
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Plan, Tree, bytes_of
 from optdyn.clock import availability
-from optdyn.clock.availability import Links, Load, Presence, reroute, still_present
-from optdyn.clock.meetings import Within, meetings_timeline
+from optdyn.clock.meetings import Peers, meeting_seconds, meetings_timeline
 from optdyn.clock.network import broadcast, links
-from optdyn.clock.timeline import Meeting, Timeline, undelayed
+from optdyn.clock.timeline import Meeting, Timeline
+from optdyn.clock.trace import Held
 from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.methods import nodes
-from optdyn.methods.averaging import ALWAYS_THERE, ModelAveraging, meeting_schedule
-from optdyn.methods.messages import Compression, neighbours, over_nodes, own_event, size, with_sent
+from optdyn.methods.averaging import (
+    ALWAYS_THERE,
+    DiLoCo,
+    ModelAveraging,
+    meeting_schedule,
+    outer_numbers,
+)
+from optdyn.methods.messages import (
+    SIMULATED,
+    Collectives,
+    Compression,
+    own_event,
+    sent_to_others,
+    size,
+    with_sent,
+)
 from optdyn.methods.method import (
     ABOVE_0,
     ClockInputs,
@@ -163,160 +150,6 @@ def spectral_gap(name: str, nodes: int) -> float:
     return float(1 - sizes[1:].max())
 
 
-class Gossiped(NamedTuple):
-    seconds: np.ndarray  # (steps,) at which the last node of an update has its parameters
-    to: np.ndarray  # (T, nodes, k) whom each sent to; where nodes come and go T is all steps
-    there: np.ndarray  # (steps, nodes) bool, whether a node was in it
-
-
-def gossip_arrivals(
-    to: np.ndarray,
-    ready: np.ndarray,
-    done: np.ndarray,
-    links: Links,
-    handed_on: float,
-    early: bool,
-    load: Load | None = None,
-    presence: Presence | None = None,
-) -> Gossiped:
-    """When every update ends, and among whom it was.
-
-    `ready`, `done`: (steps, nodes) seconds of a
-    node's own update until its first message may leave and until its end, times the `load` at the
-    second at which it begins; `links`: seconds of a message from the one node to the other. A node
-    sends its messages one after the other, and begins the next update when it has its own and those
-    that are sent to it, which takes the seconds `handed_on` inside it. With `early` it sends what
-    it had before the update, so that messages travel beside the computing.
-
-    Who leaves before the end of its own update is not in it, and `passed_on` is what would have
-    been sent to it. Who is back is in the first update that all who are there begin later, when it
-    has fetched what the next of them has. Where all have left, the first to be back makes the
-    update alone. Raises `TimelineError` where nobody stays for as long as an update takes.
-    """
-    steps, nodes = ready.shape
-    every = np.arange(nodes)
-    cost = np.where(to == every[:, None], 0.0, links(every[:, None], to))
-    travel = cost.cumsum(axis=2)
-    now, free, seconds = np.zeros(nodes), np.zeros(nodes), np.zeros(steps)
-    who, here = np.ones((steps, nodes), bool), np.ones(nodes, bool)
-    used = np.empty((steps, *to.shape[1:]), np.int32) if presence else to
-    for t in range(steps):
-        peers, took = to[t % len(to)], travel[t % len(to)]
-        if presence:
-            here = who[t] = still_present(here, now, done[t], links, load, presence)
-            peers = used[t] = reroute(peers, here)
-            among = links(every[:, None], peers)
-            took = np.where(peers == every[:, None], 0.0, among).cumsum(axis=1)
-        factor, before = load(now) if load else 1.0, (now, free)
-        leave = np.maximum(free, now if early else now + ready[t] * factor)
-        free = leave + took[:, -1]
-        now = now + done[t] * factor
-        there = leave[:, None] + took
-        if not early:  # its last layer leaves last
-            there = np.maximum(there, now[:, None])
-        sent = peers != every[:, None]
-        np.maximum.at(now, peers[sent], there[sent])
-        now = now + handed_on
-        if presence:
-            now, free = (np.where(here, *each) for each in zip((now, free), before, strict=True))
-        seconds[t] = now[here].max()
-    return Gossiped(undelayed(seconds), used, who)
-
-
-COMPRESSED = ("compression", "compression_bits")
-
-
-@dataclass(frozen=True)
-class OverGraph(Mixes):
-    """A method whose nodes meet, over a graph; made of two methods that are joined."""
-
-    meets: ModelAveraging
-    graph: str
-
-    info = ("sent_bytes",)
-
-    @property
-    def cycle(self) -> int:
-        return self.meets.cycle
-
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
-        return self.meets.mix(inner, senders)
-
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        of = self.meets
-        meeting = meeting_schedule(
-            setting.setup.steps, of.period, 1, of.delay, of.synchronous_updates
-        )
-        return of.with_numbers(graph_clock(self.graph, meeting, setting, methods))
-
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
-        yield from all_is_sent(self.meets, ("fragments", "inner_state"), methods)
-        yield from all_is_sent(self.meets, COMPRESSED, methods)
-        said = f"must be 0 with config.method.name = {methods.name!r}"
-        yield Join("cluster.presence", setup.cluster.presence, said)
-        yield from graph_joins(self.graph, methods)
-
-    def why_no_overlap(self) -> str:
-        return "exchanges otherwise than by sums"
-
-
-def graph_clock(graph: str, meeting: Meeting, setting: ClockInputs, methods: Methods) -> Timeline:
-    """Meeting n is on turn n of the graph, so that peers take turns whatever the period is."""
-    setup, held = setting.setup, setting.held
-    within = nodes.inside(setting, methods)(setup.steps)
-    count = meeting.send[:, 0].cumsum()
-    rng = seeds.generator(setup.seed, "graph")
-    to = graph_peers(graph, setup.cluster.nodes, int(count[-1]), rng)
-    meeting = meeting._replace(to=to[(count - 1).clip(0) % len(to)])
-    seconds = held.seconds if held else _graph_seconds(setting, within, meeting)
-    return meetings_timeline(meeting, within, seconds)
-
-
-def graph_joins(graph: str, methods: Methods) -> Iterator[Join]:
-    """There is such a graph, whose nodes know for whom to wait."""
-    key = methods.key("graph")
-    said = f"must be {one_of_these(graph, GRAPHS)}"
-    yield Join(key, graph not in GRAPHS, said)
-    said = f"must be another with config.method.name = {methods.name!r}, as nobody knows how many "
-    yield Join(key, graph == "push", f"{said}send to a node")
-
-
-def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> Iterator[Join]:
-    """No key of a method that is joined makes nodes send less than they have."""
-    (section,) = (name for name, method in methods.by_section.items() if method is of)
-    for key in keys:
-        usual = getattr(ModelAveraging(), key)
-        said = f"must be {usual!r} with config.method.name = {methods.name!r}, whose nodes send "
-        said += "all that they have, to neighbours"
-        yield Join(f"method.{section}.{key}", getattr(of, key) != usual, said)
-
-
-def _graph_seconds(setting: ClockInputs, within: Within, meeting: Meeting) -> np.ndarray:
-    """(steps,) at which the last node is done with each update.
-
-    A node sends its messages one after the other, from when the first layers' gradients are there.
-    """
-    cluster, size = setting.setup.cluster, setting.update_bytes
-    between, handed_on = links(cluster, size), broadcast(cluster, size)
-    every, load = np.arange(cluster.nodes)[:, None], availability.load(cluster)
-    now, free, arrival = np.zeros((3, cluster.nodes))
-    seconds = np.zeros(len(meeting.send))
-    for t, to in enumerate(np.asarray(meeting.to)):
-        send, receive = meeting.send[t], meeting.receive[t]
-        factor = load(now) if load else 1.0
-        first, now = now + within.ready[t] * factor, now + within.done[t] * factor
-        if send.any():
-            leave, sent = np.maximum(first, free), to != every
-            took = np.where(sent, between(every, to), 0.0).cumsum(axis=1)
-            free, arrival = leave + took[:, -1], now.copy()
-            # Its last layer leaves last.
-            np.maximum.at(arrival, to[sent], np.maximum(leave[:, None] + took, now[:, None])[sent])
-        if receive.any():
-            now = np.maximum(now, arrival) + handed_on
-        seconds[t] = now.max()
-    return undelayed(seconds)
-
-
 class ChocoState(NamedTuple):
     inner: Tree  # of this node
     known: Params  # y_i
@@ -329,8 +162,20 @@ class ChocoState(NamedTuple):
         return self.inner.params
 
 
-def choco(inner: Rule, compression: Compression, senders: str | None = None) -> Rule:
-    """The rule of one device over the axis `node`; `event.plan` is `Neighbours` with a rate."""
+def choco(inner: Rule, compression: Compression, collectives: Collectives = SIMULATED) -> Rule:
+    """Compressed gossip, CHOCO-SGD (Koloskova, Stich and Jaggi, arXiv 1902.00340).
+
+        x_i  <- x_i - gamma g_i(x_i)
+        q_i  = C(x_i - y_i)                       what the neighbours do not know yet of x_i
+        y_i  <- y_i + q_i                         what all neighbours of node i, and itself, know
+        x_i  <- x_i + c sum_j W_ij (y_j - y_i)    c: the consensus rate
+
+    A node keeps y_i and the sum of W_ij y_j, into which come the messages alone; so W is one for
+    all updates. All begin with y_i = x_0, which all have. With nothing left out y_i = x_i, and with
+    c = 1 it is gossip that adapts and then combines. -gamma g stands for whatever a node's own
+    update does. It is the rule of one device over the axis `node`; `event.plan` is `Neighbours`
+    with a rate.
+    """
 
     def init(params: Params) -> ChocoState:
         return ChocoState(inner.init(params), params, params, compression.init(params))
@@ -338,14 +183,13 @@ def choco(inner: Rule, compression: Compression, senders: str | None = None) -> 
     def step(state: ChocoState, event: Event, batch: Batch) -> tuple[ChocoState, Info]:
         to, rate = event.plan.to, event.plan.rate
         after, info = inner.step(state.inner, own_event(event), batch)
-        x, node = after.params, jax.lax.axis_index("node")
+        x = after.params
         gap = jax.tree.map(jnp.subtract, x, state.known)
-        over = neighbours(over_nodes(senders), to)
-        mean, own, kept = compression.apply(over, gap, state.kept)
-        known = jax.tree.map(jnp.add, state.known, own)
+        mean, message, kept = compression.apply(collectives.among(to), gap, state.kept)
+        known = jax.tree.map(jnp.add, state.known, message)
         heard = jax.tree.map(jnp.add, state.heard, mean)
         x = jax.tree.map(lambda x, h, y: x + rate.astype(x.dtype) * (h - y), x, heard, known)
-        sent = sum(compression.messages(x)) * (to[node] != node).sum().astype(jnp.float32)
+        sent = sum(compression.messages(x)) * sent_to_others(to)
         return ChocoState(after.moved_to(x), known, heard, kept), with_sent(info, sent)
 
     return Rule(init, step)
@@ -363,10 +207,10 @@ class Neighbours(NamedTuple):
     inner: Plan = ()  # what is decided for each node, (nodes, ...)
     senders: Array | None = None  # (nodes, k) int32, who sends to each; only of many nodes
     stand: Array | None = None  # (nodes,) int32, itself, or another for one that is away
-    rate: Array | None = None  # float32, c of `choco.py`
+    rate: Array | None = None  # float32, c of compressed gossip
 
 
-def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
+def gossip(inner: Rule, order: str, collectives: Collectives = SIMULATED) -> Rule:
     """The rule of one device over the axis `node`, around what a node does by itself.
 
     `event.plan` is `Neighbours`, the same on all nodes but for what is `inner` there. With its
@@ -374,7 +218,7 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
     sums are in another order. With its `stand` who is away makes no update, and has after it what
     another has.
     """
-    gather = over_nodes(senders).gather
+    gather = collectives.gather
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         i, c, before = lax.axis_index("node"), event.plan, state.params
@@ -407,8 +251,7 @@ def gossip(inner: Rule, order: str, senders: str | None = None) -> Rule:
             z = mixed(jax.tree.map(adapted, before, after.params))
         if c.stand is not None:
             z = jax.tree.map(lambda every: every[c.stand[i]], gather(z))
-        sent = bytes_of(z) * (c.to[i] != i).sum().astype(jnp.float32)
-        return after.moved_to(z), with_sent(info, sent)
+        return after.moved_to(z), with_sent(info, bytes_of(z) * sent_to_others(c.to))
 
     return Rule(inner.init, step)
 
@@ -434,7 +277,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         combine z_i <- sum_j R_ij z_j - gamma g_i / w_i'        w' = P w
 
     -gamma g stands for whatever a node's own update does. Compressed messages have another rule
-    (`choco.py`).
+    (`choco`).
     """
 
     gossip_order: str = field(
@@ -450,10 +293,10 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal", "presence")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
         if small := self.compressed():
-            return choco(inner, small, senders)
-        return gossip(inner, self.gossip_order, senders)
+            return choco(inner, small, collectives)
+        return gossip(inner, self.gossip_order, collectives)
 
     def message_bytes(self, params: Params, whole: float) -> float:
         """Bytes of a message, of `whole` bytes of parameters."""
@@ -461,39 +304,47 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         return whole * small.part(params) if small else whole
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        """Nodes wait for what is sent to them, and for nobody else (`graphs.arrivals`).
-
-        For who is away (`config.cluster.presence`) the next on the circle `stand`s who is there.
-        """
-        setup, size, name = setting.setup, setting.update_bytes, self.graph
+        """Nodes wait for what is sent to them, and for nobody else (`meeting_seconds`)."""
+        setup, size = setting.setup, setting.update_bytes
         cluster, steps, small = setup.cluster, setup.steps, self.compressed()
-        within = nodes.inside(setting, methods)(steps)
-        to = graph_peers(name, cluster.nodes, steps, seeds.generator(setup.seed, "graph"))
-        if held := setting.held:
-            seconds, there = held.seconds, np.ones((steps, cluster.nodes), bool)
-            if cluster.presence:
-                there = availability.recorded_presence(held, cluster.nodes)
-                to = availability.rerouted(to, there)
-        else:
-            early, sent = self.gossip_order == "combine", float(size)
-            if small:
-                sent = self.message_bytes(setting.model.params, size)
-            between, handed_on = links(cluster, sent), broadcast(cluster, size)
-            habit = availability.load(cluster), availability.presence(cluster, setup.seed)
-            ready, done = within.ready, within.done
-            seconds, to, there = gossip_arrivals(to, ready, done, between, handed_on, early, *habit)
-        w = push_weights(to, steps) if name == "push" else np.ones((steps, cluster.nodes))
-        choice = Neighbours(
+        local = nodes.inside(setting, methods)(steps)
+        rng = seeds.generator(setup.seed, "graph")
+        to = graph_peers(self.graph, cluster.nodes, steps, rng)
+        sent = self.message_bytes(setting.model.params, size) if small else float(size)
+        turns, early = np.arange(steps) % len(to), self.gossip_order == "combine"
+        exchange = Peers(to, turns, links(cluster, sent), early)
+        always = np.ones((steps, 1), bool)
+        meeting, handed_on = Meeting(always, always, ~always), broadcast(cluster, size)
+        habits = availability.load(cluster), availability.presence(cluster, setup.seed)
+        seconds, here = meeting_seconds(meeting, local, exchange, handed_on, *habits)
+        w = push_weights(to, steps) if self.graph == "push" else np.ones((steps, cluster.nodes))
+        plan = Neighbours(
             each_update(to, steps),
             w.astype(np.float32),
-            within.plan,
-            each_update(senders_of(to), steps) if cluster.nodes > ROWS else None,
-            availability.stand_ins(there) if cluster.presence else None,
-            np.full(steps, self.consensus_rate, np.float32) if small else None,
+            senders=each_update(senders_of(to), steps) if cluster.nodes > ROWS else None,
+            rate=np.full(steps, self.consensus_rate, np.float32) if small else None,
         )
-        none = np.zeros(steps, np.int32)
-        staleness = none if within.staleness is None else within.staleness
-        return Timeline(none, staleness, seconds, within.slots, choice)
+        if cluster.presence:
+            plan = self._among(plan, here)
+        return meetings_timeline(plan, local, seconds)
+
+    def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+        """The timeline among those who were there in the run that a trace holds."""
+        if not setup.cluster.presence:
+            return line
+        here = availability.recorded_presence(trace, setup.cluster.nodes)
+        return line._replace(plan=self._among(line.plan, here))
+
+    def _among(self, plan: Neighbours, here: np.ndarray) -> Neighbours:
+        """The plan among those that are `here`, (steps, nodes); for others the next one stands."""
+        to = availability.rerouted(np.asarray(plan.to), here)
+        w = push_weights(to, len(to)) if self.graph == "push" else plan.weight
+        return plan._replace(
+            to=to,
+            weight=w.astype(np.float32),
+            senders=None if plan.senders is None else senders_of(to),
+            stand=availability.stand_ins(here),
+        )
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
@@ -526,6 +377,87 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         return graph_report(self.graph, setup.cluster.nodes)
 
 
+COMPRESSED = ("compression", "compression_bits")
+
+
+@dataclass(frozen=True)
+class OverGraph(Mixes):
+    """Nodes that meet now and then, with their neighbours in a graph: NoLoCo, and all of its kind.
+
+        D_i     = theta_i - sum_j W_ij x_j        every H updates; W: one row a node
+        theta_i <- theta_i - outer(D_i)           any outer optimizer, one of each node
+        x_i     <- theta_i
+
+    It is what `diloco+gossip` says: the rule of `averaging.py`, whose mean is over the neighbours
+    and not over all. NoLoCo (arXiv 2506.10911) has pairs that are drawn at every meeting (graph
+    `random`) and heavy ball, `slowmo+gossip`: m <- mu m + eta mean(x_j - theta_j) + eta
+    (mean(theta_j) - theta_i) is mu m - eta D_i, as its two means are over the same pair. On
+    `complete` it is the method that meets.
+    """
+
+    meets: ModelAveraging
+    graph: str
+
+    info = ("sent_bytes",)
+
+    @property
+    def cycle(self) -> int:
+        return self.meets.cycle
+
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+        return self.meets.mix(inner, collectives)
+
+    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+        meeting = self.meets.schedule(setting)
+        return graph_clock(self.graph, meeting, setting, methods)
+
+    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+        yield from all_is_sent(self.meets, ("fragments", "inner_state"), methods)
+        yield from all_is_sent(self.meets, COMPRESSED, methods)
+        said = f"must be 0 with config.method.name = {methods.name!r}"
+        yield Join("cluster.presence", setup.cluster.presence, said)
+        yield from graph_joins(self.graph, methods)
+
+    def why_no_overlap(self) -> str:
+        return "exchanges otherwise than by sums"
+
+
+def graph_clock(graph: str, meeting: Meeting, setting: ClockInputs, methods: Methods) -> Timeline:
+    """The timeline of nodes that wait for their neighbours' messages, and for nobody else.
+
+    Meeting n is on turn n of the graph, so that peers take turns whatever the period is. A node
+    sends from when the first layers' gradients are there.
+    """
+    setup, cluster, size = setting.setup, setting.setup.cluster, setting.update_bytes
+    local = nodes.inside(setting, methods)(setup.steps)
+    count = np.asarray(meeting.send)[:, 0].cumsum()
+    to = graph_peers(graph, cluster.nodes, int(count[-1]), seeds.generator(setup.seed, "graph"))
+    turns = (count - 1).clip(0) % len(to)
+    exchange, handed_on = Peers(to, turns, links(cluster, size)), broadcast(cluster, size)
+    load = availability.load(cluster)
+    seconds, _ = meeting_seconds(meeting, local, exchange, handed_on, load)
+    return meetings_timeline(meeting._replace(to=to[turns]), local, seconds)
+
+
+def graph_joins(graph: str, methods: Methods) -> Iterator[Join]:
+    """There is such a graph, whose nodes know for whom to wait."""
+    key = methods.key("graph")
+    said = f"must be {one_of_these(graph, GRAPHS)}"
+    yield Join(key, graph not in GRAPHS, said)
+    said = f"must be another with config.method.name = {methods.name!r}, as nobody knows how many "
+    yield Join(key, graph == "push", f"{said}send to a node")
+
+
+def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> Iterator[Join]:
+    """No key of a method that is joined makes nodes send less than they have."""
+    (section,) = (name for name, method in methods.by_section.items() if method is of)
+    for key in keys:
+        usual = getattr(ModelAveraging(), key)
+        said = f"must be {usual!r} with config.method.name = {methods.name!r}, whose nodes send "
+        said += "all that they have, to neighbours"
+        yield Join(f"method.{section}.{key}", getattr(of, key) != usual, said)
+
+
 class GASLoCState(NamedTuple):
     inner: Tree  # of this node, at x
     theta: Params  # of this node, where it was after the last meeting
@@ -537,7 +469,7 @@ class GASLoCState(NamedTuple):
         return self.inner.params
 
 
-def gasloc(inner: Rule, senders: str | None = None) -> Rule:
+def gasloc(inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
     """The rule of one device over the axis `node`; `event.plan` is a `Meeting` over a graph."""
 
     def init(params: Params) -> GASLoCState:
@@ -545,8 +477,8 @@ def gasloc(inner: Rule, senders: str | None = None) -> Rule:
 
     def step(state: GASLoCState, event: Event, batch: Batch) -> tuple[GASLoCState, Info]:
         after, info = inner.step(state.inner, own_event(event), batch)
-        node, choice = lax.axis_index("node"), event.plan
-        eta, gamma = (choice.outer[key] for key in ("outer_learning_rate", "outer_momentum"))
+        plan = event.plan
+        eta, gamma = (plan.outer[key] for key in ("outer_learning_rate", "outer_momentum"))
 
         def local(theta: jax.Array, x: jax.Array) -> jax.Array:
             return theta + eta.astype(x.dtype) * (x - theta)
@@ -556,14 +488,13 @@ def gasloc(inner: Rule, senders: str | None = None) -> Rule:
 
         def met(x: Params, theta: Params, before: Params) -> tuple[Params, Params, Params]:
             y = jax.tree.map(local, theta, x)
-            heard = neighbours(over_nodes(senders), choice.to).mean(y)  # W y
+            heard = collectives.among(plan.to).mean(y)  # W y
             theta = jax.tree.map(momentum, heard, y, before)
             return theta, theta, y
 
-        own = after.params, state.theta, state.y
-        x, theta, y = lax.cond(choice.send.all(), met, lambda *own: own, *own)
-        peers = (choice.to[node] != node).sum().astype(jnp.float32)
-        sent = jnp.where(choice.send.all(), size(y) * peers, 0.0)
+        before = after.params, state.theta, state.y
+        x, theta, y = lax.cond(plan.send.all(), met, lambda *before: before, *before)
+        sent = jnp.where(plan.send.all(), size(y) * sent_to_others(plan.to), 0.0)
         return GASLoCState(after.moved_to(x), theta, y), with_sent(info, sent)
 
     return Rule(init, step)
@@ -594,16 +525,15 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
     def cycle(self) -> int:
         return self.period
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
-        return gasloc(inner, senders)
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+        return gasloc(inner, collectives)
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """A node waits for its neighbours' y, and for nobody else."""
         steps = setting.setup.steps
-        line = graph_clock(self.graph, meeting_schedule(steps, self.period, 1, 0), setting, methods)
-        numbers = {key: getattr(self, key) for key in ("outer_learning_rate", "outer_momentum")}
-        outer = {key: np.full(steps, value, np.float32) for key, value in numbers.items()}
-        return line._replace(plan=line.plan._replace(outer=outer))
+        numbers = outer_numbers(self, DiLoCo.mean, steps)
+        meeting = meeting_schedule(steps, self.period, 1, 0)._replace(outer=numbers)
+        return graph_clock(self.graph, meeting, setting, methods)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)

@@ -1,41 +1,16 @@
-"""What a node's device can ask of all nodes, and what nodes send that meet now and then.
+"""What a node's device asks of all nodes, and what nodes send that meet now and then.
 
-With a compression C (`compression.py`) a node sends M = C(x - theta + e), so that x(sent) is
-theta + M, and keeps what it left out, e <- x - theta + e - M, for its next message. A `decay` b of
-what was kept has b e in the place of e (`sparseloco.py`).
-
-Numbers of b bits, of blocks that each have a scale of their own.
-
-    s = max |v|                          of a block of B numbers, sent as a float32
-    Q_b v = s sign(v) nearest(|v| / s)   of 2^(b-1) levels from 0 to 1; the sign is the other bit
-
-    b = 4, E3M0   0, 2^-6, 2^-5, ..., 1/2, 1          three bits of exponent and none of mantissa
-    others        0, 1/L, 2/L, ..., 1                 L = 2^(b-1) - 1
-
-0 is a level, so that |v - Q_b v| <= |v|, as error feedback needs it. Streaming DiLoCo (arXiv
-2501.18512) sends outer gradients in E3M0 and adds them up in float32.
-
-PowerSGD (Vogels et al., arXiv 1905.13727, Algorithm 1): messages of low rank, with warm start.
-
-    P <- mean_i M_i Q, orthogonalized      M_i: (rows, columns) of node i, Q of the last message
-    Q <- mean_i M_i' P
-    M ~  P Q'                              of rank r, the same in all nodes
-
-Linear in the M_i once P is known, so that P Q' is that of mean_i M_i: it does not depend on how a
-batch is divided over nodes. A node's own part of it is P P' M_i. Arrays are matrices of their last
-axis by all others, transposed if they have more rows than columns, so that at full rank P is square
-and nothing is left out, whatever M is. Vectors, and what would not be shorter, are sent whole.
-
-What nodes send in place of whole differences; what a message leaves out they keep (`outer.py`).
+With a compression C a node sends M = C(x - theta + e), so that x(sent) is theta + M, and keeps what
+it left out, e <- x - theta + e - M, for its next message; a `decay` b has b e in the place of e.
 
     bfloat16   v rounded to 8 bits of precision; messages are added up on their way, rounded too
     top_k      the share s of an array's numbers that is largest in absolute value
     sign       sign(v) mean|v|, a bit a number (EF-signSGD, Karimireddy et al., arXiv 1901.09847)
-    powersgd   low rank (`powersgd.py`)
+    powersgd   low rank (Vogels et al., arXiv 1905.13727)
 
-All numbers of an array, or those that `top_k` keeps, may be of a few bits (`quantized.py`).
-Arrays are compressed each by itself. Sparse numbers and signs cannot be added up on their way:
-every node's message goes to all others.
+All numbers of an array, or those that `top_k` keeps, may be of a few bits (`numbers`). Arrays are
+compressed each by itself. Sparse numbers and signs cannot be added up on their way: every node's
+message goes to all others.
 """
 
 from collections.abc import Callable
@@ -56,7 +31,7 @@ from optdyn.core.snapshots import read_first, row
 
 
 class Collectives(NamedTuple):
-    """Collectives over the axis `node`, of pytrees of arrays."""
+    """Collectives over the axis `node`, of pytrees of arrays: `SIMULATED`, `AT_ONCE`, `sharded`."""
 
     sums: Callable[[Tree], Tree]
     gather: Callable[[Tree], Tree]  # leaves (nodes, ...)
@@ -66,6 +41,87 @@ class Collectives(NamedTuple):
         """The mean over the nodes."""
         nodes = lax.axis_size("node")
         return jax.tree.map(lambda leaf: leaf / nodes, self.sums(tree))
+
+    def among(self, to: jax.Array) -> "Collectives":
+        """Those whose sum is P sum_j W_ij x_j, and whose mean is sum_j W_ij x_j, for P nodes.
+
+        W_ij is the share of node j's messages, (nodes, k), that go to node i, its own among them.
+        Its rows sum to 1 where all are sent as many messages as they send.
+        """
+        nodes = lax.axis_size("node")
+        row = nodes * (to == lax.axis_index("node")).mean(axis=1)
+
+        def weighted(leaf: jax.Array) -> jax.Array:  # in float32, which accelerators would cut
+            mine = row.astype(leaf.dtype)
+            return jnp.tensordot(mine, leaf, axes=1, precision=lax.Precision.HIGHEST)
+
+        def sums(tree: Tree) -> Tree:
+            return jax.tree.map(weighted, self.gather(tree))
+
+        return self._replace(sums=sums, weights=row / nodes)
+
+
+def _sum(tree: Tree) -> Tree:
+    return lax.psum(tree, "node")
+
+
+def _gather(tree: Tree) -> Tree:
+    return jax.tree.map(partial(lax.all_gather, axis_name="node"), tree)
+
+
+def at_once(collective: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
+    """The collective of every array, (..., its shape), as one of all arrays of a type."""
+    leaves, tree_of = jax.tree.flatten(tree)
+    found = list(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        alike = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        vector = collective(jnp.concatenate([leaves[i].reshape(-1) for i in alike]))
+        ends = list(accumulate(leaves[i].size for i in alike))[:-1]
+        for i, part in zip(alike, jnp.split(vector, ends, axis=-1), strict=True):
+            found[i] = part.reshape(*vector.shape[:-1], *leaves[i].shape)
+    return jax.tree.unflatten(tree_of, found)
+
+
+def _gathered_at_once(tree: Tree) -> Tree:
+    """`at_once` where nothing is added up: arrays of several types travel together, as bytes."""
+    if len({leaf.dtype for leaf in jax.tree.leaves(tree)}) == 1:
+        return at_once(_gather, tree)
+    byte = partial(lax.bitcast_convert_type, new_dtype=jnp.uint8)
+    rows = at_once(_gather, jax.tree.map(byte, tree))
+    return jax.tree.map(lambda row, leaf: lax.bitcast_convert_type(row, leaf.dtype), rows, tree)
+
+
+SIMULATED = Collectives(_sum, _gather)
+# Of nodes that are one real device each: all arrays are one message, as messages have latencies.
+AT_ONCE = Collectives(partial(at_once, _sum), _gathered_at_once)
+
+
+def sharded(axis: str) -> Collectives:
+    """Those of nodes with several real devices, of an axis: a node sends its message once.
+
+    Each of its devices sends a part of it and gets the rest from the others.
+    """
+    gather = partial(gathered, axis=axis)
+    return Collectives(partial(in_parts, axis=axis), partial(jax.tree.map, gather))
+
+
+def in_parts(tree: Tree, axis: str) -> Tree:
+    """The sum over the nodes, of which each device of a node adds up the part that is its own."""
+    vector, tree_of = ravel_pytree(tree)
+    return tree_of(_shared(_sum, vector, axis))
+
+
+def gathered(leaf: jax.Array, axis: str) -> jax.Array:
+    """(nodes, ...), of which each device of a node sends the part that is its own."""
+    return _shared(_gather, leaf.reshape(-1), axis).reshape(-1, *leaf.shape)
+
+
+def _shared(collective: Callable[..., jax.Array], vector: jax.Array, axis: str) -> jax.Array:
+    """(..., numbers): the collective of every part, put together again."""
+    devices = lax.axis_size(axis)
+    padded = jnp.pad(vector, (0, -len(vector) % devices)).reshape(devices, -1)
+    part = collective(padded[lax.axis_index(axis)])
+    return lax.all_gather(part, axis, axis=part.ndim - 1, tiled=True)[..., : len(vector)]
 
 
 def mean_of(rows: jax.Array, weights: jax.Array | None) -> jax.Array:
@@ -89,17 +145,12 @@ class Compression(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """How parameters travel: in which types, or compressed, and from which of a node's devices.
-
-    A node sends its message once: each of its real devices, those of the axis `senders`, sends its
-    own part of it and gets the rest from the others. Of a node that is one real device, '', all
-    arrays are sent at once, as every message has seconds of its own.
-    """
+    """How parameters travel: in which types, or compressed, and over which collectives."""
 
     dtype: str = ""  # of messages and their sums; '': that of the parameters
     blocking: str = ""  # of those that nobody computes behind; '': as all others
     compression: Compression | None = None  # whose messages are in types of their own
-    senders: str | None = None
+    collectives: Collectives = SIMULATED
 
     def travelling(self, x: Params, blocking: bool = False) -> Params:
         """x as it is sent."""
@@ -116,15 +167,10 @@ class Messages(NamedTuple):
         """Bytes of a message of x, float32."""
         if self.compression:
             return jnp.float32(sum(self.compression.messages(x)))
-        short, usual = (
+        short, full = (
             size(jax.eval_shape(partial(self.travelling, blocking=now), x)) for now in (True, False)
         )
-        return jnp.where(blocking, short, usual)
-
-    def over(self, to: jax.Array | None) -> Collectives:
-        """The nodes that a node hears: all, or those that send `to` it, (nodes, k)."""
-        every = over_nodes(self.senders)
-        return every if to is None else neighbours(every, to)
+        return jnp.where(blocking, short, full)
 
     def total(
         self,
@@ -135,37 +181,28 @@ class Messages(NamedTuple):
         to: jax.Array | None = None,
         decay: jax.Array | None = None,
     ) -> tuple[Params, Tree]:
-        """The sum over the nodes of what each has sent, x or theta + M, and what is `kept` then."""
-        over = self.over(to)
+        """The sum over the nodes of what each has sent, x or theta + M, and what is `kept` then.
 
-        def usual(x: Params) -> Params:
-            return over.sums(self.travelling(x))
+        With `to`, (nodes, k), it is over those that send to this node.
+        """
+        nodes = self.collectives if to is None else self.collectives.among(to)
+        if self.compression:
+            (center, _), (error, state) = theta, kept
+            if decay is not None:
+                error = jax.tree.map(lambda leaf: (decay * leaf).astype(leaf.dtype), error)
+            gap = jax.tree.map(lambda x, center, error: x - center + error, x, center, error)
+            mean, message, state = self.compression.apply(nodes, gap, state)
+            error, count = jax.tree.map(jnp.subtract, gap, message), lax.axis_size("node")
+            return jax.tree.map(lambda c, m: count * (c + m), center, mean), (error, state)
+
+        def full(x: Params) -> Params:
+            return nodes.sums(self.travelling(x))
 
         def short(x: Params) -> Params:
-            now = over.sums(self.travelling(x, blocking=True))
+            now = nodes.sums(self.travelling(x, blocking=True))
             return jax.tree.map(lambda now, leaf: now.astype(leaf.dtype), now, self.travelling(x))
 
-        if self.compression:
-            return self._compressed(over, self.compression, x, theta, kept, decay)
-        return (lax.cond(blocking, short, usual, x) if self.blocking else usual(x)), kept
-
-    def _compressed(
-        self,
-        over: Collectives,
-        compression: Compression,
-        x: Params,
-        theta: Params,
-        kept: Tree,
-        decay: jax.Array | None,
-    ) -> tuple[Params, Tree]:
-        (center, _), (error, state) = theta, kept
-        if decay is not None:
-            error = jax.tree.map(lambda leaf: (decay * leaf).astype(leaf.dtype), error)
-        whole = jax.tree.map(lambda x, center, error: x - center + error, x, center, error)
-        mean, own, state = compression.apply(over, whole, state)
-        error = jax.tree.map(jnp.subtract, whole, own)
-        nodes = lax.axis_size("node")
-        return jax.tree.map(lambda c, m: nodes * (c + m), center, mean), (error, state)
+        return (lax.cond(blocking, short, full, x) if self.blocking else full(x)), kept
 
 
 def size(tree: Tree) -> jax.Array:
@@ -175,8 +212,14 @@ def size(tree: Tree) -> jax.Array:
 
 def with_sent(info: Info, sent: jax.Array) -> Info:
     """The info with the bytes that this node sends beside those inside it; alone it sends none."""
-    own = sent if lax.axis_size("node") > 1 else jnp.zeros_like(sent)
-    return info | {"sent_bytes": own + info.get("sent_bytes", 0.0)}
+    between = sent if lax.axis_size("node") > 1 else jnp.zeros_like(sent)
+    return info | {"sent_bytes": between + info.get("sent_bytes", 0.0)}
+
+
+def sent_to_others(to: Array) -> jax.Array:
+    """How many of this node's messages, of (nodes, k), go to others, float32."""
+    node = lax.axis_index("node")
+    return (jnp.asarray(to)[node] != node).sum().astype(jnp.float32)
 
 
 def own_event(event: Event) -> Event:
@@ -184,82 +227,8 @@ def own_event(event: Event) -> Event:
     node, staleness = lax.axis_index("node"), event.staleness
     if staleness is not None and jnp.ndim(staleness):  # that of every node
         staleness = staleness[node]
-    own = jax.tree.map(lambda leaf: leaf[node], event.plan.inner)
-    return event._replace(plan=own, staleness=staleness)
-
-
-def over_nodes(senders: str | None = None) -> Collectives:
-    """The collectives; where there are `senders`, of a node's devices each sends its own part."""
-    sums, gather = partial(lax.psum, axis_name="node"), partial(lax.all_gather, axis_name="node")
-    if senders:
-        return Collectives(
-            partial(in_parts, senders=senders),
-            partial(jax.tree.map, partial(gathered, senders=senders)),
-        )
-    if senders == "":
-        return Collectives(partial(at_once, sums), partial(_gathered_at_once, gather))
-    return Collectives(sums, partial(jax.tree.map, gather))
-
-
-def neighbours(every: Collectives, to: jax.Array) -> Collectives:
-    """Collectives whose sum is P sum_j W_ij x_j, and whose mean is sum_j W_ij x_j, for P nodes.
-
-    W_ij is the share of node j's messages, (nodes, k), that go to node i, its own among them. Its
-    rows sum to 1 where all are sent as many messages as they send.
-    """
-    nodes = lax.axis_size("node")
-    row = nodes * (to == lax.axis_index("node")).mean(axis=1)
-
-    def weighted(leaf: jax.Array) -> jax.Array:  # in float32, which accelerators would cut
-        own = row.astype(leaf.dtype)
-        return jnp.tensordot(own, leaf, axes=1, precision=lax.Precision.HIGHEST)
-
-    def sums(tree: Tree) -> Tree:
-        return jax.tree.map(weighted, every.gather(tree))
-
-    return every._replace(sums=sums, weights=row / nodes)
-
-
-def at_once(collective: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
-    """The collective of every array, (..., its shape), as one of all arrays of a type."""
-    leaves, tree_of = jax.tree.flatten(tree)
-    found = list(leaves)
-    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-        own = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        vector = collective(jnp.concatenate([leaves[i].reshape(-1) for i in own]))
-        ends = list(accumulate(leaves[i].size for i in own))[:-1]
-        for i, part in zip(own, jnp.split(vector, ends, axis=-1), strict=True):
-            found[i] = part.reshape(*vector.shape[:-1], *leaves[i].shape)
-    return jax.tree.unflatten(tree_of, found)
-
-
-def _gathered_at_once(gather: Callable[[jax.Array], jax.Array], tree: Tree) -> Tree:
-    """`at_once` where nothing is added up: arrays of several types travel together, as bytes."""
-    if len({leaf.dtype for leaf in jax.tree.leaves(tree)}) == 1:
-        return at_once(gather, tree)
-    byte = partial(lax.bitcast_convert_type, new_dtype=jnp.uint8)
-    every = at_once(gather, jax.tree.map(byte, tree))
-    return jax.tree.map(lambda leaf, own: lax.bitcast_convert_type(leaf, own.dtype), every, tree)
-
-
-def in_parts(tree: Tree, senders: str) -> Tree:
-    """The sum over the nodes, of which each device of a node adds up the part that is its own."""
-    vector, tree_of = ravel_pytree(tree)
-    return tree_of(_shared(partial(lax.psum, axis_name="node"), vector, senders))
-
-
-def gathered(leaf: jax.Array, senders: str) -> jax.Array:
-    """(nodes, ...), of which each device of a node sends the part that is its own."""
-    every = _shared(partial(lax.all_gather, axis_name="node"), leaf.reshape(-1), senders)
-    return every.reshape(-1, *leaf.shape)
-
-
-def _shared(collective: Callable[..., jax.Array], vector: jax.Array, senders: str) -> jax.Array:
-    """(..., numbers): the collective of every part, put together again."""
-    devices = lax.axis_size(senders)
-    padded = jnp.pad(vector, (0, -len(vector) % devices)).reshape(devices, -1)
-    own = collective(padded[lax.axis_index(senders)])
-    return lax.all_gather(own, senders, axis=own.ndim - 1, tiled=True)[..., : len(vector)]
+    plan = jax.tree.map(lambda leaf: leaf[node], event.plan.inner)
+    return event._replace(plan=plan, staleness=staleness)
 
 
 WHOLE = 32  # bits of numbers that are sent as they are
@@ -274,7 +243,14 @@ class Numbers(NamedTuple):
 
 
 def numbers(bits: int, block: int) -> Numbers:
-    """Numbers of 2 to 8 `bits`, a scale for each `block` of them; with 32 bits they stay floats."""
+    """Numbers of b = 2 to 8 `bits`, of blocks that each have a scale; with 32 they stay floats.
+
+        s = max |v|                          of a block of B numbers, sent as a float32
+        Q_b v = s sign(v) nearest(|v| / s)   of 2^(b-1) levels; the sign is the other bit
+
+    0 is a level, so that |v - Q_b v| <= |v|, as error feedback needs it. Streaming DiLoCo (arXiv
+    2501.18512) sends outer gradients in 4 bits and adds them up in float32.
+    """
     if bits == WHOLE:
         return Numbers(lambda v: v, lambda v, size: v, lambda size: 4 * size)
     known = jnp.asarray(levels(bits), jnp.float32)
@@ -300,16 +276,29 @@ def numbers(bits: int, block: int) -> Numbers:
 
 
 def levels(bits: int) -> np.ndarray:
-    """(2^(bits - 1),) sizes from 0 to 1, over the scale, that a number of so many bits can have."""
+    """(2^(b - 1),) sizes from 0 to 1, over the scale, that a number of b bits can have.
+
+    4 bits are E3M0, three of exponent and none of mantissa: 0, 2^-6, 2^-5, ..., 1/2, 1. Others are
+    0, 1/L, 2/L, ..., 1 with L = 2^(b-1) - 1.
+    """
     if bits == 4:
         return np.array([0.0, *(2.0**-j for j in range(6, -1, -1))])
     return np.linspace(0.0, 1.0, 2 ** (bits - 1))
 
 
 def powersgd(rank: int) -> Compression:
-    """Two messages one after the other, of r (rows + columns) numbers a matrix in all.
+    """Messages of low rank, with warm start (arXiv 1905.13727, Algorithm 1).
 
-    The state is Q of every matrix, at first normal numbers that are the same in all nodes.
+        P <- mean_i M_i Q, orthogonalized      M_i: (rows, columns) of node i, Q of the last message
+        Q <- mean_i M_i' P
+        M ~  P Q'                              of rank r, the same in all nodes
+
+    Linear in the M_i once P is known, so that P Q' is that of mean_i M_i: it does not depend on how
+    a batch is divided over nodes. A node's own part of it is P P' M_i. Arrays are matrices of their
+    last axis by all others, transposed if they have more rows than columns, so that at full rank P
+    is square and nothing is left out, whatever M is. Vectors, and what would not be shorter, are
+    sent whole. So there are two messages one after the other, of r (rows + columns) numbers a
+    matrix in all. The state is Q, at first normal numbers that are the same in all nodes.
     """
 
     def low(leaf: jax.Array) -> bool:

@@ -30,7 +30,14 @@ from optdyn.clock.service import DRAWN, Trace
 from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import Held, checked, read
 from optdyn.core import Gradient, NodeState, Rule, Update
-from optdyn.methods.messages import COMPRESSIONS, OF_BITS, WHOLE, Compression, compressor
+from optdyn.methods.messages import (
+    COMPRESSIONS,
+    OF_BITS,
+    WHOLE,
+    Collectives,
+    Compression,
+    compressor,
+)
 from optdyn.methods.names import meant as meant_method
 from optdyn.methods.setup import Setup
 from optdyn.problem.models.base import Blocks
@@ -142,6 +149,13 @@ class Method(Value, section="method", union=True):
         """
         raise NotImplementedError
 
+    def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+        """The timeline of a replay, of whose nodes all are there, with what its trace alone knows.
+
+        Raises `TimelineError`.
+        """
+        return line
+
     def joins(self, setup: Setup, methods: "Methods") -> Iterator[Join]:
         """What of the rest of the experiment the method cannot run with, a row for each."""
         yield from ()
@@ -243,11 +257,10 @@ class Mixes(Method):
         """Updates after which the meetings of nodes repeat."""
         return 1
 
-    def mix(self, inner: Rule[NodeState], senders: str | None) -> Rule:
+    def mix(self, inner: Rule[NodeState], collectives: Collectives) -> Rule:
         """The rule of all nodes, around `inner`, the rule of a node by itself.
 
-        `senders` is the axis of a node's real devices, which share what it sends; None in a
-        simulation.
+        It asks the other nodes by the `collectives`, whatever the nodes are made of.
         """
         raise NotImplementedError
 
@@ -551,10 +564,11 @@ class Methods:
         clock = self.outermost.clock
         if not isinstance(setup.cluster.service, Trace):
             return clock(ClockInputs(setup, **known), self)
-        # For what is asked for besides: seconds are the file's.
-        replay = setup.with_({"cluster.service.name": "constant"})
+        # For what is asked for besides: seconds, and who is there, are the file's.
+        replay = setup.with_({"cluster.service.name": "constant", "cluster.presence": 0.0})
         held = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
-        return checked(held, clock(ClockInputs(replay, held=held, **known), self))
+        line = clock(ClockInputs(replay, held=held, **known), self)
+        return checked(held, self.outermost.replayed(line, held, setup))
 
 
 def seen(name: str) -> Methods | None:

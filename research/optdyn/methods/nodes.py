@@ -8,7 +8,17 @@ import numpy as np
 
 from optdyn.base import seeds
 from optdyn.base.errors import Join
-from optdyn.clock.meetings import Inside, Within, draws, exchanged, node_seconds
+from optdyn.clock.meetings import (
+    Inside,
+    LocalTimes,
+    barrier_seconds,
+    draws,
+    exchanged,
+    meetings_timeline,
+    node_seconds,
+)
+from optdyn.clock.network import broadcast
+from optdyn.clock.timeline import Timeline, Together
 from optdyn.methods.method import ClockInputs, Gradients, Methods
 from optdyn.methods.setup import Setup
 
@@ -48,22 +58,34 @@ def inside(setting: ClockInputs, methods: Methods) -> Inside:
     return partial(_equal, setting)
 
 
-def _equal(setting: ClockInputs, steps: int) -> Within:
+def barrier_clock(setting: ClockInputs, methods: Methods, transfer: float) -> Timeline:
+    """The timeline of nodes that wait after every update for the last and for its exchange.
+
+    It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
+    handed on inside the nodes. The plan is `Together`.
+    """
+    local, cluster = inside(setting, methods)(setting.setup.steps), setting.setup.cluster
+    handed_on = broadcast(cluster, setting.update_bytes)
+    seconds = barrier_seconds(local.ready, local.done, transfer, handed_on)
+    return meetings_timeline(Together(), local, np.cumsum(seconds))
+
+
+def _equal(setting: ClockInputs, steps: int) -> LocalTimes:
     """Nodes whose devices take equal parts of a batch."""
     setup, size = setting.setup, setting.update_bytes
     each = node_seconds(setup.cluster, steps, setup.batch_size, size, setup.seed)
-    return Within(*each)
+    return LocalTimes(*each)
 
 
-def _devices(setting: ClockInputs, gradient: Gradients, steps: int) -> Within:
+def _devices(setting: ClockInputs, gradient: Gradients, steps: int) -> LocalTimes:
     """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
     assert gradient.work
     setup = setting.setup
     seconds, choice = gradient.work(setting, draws(setup.cluster, steps, setup.seed))
-    return Within(*exchanged(setup.cluster, seconds, setting.update_bytes), choice)
+    return LocalTimes(*exchanged(setup.cluster, seconds, setting.update_bytes), choice)
 
 
-def _groups(setting: ClockInputs, methods: Methods, steps: int) -> Within:
+def _groups(setting: ClockInputs, methods: Methods, steps: int) -> LocalTimes:
     """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
     assert methods.read
     whole, cluster, lines = setting.setup, setting.setup.cluster, []
@@ -89,4 +111,4 @@ def _groups(setting: ClockInputs, methods: Methods, steps: int) -> Within:
     decided = [(line.plan, line.staleness) for line in lines]
     choice, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *decided)
     slots = [getattr(choice, name).max() for name in SLOTS if hasattr(choice, name)]
-    return Within(each, each, choice, staleness, 1 + int(max(slots)))
+    return LocalTimes(each, each, choice, staleness, 1 + int(max(slots)))

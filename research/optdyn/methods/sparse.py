@@ -1,12 +1,11 @@
-"""The discrete cosine transform of an array's chunks, and the largest coefficients of each.
+"""Nodes that send a part of what they have: the largest numbers, the largest frequencies, a draw.
 
-    C     = A X B^T                           of a chunk X; A and B have the cosines as their rows
-    top-k: the k largest |C| of the chunk     each with its place in it
-    X     = A^T C B                           as A and B are orthonormal
+    SparseLoCo   of x - theta and what was left out, every H updates, the largest share of numbers
+    DeMo         of momenta, after every update, the largest coefficients of their cosine transform
+    SPARTA       of parameters, after every update, a share that is drawn
 
-An array is a matrix of its last axis by all others; a vector is one row. A chunk is a block of this
-matrix: each of its sides is the largest number, at most c, that divides the matrix's side evenly.
-DeMo (arXiv 2411.19870) sends momenta this way.
+Those that send again what a message left out keep it: as an error, or in the momentum that a
+message is taken off. Gossip of compressed messages, CHOCO, is in `gossip.py`.
 """
 
 from collections.abc import Iterator
@@ -29,11 +28,12 @@ from optdyn.clock.network import between_nodes, to_all_nodes
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.methods import nodes
-from optdyn.methods.averaging import ALWAYS_THERE, ModelAveraging, every_update
+from optdyn.methods.averaging import ALWAYS_THERE, ModelAveraging
 from optdyn.methods.messages import (
+    SIMULATED,
+    Collectives,
     Compression,
     numbers,
-    over_nodes,
     own_event,
     part_sent,
     size,
@@ -70,10 +70,9 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
         e_i   <- e_i - s_i
         theta <- theta - a 1/P sum_i s_i          x_i <- theta
 
-    The rule of `outer.py`, whose messages are those of `compression.py`: e is what they leave out,
-    and beta its decay. With beta = 1, a = 1 and numbers as they are (b = 32) it is model averaging
-    with top-k and error feedback. There is no outer momentum: what is not sent yet is one, of each
-    node.
+    The rule of `averaging.py`, whose messages (`messages.py`) leave out e, and beta is its decay.
+    With beta = 1, a = 1 and numbers as they are (b = 32) it is model averaging with top-k and error
+    feedback. There is no outer momentum: what is not sent yet is one, of each node.
     """
 
     error_decay: float = field(
@@ -106,7 +105,15 @@ Largest = tuple[jax.Array, jax.Array]  # (chunks, k) coefficients, and their pla
 
 
 class Chunks(NamedTuple):
-    """An array as a matrix of blocks."""
+    """An array as a matrix of blocks, with the discrete cosine transform of each.
+
+        C     = A X B^T                           of a chunk X; A and B have the cosines as rows
+        top-k: the k largest |C| of the chunk     each with its place in it
+        X     = A^T C B                           as A and B are orthonormal
+
+    The matrix is of an array's last axis by all others; a vector is one row. Each side of a chunk
+    is the largest number, at most c, that divides the matrix's side evenly.
+    """
 
     rows: int  # of blocks
     height: int  # of a block
@@ -175,7 +182,11 @@ class DeMoState(NamedTuple):
 
 
 def demo(
-    inner: Rule, chunk: int, coefficients: int, signed: bool = True, senders: str | None = None
+    inner: Rule,
+    chunk: int,
+    coefficients: int,
+    signed: bool = True,
+    collectives: Collectives = SIMULATED,
 ) -> Rule:
     """The rule of one device over the axis `node`; `event.plan` is `Together`, with beta."""
 
@@ -192,7 +203,7 @@ def demo(
         each = [chunks(m.shape, chunk) for m in momenta]
         q = [of.largest(m, coefficients) for of, m in zip(each, momenta, strict=True)]
         kept, Q = [], []
-        for of, m, own, every in zip(each, momenta, q, over_nodes(senders).gather(q), strict=True):
+        for of, m, own, every in zip(each, momenta, q, collectives.gather(q), strict=True):
             kept.append(m - of.decode(of.spread(own), m))
             Q.append(of.decode(jax.vmap(of.spread)(every).mean(axis=0), m))
         if signed:
@@ -215,10 +226,9 @@ class DeMo(Mixes, name="demo"):
         Q     = IDCT(1/P sum_j q_j)
         theta <- theta - gamma sign(Q)            or theta - Q, where steps are not `signed`
 
-    All nodes have the same theta after every update, and momenta of their own. `dct.py` has the
-    chunks, their transform and its k largest coefficients. With all coefficients nothing is left of
-    m, and this is SGD of the mean gradient, or of its sign. With numbers in the place of
-    coefficients it would be SparseLoCo at H = 1.
+    All nodes have the same theta after every update, and momenta of their own. With all
+    coefficients nothing is left of m, and this is SGD of the mean gradient, or of its sign. With
+    numbers in the place of coefficients it would be SparseLoCo at H = 1.
     """
 
     momentum_decay: float = field(
@@ -233,8 +243,8 @@ class DeMo(Mixes, name="demo"):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
-        return demo(inner, self.chunk, self.coefficients, self.signed, senders)
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+        return demo(inner, self.chunk, self.coefficients, self.signed, collectives)
 
     def sends(self, params: Params) -> Sends:
         each = (
@@ -246,7 +256,7 @@ class DeMo(Mixes, name="demo"):
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait after every update until all have what all others send."""
         sent = self.sends(setting.model.params).bytes
-        line = every_update(setting, methods, to_all_nodes(setting.setup.cluster, sent))
+        line = nodes.barrier_clock(setting, methods, to_all_nodes(setting.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"momentum_decay": beta}))
 
@@ -262,7 +272,7 @@ def places(draw: Array, number: int, count: int, share: float) -> jax.Array:
     return jax.lax.top_k(jax.random.uniform(key, (count,)), part_sent(share, count))[1]
 
 
-def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
+def sparta(inner: Rule, share: float, collectives: Collectives = SIMULATED) -> Rule:
     """The rule of one device over the axis `node`; `event.plan` is `Together`, with draws."""
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
@@ -271,7 +281,7 @@ def sparta(inner: Rule, share: float, senders: str | None = None) -> Rule:
         flat = [leaf.reshape(-1) for leaf in leaves]
         chosen = [places(event.plan.draw, n, x.size, share) for n, x in enumerate(flat)]
         sent = [x[at] for x, at in zip(flat, chosen, strict=True)]
-        means = over_nodes(senders).mean(sent)
+        means = collectives.mean(sent)
         moved = [x.at[at].set(mean) for x, at, mean in zip(flat, chosen, means, strict=True)]
         whole = [x.reshape(leaf.shape) for x, leaf in zip(moved, leaves, strict=True)]
         params = jax.tree.unflatten(tree_of, whole)
@@ -304,8 +314,8 @@ class Sparta(Mixes, name="sparta"):
     cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
     info = ("sent_bytes",)
 
-    def mix(self, inner: Rule, senders: str | None = None) -> Rule:
-        return sparta(inner, self.averaged_share, senders)
+    def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+        return sparta(inner, self.averaged_share, collectives)
 
     def sends(self, params: Params) -> Sends:
         leaves = jax.tree.leaves(params)
@@ -315,7 +325,7 @@ class Sparta(Mixes, name="sparta"):
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait for one another after every update, and for an all-reduce of what is in S."""
         sent = self.sends(setting.model.params).bytes
-        line = every_update(setting, methods, between_nodes(setting.setup.cluster, sent))
+        line = nodes.barrier_clock(setting, methods, between_nodes(setting.setup.cluster, sent))
         rng = seeds.generator(setting.setup.seed, "shares")
         draw = rng.integers(2**31, size=len(line.seconds)).astype(np.int32)
         return line._replace(plan=line.plan._replace(draw=draw))

@@ -89,19 +89,6 @@ def local_steps(
     return work
 
 
-def races_locally(setup: Setup) -> Iterator[Join]:
-    """Local steps do not depend on what their worker cannot know."""
-    yield from races("", setup)
-    key, optimizer = "cluster.service.name", setup.optimizer
-    changing = optimizer.schedule != "constant" or optimizer.warmup_steps
-    said = "config.optimizer.schedule must be 'constant', without warmup_steps, for workers that "
-    yield Join(key, changing, f"{said}take local steps do not know the number of an update")
-    stale = "staleness_rate" in optimizer.chain
-    yield Join(key, stale, "config.optimizer.chain: local steps know no staleness")
-    said = "config.probes.momentum must be False, of local steps unseen"
-    yield Join(key, setup.probes.momentum, said)
-
-
 Table = Tree  # a pytree, leaves (workers, ...)
 
 
@@ -118,11 +105,6 @@ def row(table: Table, i: Array | int) -> Tree:
 def put(table: Table, i: Array, tree: Tree) -> Table:
     """The table with this row; as it was, if it has so few that there is no row i."""
     return jax.tree.map(lambda leaf, own: leaf.at[i].set(own), table, tree)
-
-
-def mean(table: Table) -> Tree:
-    """The mean of the rows."""
-    return jax.tree.map(lambda leaf: leaf.mean(axis=0), table)
 
 
 def both_ways(exchange: Array, params: Params) -> jax.Array:
@@ -143,56 +125,55 @@ class WorkerMethod(Reads):
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield divides(self.groups, setup, methods)
-        if setup.cluster.service.name == "race":
-            yield from races_locally(setup)
+        key, optimizer = "cluster.service.name", setup.optimizer
+        if setup.cluster.service.name != "race":
+            return
+        yield from races("", setup)  # and local steps depend on nothing that a worker cannot know
+        changing = optimizer.schedule != "constant" or optimizer.warmup_steps
+        said = "config.optimizer.schedule must be 'constant', without warmup_steps, for workers "
+        said += "that take local steps do not know the number of an update"
+        yield Join(key, changing, said)
+        stale = "staleness_rate" in optimizer.chain
+        yield Join(key, stale, "config.optimizer.chain: local steps know no staleness")
+        said = "config.probes.momentum must be False, of local steps unseen"
+        yield Join(key, setup.probes.momentum, said)
 
+    def work(self, setting: ClockInputs, methods: Methods, sent: bool) -> Work:
+        """What workers do for a local step, their exchange `sent` or not."""
+        setup, cluster = setting.setup, slowed(setting, methods)
+        return work_of(cluster, self.groups, setup.batch_size, setting.update_bytes, sent)
 
-def local_work(of: WorkerMethod, setting: ClockInputs, methods: Methods, sent: bool) -> Work:
-    """What workers do for a local step, their exchange `sent` or not.
+    def exchanging(
+        self,
+        setting: ClockInputs,
+        methods: Methods,
+        periods: Sequence[int],
+        is_stale: bool = True,
+    ) -> Timeline:
+        """Arrivals of local steps, of which those of worker i exchange at every `periods[i]`-th.
 
-    A gradient that is slower, as a local one may be, is so here too.
-    """
-    setup, cluster = setting.setup, slowed(setting, methods)
-    return work_of(cluster, of.groups, setup.batch_size, setting.update_bytes, sent)
-
-
-def exchanging_clock(
-    of: WorkerMethod,
-    setting: ClockInputs,
-    methods: Methods,
-    periods: Sequence[int],
-    is_stale: bool = True,
-) -> Timeline:
-    """Arrivals of local steps, of which those of worker i exchange at every `periods[i]`-th.
-
-    Its service has two messages of `update_bytes` in it then, as all of `asynchronous` have. The
-    staleness is how many exchanges of others there were since the worker's own last one; none where
-    what it read then does not count (`is_stale`). The plan is a `WorkerStep`.
-    """
-    setup, held = setting.setup, setting.held
-    if held or setup.cluster.service.name == "race":
-        line = blank(of.groups, setup.steps)
-        line = line._replace(plan=WorkerStep(line.worker, np.zeros(setup.steps, bool)))
-        if held:
-            held.groups(held.worker, of.groups)
-            fill(Exchanges(line, periods, is_stale=is_stale), held.worker, held.seconds)
-        return line
-    alone, exchanged = (local_work(of, setting, methods, sent) for sent in (False, True))
-    cycles = [[alone.of(i)] * (period - 1) + [exchanged.of(i)] for i, period in enumerate(periods)]
-    compute, sent = (
-        [np.concatenate([service[n] for service in cycle]) for cycle in cycles] for n in range(2)
-    )
-    work, stream = Work(compute, sent, exchanged.overlap), seeds.number(setup.seed, "arrivals")
-    line = arrivals(stream, setup.cluster.service.draw, work, setup.steps)
-    exchange, late = exchanges(line.worker, periods, is_stale)
-    return line._replace(staleness=late, plan=WorkerStep(line.worker, exchange))
-
-
-def by_speed(of: WorkerMethod, setting: ClockInputs, methods: Methods, period: int) -> list[int]:
-    """How many local steps each worker takes while the fastest takes `period`; at least one."""
-    seconds = local_work(of, setting, methods, sent=False).means().max(axis=1)
-    shares = seconds.min() / seconds
-    return [max(int(period * share + 1e-9), 1) for share in shares]
+        Its service has two messages of `update_bytes` in it then, as all of `asynchronous` have.
+        The staleness is how many exchanges of others there were since the worker's own last one;
+        none where what it read then does not count (`is_stale`). The plan is a `WorkerStep`.
+        """
+        setup, held = setting.setup, setting.held
+        if held or setup.cluster.service.name == "race":
+            line = blank(self.groups, setup.steps)
+            line = line._replace(plan=WorkerStep(line.worker, np.zeros(setup.steps, bool)))
+            if held:
+                held.groups(held.worker, self.groups)
+                fill(Exchanges(line, periods, is_stale=is_stale), held.worker, held.seconds)
+            return line
+        alone, exchanged = (self.work(setting, methods, sent) for sent in (False, True))
+        cycles = [[alone.of(i)] * (n - 1) + [exchanged.of(i)] for i, n in enumerate(periods)]
+        compute, sent = (
+            [np.concatenate([service[n] for service in cycle]) for cycle in cycles]
+            for n in range(2)
+        )
+        work, stream = Work(compute, sent, exchanged.overlap), seeds.number(setup.seed, "arrivals")
+        line = arrivals(stream, setup.cluster.service.draw, work, setup.steps)
+        exchange, late = exchanges(line.worker, periods, is_stale)
+        return line._replace(staleness=late, plan=WorkerStep(line.worker, exchange))
 
 
 class ElasticState(NamedTuple):
@@ -268,7 +249,7 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """All workers have one period; a gradient is taken at what its worker is: none is stale."""
-        line = exchanging_clock(self, setting, methods, self.periods, is_stale=False)
+        line = self.exchanging(setting, methods, self.periods, is_stale=False)
         a = np.full(setting.setup.steps, self.elasticity / self.groups, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"elasticity": a}))
 
@@ -297,7 +278,7 @@ class ADPSGDState(NamedTuple):
     @property
     def params(self) -> Params:
         """The mean."""
-        return mean(self.workers)
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0), self.workers)
 
     def moved_to(self, params: Params) -> "ADPSGDState":
         """The mean is other parameters; workers differ from it as before.
@@ -370,7 +351,7 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
 
         The peer is not held up. The staleness is how many others arrived since the worker had read.
         """
-        line = exchanging_clock(self, setting, methods, [1] * self.groups)
+        line = self.exchanging(setting, methods, [1] * self.groups)
         rng = seeds.generator(setting.setup.seed, "peers")
         met = peers(line.worker, self.groups, self.graph, rng)
         return line._replace(plan=WorkerStep(line.worker, numbers={"peer": met}))

@@ -7,7 +7,7 @@ and every other number are data: changing them recompiles nothing.
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,38 +22,15 @@ from optdyn.base.lookup import Key
 from optdyn.base.trees import Array, Hyper, Params, Tree
 from optdyn.optimizers import closed_loop, soap, staleness
 from optdyn.optimizers.kinds import Optimizer
-from optdyn.optimizers.schedules import SCHEDULES, learning_rates
-
-__all__ = [
-    "KEY",
-    "OWN",
-    "SCHEDULES",
-    "TRANSFORMS",
-    "arguments",
-    "chain",
-    "check",
-    "follows_delays",
-    "has_bases",
-    "is_fixed",
-    "is_heavy_ball",
-    "known",
-    "learning_rates",
-    "logged",
-    "maker",
-    "optimizer",
-    "options",
-    "takes_momentum",
-    "transform",
-]
 
 Make = Callable[..., optax.GradientTransformation]
 
 OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop, "soap": soap.soap}
-AFTER: Mapping[str, Make] = {"error_feedback": staleness.error_feedback}  # the optimizer
-BEFORE: Mapping[str, Make] = {
-    make.__name__: make for make in (staleness.delay_compensation, staleness.staleness_rate)
+AFTER = ("error_feedback",)  # transforms of the optimizer's steps; others are of gradients
+TRANSFORMS: Mapping[str, Make] = {
+    make.__name__: make
+    for make in (staleness.delay_compensation, staleness.staleness_rate, staleness.error_feedback)
 }
-TRANSFORMS: Mapping[str, Make] = {**BEFORE, **AFTER}
 CONTRIB = "contrib."  # before the name of one of optax.contrib
 KEY = "config.optimizer.name"
 Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its arguments
@@ -66,10 +43,13 @@ class Optimized(Protocol):
     def optimizer(self) -> Optimizer: ...
 
 
+# Names of optimizers and transforms.
+
+
 def known() -> dict[str, Make]:
     """All registered optimizers by name: functions with an argument `learning_rate`."""
-    of = {"": optax, CONTRIB: contrib}
-    found = {prefix + n: getattr(module, n) for prefix, module in of.items() for n in dir(module)}
+    modules = {"": optax, CONTRIB: contrib}
+    found = {before + n: getattr(m, n) for before, m in modules.items() for n in dir(m)}
     return {
         name: make
         for name, make in {**found, **OWN}.items()
@@ -85,8 +65,8 @@ def maker(name: str) -> Make | None:
     """
     if lookup.is_own(name):
         return lookup.find(KEY, name, {})
-    where, short = (contrib, name[len(CONTRIB) :]) if name.startswith(CONTRIB) else (optax, name)
-    return OWN.get(name, getattr(where, short, None))
+    module: Any = contrib if name.startswith(CONTRIB) else optax
+    return OWN.get(name, getattr(module, name.removeprefix(CONTRIB), None))
 
 
 def arguments(name: str) -> tuple[str, ...]:
@@ -99,6 +79,13 @@ def _parameters(function: object) -> tuple[str, ...]:
         return tuple(inspect.signature(cast(Make, function)).parameters)
     except (TypeError, ValueError):  # not callable, or only an alias of a type
         return ()
+
+
+def words(name: str) -> str:
+    """What lines call the optimizer of that name."""
+    if lookup.is_own(name) or name in OWN:
+        return lookup.words(name) or name
+    return f"optax.{name}"
 
 
 def takes_momentum(name: str) -> bool:
@@ -126,17 +113,6 @@ def has_bases(name: str) -> bool:
     return name == "soap"
 
 
-def options(setup: Optimized, groups: int) -> Options:
-    """`config.optimizer.options`, and the delay where it is told one: the mean of so many groups.
-
-    That is g - 1.
-    """
-    given = setup.optimizer.arguments
-    if not follows_delays(setup.optimizer.name):
-        return given
-    return Options({"staleness": groups - 1} | given)
-
-
 def transform(name: str) -> Make:
     """The function that makes the transform `name` of `config.optimizer.chain`.
 
@@ -149,24 +125,22 @@ def transform(name: str) -> Make:
     return lookup.find("config.optimizer.chain", name, TRANSFORMS)
 
 
+# Of an experiment.
+
+
+def options(setup: Optimized, groups: int) -> Options:
+    """The optimizer's fixed arguments, and g - 1, the mean delay, where it is told one."""
+    given = setup.optimizer.arguments
+    if not follows_delays(setup.optimizer.name):
+        return given
+    return Options({"staleness": groups - 1} | given)
+
+
 def chain(setup: Optimized) -> Chain:
     """The names in `config.optimizer.chain`, each with those of `chain_options` that it takes."""
     given = setup.optimizer.chain_options
     taken = [(name, _parameters(transform(name))) for name in setup.optimizer.chain]
     return tuple((n, Options({k: v for k, v in given.items() if k in of})) for n, of in taken)
-
-
-def logged(state: Tree) -> dict[str, float]:
-    """What the log shows of a rule's state: mu and mu_T of a closed loop's last update."""
-    states = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_loop)
-    loop = next(filter(_is_loop, states), None)  # after a chain of others, or alone
-    if loop is None:
-        return {}
-    return {"explicit_momentum": float(loop.explicit), "total_momentum": float(loop.total)}
-
-
-def _is_loop(state: Tree) -> bool:
-    return isinstance(state, closed_loop.ClosedLoopState)
 
 
 def optimizer(
@@ -182,18 +156,18 @@ def optimizer(
     Gradients go through the transforms of a `chain` before, names with options; its steps go
     through those that come `AFTER`.
     """
-    make, options = cast(Make, maker(name)), plain(options)
+    make, fixed = cast(Make, maker(name)), plain(options)
     before, after = (
         [transform(other)(**plain(given)) for other, given in chain if (other in AFTER) == late]
         for late in (False, True)
     )
 
     def chained(hyper: Hyper | dict[str, float]) -> optax.GradientTransformationExtraArgs:
-        one = optax.with_extra_args_support(make(**hyper, **options))
+        one = optax.with_extra_args_support(make(**hyper, **fixed))
         return optax.chain(*before, one, *after) if before or after else one
 
     def init(params: Params) -> optax.OptState:
-        return _apart(chained(dict.fromkeys(hyper_names, 0.0)).init(params), params)
+        return _unshared(chained(dict.fromkeys(hyper_names, 0.0)).init(params), params)
 
     def update(
         grads: Params,
@@ -210,16 +184,29 @@ def optimizer(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _apart(state: Tree, params: Params) -> Tree:
+def _unshared(state: Tree, params: Params) -> Tree:
     """The state with copies of arrays that are in it twice or are parameters: each is donated."""
     seen = {id(leaf) for leaf in jax.tree.leaves(params)}
 
-    def own(leaf: Array) -> Array:
+    def copied(leaf: Array) -> Array:
         kept = jnp.copy(leaf) if isinstance(leaf, jax.Array) and id(leaf) in seen else leaf
         seen.add(id(leaf))
         return kept
 
-    return jax.tree.map(own, state)
+    return jax.tree.map(copied, state)
+
+
+def logged(state: Tree) -> dict[str, float]:
+    """What the log shows of a rule's state: mu and mu_T of a closed loop's last update."""
+    states = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_loop)
+    loop = next(filter(_is_loop, states), None)  # after a chain of others, or alone
+    if loop is None:
+        return {}
+    return {"explicit_momentum": float(loop.explicit), "total_momentum": float(loop.total)}
+
+
+def _is_loop(state: Tree) -> bool:
+    return isinstance(state, closed_loop.ClosedLoopState)
 
 
 def check(setup: Optimized, groups: int, params: Params) -> None:
@@ -229,17 +216,9 @@ def check(setup: Optimized, groups: int, params: Params) -> None:
     the next update could not take. Once for all configs of that optimizer and such parameters.
     """
     leaves, structure = jax.tree.flatten(params)
-    given = options(setup, groups), chain(setup)
-    own = lookup.objects(setup, lookup.OPTIMIZER)
     shapes = tuple((x.shape, x.dtype) for x in leaves)
-    _checked(setup.optimizer.name, *given, own, structure, shapes)
-
-
-def words(name: str) -> str:
-    """What lines call the optimizer of that name."""
-    if lookup.is_own(name) or name in OWN:
-        return lookup.words(name) or name
-    return f"optax.{name}"
+    objects = lookup.objects(setup, lookup.OPTIMIZER)
+    _checked(setup.optimizer.name, options(setup, groups), chain(setup), objects, structure, shapes)
 
 
 @lru_cache(maxsize=64)
@@ -247,16 +226,14 @@ def _checked(
     name: str,
     options: Options,
     chain: Chain,
-    own: Key,
+    objects: Key,
     structure: jax.tree_util.PyTreeDef,
     leaves: Sequence[tuple[tuple[int, ...], np.dtype]],
 ) -> None:
-    taken = arguments(name)
-    makers = [maker(name), *(transform(other) for other, _ in chain)]
-    own_names = (lookup.words(other) or other for other, _ in reversed(chain))
-    made_by = " after ".join((words(name), *own_names))
+    names = (lookup.words(other) or other for other, _ in reversed(chain))
+    refused = f"config.optimizer: {' after '.join((words(name), *names))} cannot be used"
     number = jax.ShapeDtypeStruct((), jnp.float32)
-    hyper = {key: number for key in ("learning_rate", "momentum") if key in taken}
+    hyper = {key: number for key in ("learning_rate", "momentum") if key in arguments(name)}
     params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
     def updated(params: Params, hyper: Hyper) -> tuple[Tree, Tree]:
@@ -269,21 +246,19 @@ def _checked(
     try:
         before, after = jax.eval_shape(updated, params, hyper)
     except Exception as error:
-        why = lookup.told(error, *makers) if own else one_line(error, 300)
-        raise ConfigError(f"config.optimizer: {made_by} cannot be used ({why})") from error
+        makers = [maker(name), *(transform(other) for other, _ in chain)]
+        why = lookup.told(error, *makers) if objects else one_line(error, 300)
+        raise ConfigError(f"{refused} ({why})") from error
 
     def shapes(tree: Tree) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
 
-    said = f"config.optimizer: {made_by} cannot be used (an update changes the structure, the "
-    said += "shapes or the types of its"
+    empty = any(0 in leaf.shape for leaf in jax.tree.leaves(before))
+    why = "its state has arrays without a number, which checkpoints cannot hold"
+    other = f"{refused} (an update changes the structure, the shapes or the types of its"
     refuse(
-        (
-            any(0 in leaf.shape for leaf in jax.tree.leaves(before)),
-            f"config.optimizer: {made_by} cannot be used (its state has arrays without a number, "
-            "which checkpoints cannot hold)",
-        ),
-        (shapes(before[0]) != shapes(after[0]), f"{said} parameters)"),
-        (shapes(before[1]) != shapes(after[1]), f"{said} state)"),
+        (empty, f"{refused} ({why})"),
+        (shapes(before[0]) != shapes(after[0]), f"{other} parameters)"),
+        (shapes(before[1]) != shapes(after[1]), f"{other} state)"),
     )

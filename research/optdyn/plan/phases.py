@@ -33,7 +33,7 @@ from optdyn.devices.first_process import agreed
 from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods.sync import cut, merged
 from optdyn.problem import problem
-from optdyn.problem.data.feed import DataBlock, streamed
+from optdyn.problem.data.order import DataBlock, streamed
 from optdyn.problem.models import base
 from optdyn.problem.problem import Params, Problem
 from optdyn.train import program, trainer

@@ -139,11 +139,10 @@ def rows(
     methods: Sequence[str],
     bandwidths: Sequence[float],
     keys: Sequence[Mapping[str, Any]] = ({},),
-    shares: Sequence[float] = SHARES,
 ) -> Iterator[dict[str, Any]]:
     """A row a method and values of keys of config.method: prices by Gbit/s, or why it has none.
 
-    `needed` are the Gbit/s for such `shares` of computing, None where no network is fast enough.
+    `needed` are the Gbit/s for `SHARES` of computing, None where no network is fast enough.
     Values that say nothing of a method make no row more.
     """
     for name in methods:
@@ -156,9 +155,8 @@ def rows(
                     row["period"] = one.methods.get("period", 1)
                 of = priced(one, shapes)
                 row |= values | {"prices": {b: of(b * GIGABIT)._asdict() for b in bandwidths}}
-                if shares:
-                    found = needed(of, shares, bandwidths)
-                    row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
+                found = needed(of, SHARES, bandwidths)
+                row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
             except (ConfigError, TimelineError) as error:
                 row |= {**values, "refused": one_line(error)}
             yield row

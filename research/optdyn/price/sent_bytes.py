@@ -21,7 +21,7 @@ from optdyn.base.trees import Plan
 from optdyn.clock.network import SERVER, busiest, one_way
 from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
 from optdyn.experiment import Experiment
-from optdyn.methods import Methods, averaging, local
+from optdyn.methods import Methods, local
 from optdyn.methods.asynchronous import Asynchronous, Grouped
 from optdyn.methods.averaging import ModelAveraging
 from optdyn.methods.gossip import Gossip, Neighbours
@@ -155,9 +155,7 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     send = np.asarray(choice.send).reshape(len(choice.send), -1)
     receive = np.asarray(choice.receive).reshape(send.shape)
     if isinstance(mix, ModelAveraging):
-        of = setting(config, shapes)
-        sent = float((send @ np.array(averaging.message_bytes(mix, of))).mean())
-        return sent, averaging.state_bytes(mix, of, choice)
+        return mix.sent_bytes(setting(config, shapes), choice)
     if choice.to is not None:  # over a graph
         return _gossiped(choice, shapes.bytes * send), 0.0
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)

@@ -33,6 +33,7 @@ from optdyn.problem.problem import Problem
 
 Groups = tuple[tuple[int, int], ...]  # of trunk blocks that learn together: half-open (a, b)
 Shapes = Tree  # a pytree of arrays or of jax.ShapeDtypeStruct
+Abstract = tuple[jax.tree_util.PyTreeDef, tuple[jax.ShapeDtypeStruct, ...]]  # as a key of caches
 
 
 class BlockCost(NamedTuple):
@@ -49,9 +50,7 @@ class BlockCost(NamedTuple):
 
 class BlockCosts(NamedTuple):
     trunk: tuple[BlockCost, ...]  # of every block but the last, (K,)
-    heads: tuple[
-        BlockCost, ...
-    ]  # of the last block and the loss at the output of each of those, (K,)
+    heads: tuple[BlockCost, ...]  # of the last block and the loss at the output of each, (K,)
 
 
 class UpdateCost(NamedTuple):
@@ -69,17 +68,18 @@ def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
 
     `params` has those of all blocks. Heads before the last have what the last block would there.
     """
-    leaves, structure = jax.tree.flatten((params, batch))
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return _block_costs(Is(problem), structure, shapes)
+    return _block_costs(Is(problem), _abstract((params, batch)))
+
+
+def _abstract(tree: Shapes) -> Abstract:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 @lru_cache(maxsize=16)  # a clock asks for those of its model each time
-def _block_costs(
-    of: Is, structure: jax.tree_util.PyTreeDef, shapes: tuple[jax.ShapeDtypeStruct, ...]
-) -> BlockCosts:
+def _block_costs(of: Is, inputs: Abstract) -> BlockCosts:
     problem: Problem = of.thing
-    params, batch = jax.tree.unflatten(structure, shapes)
+    params, batch = jax.tree.unflatten(*inputs)
     *trunk, (last, head) = problem.blocks
     h = jax.eval_shape(problem.input, batch)
     blocks, heads = [], []
@@ -98,7 +98,6 @@ def of_groups(
 ) -> UpdateCost:
     """Costs of one update of these groups, with heads of their own or one that all share.
 
-    - total: every block runs forward once, however many groups it is in.
     - sequential: operations between two updates in the steady state, if everything starts as soon
       as what it depends on is there. A block's new parameters depend on the old ones of all blocks
       up to the end of its group, so an update takes the largest mean of a cycle of those
@@ -187,20 +186,15 @@ def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callab
 def _cost(
     name: str, module: nn.Module, losses: Callable[..., jax.Array] | None, arguments: Shapes
 ) -> BlockCost:
-    leaves, structure = jax.tree.flatten(arguments)
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return BlockCost(name, *_analyzed(module, losses, structure, shapes))
+    return BlockCost(name, *_analyzed(module, losses, _abstract(arguments)))
 
 
 @lru_cache(maxsize=256)
 def _analyzed(
-    module: nn.Module,
-    losses: Callable[..., jax.Array] | None,
-    structure: jax.tree_util.PyTreeDef,
-    shapes: tuple[jax.ShapeDtypeStruct, ...],
+    module: nn.Module, losses: Callable[..., jax.Array] | None, inputs: Abstract
 ) -> tuple:
     """A `BlockCost` without the name, of arguments (params, h, batch) of these shapes."""
-    arguments = jax.tree.unflatten(structure, shapes)
+    arguments = jax.tree.unflatten(*inputs)
     value = _value(module, losses)
     output = jax.eval_shape(value, *arguments)
 

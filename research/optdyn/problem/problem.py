@@ -1,7 +1,7 @@
 """What is minimized: a model as a sequence of blocks, a loss, metrics and data."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from optdyn.base import lookup, seeds
 from optdyn.base.errors import ConfigError, Wrong, shown
-from optdyn.base.fields import OPTIONS
 from optdyn.base.trees import Examples, Params, Tree, examples_in
-from optdyn.problem import data as datasets
-from optdyn.problem import losses, models
+from optdyn.problem import losses
+from optdyn.problem.data import order
+from optdyn.problem.data.arrays import DataError, Dataset
 from optdyn.problem.data.augment import augment
 from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import base
-from optdyn.problem.models.base import Model, Transformers
-from optdyn.problem.models.own import OwnModel
-from optdyn.problem.models.quadratic import Quadratic, centred, curvatures, factors, optima
+from optdyn.problem.models.base import Blocks, Model, OwnModel
+from optdyn.problem.models.quadratic import Quadratic
+from optdyn.problem.models.transformer import Transformers
 
 HELD = {"text": "text", "image": "images", "x": "numbers"}
 DRAWS = (
@@ -57,7 +57,7 @@ class Drawing(Protocol):
 class Problem(NamedTuple):
     """Pure functions; `outputs` is what the last block makes of a batch."""
 
-    blocks: models.Blocks
+    blocks: Blocks
     input: Callable[[Examples], jax.Array]  # batch -> what the first block takes
     losses: Callable[[jax.Array, Examples], jax.Array]  # (outputs, batch) -> (B,)
     metrics: Callable[[jax.Array, Examples], dict[str, jax.Array]]  # likewise, by name
@@ -106,16 +106,6 @@ def _input(pixels: Pixels, batch: Examples) -> jax.Array:
     return batch["x"] if "x" in batch else batch["optimum"]
 
 
-def _quadratic(model: Quadratic) -> losses.Each:
-    h = jnp.asarray(curvatures(model.dimension, model.condition))
-
-    def losses(displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        own = h * batch["curvature"] if "curvature" in batch else h
-        return jnp.sum(own * displacement**2, -1) / 2
-
-    return losses
-
-
 def make(
     model: Model,
     classes: int,
@@ -125,11 +115,10 @@ def make(
     metrics: Sequence[str] = (),
 ) -> Problem:
     """The problem of `config.model`, `.loss` and `.metrics`, with heads on the named blocks."""
-    blocks = models.make(model, classes)
+    blocks, measured = base.make(model, classes), losses.metrics(metrics)
     bowl = model if isinstance(model, Quadratic) and not loss else None
-    each = _quadratic(bowl) if bowl else losses.loss(loss)
-    measured = losses.metrics(metrics)
-    return Problem(blocks, partial(_input, pixels), each, measured, heads, pixels.augment)
+    of_each = bowl.losses if bowl else losses.loss(loss)
+    return Problem(blocks, partial(_input, pixels), of_each, measured, heads, pixels.augment)
 
 
 def check(of: Problem, examples: Examples, classes: int = 0) -> None:
@@ -180,37 +169,17 @@ def _wrong(of: Problem, examples: Examples, classes: int) -> Iterator[Wrong]:
     yield from (unlike(f"config.metrics, {name!r}", shape) for name, shape in of_metrics.items())
 
 
-def load_data(model: Model, chosen: Data, seed: int) -> datasets.Dataset:
+def load_data(model: Model, chosen: Data, seed: int) -> Dataset:
     """The examples of `config.data`, or those of the quadratic (whose test set is noiseless).
 
     `seed` is what the quadratic's are drawn by.
     """
     if isinstance(model, Quadratic):
-        data = _of_quadratic(model, chosen.train_examples or 1000, seed)
+        data = model.dataset(chosen.train_examples or 1000, seed)
     else:
-        data = datasets.load(
-            chosen.source,
-            chosen.dir or None,
-            chosen.train_examples,
-            getattr(chosen, "tokenizer", "character"),
-            getattr(chosen, "sequence_length", 1),
-            getattr(chosen, "image_size", 0),
-            getattr(chosen, "options", OPTIONS),
-        )
-    datasets.DataError.refuse(_wrong_data(model, chosen, data.train))
+        data = chosen.load()
+    DataError.refuse(_wrong_data(model, chosen, data.train))
     return data
-
-
-def _of_quadratic(model: Quadratic, examples: int, seed: int) -> datasets.Dataset:
-    rng = seeds.generator(seed, "quadratic")
-    some = examples if model.noise or model.spread else 1
-    train = {"optimum": optima(rng, some, model.dimension, model.noise)}
-    test = {"optimum": np.zeros((1, model.dimension), np.float32)}
-    if model.spread:
-        s = factors(rng, some, model.dimension, model.spread)
-        train = {"optimum": centred(train["optimum"], s), "curvature": s}
-        test |= {"curvature": np.ones_like(test["optimum"])}
-    return datasets.Dataset(train, test, 0)
 
 
 def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Wrong]:
@@ -234,7 +203,7 @@ def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Wrong]:
         yield wrong, f"config.data.{name} = {shown(values)}: {said}"
 
 
-def shards(config: Drawing, nodes: int, data: datasets.Dataset) -> tuple[np.ndarray, ...]:
+def shards(config: Drawing, nodes: int, data: Dataset) -> tuple[np.ndarray, ...]:
     """The numbers of each node's own examples, where nodes have some (`config.data.dirichlet`).
 
     By their labels, or where there are none one stretch of the training set after the other. Raises
@@ -250,8 +219,8 @@ def shards(config: Drawing, nodes: int, data: datasets.Dataset) -> tuple[np.ndar
             f"config.cluster.nodes = {nodes:,}"
         )
     if labels is None:
-        return datasets.contiguous(examples, nodes)
-    return datasets.dirichlet(labels, nodes, alpha, seeds.generator(config.seed, "shards"))
+        return order.contiguous(examples, nodes)
+    return order.dirichlet(labels, nodes, alpha, seeds.generator(config.seed, "shards"))
 
 
 def batches(
@@ -270,15 +239,15 @@ def batches(
     every node has an even part of B, from epochs over its own, one node after the other. With
     `worker` besides, (stop,) at least, all of B is of the node whose gradient an update is of.
     """
-    seed = partial(seeds.number, config.seed)
+    seed, replacement = partial(seeds.number, config.seed), config.data.replacement
 
     def drawn(
         size: int, count: int, of: str = "", first: int = start, last: int = stop
     ) -> np.ndarray:
-        order, many = seed("batches" + of), (first, last, size, count, config.data.replacement)
+        first_seed, asked = seed("batches" + of), (first, last, size, count, replacement)
         if independent:
-            return datasets.independent(seed("second" + of), order, *many)
-        return datasets.batches(order, *many)
+            return order.independent(seed("second" + of), first_seed, *asked)
+        return order.batches(first_seed, *asked)
 
     if shards and worker is not None:
         chosen = np.empty((stop - start, config.batch_size), np.int32)
@@ -295,4 +264,4 @@ def batches(
     if not config.data.augment:
         return chosen
     pixels = seed("second augmentation" if independent else "augmentation")
-    return np.stack([chosen, datasets.draws(pixels, start, stop, config.batch_size)], axis=-1)
+    return np.stack([chosen, order.draws(pixels, start, stop, config.batch_size)], axis=-1)

@@ -12,10 +12,9 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.lookup import Is, Key
 from optdyn.base.trees import examples_in
-from optdyn.problem import data as datasets
 from optdyn.problem import problem
+from optdyn.problem.data.arrays import Dataset
 from optdyn.problem.data.kinds import Data
-from optdyn.problem.data.loading import data_root
 from optdyn.problem.models import Quadratic
 from optdyn.problem.problem import Drawing, Examples
 
@@ -40,17 +39,17 @@ def is_drawn(config: Drawing) -> bool:
     return isinstance(config.model, Quadratic)
 
 
-def load(config: Drawing) -> datasets.Dataset:
+def load(config: Drawing) -> Dataset:
     """`problem.load_data`, the same object for all configs that name the same examples."""
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
     own = lookup.objects(config, lookup.DATA)
     with COMPILE_LOCK:
         kind: Any = type(config.model)
-        return _loaded(config.data, kind, own, data_root(config.data.dir))
+        return _loaded(config.data, kind, own, config.data.data_root)
 
 
-def put(data: datasets.Dataset, put_examples: Put, config: Drawing) -> Sets:
+def put(data: Dataset, put_examples: Put, config: Drawing) -> Sets:
     """The examples on devices, the same arrays for the same arguments."""
     chosen = config.data
     evaluated = chosen.train_evaluated, chosen.test_evaluated
@@ -59,7 +58,7 @@ def put(data: datasets.Dataset, put_examples: Put, config: Drawing) -> Sets:
 
 
 @lru_cache(maxsize=KEPT)
-def _loaded(chosen: Data, model: Any, own: Key, root: Path) -> datasets.Dataset:
+def _loaded(chosen: Data, model: Any, own: Key, root: Path) -> Dataset:
     return problem.load_data(model(), chosen, seed=0)
 
 

@@ -22,7 +22,7 @@ from optdyn.clock.trace import SERVED
 from optdyn.core import LoggedState
 from optdyn.devices.first_process import agreed
 from optdyn.methods.compose import METERED
-from optdyn.problem.data.feed import Feed
+from optdyn.problem.data.order import Feed
 from optdyn.problem.shared_data import Parts
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints, fingerprint

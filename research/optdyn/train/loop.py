@@ -22,7 +22,7 @@ import numpy as np
 from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import Event, State
 from optdyn.devices.first_process import agreed
-from optdyn.problem.data.feed import DataBlock, Feed
+from optdyn.problem.data.order import DataBlock, Feed
 from optdyn.train.meter import Windows
 from optdyn.train.program import CHUNK
 from optdyn.train.run import Run, batches_of, events_of, extended, feed_of

@@ -20,7 +20,7 @@ from optdyn.core import Rule
 from optdyn.devices import paged
 from optdyn.devices.layout import part_axis
 from optdyn.experiment import Experiment
-from optdyn.problem import data as datasets
+from optdyn.problem.data import Dataset
 from optdyn.problem.models import Quadratic
 from optdyn.train import program
 
@@ -86,7 +86,7 @@ def of_batch(config: Experiment, examples: int) -> None:
         )
 
 
-def of_data(config: Experiment, data: datasets.Dataset) -> None:
+def of_data(config: Experiment, data: Dataset) -> None:
     """Raises `ConfigError` if batches of these examples, or the parameters, cannot fit."""
     train = data.train
     of_batch(config, examples_in(train))

@@ -30,7 +30,7 @@ from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import Fit, NotIdentified, fit
 from optdyn.momentum.order_of_arrivals import Ages
-from optdyn.problem import data as datasets
+from optdyn.problem.data import order
 from optdyn.train import program
 from optdyn.train.workdir import SKETCHES
 
@@ -119,9 +119,9 @@ def _away(config: Experiment, examples: int, start: int, stop: int, past: int) -
         config.cluster.nodes if config.data.dirichlet else 1,
         config.data.replacement,
     )
-    sizes = {int(size) for size in datasets.sizes(examples, nodes)}
+    sizes = {int(size) for size in order.sizes(examples, nodes)}
     batch = config.batch_size // nodes
-    each = [datasets.away(start, stop, batch, size, past, replacement) for size in sizes]
+    each = [order.away(start, stop, batch, size, past, replacement) for size in sizes]
     return np.minimum.reduce(each)
 
 

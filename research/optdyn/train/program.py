@@ -359,7 +359,7 @@ def hyper_names(config: Experiment) -> tuple[str, ...]:
 def hypers(config: Experiment) -> dict[str, np.ndarray]:
     """Every update's hyperparameters, (steps,) float32 each."""
     values = {
-        "learning_rate": schedules.of_run(config.optimizer, config.steps),
+        "learning_rate": schedules.learning_rates(config.optimizer, config.steps),
         "momentum": np.full(config.steps, config.optimizer.momentum, np.float32),
     }
     return {name: values[name] for name in hyper_names(config)}

@@ -32,7 +32,7 @@ from optdyn.clock.timeline import at
 from optdyn.core import Event, State
 from optdyn.devices.first_process import own
 from optdyn.experiment import ConfigError, Experiment
-from optdyn.problem import data as datasets
+from optdyn.problem.data import order
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.train import history, program, trainer
 from optdyn.train.checkpoints import saving
@@ -162,7 +162,7 @@ def _part(run: Run, series: ReplicaGroup, start: int, size: int) -> Arrays:
 def _indices(run: Run, stream: str) -> np.ndarray:
     config = run.config
     seed = seeds.number(config.seed, f"batches {stream}")
-    return datasets.batches(
+    return order.batches(
         seed, 0, config.steps, config.batch_size, run.examples, config.data.replacement
     )
 

@@ -20,9 +20,9 @@ from optdyn.core import Event, Params
 from optdyn.devices.first_process import verdict
 from optdyn.experiment import ConfigError, Experiment, refuse_first
 from optdyn.methods.setup import APIS
-from optdyn.problem import data as datasets
 from optdyn.problem import problem, shared_data
-from optdyn.problem.data.feed import Batches, DataBlock, Feed, streamed, whole
+from optdyn.problem.data import Dataset
+from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole
 from optdyn.train import memory_checks, program
 from optdyn.train.checkpoints import fingerprint, parameters
 from optdyn.train.checks import check, check_parts
@@ -34,7 +34,7 @@ class Run(NamedTuple):
     """All that a config determines before the first update."""
 
     config: Experiment
-    data: datasets.Dataset
+    data: Dataset
     epoch: int  # updates that the timeline calls an epoch
     timeline: Timeline
     timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it

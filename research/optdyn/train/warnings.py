@@ -16,6 +16,7 @@ from optdyn.clock.timeline import Meeting, at, plan_of
 from optdyn.core import Event
 from optdyn.experiment import Experiment
 from optdyn.methods.compose import pieces, reading
+from optdyn.methods.messages import SIMULATED
 from optdyn.methods.method import Mixes, Periodic
 from optdyn.problem import shared_data
 from optdyn.train import trainer
@@ -146,7 +147,7 @@ def _asks_others(run: Run) -> bool:
     servers = methods.servers(problem)
     inner = reading(methods, lambda x, *_: (jnp.float32(0), x), update, line.slots, servers)
     assert methods.mix
-    rule = methods.mix.mix(inner, None)
+    rule = methods.mix.mix(inner, SIMULATED)
     first = Event(*at((line.plan, dict(run.hypers), line.staleness), 0))
     axes = [("node", config.cluster.nodes)]
     state = jax.eval_shape(rule.init, run.params)

@@ -1,18 +1,26 @@
-"""The data of an experiment: one of the embedded sets, of those that are prepared, or one's own."""
+"""The data of an experiment: one of the embedded sets, of those that are prepared, or one's own.
+
+Nothing here goes to the network or imports TensorFlow.
+"""
 
 import copy
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from optdyn.base.fields import Custom, Returns, Value, field
+from optdyn.base import lookup
+from optdyn.base.errors import Wrong, shown
+from optdyn.base.fields import Custom, Returns, Value, field, like, plain
 from optdyn.base.in_memory import name_of
-from optdyn.base.lookup import digest
 from optdyn.base.ranges import A_CHANNEL, PIXELS
-
-_arrays = dict[str, Any]()  # that were given, by their digest
+from optdyn.base.trees import examples_in
+from optdyn.problem.data import folder, records, text, tokenizers
+from optdyn.problem.data.arrays import SEED, DataError, Dataset, Split, checked, stratified, take
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,34 @@ class Data(Value, section="data", union=True):
     )
     streaming: bool = field(False, "Whether examples are brought to devices as they are needed.")
 
+    def load(self) -> Dataset:
+        """The examples, of which at most `train_examples` are trained on.
+
+        Of what has labels those are the first of a seeded stratified order, of the rest the first;
+        so smaller training sets lie within larger ones. Raises DataError, and ConfigError where a
+        function of the user's own cannot be used.
+        """
+        data, count = self.read(), self.train_examples
+        available = examples_in(data.train)
+        if count > available:
+            raise DataError(
+                f"train_examples={count}: the training split has {available:,} examples; 0 takes "
+                "them all"
+            )
+        labels = data.train.get("label")
+        order = np.arange(available) if labels is None else stratified(labels, SEED)
+        return data._replace(train=take(data.train, order[:count])) if count else data
+
+    def read(self) -> Dataset:
+        """All examples. Raises DataError."""
+        raise NotImplementedError
+
     @property
-    def source(self) -> str:
-        """The name by which `data.load` finds the examples."""
-        return str(self.name)
+    def data_root(self) -> Path:
+        """The folder of prepared data sets."""
+        env = os.environ
+        usual = env.get("OPTDYN_DATA_DIR") or env.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+        return Path(self.dir or usual).expanduser()
 
     @property
     def mean(self) -> tuple[float, ...]:
@@ -71,11 +103,20 @@ class Data(Value, section="data", union=True):
         same data.
         """
         if isinstance(given, Mapping):
-            whole = given if "train" in given else {"train": given}
-            copied = _copied(whole)
-            kept = _arrays.setdefault(digest(copied), copied)
-            return OwnData(name=name_of(Returns(kept), "arrays", kept))
+            copied = _copied(given if "train" in given else {"train": given})
+            numbers = sys.intern(lookup.digest(copied))  # one text of equal numbers, as a key
+            return OwnData(name=name_of(Returns(copied), "arrays", numbers))
         return super().of(given)
+
+
+def _copied(given: Any) -> Any:
+    """Arrays of NumPy of whatever holds numbers, in dicts; what cannot be one stays as it is."""
+    if isinstance(given, Mapping):
+        return {key: _copied(value) for key, value in given.items()}
+    try:
+        return given if given is None else np.array(given)
+    except ValueError:  # rows of unlike length, which are refused later
+        return copy.deepcopy(given)
 
 
 @dataclass(frozen=True)
@@ -107,52 +148,107 @@ class Sequences(Data):
     """Data that may be text."""
 
     _: KW_ONLY
-    tokenizer: str = field("character", "Tokenizer of text: 'character', 'byte' or 'bpe:N'.")
+    tokenizer: str = field(
+        "character",
+        "Tokenizer of text.",
+        wanted=tokenizers.WANTED,
+        holds=tokenizers.is_known,
+    )
     sequence_length: int = field(
         128, "Tokens of text that are predicted in an example.", at_least=1
     )
+
+    def windows(self, texts: text.Texts, where: str) -> Dataset:
+        """Both texts in windows of the tokens made for the first.
+
+        Byte pairs are kept beside the data. `where` ends "the training text ...". DataError.
+        """
+        train, test = texts
+        made = tokenizers.make(self.tokenizer, train, self.data_root / "tokenizers")
+
+        def split(name: str, text_of: str) -> Split:
+            tokens = made.encode(text_of)
+            if len(tokens) <= self.sequence_length:
+                raise DataError(
+                    f"sequence_length={self.sequence_length}: must be less than the "
+                    f"{len(tokens):,} tokens of the {name} text {where}"
+                )
+            return {"text": text.windows(tokens, self.sequence_length)}
+
+        return Dataset(split("training", train), split("held-out", test), made.vocabulary)
+
+
+@dataclass(frozen=True)
+class Records(Images, Sequences):
+    """Images or text in records of tensorflow-datasets."""
+
+    def read_records(self, where: Path) -> Dataset:
+        """The images in a folder, or as much of a text as is asked for. Raises DataError."""
+        if feature := text.feature(where):
+            asked = self.tokenizer, self.sequence_length, self.train_examples
+            return self.windows(text.records(where, feature, *asked), f"in {where}")
+        return records.load(where, self.image_size)
 
 
 @dataclass(frozen=True)
 class MNIST5k(Images, name="mnist5k"):
     """5,000 images of MNIST, 28 x 28 x 1, 4,000 of them to train on; prepared at first use."""
 
+    def read(self) -> Dataset:
+        where = self.data_root / "mnist5k" / records.VERSION
+        if not records.is_prepared(where):
+            from optdyn.problem.data import prepare  # which needs this module
+
+            prepare.mnist5k(self.data_root)
+        return records.load(where, self.image_size)
+
 
 @dataclass(frozen=True)
 class KJV(Sequences, name="kjv"):
     """The King James Bible, 4 million characters, the last twentieth held out."""
+
+    def read(self) -> Dataset:
+        return self.windows(text.cut(text.verses()), "of 'kjv'")
 
 
 @dataclass(frozen=True)
 class StandardLibrary(Sequences, name="stdlib"):
     """The sources of Python's standard library, 10 million characters, as this Python has them."""
 
+    def read(self) -> Dataset:
+        return self.windows(text.standard_library(), "of 'stdlib'")
+
 
 @dataclass(frozen=True)
 class Packages(Sequences, name="packages"):
     """The sources of the installed packages, 100 MB and more, once `prepare packages` was run."""
 
+    def read(self) -> Dataset:
+        return self.windows(text.packages(self.data_root), "of 'packages'")
+
 
 @dataclass(frozen=True)
-class TFDS(Images, Sequences, name="tfds"):
+class TFDS(Records, name="tfds"):
     """Images or text that TFDS has prepared on this disk (`optdyn prepare`)."""
 
     dataset: str = field("", "NAME, NAME/CONFIG or NAME:VERSION of tensorflow-datasets.")
 
-    @property
-    def source(self) -> str:
-        return f"tfds:{self.dataset}"
+    def read(self) -> Dataset:
+        return self.read_records(records.find(self.dataset, self.data_root))
 
 
 @dataclass(frozen=True)
-class Folder(Images, Sequences, name="folder"):
+class Folder(Records, name="folder"):
     """A folder of one's own: TFDS's records, images as idx files, or arrays as npz files."""
 
     path: str = field("", "The folder, or the text file.")
 
-    @property
-    def source(self) -> str:
-        return f"folder:{self.path}"
+    def read(self) -> Dataset:
+        self.require("path", bool(self.path), "a folder")
+        where = Path(self.path).expanduser()
+        if records.is_prepared(where):
+            return self.read_records(where)
+        return folder.load(where, self.image_size)
 
 
 @dataclass(frozen=True)
@@ -161,21 +257,40 @@ class TextFiles(Sequences, name="text"):
 
     path: str = field("", "The folder, or the text file.")
 
-    @property
-    def source(self) -> str:
-        return f"text:{self.path}"
+    def read(self) -> Dataset:
+        self.require("path", bool(self.path), "a folder or a text file")
+        where = Path(self.path).expanduser()
+        return self.windows(text.text_files(where), f"of {where}")
 
 
 @dataclass(frozen=True)
 class OwnData(Images, Sequences, Custom, custom=True):
-    """Data that a function of one's own returns, `function(**options)` (`data/own.py`)."""
+    """Data that a function of one's own returns, `function(**options)` (`data/arrays.py`).
+
+    It returns a `Dataset`, or a dict of `train`, and maybe `test` and `classes`.
+    """
+
+    def read(self) -> Dataset:
+        key = "config.data.name"
+        function = lookup.find(key, self.name, {})
+        made = lookup.call(key, self.name, function, **plain(self.options))
+        if isinstance(made, Dataset):
+            made = made._asdict()
+        where = f"of {lookup.setting(key, self.name)}"
+        DataError.refuse(_wrong_return(made, f"the data set {where}"))
+        splits = {key: made[key] for key in ("train", "test") if made.get(key) is not None}
+        return checked(splits, like(made.get("classes"), 0) or 0, where)
 
 
-def _copied(given: Any) -> Any:
-    """Arrays of NumPy of whatever holds numbers, in dicts; what cannot be one stays as it is."""
-    if isinstance(given, Mapping):
-        return {key: _copied(value) for key, value in given.items()}
-    try:
-        return given if given is None else np.array(given)
-    except ValueError:  # rows of unlike length, which are refused later
-        return copy.deepcopy(given)
+def _wrong_return(made: Any, whole: str) -> Iterator[Wrong]:
+    """What keeps what a function returned from being a data set."""
+    wanted = "must be optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of "
+    line = f"{whole} is a {type(made).__name__}: {wanted}arrays, and maybe 'classes'"
+    yield not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping), line
+    for key in sorted(set(made) - {"train", "test", "classes"}):
+        yield True, f"{whole} has {key!r}: only train, test and classes"
+    is_split = isinstance(made.get("test"), Mapping | None)
+    yield not is_split, f"the test split of {whole} must be a dict of arrays"
+    classes = like(made.get("classes"), 0)
+    count = classes is None or (type(classes) is int and classes >= 0)
+    yield not count, f"{whole} has classes = {shown(classes)}: must count them"

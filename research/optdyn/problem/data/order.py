@@ -1,9 +1,21 @@
-"""The order in which examples are seen: pure functions of seeds and step numbers."""
+"""The order in which examples are seen, whose they are, and how they reach the devices."""
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 
+from optdyn.base.trees import Examples
+from optdyn.problem.data.arrays import Split, take
+
 RAMP = 8  # updates
 BLOCK = 2**16  # draws with replacement are generated in blocks of this many positions
+BYTES = 2**26  # of a block of streamed examples, on all devices together; two of them are there
+
+
+# Batches: pure functions of seeds and step numbers.
 
 
 def batches(
@@ -95,15 +107,144 @@ def draws(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:
     return np.array(rows, np.int32).reshape(-1, batch_size)
 
 
-def stratified(labels: np.ndarray, seed: int) -> np.ndarray:
-    """A seeded order of the examples, int64 (N,), each prefix of which is stratified by class.
+# Shards of the training set, where nodes hold unlike examples.
 
-    Each class is shuffled and spread evenly over the order, so that a prefix of n holds n/N of
-    every class: less than one example off where the classes are of equal size.
+
+def sizes(examples: int, nodes: int) -> np.ndarray:
+    """(nodes,) int64, equal but for one example; the larger ones first."""
+    return examples // nodes + (np.arange(nodes) < examples % nodes)
+
+
+def contiguous(examples: int, nodes: int) -> tuple[np.ndarray, ...]:
+    """The numbers of each node's examples, one stretch after the other."""
+    return tuple(np.split(np.arange(examples), np.cumsum(sizes(examples, nodes))[:-1]))
+
+
+def dirichlet(
+    labels: np.ndarray, nodes: int, alpha: float, rng: np.random.Generator
+) -> tuple[np.ndarray, ...]:
+    """The numbers of each node's examples, ascending; each example is one node's.
+
+    Node i asks for labels in proportion to q_i ~ Dirichlet(alpha), as in arXiv 1909.06335 (there
+    alpha times the classes' shares): a small alpha leaves it one or two labels, a large one all
+    alike. All shards have one size, to one example, so what nodes ask for cannot be had by all to
+    the last: labels that are in short supply are divided in proportion.
     """
-    rng = np.random.default_rng(seed)
-    when = np.empty(len(labels))  # where in the order each example comes, as a fraction
-    for label in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        when[members] = (np.arange(len(members)) + 0.5) / len(members)
-    return np.lexsort((rng.random(len(labels)), when))
+    classes, numbers = np.unique(labels, return_inverse=True)
+    mixtures = rng.dirichlet(np.full(len(classes), alpha), nodes)
+    counts = divided(mixtures, np.bincount(numbers), sizes(len(labels), nodes))
+    node_of = np.empty(len(labels), np.int64)
+    for label, share in enumerate(counts.T):
+        members = rng.permutation(np.flatnonzero(numbers == label))
+        node_of[members] = np.repeat(np.arange(nodes), share)
+    return tuple(np.flatnonzero(node_of == node) for node in range(nodes))
+
+
+def divided(mixtures: np.ndarray, supply: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """(nodes, classes) int64 whose rows sum to `sizes` and whose columns sum to `supply`.
+
+    In rounds: each node asks for what it lacks, by its mixture of what is left; what is asked for
+    too often is divided in proportion. Crumbs below one example go to who wants them most, one
+    class a node and round. ValueError if the sums are not those of one table.
+    """
+    if supply.sum() != sizes.sum():
+        raise ValueError(f"{supply.sum()} examples for shards of {sizes.sum()}")
+    counts = np.zeros(mixtures.shape, np.int64)
+    while (lack := sizes - counts.sum(axis=1)).any():
+        left = supply - counts.sum(axis=0)
+        wanted = mixtures * (left > 0)
+        nothing = wanted.sum(axis=1) < 1e-9  # of what is left a node wants any
+        wanted[nothing] = left
+        asked = lack[:, None] * wanted / wanted.sum(axis=1, keepdims=True)
+        many = asked.sum(axis=0)
+        given = np.floor(asked * np.minimum(1, left / np.maximum(many, 1e-9))).astype(np.int64)
+        if not given.any():
+            for node in np.flatnonzero(lack):
+                first = np.argmax(np.where(left > 0, wanted[node], -1))
+                given[node, first] += 1
+                left[first] -= 1
+        counts += given
+    return counts
+
+
+# Feeds: all examples on the devices at once, or block by block beside the updates. While the
+# devices work on one block, a thread of the host gathers the next, so a training set need not fit
+# the devices' memory, nor the host's if it is mapped from files. Where devices are given blocks of
+# their own, a process reads those of its own devices and no others.
+
+# (start, stop) -> (n, C) or (n, C, 2): what each device is given, one after the other, of the
+# updates start..start+n-1; n is stop - start, or less where the timeline is not decided that far.
+Batches = Callable[[int, int], np.ndarray]
+
+
+class DataBlock(NamedTuple):
+    """Examples on the devices, which the updates up to one before `stop` find all theirs in."""
+
+    examples: Examples
+    stop: int
+    batches: Batches  # of some of those updates, by the numbers of the examples in this block
+
+
+Feed = Callable[[int, Batches], DataBlock]  # the block that holds the examples of an update
+
+
+def whole(examples: Examples) -> Feed:
+    """The training set as one block, from the devices that it is on."""
+    return lambda step, batches: DataBlock(examples, sys.maxsize, batches)
+
+
+def streamed(
+    train: Split,
+    put: Callable[[Callable[[int], Split]], Examples],
+    devices: int,
+    batch_size: int,
+    most: int,
+) -> Feed:
+    """Blocks for as many updates as BYTES hold, from 1 to `most`.
+
+    `put(of)` brings what `of(i)` gathers, the examples of device i of `devices`, to those of them
+    that are this process's. A block ends early where batches are not known yet; its arrays have
+    the shapes of a full one, so that nothing is compiled anew.
+    """
+    example = sum(leaf.nbytes // len(leaf) for leaf in train.values())
+    updates = int(np.clip(BYTES // (example * batch_size), 1, most))
+    pool = ThreadPoolExecutor(1, "feed")
+    coming: dict[int, Future[DataBlock]] = {}  # by their first updates
+
+    def gathered(start: int, batches: Batches) -> DataBlock:
+        chosen = batches(start, start + updates)
+        if not len(chosen):
+            return DataBlock({}, start, batches)
+        numbers = np.split(chosen if chosen.ndim == 2 else chosen[..., 0], devices, axis=1)
+        distinct, places = zip(*(np.unique(n, return_inverse=True) for n in numbers), strict=True)
+        rows = updates * min(numbers[0].shape[1], batch_size)
+        examples = put(lambda i: _rows(train, distinct[i], rows))
+        here = np.concatenate([n.reshape(len(chosen), -1) for n in places], 1, dtype=np.int32)
+        if chosen.ndim == 3:
+            here = np.stack([here, chosen[..., 1]], axis=-1)
+        stop = start + len(chosen)
+        return DataBlock(examples, stop, lambda first, last: here[first - start : last - start])
+
+    def feed(step: int, batches: Batches) -> DataBlock:
+        for start, future in coming.items():
+            if start <= step < future.result().stop:
+                break
+        else:
+            coming.clear()
+            start, future = step, pool.submit(gathered, step, batches)
+        block = future.result()
+        following = coming.get(block.stop)
+        coming.clear()
+        coming[start] = future
+        coming[block.stop] = following or pool.submit(gathered, block.stop, batches)
+        return block
+
+    return feed
+
+
+def _rows(train: Split, numbers: np.ndarray, rows: int) -> Split:
+    """The examples of those numbers, and nothing in the rest of so many rows."""
+    some = {name: np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in train.items()}
+    for name, chosen in take(train, numbers).items():
+        some[name][: len(numbers)] = chosen
+    return some

@@ -1,48 +1,100 @@
-"""Images in the records of a data set that TFDS has prepared.
+"""Images in the records of a data set that TFDS has prepared, and their decoded arrays beside them.
 
 They are decoded by PIL and not by TFDS, which without TensorFlow takes the indices of an image
 with a palette for its pixels, and does not convert between numbers of channels.
+
+Decoded images are kept as .npy files that are mapped into memory: a mapped array is read when it is
+used and shared by all processes of a machine, so a run starts at once, imports neither
+tensorflow-datasets nor array_record, and can stream a set that exceeds the memory.
 """
 
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from optdyn.base.errors import Wrong
-from optdyn.problem.data import cache
-from optdyn.problem.data.arrays import DataError, Dataset, dataset
+from optdyn.problem.data.arrays import DataError, Dataset, Split, dataset
 
 if TYPE_CHECKING:
     from tensorflow_datasets.core import DatasetBuilder
 
 Record = Mapping[str, Any]  # an example: an image, a label, or what else the data set has
+SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
+VERSION = "1.0.0"  # of what is prepared without TFDS
 CACHE = "optdyn_arrays_2"
+ABOUT = "about.json"
+CHECKED = 2**30  # bytes: larger files are not read through to see whether they are whole
+DAMAGED = (OSError, ValueError, KeyError, EOFError)
 TFDS = "tensorflow_datasets."
 CLASS = ("pythonClassName", "python_class_name", "type")  # keys of a feature's class, one of old
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of channels
 
 
-def load(folder: Path, image_size: int = 0) -> Dataset:
-    """The images whose records lie in `folder`, decoded once.
+def find(spec: str, root: Path) -> Path:
+    """The folder root/NAME[/CONFIG]/VERSION of NAME[/CONFIG][:VERSION]. Raises DataError.
 
-    image_size: if positive, each is cut to the square in its middle and scaled to so many pixels a
-    side; else all must have one shape. Raises DataError.
+    The highest version is taken if none is given, and the only config if there is but one.
     """
-    name = f"{CACHE}_{image_size}" if image_size else CACHE
-    splits, classes = cache.kept(folder, name, partial(_sources, folder, image_size))
-    return dataset(splits, classes, f"in {folder}")
+    match = SPEC.fullmatch(spec)
+    name, config, version = match.groups() if match else ("", "", "")
+    base, tfds = root / name / (config or ""), f"data set 'tfds:{spec}'"
+
+    def versions(pattern: str) -> list[Path]:
+        wanted = re.escape(version) if version else r"\d+\.\d+\.\d+"
+        folders = [path.parent for path in base.glob(pattern)]
+        return [folder for folder in folders if re.fullmatch(wanted, folder.name)]
+
+    found = versions("*/features.json") or ([] if config else versions("*/*/features.json"))
+    configs = sorted({f"tfds:{name}/{folder.parent.name}" for folder in found})
+    unread = f"'tfds:{spec}' does not read tfds:NAME, tfds:NAME/CONFIG or ...:1.2.3"
+    missing = f"{tfds} is not prepared under {base}; to prepare it, once: optdyn prepare {spec} "
+    missing += f"--data_dir={root}"
+    several = f"{tfds} under {base} has several configs, name one: {', '.join(configs)}"
+    DataError.refuse([(not match, unread), (not found, missing), (len(configs) > 1, several)])
+    return max(found, key=lambda folder: [int(part) for part in folder.name.split(".")])
 
 
 def is_prepared(folder: Path) -> bool:
     """Whether TFDS has finished there; not where it is forbidden to look."""
     return os.path.exists(folder / "features.json")
+
+
+def load(folder: Path, image_size: int = 0) -> Dataset:
+    """The images whose records lie in `folder`, decoded once. Raises DataError.
+
+    image_size: if positive, each is cut to the square in its middle and scaled to so many pixels a
+    side; else all must have one shape. The test split is "test", or where there is none (or its
+    images have no labels) "validation", or where there is only "train" a part of it.
+
+    A folder that cannot be written is no error: then images are decoded in memory, every time.
+    """
+    stored = folder / (f"{CACHE}_{image_size}" if image_size else CACHE)
+    try:
+        splits, classes = _mapped(stored)
+    except DAMAGED:
+        images, classes = _images(folder, image_size)
+        try:
+            _write(stored, images, classes)
+            splits, classes = _mapped(stored)
+        except DataError:
+            raise
+        except DAMAGED:
+            splits = {name: _in_memory(each) for name, each in images.items()}
+    return dataset(splits, classes, f"in {folder}")
+
+
+# Records.
 
 
 def opened(folder: Path) -> "DatasetBuilder":
@@ -58,8 +110,8 @@ def opened(folder: Path) -> "DatasetBuilder":
         builder = tfds.builder_from_directory(folder)
     file_format, splits = builder.info.file_format, builder.info.splits
     kind = file_format.value if file_format else "no known format"
-    said = f"the records in {folder} are {kind} and must be array_record, in another folder: optdyn"
-    other = f"{said} prepare {builder.info.name} --data_dir=DIR"
+    other = f"the records in {folder} are {kind} and must be array_record, in another folder: "
+    other += f"optdyn prepare {builder.info.name} --data_dir=DIR"
     none = f"the data set in {folder} has no split 'train', only {', '.join(sorted(splits))}"
     DataError.refuse([(kind != "array_record", other), ("train" not in splits, none)])
     return builder
@@ -78,7 +130,7 @@ def _foreign(value: Any) -> Iterator[str]:
         yield from _foreign(each)
 
 
-def held_out(builder: "DatasetBuilder") -> str:
+def held_out_split(builder: "DatasetBuilder") -> str:
     """The split to test on; '' if there is none."""
     return next((name for name in ("test", "validation") if name in builder.info.splits), "")
 
@@ -89,16 +141,25 @@ def unreadable(folder: Path) -> AbstractContextManager[None]:
     return DataError.at(f"cannot read the records in {folder}", OSError, RuntimeError, then=then)
 
 
-def _sources(folder: Path, image_size: int) -> tuple[dict[str, cache.Source], int]:
+class Images(NamedTuple):
+    """Images of one shape, to be gone through in order, as often as is needed."""
+
+    examples: int
+    shape: tuple[int, ...]  # of an image
+    rows: Callable[[], Iterator[tuple[np.ndarray, int]]]  # uint8 image and label of each
+
+
+def _images(folder: Path, image_size: int) -> tuple[dict[str, Images], int]:
+    """The splits of the records, and the number of classes."""
     builder = opened(folder)
     DataError.refuse(_wrong(builder, f"the data set in {folder}"))
-    named = {"train": "train"} | ({"test": test} if (test := held_out(builder)) else {})
+    named = {"train": "train"} | ({"test": test} if (test := held_out_split(builder)) else {})
     with unreadable(folder):
         if test == "test" and "validation" in builder.info.splits:
             first = next(iter(_undecoded(builder, test)), {"label": -1})
             if first["label"] < 0:  # ImageNet's have no labels
                 named["test"] = "validation"
-        splits = {key: _source(builder, name, folder, image_size) for key, name in named.items()}
+        splits = {key: _split(builder, name, folder, image_size) for key, name in named.items()}
     return splits, getattr(builder.info.features["label"], "num_classes", None) or 0
 
 
@@ -110,8 +171,8 @@ def _wrong(builder: "DatasetBuilder", whole: str) -> Iterator[Wrong]:
     for key, rank, kinds in (("image", 3, ("uint8",)), ("label", 0, ("int", "uint"))):
         shape, dtype = features[key].shape, np.dtype(features[key].np_dtype).name
         wanted = "uint8 (height, width, channels)" if rank else "one integer"
-        said = f"{key!r} of {whole} is {dtype} {shape}; it must be {wanted}"
-        yield len(shape) != rank or not dtype.startswith(kinds), said
+        line = f"{key!r} of {whole} is {dtype} {shape}; it must be {wanted}"
+        yield len(shape) != rank or not dtype.startswith(kinds), line
 
 
 def _undecoded(builder: "DatasetBuilder", name: str) -> "Sequence[Record]":
@@ -123,7 +184,7 @@ def _undecoded(builder: "DatasetBuilder", name: str) -> "Sequence[Record]":
     return builder.as_data_source(name, decoders=decoders)
 
 
-def _source(builder: "DatasetBuilder", name: str, folder: Path, image_size: int) -> cache.Source:
+def _split(builder: "DatasetBuilder", name: str, folder: Path, image_size: int) -> Images:
     examples = _undecoded(builder, name)
     pixels = partial(_pixels, builder.info.features["image"].shape[-1], image_size)
     shape = pixels(examples[0]["image"]).shape if len(examples) else (0, 0, 0)
@@ -139,7 +200,7 @@ def _source(builder: "DatasetBuilder", name: str, folder: Path, image_size: int)
                     )
                 yield image, int(example["label"])
 
-    return cache.Source(len(examples), shape, rows)
+    return Images(len(examples), shape, rows)
 
 
 def _pixels(channels: int | None, image_size: int, image: bytes | np.ndarray) -> np.ndarray:
@@ -160,3 +221,50 @@ def fitted(image: np.ndarray, size: int) -> np.ndarray:
         return image
     whole = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     return np.asarray(ImageOps.fit(whole, (size, size))).reshape(size, size, -1)
+
+
+# Decoded arrays.
+
+
+def _mapped(stored: Path) -> tuple[dict[str, Split], int]:
+    about = json.loads((stored / ABOUT).read_text())
+    splits: dict[str, Split] = {}
+    for file, crc in about["crc32"].items():
+        array = np.asarray(np.load(stored / f"{file}.npy", mmap_mode="r"))
+        if array.nbytes <= CHECKED and zlib.crc32(array.data) != crc:
+            raise ValueError(f"{file} is damaged")
+        split, key = file.split("_")
+        splits.setdefault(split, {})[key] = array
+    return splits, about["classes"]
+
+
+def _write(stored: Path, splits: Mapping[str, Images], classes: int) -> None:
+    """Whole or not at all, whoever else is doing the same."""
+    with tempfile.TemporaryDirectory(prefix=".arrays-", dir=stored.parent) as aside:
+        made = Path(aside, "made")
+        made.mkdir()
+        crc32: dict[str, int] = {}
+        for split, images in splits.items():
+            labels, crc = np.empty(images.examples, np.int32), 0
+            with open(made / f"{split}_image.npy", "wb") as file:
+                header = {"descr": "|u1", "fortran_order": False}
+                header["shape"] = (images.examples, *images.shape)
+                np.lib.format.write_array_header_1_0(file, header)
+                for i, (image, label) in enumerate(images.rows()):
+                    labels[i], content = label, image.tobytes()
+                    file.write(content)  # not through a map, which a full disk would kill
+                    crc = zlib.crc32(content, crc)
+            np.save(made / f"{split}_label.npy", labels)
+            crc32 |= {f"{split}_image": crc, f"{split}_label": zlib.crc32(labels.data)}
+        (made / ABOUT).write_text(json.dumps({"classes": classes, "crc32": crc32}))
+        rmtree(stored, ignore_errors=True)  # a damaged one
+        with suppress(OSError):  # another process was first, with the same arrays
+            made.rename(stored)
+
+
+def _in_memory(of: Images) -> Split:
+    images = np.empty((of.examples, *of.shape), np.uint8)
+    labels = np.empty(of.examples, np.int32)
+    for i, (image, label) in enumerate(of.rows()):
+        images[i], labels[i] = image, label
+    return {"image": images, "label": labels}

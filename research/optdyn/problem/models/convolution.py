@@ -1,40 +1,56 @@
 """Convolution and max pooling, lowered for the backend they run on.
 
-The `gemm` lowering writes the kernel windows of the whole batch as the columns of one matrix and
-multiplies by the kernel once (Hadjis et al., "Omnivore", arXiv 1606.04487, section 3, on lowering
-a batch into one GEMM). Inside, arrays are (C, H, W, B): with the batch innermost every window is a
-copy of long contiguous runs, however few the channels, and so are the additions of its gradient.
-`max_pool` works in the same order, and the transposes between the two cancel when compiled.
+`xla` is the compiler's own convolution. `gemm` writes the kernel windows of the whole batch as the
+columns of one matrix and multiplies by the kernel once (Hadjis et al., "Omnivore", arXiv
+1606.04487, section 3, on lowering a batch into one GEMM). Inside, arrays are (C, H, W, B): with the
+batch innermost every window is a copy of long contiguous runs, however few the channels, and so are
+the additions of its gradient. `max_pool` works in the same order, and the transposes between the
+two cancel when compiled.
 
-`fft` and `winograd` have files of their own; `xla` is the compiler's own convolution.
+`fft` is convolution in the frequency domain (Mathieu, Henaff and LeCun, arXiv 1312.5851). A
+cross-correlation over positions is, frequency by frequency, a product:
+
+    Y(f)[b, o] = sum over c of X(f)[b, c] conj(K(f)[c, o]),
+
+one matrix product over the channels for each frequency f of the padded image. The kernel is as
+large as the image there, so the work hardly depends on its window: large windows gain. A stride
+takes every s-th number of the result of stride 1, and so saves nothing.
+
+`winograd` is 3 x 3 convolution by minimal filtering (Lavin and Gray, arXiv 1509.09308, section
+4.1). F(m x m, 3 x 3) computes m x m numbers Y of the result from a tile d of (m + 2) x (m + 2)
+numbers of the image; tiles overlap by 2:
+
+    Y = A^T [ sum over c of U . V ] A,   U = G g G^T,   V = B^T d B,   g the 3 x 3 kernel,
+
+with one product for each of the (m + 2)^2 positions in a tile where the definition has 9 m^2: at
+m = 4 a quarter. The sum over channels is one matrix product for each position, of V (tiles of the
+whole batch, C) and U (C, O). Fractions and cancellation cost about one digit of accuracy.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+import scipy  # scipy.fft is imported when it is first used
 from jax import lax
 from jax.typing import DTypeLike
 
-from optdyn.problem.models.fft import fft
-from optdyn.problem.models.winograd import winograd
-
+# (x (B, H, W, C), kernel (kh, kw, C, O), strides, padding) -> (B, H', W', O).
 Lowering = Callable[[jax.Array, jax.Array, Sequence[int], str], jax.Array]
 Shape = tuple[tuple[int, int], tuple[int, int]]  # of a convolution: kernel (kh, kw), strides
-
-
-def _batch_last(x: jax.Array) -> jax.Array:
-    """(B, H, W, C) to (C, H, W, B); its own inverse."""
-    return x.transpose(3, 1, 2, 0)
 
 
 def _xla(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) -> jax.Array:
     return lax.conv_general_dilated(
         x, kernel, strides, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
+
+
+def _batch_last(x: jax.Array) -> jax.Array:
+    """(B, H, W, C) to (C, H, W, B); its own inverse."""
+    return x.transpose(3, 1, 2, 0)
 
 
 def _gemm(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) -> jax.Array:
@@ -70,7 +86,78 @@ def _gradients(inputs: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.
 _product.defvjp(lambda *inputs: (jnp.tensordot(inputs[0].T, inputs[1], 1), inputs), _gradients)
 
 
-LOWERINGS: dict[str, Lowering] = {"xla": _xla, "gemm": _gemm, "fft": fft, "winograd": winograd}
+def _fft(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) -> jax.Array:
+    """Computes in float32 at least: 16 bits have no transforms."""
+    window = kernel.shape[:2]
+    pads = lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
+    images = jnp.pad(x, ((0, 0), *pads, (0, 0))).transpose(1, 2, 0, 3)
+    # The transforms have a period of at least the image: what a window wraps around belongs to
+    # positions beyond the last whole window, which are cut off.
+    sizes = [scipy.fft.next_fast_len(n, real=True) for n in images.shape[:2]]
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    of_images, of_kernel = (jnp.fft.rfft2(a.astype(wide), sizes, (0, 1)) for a in (images, kernel))
+    products = jnp.einsum("fgbc,fgco->fgbo", of_images, of_kernel.conj())
+    y = jnp.fft.irfft2(products, sizes, (0, 1))
+    ends = [n - size + 1 for n, size in zip(images.shape[:2], window, strict=True)]
+    y = y[: ends[0] : strides[0], : ends[1] : strides[1]]
+    return y.transpose(2, 0, 1, 3).astype(x.dtype)
+
+
+M = 4
+B_T = (
+    (4, 0, -5, 0, 1, 0),
+    (0, -4, -4, 1, 1, 0),
+    (0, 4, -4, -1, 1, 0),
+    (0, -2, -1, 2, 1, 0),
+    (0, 2, -1, -2, 1, 0),
+    (0, 4, 0, -5, 0, 1),
+)
+G = (
+    (1 / 4, 0, 0),
+    (-1 / 6, -1 / 6, -1 / 6),
+    (-1 / 6, 1 / 6, -1 / 6),
+    (1 / 24, 1 / 12, 1 / 6),
+    (1 / 24, -1 / 12, 1 / 6),
+    (0, 0, 1),
+)
+A_T = (
+    (1, 1, 1, 1, 1, 0),
+    (0, 1, -1, 2, -2, 0),
+    (0, 1, 1, 4, 4, 0),
+    (0, 1, -1, 8, -8, 1),
+)
+
+
+def _winograd(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) -> jax.Array:
+    """Computes in float32 at least: 16 bits have no digit to spare."""
+    pads = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
+    height, width = (n + sum(pad) - 2 for n, pad in zip(x.shape[1:3], pads, strict=True))
+    rows, columns = -(-height // M), -(-width // M)  # of tiles, the last ones filled with zeros
+    (top, bottom), (left, right) = pads
+    bottom, right = bottom + rows * M - height, right + columns * M - width
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    padded = jnp.pad(x.astype(wide), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    # Position (i, j) in every tile: (6, 6, B, rows, columns, C).
+    d = _positions(_positions(padded, 2, columns), 2, rows)
+    v, u = _both_sides(B_T, d), _both_sides(G, kernel.astype(wide))
+    y = _both_sides(A_T, jnp.einsum("ijbrsc,ijco->ijbrso", v, u))
+    y = y.transpose(2, 3, 0, 4, 1, 5).reshape(len(x), rows * M, columns * M, -1)
+    return y[:, :height, :width].astype(x.dtype)
+
+
+def _positions(x: jax.Array, axis: int, tiles: int) -> jax.Array:
+    """Every M-th number of an axis from its first, its second, ... on, stacked: (M + 2, ...)."""
+    last = M * (tiles - 1) + 1
+    return jnp.stack([lax.slice_in_dim(x, i, i + last, M, axis) for i in range(M + 2)])
+
+
+def _both_sides(matrix: Sequence[Sequence[float]], x: jax.Array) -> jax.Array:
+    """matrix x matrix^T over the first two axes of x, as one matrix product."""
+    both = np.einsum("ki,lj->klij", matrix, matrix).astype(x.dtype)
+    return jnp.tensordot(both, x, 2)
+
+
+LOWERINGS: dict[str, Lowering] = {"xla": _xla, "gemm": _gemm, "fft": _fft, "winograd": _winograd}
 
 
 def serves(lowering: str, kernel_shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -80,14 +167,34 @@ def serves(lowering: str, kernel_shape: Sequence[int], strides: Sequence[int]) -
 
 def require(lowering: str | None, kernel_shape: Sequence[int], strides: Sequence[int]) -> None:
     """ValueError unless the lowering, None for the default, is known and serves the layer."""
-    if lowering is not None and lowering not in LOWERINGS:
+    if lowering is None:
+        return
+    if lowering not in LOWERINGS:
         raise ValueError(f"lowering {lowering!r} of a convolution: one of {', '.join(LOWERINGS)}")
-    if lowering is not None and not serves(lowering, kernel_shape, strides):
+    if not serves(lowering, kernel_shape, strides):
         (kh, kw), (down, right) = kernel_shape[:2], strides
         raise ValueError(
             f"lowering {lowering!r} of a convolution {kh} x {kw} with strides {down} x {right}: "
             "it does 3 x 3 with strides 1 x 1 only"
         )
+
+
+def each(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | None, ...]:
+    """One lowering for each convolution, in the order in which they are computed.
+
+    'gemm' is that for all of them, 'gemm,fft' names them in order, None is the default. ValueError
+    if there are as many names as neither, or if one does not serve its convolution.
+    """
+    names = lowering.split(",") if lowering else [None]
+    if len(names) not in (1, len(shapes)):
+        raise ValueError(
+            f"lowering {lowering!r} names {len(names)}: must be one for all, or one for each of "
+            f"{len(shapes)} convolutions"
+        )
+    chosen = tuple(names * len(shapes) if len(names) == 1 else names)
+    for name, shape in zip(chosen, shapes, strict=True):
+        require(name, *shape)
+    return chosen
 
 
 def default_lowering() -> str:
@@ -127,6 +234,26 @@ def convolve(
     return y.reshape(len(x), *y.shape[2:])
 
 
+class Conv(nn.Module):
+    """(B, H, W, C) to (B, H', W', features): `convolve` and a bias."""
+
+    features: int
+    kernel_size: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    padding: str = "VALID"
+    dtype: DTypeLike | None = None
+    lowering: str | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        shape = (*self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
+        y = convolve(x, kernel, strides=self.strides, padding=self.padding, lowering=self.lowering)
+        return y + bias
+
+
 def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
     """Largest of each window x window square: (B, H, W, C) to (B, H // window, W // window, C).
 
@@ -137,46 +264,3 @@ def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
     h, w = x.shape[1] // window, x.shape[2] // window
     squares = x[:, : h * window, : w * window].reshape(len(x), h, window, w, window, x.shape[3])
     return _batch_last(squares.max((2, 4)))
-
-
-class Conv(nn.Module):
-    """(B, H, W, C) to (B, H', W', features): `convolve` and a bias."""
-
-    features: int
-    kernel_size: tuple[int, int]
-    strides: tuple[int, int] = (1, 1)
-    padding: str = "VALID"
-    dtype: DTypeLike | None = None
-    param_dtype: DTypeLike = jnp.float32
-    lowering: str | None = None
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.param(
-            "kernel",
-            nn.initializers.lecun_normal(),
-            (*self.kernel_size, x.shape[-1], self.features),
-            self.param_dtype,
-        )
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,), self.param_dtype)
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = convolve(x, kernel, strides=self.strides, padding=self.padding, lowering=self.lowering)
-        return y + bias
-
-
-def each(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | None, ...]:
-    """One lowering for each convolution, in the order in which they are computed.
-
-    'gemm' is that for all of them, 'gemm,fft' names them in order, None is the default. ValueError
-    if there are as many names as neither, or if one does not serve its convolution.
-    """
-    names = lowering.split(",") if lowering else [None]
-    if len(names) not in (1, len(shapes)):
-        raise ValueError(
-            f"lowering {lowering!r} names {len(names)}: must be one for all, or one for each of "
-            f"{len(shapes)} convolutions"
-        )
-    chosen = tuple(names * len(shapes) if len(names) == 1 else names)
-    for name, shape in zip(chosen, shapes, strict=True):
-        require(name, *shape)
-    return chosen

@@ -1,4 +1,10 @@
-"""Multi-layer perceptron: dense layers with ReLU, one a block, then the classifier."""
+"""Multi-layer perceptrons: plain, and residual with one hidden layer a block.
+
+    x_{k+1} = x_k + W2 relu(W1 LN(x_k) + b1) + b2,     x_0 = W0 x + b0,     logits = W LN(x_K) + b
+
+is the residual one, with all of x_k, W1 and W2 of one width and LN layer normalization. It has
+blocks 2 width (width + 2) + (inputs + 1) width + (width + 1) classes + 2 width parameters.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,35 +14,26 @@ import jax
 
 from optdyn.base.fields import field
 from optdyn.base.ranges import WIDTHS
-from optdyn.problem.models.base import Blocks, LayeredModel
+from optdyn.problem.models.base import Blocks, LayeredModel, ResidualModel
 
 
-class Hidden(nn.Module):
-    """(B, ...) -> (B, width)."""
+class Layer(nn.Module):
+    """(B, ...) -> (B, width), with ReLU if it is `hidden`."""
 
     width: int
     dtype: str
+    hidden: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.relu(nn.Dense(self.width, dtype=self.dtype)(x.reshape(len(x), -1)))
+        y = nn.Dense(self.width, dtype=self.dtype)(x.reshape(len(x), -1))
+        return nn.relu(y) if self.hidden else y
 
 
-class Classifier(nn.Module):
-    """(B, ...) -> (B, classes)."""
-
-    classes: int
-    dtype: str
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.Dense(self.classes, dtype=self.dtype)(x.reshape(len(x), -1))
-
-
-def mlp(hidden: Sequence[int], classes: int, dtype: str) -> Blocks:
+def dense_layers(hidden: Sequence[int], classes: int, dtype: str) -> Blocks:
     """Blocks `hidden0`, `hidden1`, ... and `classifier`."""
-    layers = tuple((f"hidden{i}", Hidden(width, dtype)) for i, width in enumerate(hidden))
-    return (*layers, ("classifier", Classifier(classes, dtype)))
+    layers = ((f"hidden{i}", Layer(width, dtype, True)) for i, width in enumerate(hidden))
+    return (*layers, ("classifier", Layer(classes, dtype)))
 
 
 @dataclass(frozen=True)
@@ -46,4 +43,43 @@ class MLP(LayeredModel, name="mlp"):
     hidden: tuple[int, ...] = field((256, 256), "Widths of its hidden layers.", **WIDTHS)
 
     def blocks_for(self, classes: int) -> Blocks:
-        return mlp(self.hidden, classes, self.dtype)
+        return dense_layers(self.hidden, classes, self.dtype)
+
+
+class Residual(nn.Module):
+    """(B, width) -> (B, width); with the stem, (B, ...) is first flattened and projected."""
+
+    width: int
+    dtype: str
+    stem: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.stem:
+            x = nn.Dense(self.width, dtype=self.dtype, name="stem")(x.reshape(len(x), -1))
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        y = nn.relu(nn.Dense(self.width, dtype=self.dtype)(y))
+        return x + nn.Dense(self.width, dtype=self.dtype)(y)
+
+
+class Output(nn.Module):
+    """(B, ..., width) -> (B, ..., classes)."""
+
+    classes: int
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.Dense(self.classes, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x))
+
+
+@dataclass(frozen=True)
+class ResMLP(ResidualModel, name="resmlp"):
+    """Residual multi-layer perceptron: one hidden layer a block, added to what it is given."""
+
+    def blocks_for(self, classes: int) -> Blocks:
+        """`block0`, which holds the stem, `block1`, ... and the head, `output`."""
+        trunk = (
+            (f"block{k}", Residual(self.width, self.dtype, k == 0)) for k in range(self.blocks)
+        )
+        return (*trunk, ("output", Output(classes, self.dtype)))

@@ -9,14 +9,18 @@ synchronous SGD, however seldom they do. With a spread examples have H_e = H dia
 E s xi = 0, so the bowl is the same and its parts are not.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from optdyn.base import seeds
 from optdyn.base.fields import field
 from optdyn.base.ranges import WIDE
+from optdyn.problem.data.arrays import Dataset
 from optdyn.problem.models.base import Blocks, Model
 
 
@@ -30,9 +34,39 @@ class Displacement(nn.Module):
         return self.param("x", nn.initializers.ones, (self.dimension,)) - xi
 
 
-def quadratic(dimension: int, classes: int = 0) -> Blocks:
-    """One block, `x`; it has no classes."""
-    return (("x", Displacement(dimension)),)
+@dataclass(frozen=True)
+class Quadratic(Model, name="quadratic"):
+    """Noisy quadratic: a bowl whose examples disagree about where its bottom is."""
+
+    dimension: int = field(16, "Its dimension.", **WIDE)
+    condition: float = field(10.0, "Largest over smallest curvature; the largest is 1.", at_least=1)
+    noise: float = field(0.0, "Standard deviation of an example's optimum.", at_least=0)
+    spread: float = field(
+        0.0, "Standard deviation of an example's curvatures, over their mean.",
+        at_least=0, at_most=10,
+    )  # fmt: skip
+
+    def blocks_for(self, classes: int) -> Blocks:
+        """One block, `x`; it has no classes."""
+        return (("x", Displacement(self.dimension)),)
+
+    def losses(self, displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
+        """f of each example, (B,)."""
+        h = jnp.asarray(curvatures(self.dimension, self.condition))
+        h = h * batch["curvature"] if "curvature" in batch else h
+        return jnp.sum(h * displacement**2, -1) / 2
+
+    def dataset(self, examples: int, seed: int) -> Dataset:
+        """The examples that a seed draws, and a noiseless one to test on."""
+        rng = seeds.generator(seed, "quadratic")
+        count = examples if self.noise or self.spread else 1
+        train = {"optimum": optima(rng, count, self.dimension, self.noise)}
+        test = {"optimum": np.zeros((1, self.dimension), np.float32)}
+        if self.spread:
+            s = factors(rng, count, self.dimension, self.spread)
+            train = {"optimum": centred(train["optimum"], s), "curvature": s}
+            test |= {"curvature": np.ones_like(test["optimum"])}
+        return Dataset(train, test, 0)
 
 
 def curvatures(dimension: int, condition: float) -> np.ndarray:
@@ -56,19 +90,3 @@ def centred(xi: np.ndarray, s: np.ndarray) -> np.ndarray:
     """The optima moved so that the bottom of the whole bowl is 0, E s xi = 0."""
     weighted = np.mean(s.astype(np.float64) * xi, axis=0) / s.mean(axis=0, dtype=np.float64)
     return (xi - weighted).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Quadratic(Model, name="quadratic"):
-    """Noisy quadratic: a bowl whose examples disagree about where its bottom is."""
-
-    dimension: int = field(16, "Its dimension.", **WIDE)
-    condition: float = field(10.0, "Largest over smallest curvature; the largest is 1.", at_least=1)
-    noise: float = field(0.0, "Standard deviation of an example's optimum.", at_least=0)
-    spread: float = field(
-        0.0, "Standard deviation of an example's curvatures, over their mean.",
-        at_least=0, at_most=10,
-    )  # fmt: skip
-
-    def blocks_for(self, classes: int) -> Blocks:
-        return quadratic(self.dimension, classes)

@@ -1,4 +1,7 @@
-"""The presets of the outer rule: against lists in float64, libraries, and their limits."""
+"""Nodes that meet: the presets of the outer rule, merges that correct, eager messages, DES-LOC.
+
+Against lists in float64, libraries, and their limits.
+"""
 
 from functools import cache
 
@@ -8,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from optdyn.methods.averaging import meeting_schedule
+from optdyn.methods.averaging import DesLoc, meeting_schedule
 from optdyn.methods.daso import DASO
 from optdyn.train import program
 from tests.methods import nodes
@@ -247,3 +250,125 @@ def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
     size = program.parameter_bytes(params)
     np.testing.assert_array_equal(sent, times * size * np.tile([0, 0, 1], 4))
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
+
+
+DELAY, MOMENTUM = 2, 0.6
+
+
+def late(name):
+    outer = meetings(name).outer
+    return meeting_schedule(STEPS, 4, 1, DELAY)._replace(outer=outer)
+
+
+@pytest.mark.parametrize("name", ["model_averaging", "diloco"])
+def test_what_nodes_did_meanwhile_is_kept_whole(name):
+    """x <- theta + (x - x_sent), where theta is the mean sent, or what DiLoCo makes of it."""
+    line = late(name)
+    states, _ = nodes.ran(made(name, merging="correct"), nodes.events(line, RATE, MOMENTUM))
+    every, theta, m, history = nodes.HeavyBall(), np.float64(START), 0.0, []
+    sent = None
+    for t in range(STEPS):
+        every.step(t)
+        if line.send[t].all():
+            sent = list(every.x)
+        if line.receive[t].all():
+            gap = theta - sum(sent) / NODES
+            m = MU * m + gap if name == "diloco" else 0.0
+            theta = theta - (ETA * (gap + MU * m) if name == "diloco" else gap)
+            every.x = [theta + (x - own) for x, own in zip(every.x, sent, strict=True)]
+        history.append(list(every.x))
+    # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
+    np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
+    mixed, _ = nodes.ran(made(name), nodes.events(line, RATE, MOMENTUM))
+    assert np.abs(flattened(mixed.params) - history).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["model_averaging", "diloco", "slowmo"])
+def test_without_delay_it_is_the_mean(name):
+    events = nodes.events(meetings(name), RATE, MOMENTUM)
+    corrected, _ = nodes.ran(made(name, merging="correct"), events)
+    plain, _ = nodes.ran(made(name), events)
+    np.testing.assert_allclose(
+        flattened(corrected.params), flattened(plain.params), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_correction_keeps_the_mean_over_the_nodes(fragments):
+    """mean(sent) + mean(x - x_sent) is mean(x): at its first receipt nothing is lost."""
+    line = meeting_schedule(STEPS, 4, fragments, 1)
+    keys = {"merging": "correct", "fragments": fragments}
+    met, _ = nodes.ran(made("model_averaging", **keys), nodes.events(line, RATE, MOMENTUM))
+    never = line._replace(send=np.zeros_like(line.send), receive=np.zeros_like(line.receive))
+    alone, _ = nodes.ran(made("model_averaging", **keys), nodes.events(never, RATE, MOMENTUM))
+    first = int(np.flatnonzero(line.receive.any(axis=1))[0])
+    found, expected = (flattened(each.params)[first] for each in (met, alone))
+    np.testing.assert_allclose(found.mean(0), expected.mean(0), rtol=0, atol=1e-6)
+    assert np.abs(found - expected).max() > 1e-2
+
+
+def test_an_eager_message_has_a_period_of_time():
+    """Of messages alone: each meeting waits for the one before, of as many bytes as were sent."""
+    sent, took, _ = sent_and_seconds("eager", {"method.period": 3})
+    meets = np.flatnonzero(sent)
+    computing = battery.BATCH / 2 / 8  # seconds of an update, of 12 examples an eighth each
+    expected = sent[meets][0] - 3 * computing  # an all-reduce of two, beside three updates
+    assert took[meets[0]] == 0 and expected > 0
+    np.testing.assert_allclose(took[meets[1:]], expected, rtol=1e-9)
+    np.testing.assert_allclose(np.delete(took, meets), 0, atol=1e-9)
+
+
+B1, B2, EPS = 0.9, 0.999, 1e-8  # optax's
+PERIOD = 2
+ADAM = nodes.inner(nodes.ADAM)  # one method, one program
+
+
+def adam_ran(first, second):
+    keys = {"first_moment_meetings": first, "second_moment_meetings": second}
+    method, line = DesLoc(period=PERIOD, **keys), meeting_schedule(STEPS, PERIOD, 1, 0)
+    line = line._replace(states=method.states(line))
+    return nodes.ran(method.mix(ADAM), nodes.events(line, RATE, momentum=None))
+
+
+def adam_reference(first, second):
+    """(STEPS, NODES, P): Adam in float64, by its equations."""
+    x, u, v = ([np.float64(start)] * NODES for start in (START, 0 * START, 0 * START))
+    history, meetings, rate = [], 0, np.float64(np.float32(RATE))
+    for t in range(STEPS):
+        for i in range(NODES):
+            grad = nodes.gradient(x[i], t, slice(i * nodes.EACH, (i + 1) * nodes.EACH))
+            u[i] = B1 * u[i] + (1 - B1) * grad
+            v[i] = B2 * v[i] + (1 - B2) * grad**2
+            mean, square = u[i] / (1 - B1 ** (t + 1)), v[i] / (1 - B2 ** (t + 1))
+            x[i] = x[i] - rate * mean / (np.sqrt(square) + EPS)
+        if (t + 1) % PERIOD == 0:
+            meetings += 1
+            x = [sum(x) / NODES] * NODES
+            if meetings % first == 0:
+                u = [sum(u) / NODES] * NODES
+            if meetings % second == 0:
+                v = [sum(v) / NODES] * NODES
+        history.append(list(x))
+    return np.array(history)
+
+
+def test_des_loc_is_what_its_equations_say():
+    states, _ = adam_ran(3, 6)
+    expected = adam_reference(3, 6)
+    # Float32: where a second moment is small its root divides what rounding left, 1e-7 of about
+    # one, and a step is of the rate: measured at most 3e-6 after 32 updates.
+    np.testing.assert_allclose(flattened(states.params), expected, rtol=0, atol=1e-5)
+    # The periods are two: each is seen.
+    for other in (adam_reference(6, 6), adam_reference(3, 3)):
+        assert np.abs(expected - other).max() > 1e-4
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_clock_counts_the_bytes_of_des_loc(optimizer):
+    """Every meeting the parameters, every second u, every third v, where the optimizer has it."""
+    values = {"method.first_moment_meetings": 2, "method.second_moment_meetings": 3}
+    sent, took, params = sent_and_seconds("des_loc", values, optimizer)
+    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    times = np.array([1, 2, 1 + (optimizer == "adam"), 2])  # 12 updates, a meeting every three
+    np.testing.assert_array_equal(sent[2::3], size * times)
