@@ -82,10 +82,6 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """All workers wait for one another; shares follow how fast they were."""
         setup, cluster = setting.setup, setting.setup.cluster
-        if held := setting.held:
-            recorded = _recorded(held, (cluster.worker_count,), setup.batch_size)
-            line = from_arrivals(np.zeros(setup.steps, np.int32), held.seconds, 1)
-            return line._replace(plan=recorded)
         run = {
             "steps": setup.steps,
             "steps_per_epoch": setting.steps_per_epoch,
@@ -95,6 +91,11 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
             taken = [row["worker_seconds"] for row in setting.epochs]
             return measured(cluster, self, worker_seconds=taken, **run)
         return clocked(cluster, self, update_bytes=setting.update_bytes, seed=setup.seed, **run)[0]
+
+    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+        """The timeline with the recorded seconds and shares, which followed speeds."""
+        recorded = _recorded(trace, (setup.cluster.worker_count,), setup.batch_size)
+        return line._replace(seconds=trace.seconds, plan=recorded)
 
     def work(self, setting: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, Shares]:
         """Seconds of every device, (steps, nodes, k), and its share of its node's even part."""

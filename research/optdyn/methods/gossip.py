@@ -328,7 +328,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
             plan = self._among(plan, here)
         return meetings_timeline(plan, local, seconds)
 
-    def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
         """The timeline among those who were there in the run that a trace holds."""
         if not setup.cluster.presence:
             return line

@@ -149,7 +149,7 @@ class Method(Value, section="method", union=True):
         """
         raise NotImplementedError
 
-    def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
         """The timeline of a replay, of whose nodes all are there, with what its trace alone knows.
 
         Raises `TimelineError`.
@@ -568,7 +568,7 @@ class Methods:
         replay = setup.with_({"cluster.service.name": "constant", "cluster.presence": 0.0})
         held = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
         line = clock(ClockInputs(replay, held=held, **known), self)
-        return checked(held, self.outermost.replayed(line, held, setup))
+        return checked(held, self.outermost.with_recorded(line, held, setup))
 
 
 def seen(name: str) -> Methods | None:

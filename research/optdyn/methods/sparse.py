@@ -44,22 +44,6 @@ from optdyn.methods.method import FRACTION, ClockInputs, Methods, Mixes, OuterRa
 from optdyn.methods.setup import Setup
 
 
-def descent() -> optax.GradientTransformationExtraArgs:
-    """A step of rate a along the outer gradient."""
-
-    def update(
-        gap: Tree,
-        state: Tree,
-        params: Params | None = None,
-        *,
-        outer_learning_rate: Array,
-        **_: Tree,
-    ) -> tuple[Params, Tree]:
-        return jax.tree.map(lambda leaf: -outer_learning_rate * leaf, gap), state
-
-    return optax.GradientTransformationExtraArgs(optax.identity().init, update)
-
-
 @dataclass(frozen=True)
 class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     """SparseLoCo (Sarfi et al., arXiv 2508.15706): sparse messages, errors in place of momentum.
@@ -84,7 +68,14 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     mean = MappingProxyType({"outer_learning_rate": 1.0, "error_decay": 1.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
-        return descent()
+        """A step of rate a along the outer gradient."""
+
+        def update(
+            gap: Tree, state: Tree, params: Params | None = None, **numbers: Array
+        ) -> tuple[Params, Tree]:
+            return jax.tree.map(lambda leaf: -numbers["outer_learning_rate"] * leaf, gap), state
+
+        return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
     def compressed(self) -> Compression:
         sent = numbers(self.compression_bits, self.compression_block)
