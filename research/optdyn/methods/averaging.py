@@ -176,7 +176,7 @@ class Outer:
     inner_state: str = "kept"
     corrects: bool = False
 
-    def rule(self) -> Rule:
+    def rule(self) -> Rule[OuterState]:
         """The rule. Raises `ConfigError` at its `init` with more fragments than leaves."""
         split = SplitStep(
             self.update, self.message, self.on_receive, self.merge_received, self.fragments
@@ -730,7 +730,7 @@ class EagerState(NamedTuple):
 
 def eager(
     inner: Rule, rule: optax.GradientTransformationExtraArgs, collectives: Collectives = SIMULATED
-) -> Rule:
+) -> Rule[EagerState]:
     """The rule of one device over the axis `node`; `event.plan` is a `Meeting`."""
 
     def init(params: Params) -> EagerState:
