@@ -61,11 +61,6 @@ def test_one_batch_is_no_two(quadratic):
         moments(problem, 31, params, examples)
 
 
-def test_sharpness_of_a_quadratic_is_its_largest_curvature(quadratic):
-    problem, params, examples, _ = quadratic
-    np.testing.assert_allclose(sharpness(problem, params, examples), 1, rtol=1e-4)
-
-
 def test_sharpness_is_the_largest_eigenvalue_of_the_hessian(config, mnist):
     values = {**mnist, "model.hidden": (2,), "data.train_examples": 40}
     run = trainer.prepare(config(values))

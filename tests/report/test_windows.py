@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optdyn.report import windows
-from optdyn.report.tables import TableError
+from optdyn.report.tables import TableError, folders_with
 from optdyn.train import meter, trainer
 from optdyn.train.meter import FILE
 from tests.report.simulation import deviation
@@ -51,7 +51,7 @@ def test_a_run_says_again_what_it_said_at_its_end(sweep):
 
 
 def test_the_seeds_of_a_setting_are_fitted_together(sweep):
-    runs = [windows.load(folder) for folder in windows.metered_workdirs(sweep)]
+    runs = [windows.load(folder) for folder in folders_with(sweep, FILE)]
     (both,) = windows.pooled(runs)
     assert both.name == "s0 and 1 more"
     fits = [windows.fit(run) for run in [*runs, both]]

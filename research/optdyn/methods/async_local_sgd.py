@@ -596,16 +596,15 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
         """
         setup, held, count = setting.setup, setting.held, self.groups
         shares = np.array(fragment_bytes(setting._replace(update_bytes=1), self.fragments))
+        stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
+        work = self.work(setting, methods, sent=False)
         if held:
             held.groups(held.worker, count)
             line = from_arrivals(held.worker, held.seconds, count)
+        elif habits := habits_of(setup.cluster, count, 0):
+            line = event_arrivals(stream, law, work, setup.steps, habits=habits)
         else:
-            stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
-            work = self.work(setting, methods, sent=False)
-            if habits := habits_of(setup.cluster, count, 0):
-                line = event_arrivals(stream, law, work, setup.steps, habits=habits)
-            else:
-                line = arrivals(stream, law, work, setup.steps)
+            line = arrivals(stream, law, work, setup.steps)
         if held and held.has("merge"):  # seconds decide it, and those of a real run are not drawn
             made = _recorded_rounds(held, self.fragments)
         else:

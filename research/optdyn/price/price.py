@@ -369,7 +369,11 @@ def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
         return updates * part * config.cluster.seconds_per_example * config.batch_size
     cluster = slowed(setting(config, shapes), methods)
     if divided := plan_of(line, Shares):
-        return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
+        each = window.steps_per_epoch
+        of = costs(config.cluster, -(-window.steps // each), each, config.seed)
+        epoch = np.arange(window.first, window.last) // each
+        shares = np.asarray(divided.shares).reshape(updates, -1)
+        return float((shares * of.example[epoch] + of.delay[epoch]).sum())
     nodes, groups = cluster.nodes if methods.mix else 1, methods.groups
     batch = config.batch_size // nodes // methods.get("arrivals", 1)
     means = compute_means(cluster, nodes * groups, batch)  # of every worker of every group
@@ -381,14 +385,6 @@ def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
         return float(updates * ((rate * an_update).sum(axis=1) / rate.sum(axis=1)).sum())
     who = _who(line).reshape(updates, nodes, -1)
     return float(an_update[np.arange(nodes)[:, None], who].sum())
-
-
-def _of_shares(config: Experiment, window: UpdateRange, shares: np.ndarray) -> float:
-    """Seconds that workers compute for their shares of batches, (updates, workers)."""
-    each = window.steps_per_epoch
-    of = costs(config.cluster, -(-window.steps // each), each, config.seed)
-    epoch = np.arange(window.first, window.last) // each
-    return float((shares * of.example[epoch] + of.delay[epoch]).sum())
 
 
 def _who(line: Timeline) -> np.ndarray:

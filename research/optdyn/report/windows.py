@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from optdyn.base.lookup import CLOCK
-from optdyn.experiment import Experiment, read
+from optdyn.experiment import read
 from optdyn.momentum.lags import groups_of, memoryless, theory
 from optdyn.momentum.moments import NotIdentified, equivalent_momentum
-from optdyn.report import tables, workers
-from optdyn.report.tables import TableError, natural
+from optdyn.report import arrivals, tables
+from optdyn.report.tables import TableError
 from optdyn.train import meter
 from optdyn.train.meter import Window
 
@@ -31,13 +31,6 @@ class Metered(NamedTuple):
     explicit: float  # momentum of the optimizer; of steered runs the last
 
 
-def metered_workdirs(workdir: Path) -> list[Path]:
-    """The workdir itself, or those of a sweep's points that recorded windows; [] if none did."""
-    if (workdir / meter.FILE).exists():
-        return [workdir]
-    return sorted((file.parent for file in workdir.glob(f"points/*/{meter.FILE}")), key=natural)
-
-
 def load(folder: Path) -> Metered:
     """The windows that have ended; raises `TableError`."""
     (point,) = tables.points(folder)
@@ -48,7 +41,7 @@ def load(folder: Path) -> Metered:
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1
         rows = np.load(folder / meter.FILE, mmap_mode="r")
-        arrived = workers.arrivals(point)
+        arrived = arrivals.arrivals(point)
         worker = arrived[0] if arrived else None
         windows = meter.read(rows, of, examples, worker, 0, step)
         rate = meter.rate(of, step)
@@ -81,7 +74,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
     With `lags` or `gradient_lags` (0 where only the other is given) also a `polynomial`: of heavy-
     ball SGD that of its own steps, else of the raw ones.
     """
-    config, groups = _experiment(run), groups_of(run.config)
+    config, groups = read(run.config, run.name, CLOCK), groups_of(run.config)
     expected = memoryless(run.config)
     found = {
         "run": run.name,
@@ -128,13 +121,9 @@ def coefficients(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")
 
 
-def _experiment(run: Metered) -> Experiment:
-    return read(run.config, run.name, CLOCK)
-
-
 def _lags(run: Metered) -> int:
     """Terms of the run's own steps; 0 where its explicit momentum was steered, so no polynomial."""
-    return 0 if run.config["probes"]["steer"] else meter.lags(_experiment(run))
+    return 0 if run.config["probes"]["steer"] else meter.lags(read(run.config, run.name, CLOCK))
 
 
 def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
