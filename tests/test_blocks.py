@@ -79,7 +79,7 @@ def can_be_given(command: Command) -> None:
     rest, _ = app.split(arguments)
     given = {word.partition("=")[0] for word in rest if word.startswith("--")}
     assert given <= set(main.flags_of(main.COMMANDS[name])), command.line
-    if any(re.match("--config[.=]", word) for word in arguments) and name != "price":
+    if any(re.match("--config[.=]", word) for word in arguments):
         of_a_config(arguments)
 
 
@@ -92,9 +92,9 @@ def of_a_module(module: str, arguments: list[str]) -> None:
 
 
 def of_a_config(arguments: list[str]) -> None:
-    """The config with what is set in it; of a grid its first point: tests/test_grids.py has all."""
+    """The config with what is set in it; tests/test_grids.py has all points of a grid."""
     rest, changes = app.split(arguments)
-    (name,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")]
+    (name,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")] or ["price"]
     config = configs.config(name, {key: Text(value) for key, value in changes.items()})
     if isinstance(config, Grid):
         point, its = next(named(config))

@@ -354,7 +354,8 @@ def test_an_argument_of_a_config_is_one_of_those_listed(module, name):
     ],
 )
 def test_an_argument_of_two_parts_or_of_none_is_told_what_there_is(module, wrong, said):
-    assert refusal(wrong, module.get_config).endswith(said)
+    line = refusal(wrong, module.get_config)
+    assert line.startswith("config argument ") and line.endswith(said)
 
 
 def test_bad_points_are_named():

@@ -79,6 +79,7 @@ AT_LEAST_ZERO = (
     "checkpoint_every",
     "data.train_examples",
     "data.image_size",
+    "data.dirichlet",
     "optimizer.warmup_steps",
     "optimizer.decay_steps",
     "replicas.count",
@@ -123,6 +124,8 @@ BAD = [
     *(("cluster.overlap", value) for value in (-0.1, 1.1, NAN)),
     *(("data.augment", value) for value in ("nosuch", "flip_crop", None)),
     ("cluster.pieces", 3),
+    ("data.mean", (NAN,)),
+    ("probes.window", 10),
     *(("tune.target", value) for value in (HUGE, NAN, "low")),
     *(
         (name, value)
@@ -297,7 +300,9 @@ COMBINATIONS = [
     (SHARDS | {"replicas.count": 3}, "data.dirichlet = 0.5: replicas are of one objective"),
     (METER | {"replicas.count": 3}, "probes.momentum = True: replicas are recorded whole"),
     ({"probes.steer": True}, "probes.steer = True: needs config.probes.momentum"),
+    (METER | {"probes.steer": True, "optimizer.name": "adam"}, "probes.steer = True: needs"),
     ({"probes.similarity": True}, "probes.similarity = True: of nodes with parameters of"),
+    ({"probes.mean": True}, "probes.mean = True: of nodes with parameters of"),
     (
         METER | {"probes.window": 54, "probes.every": 53},
         "probes.window = 54: at most config.probes",
@@ -469,6 +474,10 @@ def test_a_key_of_another_member_says_whose_it_is():
             "config.cluster.service.variation: 'exponential' has no such key, which is of gamma",
         ),
         ({"data.tokenizer": "byte"}, "config.data.tokenizer: 'mnist5k' has no such key, which is"),
+        (
+            {"data.name": "kjv", "data.augment": "flip"},
+            "config.data.augment: 'kjv' has no such key, which is of folder, mnist5k and tfds",
+        ),
         (
             {"method.name": "diloco+local", "method.period": 3},
             "config.method.period: 'diloco+local' has no such key; say config.method.diloco.period",

@@ -16,16 +16,40 @@ MODULES = [
     for m in pkgutil.iter_modules(grids.__path__)
 ]
 TABLES = [(m, table) for m in MODULES for table in getattr(m, "TABLES", [None])]
+COUNTS = {"daso-daso": 10, "dynamic_batch-disturbed": 10, "meter-None": 4, "quickstart-None": 608}
+COUNTS |= {f"local-{table}": 12 for table in ("mlp", "resnet", "text")}
+COUNTS |= {
+    f"implicit_momentum-{table}": count
+    for table, count in {
+        "quadratic": 5,
+        "calibration": 6,
+        "mlp": 3,
+        "matching": 1,
+        "laws": 4,
+    }.items()
+}
 
 
-@pytest.mark.parametrize(
-    ("module", "table"), TABLES, ids=[f"{m.__name__.rpartition('.')[2]}-{t}" for m, t in TABLES]
-)
+def flat(values, prefix=""):
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def named(module, table):
+    return f"{module.__name__.rpartition('.')[2]}-{table}"
+
+
+@pytest.mark.parametrize(("module", "table"), TABLES, ids=[named(*each) for each in TABLES])
 def test_all_points_can_run(module, table):
     config = module.get_config(table) if table else module.get_config()
     points = dict(grid.named(config))  # refuses names that occur twice
+    assert len(points) == COUNTS.get(named(module, table), len(points))
     for name, point in points.items():
-        grid.resolve(config, name, point)
+        made = dict(flat(grid.resolve(config, name, point).to_dict()))
+        assert all(made[key] == value for key, value in point.items() if key != "name")
     if table:
         assert f"    {table}" in module.__doc__ or f", {table}" in module.__doc__
 

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base.progress import Watch
-from optdyn.experiment import ConfigError
 from optdyn.methods.compose import METERED
 from optdyn.momentum.readings import Windows, in_place, shortened, steered
 from optdyn.train import single, trainer
@@ -166,19 +165,3 @@ def test_folding_a_sketch_is_a_shorter_sketch():
     long = (vector * signs).reshape(-1, 1024).sum(0)[None]
     assert np.allclose(shortened(long, 2**13)[0], (vector * signs).reshape(-1, 512).sum(0))
     assert shortened(long, 2**12).shape == (1, 1024)
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        ({"probes.window": 10}, "config.probes.window = 10: must be at least 54 updates"),
-        ({"probes.every": 80}, "config.probes.window = 230: at most config.probes.every = 80"),
-        ({"probes.steer": True, "optimizer.name": "adam"}, "config.probes.steer = True: needs"),
-        ({"probes.similarity": True}, "config.probes.similarity = True: of nodes with parameters"),
-        ({"probes.mean": True}, "config.probes.mean = True: of nodes with parameters"),
-        ({"replicas.count": 2}, "config.probes.momentum = True: replicas are recorded whole"),
-    ],
-)
-def test_bad_values_are_refused(config, values, message):
-    with pytest.raises(ConfigError, match=message):
-        trainer.prepare(config(PROBED).with_(values))

@@ -365,7 +365,6 @@ BAD = {
     "update_bytes = -8: must be at least 0": lambda: optdyn.timeline(
         optdyn.Sync(), optdyn.Cluster(), 10, update_bytes=-8
     ),
-    "config.method.groups = 3": lambda: base(method=optdyn.Asynchronous(groups=3)).train(),
     # Arguments of other names, too many, too few, or of another kind.
     "config has no key 'nosuch'": lambda: base().with_(nosuch=3),
     "Cluster has no field 'node'; did you mean nodes?": lambda: optdyn.Cluster(node=4),

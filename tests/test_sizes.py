@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 
 from configs import gpt, resnet
-from optdyn.experiment import ConfigError
 from optdyn.problem import models
 from optdyn.train.checks import check
 from tests.models.parameters import count, shapes
@@ -39,18 +38,6 @@ def test_residual_networks_are_for_the_images_that_they_are_of(variant, millions
     last = blocks[:-1]
     made = jax.eval_shape(lambda p: models.base.activations(last, p, x)[-1], shapes(blocks, x))
     assert made.shape[1:3] == ((7, 7) if side == 224 else (4, 4))
-
-
-@pytest.mark.parametrize("variant", ["34", "18,nosuch"])
-def test_resnets_that_there_are_not(variant):
-    with pytest.raises(ConfigError, match=r"^config argument "):
-        resnet.get_config(variant)
-
-
-@pytest.mark.parametrize("variant", ["1b", "10m,kjv"])
-def test_transformers_that_there_are_not(variant):
-    with pytest.raises(ConfigError, match=r"^config argument "):
-        gpt.get_config(variant)
 
 
 def test_what_is_drawn_is_what_the_config_says():

@@ -3,10 +3,8 @@
 import json
 
 import numpy as np
-import pytest
 
 from configs import text
-from optdyn.base.errors import ConfigError
 from optdyn.problem.data.kinds import KJV
 from optdyn.train import trainer
 
@@ -44,8 +42,3 @@ def test_evaluates_less_than_it_trains_on_between_two_log_points():
         config = text.get_config(size)
         evaluated = config.data.train_evaluated + config.data.test_evaluated
         assert 0 < evaluated <= config.log_every * config.batch_size / 3
-
-
-def test_no_other_size():
-    with pytest.raises(ConfigError, match="config argument 'large': must be one of 'small'"):
-        text.get_config("large")

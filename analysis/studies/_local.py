@@ -93,7 +93,7 @@ def clock(config: Experiment) -> dict[str, list[float]]:
     method, costs, work = _costs(config)
     made = {}
     if method.variant == "greedy":
-        made["greedy"] = pipeline.local(work.forward, work.backward, 0.0, UPDATES)
+        made["greedy"] = pipeline.schedule("local", work.forward, work.backward, 0.0, UPDATES)
     found = {}
     if method.variant == "backprop":
         found[DATA] = [1 / STAGES, 1 / STAGES]
@@ -115,7 +115,7 @@ def clock(config: Experiment) -> dict[str, list[float]]:
 
 
 def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> pipeline.Schedule:
-    return pipeline.one_f_one_b(forward, backward, 0.0, micro_batches, UPDATES)
+    return pipeline.schedule("1f1b", forward, backward, 0.0, UPDATES, micro_batches)
 
 
 def _costs(config: Experiment) -> tuple[local.Local, local.UpdateCost, pipeline.StageWork]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import Experiment
 from optdyn.problem import data, problem
 from optdyn.problem.data import order
 from optdyn.problem.data.augment import augment
@@ -162,17 +162,6 @@ def test_what_the_examples_cannot_have_is_one_clear_line(mnist, values, message)
     with pytest.raises(data.DataError, match=message) as error:
         problem.load_data(of.model, of.data, of.seed)
     assert "\n" not in str(error.value)
-
-
-def test_a_text_has_no_key_of_images():
-    line = "config.data.augment: 'kjv' has no such key, which is of folder, mnist5k and tfds"
-    with pytest.raises(ConfigError, match=f"^{line}$"):
-        config(name="kjv", augment="flip")
-
-
-def test_a_mean_that_is_no_number_is_no_config():
-    with pytest.raises(ConfigError, match=r"^config\.data\.mean = \(nan,\): must be [^\n]+$"):
-        config(mean=(float("nan"),), std=(1.0,))
 
 
 def test_a_quadratic_has_no_images():

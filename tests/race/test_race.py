@@ -448,28 +448,13 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, chan
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"parallel.api": "jit"}, "config.parallel"),
-        ({"replicas.count": 2}, "config.replicas.count"),
-        ({"data.streaming": True}, "config.data.streaming"),
-        ({"method.name": "sync"}, "config.cluster.service.name"),
         ({"method.name": "ad_psgd", "method.groups": 4}, "config.cluster.service.name"),
-        ({"method.name": "buffered", "parallel.api": "jit"}, "config.parallel"),
-        ({**LOCAL, "parallel.api": "jit"}, "config.parallel"),
         ({**ELASTIC, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
-        ({**LOCAL, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
-        ({**LOCAL, "optimizer.warmup_steps": 5}, "config.optimizer.schedule"),
-        ({**LOCAL, "optimizer.chain": ("staleness_rate",)}, "config.optimizer.chain"),
-        ({**LOCAL, "probes.momentum": True}, "config.probes.momentum"),
-        ({**FRESH, "model.name": "mlp", "method.fresh": ("hidden0",)}, "must be the last of"),
         ({**FRESH, "model.name": "mlp", **CLIPPED}, "by the gradients of all"),
-        (
-            {"cluster.nodes": 3, "model.name": "mlp", "model.hidden": (8, 8)}
-            | {"method": Asynchronous(groups=3, fresh=("classifier", "hidden1")) + Local()},
-            "the gradient of the whole model's loss",
-        ),
     ],
 )
 def test_what_cannot_race(config, tmp_path, values, message):
+    """Of the joins of a race, which tests/test_config.py has, two; and what needs the optimizer."""
     with pytest.raises(ConfigError, match=message):
         raced(config, values, tmp_path / "none", at_random(0))
     assert not (tmp_path / "none").exists()

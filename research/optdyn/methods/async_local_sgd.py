@@ -155,7 +155,7 @@ class AsyncLocalSGDState(NamedTuple):
 
 def async_local_sgd(
     gradient: Gradient, update: Update, workers: int, server: str = "nesterov"
-) -> Rule:
+) -> Rule[AsyncLocalSGDState]:
     """Rule of a table of `workers`; `event.plan` is a `WorkerStep`. `server`: one of `SERVERS`.
 
     Its numbers: `rate`, eta; `decay`, b; those that the server asks for; a `weight` of G, if not 1.
@@ -482,7 +482,9 @@ class DecoupledState(NamedTuple):
         return {"worker_distance": distance(self.workers)}
 
 
-def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int = 1) -> Rule:
+def decoupled(
+    gradient: Gradient, update: Update, learners: int, fragments: int = 1
+) -> Rule[DecoupledState]:
     """Rule of a table of `learners`; `event.plan` is a `WorkerStep`.
 
     Its numbers, (P,) of the fragments or scalars: those of `Rounds`; `merges`, how many follow, of

@@ -159,7 +159,7 @@ def asynchronous(
     servers: Mapping[str, int] | None = None,
     rounded: bool = False,
     small: Compression | None = None,
-) -> Rule:
+) -> Rule[SnapshotState]:
     """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     Slots are read before one is written (`snapshots.read_first`), so XLA updates the table in
@@ -382,7 +382,7 @@ class Ringmaster(Grouped, name="ringmaster"):
 
 def ringleader(
     gradient: Gradient, update: Update, slots: int, count: int, rounded: bool = False
-) -> Rule:
+) -> Rule[SnapshotState]:
     """Rule of `count` groups (n), each of which has a slot.
 
     `event.plan` is a `WorkerStep`: an arrival that exchanges applies the table. Its numbers are

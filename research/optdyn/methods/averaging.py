@@ -34,7 +34,7 @@ from jax.typing import ArrayLike
 from optdyn import optimizers
 from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
-from optdyn.base.trees import Array, Hyper, State, Tree, bytes_of, numbers_in
+from optdyn.base.trees import Array, Hyper, Tree, bytes_of, numbers_in
 from optdyn.clock import availability
 from optdyn.clock.meetings import AllReduce, meeting_seconds, meetings_timeline
 from optdyn.clock.network import between_nodes, broadcast, to_all_nodes
@@ -176,7 +176,7 @@ class Outer:
     inner_state: str = "kept"
     corrects: bool = False
 
-    def rule(self) -> Rule:
+    def rule(self) -> Rule[OuterState]:
         """The rule. Raises `ConfigError` at its `init` with more fragments than leaves."""
         split = SplitStep(
             self.update, self.message, self.on_receive, self.merge_received, self.fragments
@@ -606,7 +606,7 @@ def nesterov() -> optax.GradientTransformationExtraArgs:
     """optax's SGD of the outer gradient D, its rate and momentum arguments of every update."""
 
     def update(
-        gap: Tree, state: State, params: Params | None = None, **numbers: Array
+        gap: Tree, state: Tree, params: Params | None = None, **numbers: Array
     ) -> tuple[Params, Tree]:
         rate, momentum = numbers["outer_learning_rate"], numbers["outer_momentum"]
         return optax.sgd(rate, momentum, nesterov=True).update(gap, state, params)
@@ -730,7 +730,7 @@ class EagerState(NamedTuple):
 
 def eager(
     inner: Rule, rule: optax.GradientTransformationExtraArgs, collectives: Collectives = SIMULATED
-) -> Rule:
+) -> Rule[EagerState]:
     """The rule of one device over the axis `node`; `event.plan` is a `Meeting`."""
 
     def init(params: Params) -> EagerState:

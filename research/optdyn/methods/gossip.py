@@ -160,7 +160,9 @@ class ChocoState(NamedTuple):
         return self.inner.params
 
 
-def choco(inner: Rule, compression: Compression, collectives: Collectives = SIMULATED) -> Rule:
+def choco(
+    inner: Rule, compression: Compression, collectives: Collectives = SIMULATED
+) -> Rule[ChocoState]:
     """Compressed gossip, CHOCO-SGD (Koloskova, Stich and Jaggi, arXiv 1902.00340).
 
         x_i  <- x_i - gamma g_i(x_i)
@@ -466,7 +468,7 @@ class GASLoCState(NamedTuple):
         return self.inner.params
 
 
-def gasloc(inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+def gasloc(inner: Rule, collectives: Collectives = SIMULATED) -> Rule[GASLoCState]:
     """The rule of one device over the axis `node`; `event.plan` is a `Meeting` over a graph."""
 
     def init(params: Params) -> GASLoCState:

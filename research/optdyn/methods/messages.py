@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from optdyn.base.trees import Array, State, Tree, bytes_of
+from optdyn.base.trees import Array, Tree, bytes_of
 from optdyn.core import Event, Info, Params
 from optdyn.core.snapshots import read_first, row
 
@@ -389,7 +389,7 @@ def compressor(
 def bfloat16() -> Compression:
     """Messages rounded to bfloat16, whose sums are rounded too."""
 
-    def apply(nodes: Collectives, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
+    def apply(nodes: Collectives, tree: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
         short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
         total, message = (
             jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), rounded, tree)
@@ -462,7 +462,7 @@ def _coded(
 ) -> Compression:
     """Codes, one an array, that go to all nodes."""
 
-    def apply(nodes: Collectives, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
+    def apply(nodes: Collectives, tree: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
         leaves, tree_of = jax.tree.flatten(tree)
         codes = [encode(leaf) for leaf in leaves]
         mean, message = list[jax.Array](), list[jax.Array]()

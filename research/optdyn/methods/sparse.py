@@ -178,7 +178,7 @@ def demo(
     coefficients: int,
     signed: bool = True,
     collectives: Collectives = SIMULATED,
-) -> Rule:
+) -> Rule[DeMoState]:
     """The rule of one device over the axis `node`; `event.plan` is `Together`, with beta."""
 
     def init(params: Params) -> DeMoState:

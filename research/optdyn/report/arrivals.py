@@ -107,7 +107,7 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
             return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
         path = point.folder / "config.json"
         config = read(json.loads(path.read_text()), path, CLOCK)
-        simple = config.methods.simple and methods.arrives(config.method.name)
+        simple = config.methods.simple and config.methods.grouped
         if not simple or config.cluster.service.name == "geometric" or config.steps > LONGEST:
             return None
         size = WORD * int(point.summary.get("parameters", 0))
@@ -161,8 +161,9 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     config = members[0].config
     services = {point.config.get("cluster.service.name") for point in members}
     name = config[NAME]
-    each = methods.arrives(name) and not methods.owns(name, "arrivals")
-    memoryless = services <= set(MEMORYLESS) and each and methods.is_shared(name)
+    chosen = methods.seen(name)
+    each = chosen and chosen.grouped and chosen.shared and not chosen.having("arrivals")
+    memoryless = services <= set(MEMORYLESS) and each
     groups = value(config, GROUPS) if memoryless else None
     its = {key: value(config, key) for key in labels}
     caption = f"{run_tables.describe(its, labels)}: mean {mean:.3g}"

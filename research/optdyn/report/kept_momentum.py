@@ -132,7 +132,9 @@ def comparisons(
     Losses that some run starts from or below are not among a comparison's.
     """
     ended = runs[runs["status"].isin(("completed", "diverged"))]
-    ended = ended[ended[NAME].map(methods.is_simple).astype(bool)]
+    known = {name: methods.seen(name) for name in ended[NAME].unique()}
+    simple = {name: bool(its and its.simple) for name, its in known.items()}
+    ended = ended[ended[NAME].map(simple).astype(bool)]
     ended = ended.assign(**{GROUPS: ended[GROUPS].fillna(1).astype(int)})
     by = context(keys)
     parts = [its for _, its in ended.groupby(by, sort=False, dropna=False)] if by else [ended]

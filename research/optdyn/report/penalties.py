@@ -169,7 +169,9 @@ def _arm(said: str, its: Sequence[Point], runs: pd.DataFrame, seeds: list[int]) 
     """Settings that lack one of the seeds are left out."""
     name, keys = _method(its[0])
     if not is_synchronous(name, keys):  # what updates depend on is one
-        shape = "cluster." if methods.arrives(name) else (NODES, "cluster.devices_per_node")
+        chosen = methods.seen(name)
+        grouped = chosen and chosen.grouped
+        shape = "cluster." if grouped else (NODES, "cluster.devices_per_node")
         tables.check_alike(its, f"{said}: runs of {name}", lambda key: not key.startswith(shape))
     runs = runs.drop_duplicates(["free", "seed"], keep="last")
     table = runs.pivot(index="free", columns="seed", values="updates_to_target")

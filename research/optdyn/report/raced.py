@@ -69,7 +69,8 @@ def load(folder: Path) -> RaceRecord:
     point = only(folder)
     path = folder / "trace.csv"
     name, groups, batch = (value(point.config, key) for key in (NAME, GROUPS, BATCH))
-    alone = methods.arrives(name or "") and methods.is_simple(name or "")
+    chosen = methods.seen(name or "")
+    alone = chosen and chosen.grouped and chosen.simple
     if not (path.exists() and alone and groups and batch):
         raise TableError(
             f"{folder}: no race in it; needs a run of `optdyn race`, with the trace.csv that its "

@@ -69,13 +69,16 @@ def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried
             f"{workdir}: no run reaches --target={target:g}; the lowest training loss is "
             f"{log['train_loss'].min():.4g}"
         )
-    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(methods.arrives).astype(bool), 1)
+    known = {name: methods.seen(name) for name in runs[NAME].unique()}
+    grouped = {name: bool(its and its.grouped) for name, its in known.items()}
+    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(grouped).astype(bool), 1)
     return [_tried(workdir, int(g), its, runs["seed"]) for g, its in runs.groupby(GROUPS)]
 
 
 def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list[Point]:
     every = tables.narrowed(every, where)
-    strange = {p.config[NAME] for p in every if not methods.is_simple(p.config[NAME])}
+    names = {p.config[NAME]: methods.seen(p.config[NAME]) for p in every}
+    strange = {name for name, its in names.items() if not (its and its.simple)}
     if strange or not every:
         has = f"runs of {NAME} = {min(strange)!r}" if strange else "none that were asked for"
         raise TableError(f"{workdir}: needs runs of plain gradients, in groups or not, has {has}")

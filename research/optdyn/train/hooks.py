@@ -19,6 +19,7 @@ from optdyn.base.processes import is_writer
 from optdyn.base.progress import Watch
 from optdyn.base.trees import Json, Params
 from optdyn.clock.trace import SERVED
+from optdyn.core import LoggedState
 from optdyn.devices.first_process import agreed
 from optdyn.methods.compose import METERED
 from optdyn.problem.data.order import Feed
@@ -91,7 +92,7 @@ class Sums(Hook):
             self.sums[name] = self.sums.get(name, 0.0) + new
         if chunk.row is not None:
             chunk.row |= self.sums
-            chunk.row |= chunk.whole.logged() if hasattr(chunk.whole, "logged") else {}
+            chunk.row |= chunk.whole.logged() if isinstance(chunk.whole, LoggedState) else {}
 
 
 class Steering(Hook):

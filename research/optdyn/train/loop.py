@@ -39,7 +39,7 @@ class Chunk:
     start: int  # updates that the state has had before
     n: int  # 0: only compile
     until: int  # the stop that is next
-    state: State  # on the program's devices
+    state: Tree  # on the program's devices, as its layout has it
     examples: Tree  # likewise: `Examples`, and a pair of them for the momentum meter
     events: Callable[[int], tuple[Event, Tree]]  # the first so many, as `advance` takes them
     begun: float  # when it was asked for, by `time.monotonic`

@@ -18,8 +18,9 @@ from optdyn.base import lookup
 from optdyn.base.fields import Options
 from optdyn.base.lookup import Key
 from optdyn.base.trees import Hyper, Tree, bytes_of, examples_in
-from optdyn.core import Event, Info, Rule, State
+from optdyn.core import Event, Info, Rule, ServedState, State
 from optdyn.devices.layout import Layout
+from optdyn.devices.simulated import NodeStates
 from optdyn.experiment import Experiment
 from optdyn.methods import compose, pieces
 from optdyn.methods.sync import Merged, cut, merged
@@ -76,7 +77,7 @@ class Raced(NamedTuple):
     needs, also takes the examples and the numbers of a second batch.
     """
 
-    given: Callable[[State, int], Tree]
+    given: Callable[[Tree, int], Tree]  # of a `ServedState`
     work: Callable[..., Tree]
     update: Callable[..., tuple[State, Info]]
     metered: Callable[..., tuple[State, Info]]
@@ -269,7 +270,7 @@ def _raced(model: Minimized, rest: Static) -> Raced:
 
     fresh = methods.get("fresh", ())
 
-    def given(state: State, slot: int) -> Tree:
+    def given(state: ServedState, slot: int) -> Tree:
         seen = state.at(slot)
         return {name: own for name, own in seen.items() if name not in fresh} if fresh else seen
 
@@ -379,7 +380,7 @@ def probe(program: Program, state: State, train: Parts, test: Parts) -> dict[str
     """What the program's `probe` finds on the first part of each, or nothing."""
     if program.probe is None:
         return {}
-    every = getattr(state, "every", state.params)
+    every = state.every if isinstance(state, NodeStates) else state.params
     found = program.probe(state.params, every, train[0], test[0])
     return {name: float(value) for name, value in jax.device_get(found).items()}
 

@@ -18,9 +18,8 @@ import numpy as np
 from optdyn import optimizers
 from optdyn.base import seeds
 from optdyn.base.errors import Join
-from optdyn.base.trees import Json, bytes_of, head
+from optdyn.base.trees import Json, Tree, bytes_of, head
 from optdyn.clock.timeline import Timeline
-from optdyn.core import State
 from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import GROUPED
 from optdyn.momentum.probes import GradientMoments, moments, sharpness
@@ -62,7 +61,7 @@ class Checkpoint(NamedTuple):
 
     updates: jax.Array  # int32, batches seen
     groups: jax.Array  # int32, that the slots are of
-    state: State
+    state: Tree
 
 
 def prepare(config: Experiment) -> SimulatedCluster:
@@ -261,7 +260,7 @@ def _log_points(t: int, updates: int, every: int) -> Sequence[int]:
     return [*range(every - t % every, updates, every), updates]
 
 
-def _regrouped(run: Run, begin: Checkpoint, groups: int) -> State:
+def _regrouped(run: Run, begin: Checkpoint, groups: int) -> Tree:
     """A copy of the state, for so many groups."""
     state = begin.state
     if groups != begin.groups:
