@@ -10,7 +10,6 @@ import pytest
 from configs import gpt, images, plan, resnet, text, tune
 from configs.grids import (
     arrivals,
-    daso,
     dynamic_batch,
     gossip,
     implicit_momentum,
@@ -19,7 +18,6 @@ from configs.grids import (
     momentum,
     outer,
     pipelines,
-    staleness,
     workers,
 )
 from optdyn.base.errors import ConfigError
@@ -331,9 +329,9 @@ def test_a_loss_that_comes_down_again_has_not_diverged(config, tmp_path, rows):
 
 ARGUMENTS = [
     *((images, name) for name in ("fashion_mnist", "cifar10")),
-    *((plan, "lenet"), (tune, "small,server"), (daso, "rates"), (dynamic_batch, "disturbed")),
+    *((plan, "lenet"), (tune, "small,server"), (dynamic_batch, "disturbed")),
     *((implicit_momentum, "matching"), (local, "pareto"), (meter, "constant"), (momentum, "mlp")),
-    *((staleness, "laws"), (arrivals, "judged"), (gossip, "ladder"), (outer, "judged")),
+    *((arrivals, "judged"), (gossip, "ladder"), (outer, "judged")),
     *((pipelines, "ladder"), (workers, "judged")),
 ]
 

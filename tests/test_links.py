@@ -55,9 +55,7 @@ def test_rare_exchanges_are_shared_by_the_updates_between_them():
     assert often["wire"] == pytest.approx(8 * rarely["wire"])
 
 
-def test_a_row_of_a_far_link_is_told_from_those_that_older_records_have():
-    old = {"method": "sync", "megabits": 100, "period": 1, "nodes": 2, "link": []}
-    assert links.row_of(old) == links.LinkRow("sync", 100)
+def test_rows_have_names_of_which_none_is_anothers():
     assert str(links.LinkRow("sync", 100)) == "sync 100 1 2"
     rows = list(map(str, links.all_rows()))
     assert len(set(rows)) == len(rows)
@@ -102,7 +100,7 @@ FAR = """
 import json, subprocess, sys
 from analysis.benchmarks import shaped
 
-plain = "from analysis.benchmarks.neighbours import neighbours; ring = neighbours(NODE, 2);"
+plain = "from analysis.benchmarks.shaped import neighbours; ring = neighbours(NODE, 2);"
 plain += "ring.ring(20_000_000); print(ring.turns(50))"
 with shaped.network(2, float(sys.argv[1])) as network:
     network.shape(1e9)

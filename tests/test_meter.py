@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from optdyn.base.progress import Watch
 from optdyn.methods.compose import METERED
+from optdyn.momentum.readings import Windows, in_place, shortened, steered
 from optdyn.train import single, trainer
-from optdyn.train.meter import FILE, Windows, in_place, is_plain, lags, shortened, steered
+from optdyn.train.meter import FILE, is_plain, lags
 
 PROBED = {
     "steps": 560,

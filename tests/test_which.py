@@ -76,7 +76,7 @@ def test_a_penalty_is_what_the_losses_were_made_with(tmp_path):
     assert {row.doubt for row in rows.values()} == {"", "outer_momentum on an edge"}
     for label, (_, _, updates) in ARMS.items():
         assert rows[label].updates == pytest.approx([updates / 100] * 3)
-    assert found.anchor.taken(np.arange(3)) == pytest.approx(100)
+    assert found.anchor.taken(np.arange(3)[None]) == pytest.approx(100)
 
 
 def test_a_seed_is_not_judged_at_the_setting_it_chose(tmp_path):
@@ -94,7 +94,7 @@ def test_a_seed_is_not_judged_at_the_setting_it_chose(tmp_path):
     (arm,) = (each for each in found.arms if not each.synchronous)
     # Seed 0 is judged at 0.4 (of the others' medians, 205 and 117.5), seed 1 at 0.3, seed 2 at
     # 0.3 or 0.4 (105 and 112.5): 205, 200 and 210.
-    assert arm.taken(np.arange(3)) == pytest.approx(205)
+    assert arm.taken(np.arange(3)[None]) == pytest.approx(205)
 
 
 def test_time_is_the_penalty_times_the_closed_form_of_a_ring(tmp_path):

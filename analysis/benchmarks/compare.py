@@ -8,11 +8,9 @@ Each is timed in a new process, compilation included, imports and the loading of
 take both in turn; the table has the medians and quartiles of both and of their ratio.
 """
 
-import argparse
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,8 +20,7 @@ import optax
 import pandas as pd
 
 import optdyn as od
-from analysis.benchmarks.record import publish
-from analysis.benchmarks.step_time import spread
+from analysis.benchmarks.record import options, publish, spread
 from optdyn.problem import shared_data
 
 SEEDS, STEPS, GROUPS, BATCH, HIDDEN = 20, 600, 16, 64, 32
@@ -135,10 +132,8 @@ def measure(rounds: int) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = options(__doc__, "workdirs/compare.json", rounds=9)
     parser.add_argument("--way", choices=["compare", "plain"], help="only this one, here")
-    parser.add_argument("--out", type=Path, default=Path("workdirs/compare.json"))
     arguments = parser.parse_args()
     if arguments.way:
         print(timed(arguments.way))

@@ -1,11 +1,7 @@
-"""The hardware model against its queue and this machine: `-m analysis.benchmarks.hardware`.
+"""The hardware model against this machine: `python -m analysis.benchmarks.hardware`.
 
-    closed form   seconds an update of the queue over HE(g), in 20 random clusters: `constant`
-                  service, which the closed form assumes, and others. These are slower by what the
-                  table gives for exponential service: a group waits for the slowest of its k
-                  workers, which takes 1 + ... + 1/k times the mean, and groups wait at the server
-    real runs     predicted over measured seconds of synchronous updates by 1, 2 and 4 processes,
-                  `--batch` examples among them, by the trainer's own program
+Predicted over measured seconds of synchronous updates by 1, 2 and 4 processes, `--batch` examples
+among them, by the trainer's own program.
 
 The prediction is T_compute(k) + T_wait(k) + T_network(k). T_compute is what a process takes for its
 share of the batch, all pieces together, in the mean, when all k compute at once and send nothing:
@@ -15,13 +11,11 @@ an all-reduce of all parameters among k processes as one message, which is what 
 Every round times all of these and the program, in turn, in the same processes.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from argparse import SUPPRESS
 
 import jax
 import numpy as np
@@ -29,43 +23,17 @@ import pandas as pd
 from jax.experimental import multihost_utils
 
 import optdyn as od
-from analysis.benchmarks.record import publish
-from analysis.benchmarks.step_time import repeated, spread
+from analysis.benchmarks.record import options, publish, spread
+from analysis.benchmarks.step_time import repeated
 from configs import quickstart
 from optdyn.base import processes
-from optdyn.clock.arrivals import t_conv
-from optdyn.plan.phases import Loop, MeasurementPlan, all_reduces, measure, prepare
+from optdyn.plan.phases import Loop, all_reduces, measure, prepare
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
-from tests.tune.hardware import random_cluster, saturation, seconds_per_iteration, simulate
 
 MODELS: dict[str, od.Model] = {"mlp": od.MLP(hidden=(256, 256)), "cnn": od.CNN(hidden=(120, 84))}
 PROCESSES = (1, 2, 4)
 SINGLES = 500  # updates timed one by one
-CLUSTERS, ITERATIONS = 20, 20_000
-LAWS = {
-    "constant": od.Constant().draw,
-    "lognormal 0.5": od.LogNormal(0.5).draw,
-    "exponential": od.Exponential().draw,
-}
-
-
-def closed_form() -> pd.DataFrame:
-    """One row a cluster: seconds an update over the closed form's."""
-    return pd.DataFrame(_cluster(seed) for seed in range(CLUSTERS))
-
-
-def _cluster(seed: int) -> dict[str, Any]:
-    pieces, groups, k = random_cluster(seed)
-    form = seconds_per_iteration(pieces, groups, k)
-    row = {"merged": pieces.merged, "groups": groups, "k": k, "g*": saturation(pieces, k)}
-    for name, law in LAWS.items():
-        found = simulate(pieces, groups, k, ITERATIONS, law, seed)
-        row[name] = found.seconds_per_iteration / form
-    longer = t_conv(pieces, k) * sum(1 / i for i in range(1, k + 1))
-    slowest = pieces._replace(t_conv_compute_1=k * longer, t_conv_network_1=0.0)
-    row["slowest of k"] = seconds_per_iteration(slowest, groups, k) / form
-    return row | {"at the server": row["exponential"] / row["slowest of k"]}
 
 
 def slowest(seconds: np.ndarray, k: int) -> float:
@@ -100,7 +68,7 @@ def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
         loops = own | {"measured": Loop(repeated(config_of(model, batch)))}
         if jax.process_count() > 1:
             loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
-        seconds = measure(MeasurementPlan({}, loops, {}), rounds)
+        seconds = measure(loops, rounds)
         compute = np.asarray(sum(seconds.pop(name) for name in own))
         every = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))
         single = multihost_utils.process_allgather(sum(map(singles, own.values()))).ravel()
@@ -151,21 +119,16 @@ def real_runs(rounds: int, batch: int) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=25)
+    parser = options(__doc__, "workdirs/hardware.json", rounds=25)
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--out", type=Path, default=Path("workdirs/hardware.json"))
-    parser.add_argument("--timed", type=int, nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.timed:
+    parser.add_argument("--timed", type=int, nargs=2, help=SUPPRESS)
+    given = parser.parse_args()
+    if given.timed:
         processes.initialize()
-        found = timed(*arguments.timed)
+        found = timed(*given.timed)
         return print(json.dumps(found)) if processes.is_writer() else None
-    clusters = closed_form()
-    print(clusters.to_string(index=False, float_format="{:.3f}".format))
-    table = real_runs(arguments.rounds, arguments.batch)
-    about = {"rounds": arguments.rounds, "batch": arguments.batch}
-    publish(table, arguments.out, **about, clusters=clusters.to_dict("records"))
+    table = real_runs(given.rounds, given.batch)
+    publish(table, given.out, rounds=given.rounds, batch=given.batch)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,13 @@ Ladders are flat or steep and seeds alike or unlike at random (`CURVES`, `DEVIAT
 are aimed at.
 """
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from analysis.benchmarks.record import publish
+from analysis.benchmarks.record import RECORDS, options, publish
 from optdyn.evidence.intervals import ratio, ratio_at_best
 
 SETTINGS, CHOOSE, REPORT = 9, 4, 20
@@ -85,10 +83,8 @@ def measure(studies: int, seed: int = 0) -> pd.DataFrame:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = options(__doc__, RECORDS / "intervals.json")
     parser.add_argument("--studies", type=int, default=STUDIES)
-    default = Path(__file__).with_name("records") / "intervals.json"
-    parser.add_argument("--out", type=Path, default=default)
     given = parser.parse_args()
     publish(measure(given.studies), given.out, benchmark="intervals", aim=AIM)
 

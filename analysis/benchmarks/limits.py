@@ -11,14 +11,12 @@ Every round runs all once, in random order. The models are those of `step_time.p
 with the flags of fused operations.
 """
 
-import argparse
 import itertools
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from analysis.benchmarks.record import publish
-from analysis.benchmarks.step_time import Timer, by_hand, config_of, in_turn, ours, spread
+from analysis.benchmarks.record import Timer, in_turn, options, publish, spread
+from analysis.benchmarks.step_time import by_hand, config_of, ours
 from optdyn.experiment import Experiment
 from optdyn.problem import costs
 from optdyn.train import trainer
@@ -144,13 +142,9 @@ def tried(rounds: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = options(__doc__, "workdirs/limits.json", rounds=15)
     parser.add_argument("--processes", type=int, default=5, help="of each set of flags")
-    parser.add_argument(
-        "--one", type=int, help="rounds of this process, which prints least seconds"
-    )
-    parser.add_argument("--out", type=Path, default=Path("workdirs/limits.json"))
+    parser.add_argument("--one", type=int, help="rounds of this process, which prints its least")
     given = parser.parse_args()
     if given.one:
         print(*(float(each.min()) for each in trained(given.one).values()))

@@ -20,7 +20,6 @@ small one. That is there and back on a link that takes time, as gloo's receiver 
 sent to. Rows that the record has are skipped, unless `--again`.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -28,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -47,8 +47,7 @@ from jax.sharding import PartitionSpec as P
 
 import optdyn as od
 from analysis.benchmarks import shaped
-from analysis.benchmarks.neighbours import RingNeighbours, neighbours
-from analysis.benchmarks.record import publish
+from analysis.benchmarks.record import options, publish
 from optdyn import methods
 from optdyn.base import processes
 from optdyn.base.files import write_json
@@ -152,8 +151,8 @@ def all_rows() -> list[LinkRow]:
 
 
 def row_of(found: Mapping[str, Any]) -> LinkRow:
-    """The row that was measured; older records say nothing of delay and loss."""
-    return LinkRow(**{name: found[name] for name in LinkRow._fields if name in found})
+    """The row that was measured."""
+    return LinkRow(*(found[name] for name in LinkRow._fields))
 
 
 def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Experiment:
@@ -231,7 +230,7 @@ def of_nodes(value: Any) -> np.ndarray:
 
 
 def measured(
-    row: LinkRow, ring: RingNeighbours, rounds: int, ordinary: bool = False
+    row: LinkRow, ring: shaped.RingNeighbours, rounds: int, ordinary: bool = False
 ) -> dict[str, Any]:
     """What the row's processes find; all must call this together."""
     alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
@@ -306,7 +305,7 @@ def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
     """One process of the job of these rows."""
     cache.enable()
     processes.initialize()
-    ring = neighbours(jax.process_index(), jax.process_count())
+    ring = shaped.neighbours(jax.process_index(), jax.process_count())
     for row in rows:
         found = measured(row, ring, rounds, ordinary)
         if processes.is_writer():
@@ -365,7 +364,7 @@ def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
     }
 
 
-def run_rows(rows: list[LinkRow], options: list[str], until: float) -> Iterator[dict[str, Any]]:
+def run_rows(rows: list[LinkRow], given: list[str], until: float) -> Iterator[dict[str, Any]]:
     """What is found of the rows, a job for all of a link; none begins after the second `until`."""
     link = attrgetter("nodes", "delay", "loss", "megabits")
     for (nodes, delay, loss, megabits), job_rows in groupby(sorted(rows, key=link), link):
@@ -374,13 +373,13 @@ def run_rows(rows: list[LinkRow], options: list[str], until: float) -> Iterator[
                 network.shape(megabits * 1e6)
                 if loss:
                     network.lose(loss / 100)
-                yield from _job(network, list(job_rows), options, until)
+                yield from _job(network, list(job_rows), given, until)
 
 
 def _job(
-    network: shaped.Network, rows: list[LinkRow], options: list[str], until: float
+    network: shaped.Network, rows: list[LinkRow], given: list[str], until: float
 ) -> Iterator[dict[str, Any]]:
-    worker = [sys.executable, "-m", "analysis.benchmarks.links", *options]
+    worker = [sys.executable, "-m", "analysis.benchmarks.links", *given]
     worker.append(f"--work={json.dumps(rows)}")
     late, enough = threading.Event(), False
     with subprocess.Popen(
@@ -451,8 +450,7 @@ def save(every: Mapping[LinkRow, Mapping[str, Any]], out: Path, rounds: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options(__doc__, "workdirs/links.json", rounds=5)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no row after so many")
     parser.add_argument(
         "--only", default="", help="rows that begin so, as sync, 'DASO 100 8' or 'loss 1'"
@@ -461,9 +459,8 @@ def main() -> None:
         "--ordinary", action="store_true", help="threads of a process may take the core from others"
     )
     parser.add_argument("--again", action="store_true", help="also rows that the record has")
-    parser.add_argument("--out", type=Path, default=Path("workdirs/links.json"))
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--work", help=SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         rows = [LinkRow(*each) for each in json.loads(arguments.work)]
@@ -480,8 +477,8 @@ def main() -> None:
         raise SystemExit(f"--only={arguments.only}: there is no row that begins so")
     rows = [row for row in rows if arguments.again or row not in every]
     until = time.monotonic() + 60 * arguments.minutes
-    options = [f"--rounds={arguments.rounds}", *["--ordinary"] * arguments.ordinary]
-    for found in run_rows(rows, options, until):
+    given = [f"--rounds={arguments.rounds}", *["--ordinary"] * arguments.ordinary]
+    for found in run_rows(rows, given, until):
         row = row_of(found)
         every[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,6 @@ rejects its model.
 Runs that have ended are kept in a file of lines, and are not done again.
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -29,7 +28,7 @@ import numpy as np
 import pandas as pd
 
 import optdyn as od
-from analysis.benchmarks.record import publish
+from analysis.benchmarks.record import options, publish
 from configs import images
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import NORMAL, REJECTED, NotIdentified, fit
@@ -276,17 +275,16 @@ def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__, "workdirs")
     parser.add_argument("--cells", choices=tuple(CELLS), default="small")
     parser.add_argument("--seeds", type=int, default=100, help="runs of each cell, at most")
     parser.add_argument("--lines", type=Path, help="file of the runs that have ended")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     name = f"meter_coverage_{arguments.cells}"
     cells = list(CELLS[arguments.cells]())
-    lines = arguments.lines or Path(f"workdirs/{name}.jsonl")
+    lines = arguments.lines or arguments.out / f"{name}.jsonl"
     found = measure(cells, lines, arguments.seeds)
-    publish(table(cells, found), arguments.out or Path(f"workdirs/{name}.json"))
+    publish(table(cells, found), arguments.out / f"{name}.json")
 
 
 if __name__ == "__main__":

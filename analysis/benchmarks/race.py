@@ -5,7 +5,6 @@
                 programs and by the simulator's one
     overhead    seconds an update of a race with one worker over those of `launch.train`, of
                 batches so large that the latter are 20 ms
-    kills       one race in which 20 workers and 5 servers are killed at random times
     predicted   updates a second of 2 and 4 workers, predicted from a race of one by cores that
                 they share and a server that they queue for (`clock/arrivals.py`); rounds in
                 turn, the cores that were busy before each. The race of one runs beside another
@@ -15,11 +14,7 @@ depends on its threads, so this process takes as many as a worker has, and the s
 that there are. Needs the extra `ray`.
 """
 
-import argparse
-import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,15 +26,14 @@ import jax
 import numpy as np
 import pandas as pd
 
-from analysis.benchmarks.record import publish
+from analysis.benchmarks.record import RECORDS, options, publish
 from configs import quickstart
 from optdyn.base.files import rows
 from optdyn.experiment import Experiment
 from optdyn.race.race import race, replaying
+from optdyn.report.race import summarize
 from optdyn.report.raced import RaceRecord, load
-from optdyn.report.reality import summarize
 from optdyn.train.checkpoints import parameters
-from tests.race.test_ray import servers, step, workers
 
 STEPS, EARLY, GROUPS = 2000, 200, 4
 MODELS: dict[str, dict[str, Any]] = {
@@ -134,41 +128,6 @@ def overhead(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def kills(folder: Path, of_workers: int = 20, of_servers: int = 5) -> list[dict[str, Any]]:
-    """One row: how many were killed, and that each update is there once."""
-    rng, workdir, steps = random.Random(0), folder / "kills", 20_000
-    process = started("launch.race", workdir, GROUPS, steps, {"checkpoint_every": 100})
-    done = {"workers": 0, "servers": 0}
-    for kind in rng.sample([workers] * of_workers + [servers] * of_servers, 25):
-        while len(workers(process.pid)) < GROUPS or not step(workdir):
-            time.sleep(0.1)
-            if process.poll() is not None:
-                raise RuntimeError("it ended before all were killed")
-        time.sleep(rng.uniform(0, 3))
-        if victims := kind(process.pid):
-            os.kill(rng.choice(victims), signal.SIGKILL)
-            done[kind.__name__] += 1
-        if kind is servers:
-            time.sleep(1)
-    ended(process)
-    trace = pd.read_csv(workdir / "trace.csv")
-    again = config_of(GROUPS, steps, {"checkpoint_every": 100, "cluster.service.name": "race"})
-    halves = folder / "again"
-    race(again, halves, replaying(trace["worker"]))
-    batches = trace["control.batch"]
-    return [
-        {
-            **done,
-            "updates": len(trace),
-            "wanted": steps,
-            "batches used twice": int(batches.duplicated().sum()),
-            "batches left out": int(batches.max()) + 1 - len(batches),
-            "race and replay": difference(workdir, halves),
-            "status": json.loads((workdir / "summary.json").read_text())["status"],
-        }
-    ]
-
-
 def busy_cores(seconds: float = 1.0) -> float:
     """Cores that others use, while this process sleeps (Linux)."""
 
@@ -235,12 +194,11 @@ def predicted(folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="replay,overhead,kills,predicted")
-    parser.add_argument("--out", type=Path, default=Path("analysis/benchmarks/records"))
+    parser = options(__doc__, RECORDS)
+    parser.add_argument("--only", default="replay,overhead,predicted")
     given = parser.parse_args()
     os.environ["NPROC"] = str(max((os.cpu_count() or 1) // GROUPS, 1))
-    parts = {"replay": replay, "overhead": overhead, "kills": kills, "predicted": predicted}
+    parts = {"replay": replay, "overhead": overhead, "predicted": predicted}
     for name in given.only.split(","):
         with tempfile.TemporaryDirectory(prefix="optdyn-race-") as folder:
             publish(pd.DataFrame(parts[name](Path(folder))), given.out / f"race_{name}.json")

@@ -1,14 +1,52 @@
-"""How every benchmark says what it found: a table to read, and JSON with what it was run on."""
+"""What benchmarks share: their options, programs timed in turn, and the record of what they found.
+
+Records have a table's rows, and the machine and versions that gave them.
+"""
 
 import os
 import platform
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pandas as pd
 
 from optdyn.base.files import write_json
+
+RECORDS = Path(__file__).with_name("records")
+Timer = Callable[[], float]  # seconds an update
+
+
+def options(description: str | None, out: Path | str, rounds: int = 0) -> ArgumentParser:
+    """The parser of a benchmark's command line, with `--out` and, if there are any, `--rounds`."""
+    parser = ArgumentParser(
+        description=description, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--out", type=Path, default=Path(out))
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
+    """Seconds an update, (rounds,) each: every round runs all once, in random order."""
+    for timer in timers.values():
+        timer()  # compiles
+    order = np.random.default_rng(0)
+    seconds = {name: np.zeros(rounds) for name in timers}
+    for i in range(rounds):
+        for name in order.permutation(list(timers)):
+            seconds[name][i] = timers[name]()
+    return seconds
+
+
+def spread(ratios: np.ndarray) -> dict[str, float | str]:
+    """Median and quartiles, as a table has them."""
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    return {"median": float(middle), "quartiles": f"{low:.3f} to {high:.3f}"}
 
 
 def publish(table: pd.DataFrame, out: Path, **about: Any) -> None:

@@ -10,11 +10,14 @@ To be root is enough, or where the kernel allows it, and but for the relay, to b
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 from optdyn.cli.local import bound_to_parent
@@ -24,6 +27,7 @@ BURST = 6e-4  # seconds of its rate that a token bucket lets pass at once
 LEAST = 2 * FRAME + 72  # bytes of it
 QUEUE = 32 * 2**20  # bytes that wait before any are dropped
 LONGEST = 60.0  # seconds until a node that does not answer is given up
+PORT = 5900  # of plain connections
 NICE = -15  # of a node's session
 RANDOM = 2**32 - 0x1000 + 56  # linux/filter.h: where a classifier finds a number that is drawn
 NAMESPACES = ("unshare", "--net", "--uts", "--mount")
@@ -182,3 +186,49 @@ def started(network: Network, command: Sequence[str]) -> list[str]:
     shell = f'at={address(0)}:"${{OPTDYN_COORDINATOR##*:}}"; {enter}; exit 1'
     count = f"--processes={len(network.pids)}"
     return [sys.executable, "-m", "launch.local", count, "--", "sh", "-c", shell, "sh", *command]
+
+
+class RingNeighbours(NamedTuple):
+    """Plain connections of a ring: to the next node, and from the one before."""
+
+    right: socket.socket
+    left: socket.socket
+
+    def ring(self, size: int) -> float:
+        """Seconds of a message of so many bytes from every node to the next, all at once."""
+        message, into = bytes(size), bytearray(min(size, 2**20))
+        begun = time.perf_counter()
+        sending = Thread(target=self.right.sendall, args=(message,))
+        sending.start()
+        while size:
+            size -= self.left.recv_into(into, min(size, len(into)))
+        sending.join()
+        return time.perf_counter() - begun
+
+    def turns(self, count: int) -> float:
+        """Seconds of a message of one byte, over so many one after the other."""
+        begun = time.perf_counter()
+        for _ in range(count):
+            self.right.sendall(b".")
+            self.left.recv(1)
+        return (time.perf_counter() - begun) / count
+
+
+def neighbours(node: int, nodes: int) -> RingNeighbours:
+    """To be called on all nodes at once. Raises `OSError` if one does not come."""
+    with socket.create_server((address(node), PORT)) as server:
+        server.settimeout(LONGEST)
+        deadline = time.monotonic() + LONGEST
+        while True:
+            try:
+                right = socket.create_connection((address((node + 1) % nodes), PORT), LONGEST)
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+        left, _ = server.accept()
+    for end in (right, left):
+        end.settimeout(2 * LONGEST)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return RingNeighbours(right, left)

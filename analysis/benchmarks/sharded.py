@@ -13,12 +13,12 @@ MLP 784-256-256-10 and LeNet-5 on MNIST, SGD with momentum 0.9, as in `step_time
 device, `--batch` over the two processes. The table has medians and quartiles over the rounds.
 """
 
-import argparse
 import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.benchmarks.record import publish
-from analysis.benchmarks.step_time import BATCH, Timer, by_hand, config_of, in_turn, ours, spread
+from analysis.benchmarks.record import Timer, in_turn, options, publish, spread
+from analysis.benchmarks.step_time import BATCH, by_hand, config_of, ours
 from optdyn.base import processes
 from optdyn.experiment import Experiment
 from optdyn.train.program import CHUNK
@@ -139,13 +139,11 @@ def work(batch: int, folder: Path, together: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=21)
+    parser = options(__doc__, "workdirs/sharded.json", rounds=21)
     parser.add_argument("--batch", type=int, default=256, help="examples of two processes together")
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
-    parser.add_argument("--out", type=Path, default=Path("workdirs/sharded.json"))
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--together", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, help=SUPPRESS)
+    parser.add_argument("--together", action="store_true", help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         return work(arguments.batch, arguments.work, arguments.together)

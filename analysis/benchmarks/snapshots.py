@@ -14,7 +14,6 @@ What would not fit into `--memory` is left out. Exponents are slopes of logarith
 three points of each line: groups at each size, parameters at each number of groups.
 """
 
-import argparse
 import json
 import math
 import subprocess
@@ -29,7 +28,7 @@ import numpy as np
 import pandas as pd
 
 import optdyn as od
-from analysis.benchmarks.record import publish
+from analysis.benchmarks.record import options, publish
 from configs import gpt
 from optdyn.train import loop, memory_checks, trainer
 from optdyn.train.program import CHUNK
@@ -137,13 +136,11 @@ def exponents(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__, "workdirs/snapshots.json", rounds=5)
     parser.add_argument("--kept", nargs="+", choices=KEPT, default=list(KEPT))
     parser.add_argument("--parameters", nargs="+", default=["1e4", "1e5", "1e6", "1e7"])
     parser.add_argument("--groups", type=int, nargs="+", default=[4, 16, 64, 256, 1024])
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", type=float, default=4.0, help="GiB of a table, at most")
-    parser.add_argument("--out", type=Path, default=Path("workdirs/snapshots.json"))
     parser.add_argument("--here", action="store_true", help="the first way and size, as JSON")
     arguments = parser.parse_args()
     counts, rounds, most = sorted(arguments.groups), arguments.rounds, arguments.memory * 2**30

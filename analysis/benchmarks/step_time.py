@@ -12,7 +12,6 @@ with momentum 0.9. Every round runs all programs once, in random order, and give
 the table has their medians and quartiles.
 """
 
-import argparse
 import os
 import subprocess
 import time
@@ -27,14 +26,13 @@ import optax
 import pandas as pd
 
 import optdyn as od
-from analysis.benchmarks.record import publish
+from analysis.benchmarks.record import Timer, in_turn, options, publish, spread
 from optdyn.core import Event
 from optdyn.problem.models.convolution import convolve, max_pool
 from optdyn.train import trainer
 from optdyn.train.program import CHUNK
 
 BATCH = 64
-Timer = Callable[[], float]  # seconds an update
 
 
 def config_of(model: str, groups: int) -> od.Experiment:
@@ -156,24 +154,6 @@ def by_torch(python: str, form: str, model: str, updates: int) -> Timer:
     return once
 
 
-def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds an update, (rounds,) each: every round runs all once, in random order."""
-    for timer in timers.values():
-        timer()  # compiles
-    order = np.random.default_rng(0)
-    seconds = {name: np.zeros(rounds) for name in timers}
-    for i in range(rounds):
-        for name in order.permutation(list(timers)):
-            seconds[name][i] = timers[name]()
-    return seconds
-
-
-def spread(ratios: np.ndarray) -> dict[str, float | str]:
-    """Median and quartiles, as a table has them."""
-    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
-    return {"median": float(middle), "quartiles": f"{low:.3f} to {high:.3f}"}
-
-
 def measure(rounds: int, updates: dict[str, int], python: str | None) -> pd.DataFrame:
     """One row a ratio: median and quartiles over the rounds, and milliseconds an update."""
     rows = []
@@ -206,10 +186,8 @@ def measure(rounds: int, updates: dict[str, int], python: str | None) -> pd.Data
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=31)
+    parser = options(__doc__, "workdirs/step_time.json", rounds=31)
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has torch")
-    parser.add_argument("--out", type=Path, default=Path("workdirs/step_time.json"))
     arguments = parser.parse_args()
     table = measure(arguments.rounds, {"mlp": 200, "cnn": 60}, arguments.torch)
     publish(table, arguments.out, rounds=arguments.rounds)

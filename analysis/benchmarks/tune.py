@@ -17,29 +17,23 @@ fixed setting takes at most 0.8 of the synchronous one's seconds, in the median 
 mode is to take at most 0.9 there, and at most 1.2 elsewhere. Interrupted, the same command goes on.
 """
 
-import argparse
 import math
-import multiprocessing
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from analysis.benchmarks.record import publish
-from analysis.studies.automatic_speedup import START, STEPS, alone, of_mode, setting
+from analysis.benchmarks.record import RECORDS, options, publish
+from analysis.studies.automatic_speedup import START, STEPS, alone, attempt, of_mode, setting
 from configs import tune as cases
 from optdyn.base.files import rows
+from optdyn.base.trees import Json
 from optdyn.cli.tune import result, tune
 from optdyn.evidence import arms
-from optdyn.evidence.study import Study, cores
-from optdyn.evidence.study import alone as alone_on_a_core
+from optdyn.evidence.study import Study, a_core_each, cores
 from optdyn.experiment import Experiment
-from optdyn.tune import bench
 from optdyn.tune.choice import Choice
-from optdyn.tune.journal import Line
 
 Curve = Sequence[Sequence[float]]
 
@@ -83,7 +77,7 @@ def measure(
     """One row of the table."""
     given = cases.get_config(case)
     target = given.tune.target
-    fixed = {name: _alone(given, seed, best[name]) for name in ("synchronous", "best")}
+    fixed = {name: attempt(given, seed, best[name]).curve for name in ("synchronous", "best")}
     opponent, least = (_first(curve, target) for curve in fixed.values())
     row = {
         "case": case,
@@ -116,19 +110,11 @@ def can_win(table: pd.DataFrame) -> pd.Series:
     return pd.Series([known.get(c, g <= PAYS) for c, g in zip(table["case"], gain, strict=True)])
 
 
-def _alone(config: Experiment, seed: int, setting: Choice) -> Curve:
-    """Seconds and loss of a setting from the start on, at the log points of `launch.tune`."""
-    cluster, given = bench.prepare(config.with_(seed=seed)), config.tune
-    begin = bench.start(cluster)
-    _, outcome = bench.attempt(cluster, begin, setting, given.seconds, given.target)
-    return outcome.curve
-
-
 def _first(curve: Curve, loss: float) -> float:
     return next((seconds for seconds, seen in curve if seen <= loss), math.inf)
 
 
-def _with_probes(lines: Sequence[Line], loss: float) -> float:
+def _with_probes(lines: Sequence[Json], loss: float) -> float:
     """Seconds of a mode to a loss, with all that it tried until then."""
     for i, line in enumerate(lines):
         seconds = _first(line.get("curve", ()), loss)
@@ -152,7 +138,7 @@ def _reached(value: float | None) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__, RECORDS / "tune_cpu.json")
     parser.add_argument(
         "--cases", nargs="+", choices=(*cases.CASES, *cases.DRAWN), default=cases.CASES
     )
@@ -160,19 +146,12 @@ def main() -> None:
     parser.add_argument("--choose", nargs="+", type=int, default=CHOOSE)
     parser.add_argument("--report", nargs="+", type=int, default=REPORT)
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/tune"))
-    parser.add_argument(
-        "--out", type=Path, default=Path("analysis/benchmarks/records/tune_cpu.json")
-    )
     given = parser.parse_args()
     with Study(given.workdir, "small", given.choose, given.report) as study:
         best = dict(
             zip(given.cases, study.map(lambda c: fixed(study, c), given.cases), strict=True)
         )
-    context = multiprocessing.get_context("spawn")
-    numbers = context.Queue()
-    for core in sorted(os.sched_getaffinity(0)):
-        numbers.put(core)
-    with ProcessPoolExecutor(cores(), context, alone_on_a_core, (numbers,)) as pool:
+    with a_core_each(cores()) as pool:
         jobs = [
             pool.submit(measure, case, seed, given.modes, best[case], given.workdir)
             for case in given.cases

@@ -20,7 +20,7 @@ from optdyn.evidence import arms
 from optdyn.evidence.arms import RATE
 from optdyn.evidence.claim import Verdict, below
 from optdyn.evidence.intervals import ratio, shown
-from optdyn.evidence.study import Job, Study
+from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.methods import ModelInfo, local
@@ -83,13 +83,17 @@ def config(task: str, variant: str, scale: str) -> Experiment:
     )
 
 
+def arm(task: str, variant: str, scale: str) -> arms.Arm:
+    return arms.Arm(config(task, variant, scale), {RATE: arms.rates}, {RATE: -8})
+
+
 def clock(config: Experiment) -> dict[str, list[float]]:
     """The seconds of the first update and between two, by schedule."""
     config = config.with_({"cluster.nodes": STAGES})
     method, costs, work = _costs(config)
     made = {}
     if method.variant == "greedy":
-        made["greedy"] = pipeline.local(work.forward, work.backward, 0.0, UPDATES)
+        made["greedy"] = pipeline.schedule("local", work.forward, work.backward, 0.0, UPDATES)
     found = {}
     if method.variant == "backprop":
         found[DATA] = [1 / STAGES, 1 / STAGES]
@@ -111,7 +115,7 @@ def clock(config: Experiment) -> dict[str, list[float]]:
 
 
 def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> pipeline.Schedule:
-    return pipeline.one_f_one_b(forward, backward, 0.0, micro_batches, UPDATES)
+    return pipeline.schedule("1f1b", forward, backward, 0.0, UPDATES, micro_batches)
 
 
 def _costs(config: Experiment) -> tuple[local.Local, local.UpdateCost, pipeline.StageWork]:
@@ -128,19 +132,15 @@ def _costs(config: Experiment) -> tuple[local.Local, local.UpdateCost, pipeline.
 def measured(study: Study, task: str) -> dict[str, Any]:
     """Every variant on one task: its seconds an update, and its updates to the last loss."""
     target, opponent = LOSSES[task], f"1F1B, {MICRO_BATCHES[-1]}"
-    every = {variant: config(task, variant, study.scale) for variant in VARIANTS}
-
-    def best(variant: str) -> arms.Tuned:
-        return arms.tuned(study, arms.Arm(every[variant], {RATE: arms.rates}, {RATE: -8}), target)
-
-    tuned = dict(zip(every, study.map(best, every), strict=True))
-    clocks = {variant: clock(own) for variant, own in every.items()}
+    every = {variant: arm(task, variant, study.scale) for variant in VARIANTS}
+    tuned = arms.best_of(study, every, target)
+    clocks = {variant: clock(own.config) for variant, own in every.items()}
 
     def times(variant: str, seeds: Sequence[int], schedule: str = "") -> list[float]:
-        jobs = [Job(arms.at(every[variant], tuned[variant].point, s), target) for s in seeds]
-        updates = [to_loss(curve, target) for curve in study.trials(jobs)]
+        curves = arms.reported(study, every[variant], tuned[variant].point, target, seeds)
         name = schedule or (opponent if variant == "backprop" else variant)
-        return [float(t) for t in _times(clocks[variant][name], updates)]
+        first, between = clocks[variant][name]
+        return [float(first + between * (to_loss(curve, target) - 1)) for curve in curves]
 
     local_variants = [variant for variant in VARIANTS if variant != "backprop"]
     cost = {v: float(np.median(times(v, study.choose))) for v in local_variants}
@@ -177,8 +177,3 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
         axes.plot(float(np.median(times)), y, "o", color="#000000", ms=4)
     axes.set_yticks(range(len(result["times"])), list(result["times"]))
     axes.set(xlabel="time (backprop updates of one device)", xlim=(0, None))
-
-
-def _times(seconds: list[float], updates: list[float]) -> list[float]:
-    first, between = seconds
-    return [first + between * (n - 1) for n in updates]

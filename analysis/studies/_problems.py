@@ -18,19 +18,11 @@ NETWORKS: dict[str, od.Model] = {
 def network(name: str, batch_size: int, groups: int = 1) -> od.Experiment:
     """MLP 784-32-10, or LeNet's like with 4 and 8 channels and 32 hidden; 4,000 MNIST images."""
     evaluated = 1000 if name == "mlp" else 500  # the CNN takes ten times as long
-    return _base(groups).with_(
+    return od.Experiment(
         model=NETWORKS[name],
+        data=od.MNIST5k(train_examples=4000, train_evaluated=evaluated),
+        method=od.Asynchronous(groups=groups),
+        cluster=od.Cluster(nodes=WORKERS, service=od.Exponential()),
         batch_size=batch_size,
         steps=max(400_000 // batch_size, 6_000),  # enough, by far, at any batch from 1 up
-        data=od.MNIST5k(train_examples=4000, train_evaluated=evaluated),
     )
-
-
-def quadratic(groups: int = 1, noise: float = 0.1) -> od.Experiment:
-    """16 dimensions of condition 10; the examples' optima are scattered with this deviation."""
-    return _base(groups).with_(model=od.Quadratic(noise=noise), batch_size=16, steps=6_000)
-
-
-def _base(groups: int) -> od.Experiment:
-    cluster = od.Cluster(nodes=WORKERS, service=od.Exponential())
-    return od.Experiment(method=od.Asynchronous(groups=groups), cluster=cluster)

@@ -12,6 +12,7 @@ four runs of five.
 import math
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from configs import tune as cases
@@ -22,7 +23,7 @@ from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.experiment import Experiment
 from optdyn.tune import bench
-from optdyn.tune.choice import Choice
+from optdyn.tune.choice import Choice, Outcome
 
 CASES = {"can win": "small,server", "cannot": "large,uniform"}
 MODES = ("predictive", "omnivore")
@@ -58,11 +59,16 @@ def setting(found: arms.Tuned, groups: int = 1) -> Choice:
     return Choice(groups, found.point[arms.MOMENTUM], found.point[arms.RATE])
 
 
-def alone(config: Experiment, seed: int, setting: Choice) -> float:
-    """Seconds of a setting from the start to the target, at the log points of `launch.tune`."""
+def attempt(config: Experiment, seed: int, setting: Choice) -> Outcome:
+    """A setting from the start to the target, at the log points of `launch.tune`."""
     cluster = bench.prepare(config.with_(seed=seed))
     start, target = bench.start(cluster), config.tune.target
-    _, outcome = bench.attempt(cluster, start, setting, config.tune.seconds, target)
+    return bench.attempt(cluster, start, setting, config.tune.seconds, target)[1]
+
+
+def alone(config: Experiment, seed: int, setting: Choice) -> float:
+    """Seconds of such an attempt."""
+    outcome = attempt(config, seed, setting)
     return outcome.seconds if outcome.reached else math.inf
 
 
@@ -118,19 +124,9 @@ def verdict(result: dict[str, Any]) -> Verdict:
 def picture(result: dict[str, Any], figure: Figure) -> None:
     axes = figure.add_subplot()
     for at, mode in enumerate(MODES):
-        middle, low, high = zip(*(result[name][mode] for name in CASES), strict=True)
-        x = [place + 0.2 * at for place in range(len(CASES))]
-        axes.errorbar(
-            x,
-            middle,
-            [
-                [m - lo for m, lo in zip(middle, low, strict=True)],
-                [hi - m for m, hi in zip(middle, high, strict=True)],
-            ],
-            fmt="o",
-            capsize=4,
-            label=mode,
-        )
+        middle, low, high = np.transpose([result[name][mode] for name in CASES])
+        x, error = np.arange(len(CASES)) + 0.2 * at, [middle - low, high - middle]
+        axes.errorbar(x, middle, error, fmt="o", capsize=4, label=mode)
     axes.axhline(1, color="#666666")
     axes.axhline(FASTER, color="#666666", ls=":", label="the paper's 1.9")
     axes.set(xticks=range(len(CASES)), xticklabels=CASES, ylabel="tuned synchronous over automatic")

@@ -17,7 +17,7 @@ from optdyn.clock.meetings import synchronous
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import ratio, shown
-from optdyn.evidence.study import Job, Study
+from optdyn.evidence.study import Study
 from optdyn.evidence.trial import Curve, to_loss
 from optdyn.methods.daso import clock
 from optdyn.problem import shared_data
@@ -91,17 +91,9 @@ def on(
 
 def measure(study: Study) -> dict[str, Any]:
     configs = {name: config(name, study.scale) for name in ("sync", "daso")}
-
-    def best(name: str) -> arms.Tuned:
-        return arms.tuned(study, arms.sgd(configs[name], 0.5, 0.6), LOSSES[-1])
-
-    tuned = dict(zip(configs, study.map(best, configs), strict=True))
-    curves = {
-        name: study.trials(
-            Job(arms.at(configs[name], tuned[name].point, seed)) for seed in study.report
-        )
-        for name in configs
-    }
+    every = {name: arms.sgd(own, 0.5, 0.6) for name, own in configs.items()}
+    tuned = arms.best_of(study, every, LOSSES[-1])
+    curves = {name: arms.reported(study, every[name], tuned[name].point) for name in configs}
 
     def timed(network: float, overlap: float = OVERLAP) -> dict[str, list[Curve]]:
         return {

@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 
 from analysis.studies import _local
 from optdyn.evidence import arms
-from optdyn.evidence.arms import RATE
 from optdyn.evidence.claim import Claim, Verdict, above
 from optdyn.evidence.intervals import mean_ratio, ratio, shown
-from optdyn.evidence.study import Job, Study
+from optdyn.evidence.study import Study
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}
 TASK, VARIANTS = "vision", ("backprop", "overlapping", "greedy")
@@ -37,18 +36,11 @@ CLAIM = Claim(
 
 
 def measure(study: Study) -> dict[str, Any]:
-    configs = {variant: _local.config(TASK, variant, study.scale) for variant in VARIANTS}
-
-    def best(variant: str) -> arms.Tuned:
-        arm = arms.Arm(configs[variant], {RATE: arms.rates}, {RATE: -8})
-        return arms.tuned(study, arm, _local.LOSSES[TASK])
-
-    tuned = dict(zip(configs, study.map(best, configs), strict=True))
+    every = {variant: _local.arm(TASK, variant, study.scale) for variant in VARIANTS}
+    tuned = arms.best_of(study, every, _local.LOSSES[TASK])
     test = {}
     for variant in VARIANTS:
-        point = tuned[variant].point
-        jobs = [Job(arms.at(configs[variant], point, s), EQUAL) for s in study.report]
-        curves = study.trials(jobs)
+        curves = arms.reported(study, every[variant], tuned[variant].point, EQUAL)
         test[variant] = [c.test["loss"] if c.status == "reached" else np.inf for c in curves]
     return {
         "tuned": {variant: found._asdict() for variant, found in tuned.items()},

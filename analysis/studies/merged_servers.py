@@ -14,7 +14,7 @@ from analysis.studies import _problems as problems
 from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
-from optdyn.evidence.study import Job, Study
+from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 
@@ -54,17 +54,9 @@ def measure(study: Study) -> dict[str, Any]:
     groups = GROUPS[study.scale]
     keys = [(1, False), *((g, merged) for g in groups for merged in (False, True))]
 
-    def best(key: tuple[int, bool]) -> arms.Tuned:
-        return arms.tuned(study, arms.sgd(config(*key, study.scale), 0.25, 0.3), TARGET)
-
-    tuned = dict(zip(keys, study.map(best, keys), strict=True))
-    curves = {
-        key: study.trials(
-            Job(arms.at(config(*key, study.scale), tuned[key].point, seed), TARGET)
-            for seed in study.report
-        )
-        for key in keys
-    }
+    every = {key: arms.sgd(config(*key, study.scale), 0.25, 0.3) for key in keys}
+    tuned = arms.best_of(study, every, TARGET)
+    curves = {key: arms.reported(study, every[key], tuned[key].point, TARGET) for key in keys}
     updates, seconds = (
         {key: [to_loss(curve, TARGET, clock) for curve in curves[key]] for key in keys}
         for clock in ("updates", "seconds")

@@ -11,8 +11,12 @@ Of 5 seeds the interval was [0.842, 1.49] around 1.08. If that is the ratio, abo
 from 1. Servers are a formula (lemma 2) and are not measured: there is one machine.
 """
 
+import itertools
 import math
+import multiprocessing
+import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -21,12 +25,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.studies import _problems as problems
-from optdyn.evidence import clock
-from optdyn.evidence.arms import at, reported, sgd, tuned
+from optdyn.evidence.arms import reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict, above
-from optdyn.evidence.clock import TimedCall
 from optdyn.evidence.intervals import ratio, shown
-from optdyn.evidence.study import Job, Study, cores
+from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.methods.setup import Plan
@@ -70,22 +72,35 @@ def measure(study: Study) -> dict[str, Any]:
         """Updates to the loss of the seeds that choose and of those that report, at its best."""
         arm = sgd(config_of(batch), min(0.02 * batch, 0.5))
         best = tuned(study, arm, problems.TARGET)
-        jobs = [Job(at(arm.config, best.point, s), problems.TARGET) for s in study.choose]
-        curves = reported(study, arm, best.point, problems.TARGET)
+        chose, took = (
+            reported(study, arm, best.point, problems.TARGET, seeds)
+            for seeds in (study.choose, study.report)
+        )
         return {
             "setting": best.point,
             "interior": best.interior,
-            "chose": [to_loss(curve, problems.TARGET) for curve in study.trials(jobs)],
-            "took": [to_loss(curve, problems.TARGET) for curve in curves],
+            "chose": [to_loss(curve, problems.TARGET) for curve in chose],
+            "took": [to_loss(curve, problems.TARGET) for curve in took],
         }
 
     runs = {str(b): its for b, its in zip(BATCHES, study.map(judged, BATCHES), strict=True)}
     known = [(b, updates) for b in FITTED for updates in runs[str(b)]["chose"]]
     rounds = ROUNDS[study.scale]
-    plan = study.remember(f"plan {rounds} {known}", clock.alone, planned, known, rounds)
+    plan = study.remember(f"plan {rounds} {known}", alone, planned, known, rounds)
     took = {b: runs[str(b)]["took"] for b in BATCHES}
     found = study.remember(f"trained {plan} {took}", trained, plan, took)
     return {"runs": runs, "plan": plan, **found}
+
+
+def process() -> ProcessPoolExecutor:
+    """A process of its own, on all cores; it keeps what it has compiled."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+
+
+def alone(*call: Any) -> Any:
+    """What a function of a module returns in such a process."""
+    with process() as held:
+        return held.submit(*call).result()
 
 
 def planned(known: list[tuple[int, float]], rounds: int) -> dict[str, Any]:
@@ -104,21 +119,28 @@ def planned(known: list[tuple[int, float]], rounds: int) -> dict[str, Any]:
 
 def trained(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any]:
     """Wall-clock seconds of training by arm and reporting seed, medians of `TIMES`; infinite for
-    a seed that missed the loss."""
-    rows, n = plan["rows"], cores()
+    a seed that missed the loss. Every arm runs once for a seed, in random order."""
+    rows = plan["rows"]
     arms = {
         "default": (DEFAULT, default_lowering()),
         "planned": (plan["batch"], rows[str(plan["batch"])]["lowering"]),
         **{str(b): (b, rows[str(b)]["lowering"]) for b in PREDICTED},
     }
-    rounds = [
-        [TimedCall(n, training, (*arm, took[arm[0]][i])) for arm in arms.values()]
-        for i in range(len(took[DEFAULT]))
-    ]
-    found = clock.in_turn(rounds * TIMES)
-    each = np.reshape(found.seconds, (len(arms), TIMES, len(rounds)))
-    seconds = dict(zip(arms, np.median(each, axis=1).tolist(), strict=True))
-    return {"seconds": seconds, "arms": arms, "load": found.load}
+    seeds, load = len(took[DEFAULT]), os.getloadavg()[0]
+    order, seconds = np.random.default_rng(0), np.zeros((len(arms), TIMES, seeds))
+    with process() as held:
+
+        def once(arm: tuple[int, str], i: int) -> float:
+            return held.submit(training, *arm, took[arm[0]][i]).result()
+
+        settings = list(arms.values())
+        for arm in settings:
+            once(arm, 0)  # compiles
+        for turn, i in itertools.product(range(TIMES), range(seeds)):
+            for k in order.permutation(len(settings)):
+                seconds[k, turn, i] = once(settings[k], i)
+    medians = dict(zip(arms, np.median(seconds, axis=1).tolist(), strict=True))
+    return {"seconds": medians, "arms": arms, "load": (load, os.getloadavg()[0])}
 
 
 def training(batch: int, lowering: str, updates: float) -> float:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from optdyn.evidence.arms import MOMENTUM, STEP, Arm, at, momenta, rates, rung, tuned
+from optdyn.evidence.arms import MOMENTUM, STEP, Arm, momenta, rates, reported, rung, tuned
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import mean_ratio, ratio, shown
-from optdyn.evidence.study import Job, Study
+from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
 from optdyn.experiment import Experiment
 from optdyn.train.grid import Point
@@ -115,8 +115,8 @@ def measure(study: Study) -> dict[str, Any]:
         found = tuned(study, arm, TARGET)
 
         def seconds(seeds: Sequence[int]) -> list[float]:
-            jobs = [Job(at(arm.config, found.point, seed), TARGET) for seed in seeds]
-            return [to_loss(curve, TARGET, "seconds") for curve in study.trials(jobs)]
+            curves = reported(study, arm, found.point, TARGET, seeds)
+            return [to_loss(curve, TARGET, "seconds") for curve in curves]
 
         cost, own = float(np.median(seconds(study.choose))), seconds(study.report)
         interior = {"point": found.point, "interior": found.interior}

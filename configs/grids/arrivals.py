@@ -67,18 +67,17 @@ def get_config(table: str = "ladder") -> od.Grid:
     return od.Grid(base, entry(TABLES, table)())
 
 
+def _point(arm: str, rate: float, seed: int) -> Point:
+    name = f"{arm},{rate:.5g},{seed}"
+    return {"name": name, **ARMS[arm], "optimizer.learning_rate": rate, "seed": seed}
+
+
 def ladder() -> Iterator[Point]:
-    for arm, keys in ARMS.items():
-        for rate in RATES:
-            name = f"{arm},{rate:.5g}"
-            yield {"name": name, **keys, "optimizer.learning_rate": rate, "seed": 100}
+    return (_point(arm, rate, 100) for arm in ARMS for rate in RATES)
 
 
 def judged() -> Iterator[Point]:
-    for arm, keys in ARMS.items():
-        for seed in range(3):
-            rate = {"optimizer.learning_rate": CHOSEN[arm]}
-            yield {"name": f"{arm},{seed}", **keys, **rate, "seed": seed}
+    return (_point(arm, rate, seed) for arm, rate in CHOSEN.items() for seed in range(3))
 
 
 TABLES = {"ladder": ladder, "judged": judged}

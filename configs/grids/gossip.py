@@ -7,7 +7,7 @@
 the best setting of each arm.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 import optdyn as od
@@ -51,25 +51,20 @@ def get_config(table: str = "ladder") -> od.Grid:
     return od.Grid(base, entry(TABLES, table)())
 
 
-def _points(rates: Mapping[str, list[float]], seeds: list[int]) -> Iterator[Point]:
+def _points(rates: Callable[[str], Sequence[float]], seeds: Sequence[int]) -> Iterator[Point]:
     for (shards, alpha), (arm, keys) in product(SHARDS.items(), ARMS.items()):
-        for rate, seed in product(rates[f"{arm}-{shards}"], seeds):
+        for rate, seed in product(rates(arm), seeds):
             name = f"{arm}-{shards}-{rate:.3g}-{seed}"
             own = {"data.dirichlet": alpha, "optimizer.learning_rate": rate, "seed": seed}
             yield {"name": name, **keys, **own}
 
 
 def ladder() -> Iterator[Point]:
-    every = product(ARMS, SHARDS)
-    return _points({f"{arm}-{shards}": list(RATES) for arm, shards in every}, [100])
+    return _points(lambda arm: RATES, [100])
 
 
 def judged() -> Iterator[Point]:
-    near = {
-        f"{arm}-{shards}": [CHOSEN[arm] / 2, CHOSEN[arm], CHOSEN[arm] * 2]
-        for arm, shards in product(ARMS, SHARDS)
-    }
-    return _points(near, [0, 1, 2])
+    return _points(lambda arm: (CHOSEN[arm] / 2, CHOSEN[arm], CHOSEN[arm] * 2), range(3))
 
 
 TABLES = {"ladder": ladder, "judged": judged}

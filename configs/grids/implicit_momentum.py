@@ -13,7 +13,7 @@ The transient carries the information: windows are a few g updates long, and bat
 independently, as the theory assumes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import optdyn as od
 from optdyn.base.errors import entry
@@ -68,24 +68,20 @@ def calibration() -> Iterator[Point]:
 
 
 def mlp() -> Iterator[Point]:
-    for g, count in ((4, 600), (8, 600), (16, 800)):
-        yield {
-            "name": f"g{g}",
-            **MLP,
-            **asynchronous(g),
-            "optimizer.learning_rate": 0.5,
-            "steps": 8 + g,
-            "replicas.count": count,
-        }
+    return transients(MLP, 0.5, {4: 600, 8: 600, 16: 800})
 
 
 def cnn() -> Iterator[Point]:
-    for g, count in ((4, 400), (8, 400), (16, 500)):
+    return transients(CNN, 0.2, {4: 400, 8: 400, 16: 500})
+
+
+def transients(model: Point, rate: float, replicas: Mapping[int, int]) -> Iterator[Point]:
+    for g, count in replicas.items():
         yield {
             "name": f"g{g}",
-            **CNN,
+            **model,
             **asynchronous(g),
-            "optimizer.learning_rate": 0.2,
+            "optimizer.learning_rate": rate,
             "steps": 8 + g,
             "replicas.count": count,
         }

@@ -1,8 +1,6 @@
 """Local parallelism against backpropagation: `--config=configs/grids/local.py:TABLE`.
 
     mlp       residual MLP of 8 blocks on MNIST
-    resnet    residual network of 8 blocks on MNIST
-    text      transformer of 4 blocks, next character of the King James Bible
     pareto    the residual MLP over batch sizes and widths, for losses by compute
 
 Every variant starts from the same trunk and sees the same batches; the losses are those of the
@@ -23,27 +21,6 @@ VARIANTS: dict[str, Point] = {
     "greedy": {"method.variant": "greedy"},
 }
 MLP: Point = {"model.name": "resmlp", "model.blocks": 8, "model.width": 128}
-RESNET: Point = {
-    "model.name": "resnet",
-    "model.blocks": 8,
-    "model.channels": (8, 16),
-    "model.norm": "batch",  # so few channels learn slowly with groups of one
-    "steps": 300,
-    "log_every": 100,
-}
-TEXT: Point = {
-    "model.name": "transformer",
-    "model.blocks": 4,
-    "model.width": 64,
-    "data.name": "kjv",
-    "data.sequence_length": 64,
-    "data.train_evaluated": 500,
-    "data.test_evaluated": 500,
-    "batch_size": 32,
-    "steps": 600,
-    "log_every": 150,
-    "optimizer.learning_rate": 2e-3,
-}
 
 
 def get_config(table: str = "mlp") -> od.Grid:
@@ -61,24 +38,12 @@ def get_config(table: str = "mlp") -> od.Grid:
 
 
 def mlp() -> Iterator[Point]:
-    return variants(MLP)
-
-
-def resnet() -> Iterator[Point]:
-    return variants(RESNET)
-
-
-def text() -> Iterator[Point]:
-    return variants(TEXT)
-
-
-def variants(of: Point) -> Iterator[Point]:
     for seed in SEEDS:
         for name, variant in VARIANTS.items():
             yield {
                 "name": f"{name}-seed{seed}",
                 "method.probes": True,
-                **of,
+                **MLP,
                 **variant,
                 "seed": seed,
             }
@@ -103,4 +68,4 @@ def pareto() -> Iterator[Point]:
                     }
 
 
-TABLES = {table.__name__: table for table in (mlp, resnet, text, pareto)}
+TABLES = {table.__name__: table for table in (mlp, pareto)}

@@ -8,7 +8,7 @@
 the best setting of each arm.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -69,22 +69,19 @@ def get_config(table: str = "ladder") -> od.Grid:
     return od.Grid(base, entry(TABLES, table)())
 
 
-def ladder() -> Iterator[Point]:
+def _points(rates: Callable[[str], Sequence[float]], seeds: Sequence[int]) -> Iterator[Point]:
     for arm, keys in ARMS.items():
-        for rate in RATES:
-            yield {
-                "name": f"{arm}-{rate:.5g}",
-                **keys,
-                "optimizer.learning_rate": rate,
-                "seed": 100,
-            }
+        for rate, seed in product(rates(arm), seeds):
+            name = f"{arm}-{rate:.5g}-{seed}"
+            yield {"name": name, **keys, "optimizer.learning_rate": rate, "seed": seed}
+
+
+def ladder() -> Iterator[Point]:
+    return _points(lambda arm: RATES, [100])
 
 
 def judged() -> Iterator[Point]:
-    for arm, keys in ARMS.items():
-        for rate, seed in product((CHOSEN[arm], CHOSEN[arm] / 2), range(3)):
-            name = f"{arm}-{rate:.5g}-{seed}"
-            yield {"name": name, **keys, "optimizer.learning_rate": rate, "seed": seed}
+    return _points(lambda arm: (CHOSEN[arm], CHOSEN[arm] / 2), range(3))
 
 
 TABLES = {"ladder": ladder, "judged": judged}

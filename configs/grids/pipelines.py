@@ -16,7 +16,6 @@ import optdyn as od
 from optdyn.base.errors import entry
 from optdyn.train.grid import Point
 
-RATE = "optimizer.learning_rate"
 STAGES = (2, 4, 8)  # or nodes
 PERIODS = (4, 16, 64, 256)
 RATES = {0.9: od.log_range(2**-11, 2**-2, 10), 0.0: od.log_range(2**-8, 2**0, 9)}  # by momentum
@@ -80,22 +79,20 @@ def get_config(table: str = "ladder") -> od.Grid:
     return od.Grid(base, entry(TABLES, table)())
 
 
+def _point(arm: str, momentum: float, rate: float, seed: int) -> Point:
+    own = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum, "seed": seed}
+    return {"name": f"{arm},{momentum},{rate:.5g},{seed}", **ARMS[arm], **own}
+
+
 def ladder() -> Iterator[Point]:
-    for arm, keys in ARMS.items():
-        for momentum, rates in RATES.items():
-            if arm.startswith("predict") and not momentum:
-                continue  # it is stash
+    for arm, (momentum, rates) in product(ARMS, RATES.items()):
+        if momentum or not arm.startswith("predict"):  # which is stash without
             for rate, seed in product(rates, (100, 101, 102)):
-                own = {RATE: rate, "optimizer.momentum": momentum}
-                yield {"name": f"{arm},{momentum},{rate:.5g},{seed}", **keys, **own, "seed": seed}
+                yield _point(arm, momentum, rate, seed)
 
 
 def judged() -> Iterator[Point]:
-    for arm, keys in ARMS.items():
-        for seed in range(5):
-            momentum, rate = CHOSEN[arm]
-            own = {RATE: rate, "optimizer.momentum": momentum}
-            yield {"name": f"{arm},{seed}", **keys, **own, "seed": seed}
+    return (_point(arm, *CHOSEN[arm], seed) for arm in ARMS for seed in range(5))
 
 
 TABLES = {"ladder": ladder, "judged": judged}

@@ -26,6 +26,9 @@ over tuned synchronous training? A perceptron with 32 hidden units, 4,000 images
 SEEDS = tuple(range(5))
 HIGH, LOW = (0.6, 0.8, 0.9, 0.95), (-0.3, 0.0, 0.3)  # momenta, where a worker waits and does not
 AVERAGED = ((1.0, 0.0),)  # the outer rate and momentum that are none
+LARGE = (0.8, 1.6, 3.2, 6.4)  # long-run steps of synchronous SGD
+FAST, MIDDLE = (0.008, 0.016, 0.032, 0.064), (0.004, 0.008, 0.016, 0.032)  # rates of Adam
+SYNC: Point = {"method.name": "sync"}
 ADAM_OUTER = ((1.0, 0.5), (0.7, 0.5), (0.7, 0.8))
 
 
@@ -47,25 +50,9 @@ def _meeting(name: str, period: int) -> Point:
 
 
 ARMS = {
-    "sync-64": TunedMethod(
-        {"method.name": "sync"}, 64, 200, HIGH, (0.4, 0.8, 1.6, 3.2), (0.008, 0.016, 0.032, 0.064)
-    ),
-    "sync-256": TunedMethod(
-        {"method.name": "sync"},
-        256,
-        100,
-        HIGH,
-        (0.8, 1.6, 3.2, 6.4),
-        (0.008, 0.016, 0.032, 0.064),
-    ),
-    "sync-1024": TunedMethod(
-        {"method.name": "sync"},
-        1024,
-        80,
-        HIGH,
-        (0.8, 1.6, 3.2, 6.4),
-        (0.008, 0.016, 0.032, 0.064),
-    ),
+    "sync-64": TunedMethod(SYNC, 64, 200, HIGH, (0.4, 0.8, 1.6, 3.2), FAST),
+    "sync-256": TunedMethod(SYNC, 256, 100, HIGH, LARGE, FAST),
+    "sync-1024": TunedMethod(SYNC, 1024, 80, HIGH, LARGE, FAST),
     "averaging-8": TunedMethod(
         _meeting("model_averaging", 8), 64, 300, HIGH, (0.2, 0.4, 0.8, 1.6), (0.008, 0.016, 0.032)
     ),
@@ -78,7 +65,7 @@ ARMS = {
         250,
         (0.0, 0.6),
         (0.1, 0.2, 0.4),
-        (0.004, 0.008, 0.016, 0.032),
+        MIDDLE,
         ((0.7, 0.8), (0.7, 0.9), (1.0, 0.5), (1.0, 0.8)),
         ADAM_OUTER,
     ),
@@ -88,7 +75,7 @@ ARMS = {
         350,
         (0.6, 0.9),
         (0.2, 0.4, 0.8),
-        (0.004, 0.008, 0.016, 0.032),
+        MIDDLE,
         ((1.0, 0.3), (1.0, 0.5), (1.0, 0.8), (0.7, 0.5)),
         ADAM_OUTER,
     ),

@@ -297,7 +297,7 @@ def _shards(config: Experiment) -> Iterator[Join]:
     if not config.data.dirichlet:
         return
     key = "data.dirichlet"
-    if methods.read and not methods.read.barrier and not methods.mix:
+    if methods.grouped and not methods.mix:
         said = f"each group has a node's shard, so config.method.groups = {methods.groups} must be "
         said += f"config.cluster.nodes = {nodes}"
         yield Join(key, methods.groups != nodes, said)

@@ -80,7 +80,7 @@ PLACES = {
     "first checkpoint": (Checkpoints, "save", lambda _, step, state: step == 20),
     "third checkpoint": (Checkpoints, "save", lambda _, step, state: step == 60),
     "sums of a checkpoint": (checkpoints, "write_json", lambda path, _: "40" in str(path)),
-    "end of the event file": (Metrics, "end", lambda *_: True),
+    "end of the event file": (Metrics, "summarize", lambda *_: True),
     "summary": (hooks, "write_json", lambda *_: True),
 }
 

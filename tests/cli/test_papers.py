@@ -21,6 +21,15 @@ def verdict(result): return Verdict("confirmed" if result["two"] < 3 else "refut
 def picture(result, figure): figure.subplots().plot([result["two"], 3])
 """
 
+SPAWNED = """
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from analysis.studies import _helper
+def two():
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_helper.two).result()
+"""
+
 
 @pytest.fixture
 def ours(tmp_path, monkeypatch):
@@ -52,9 +61,8 @@ def test_the_command_judges_the_folder_that_is_there_with_processes_that_find_it
         found = subprocess.run(every, capture_output=True, text=True)
         return found.returncode, found.stdout, found.stderr
 
-    text = CLAIM.replace("lambda: 2", "alone, _helper.two")
-    imports = "from analysis.studies import _helper\nfrom optdyn.evidence.clock import alone\n"
-    (ours / "arithmetic.py").write_text(imports + text)
+    text = CLAIM.replace("lambda: 2", "two")
+    (ours / "arithmetic.py").write_text(SPAWNED + text)
     (ours / "_helper.py").write_text("def two(): return 2\n")
     code, said, _ = command()
     assert code == 0 and "Two is" in said and "confirmed" in said

@@ -147,14 +147,14 @@ def test_who_waits_sees_how_many_programs_are_left(capsys, monkeypatch):
 def test_a_plan_that_does_not_pay_falls_back(small, monkeypatch, planned, kept):
     """Planned FFT against the config's gemm of 3 s, in 1 % of noise."""
     clock = Clock({("gemm",): 3.0, ("fft",): planned})
-    monkeypatch.setattr(layers, "measure", clock.measure)
-    of = plans.Device(None, {}, clock.update, ("gemm",), ("xla",), 4, planner.BatchFit(8, 9))
-    found = plans.whole(of, 4, ("fft",), small({"plan.memory": 200}).plan)
+    monkeypatch.setattr(phases, "measure", clock.measure)
+    given = clock.update, ("gemm",), 4, ("fft",)
+    found = plans.whole(*given, small({"plan.memory": 200}).plan)
     assert found.taken == (("fft",) if kept else ("gemm",)) and found.planned == ("fft",)
     assert found.seconds.median == pytest.approx(planned if kept else 3.0, rel=0.05)
     assert planner.pays(found.gain) == kept
     # Where the config's own does not fit there is nothing to fall back to.
-    alone = plans.whole(of, 4, ("fft",), small({"plan.memory": 50}).plan)
+    alone = plans.whole(*given, small({"plan.memory": 50}).plan)
     assert alone.taken == ("fft",) and alone.gain is None and not alone.own_fits
 
 

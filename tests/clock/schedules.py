@@ -1,15 +1,8 @@
-"""What a schedule of stages is measured by, for its tests and its benchmark."""
+"""What a schedule of stages is measured by, for its tests."""
 
 import numpy as np
 
-from optdyn.clock.pipeline import one_f_one_b, seconds
-
-
-def sequential(forward, backward, micro_batches, updates, update=0.0):
-    """One stage with the work of all, given for each."""
-    stages = np.size(forward)
-    whole, back, end = (np.broadcast_to(x, stages).sum() for x in (forward, backward, update))
-    return one_f_one_b([whole], back, 0.0, micro_batches, updates, end)
+from optdyn.clock.pipeline import seconds
 
 
 def stages_of(schedule):

@@ -10,7 +10,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import synchronous
 from optdyn.clock.service import Constant, with_exchange
 from optdyn.methods.daso import DASO, clock
-from optdyn.methods.dynamic_batch import DynamicBatch, dynamic_batch
+from optdyn.methods.dynamic_batch import DynamicBatch, clocked
 from tests.values import as_law
 
 LAWS = ("constant", "exponential", "lognormal", "gamma")
@@ -46,7 +46,7 @@ def daso_of(cluster, **values):
 def clocks(cluster):
     """Seconds of every kind of run that exchanges gradients."""
     run = {"steps": STEPS, "batch_size": BATCH, "update_bytes": BYTES, "seed": 3}
-    shares = dynamic_batch(cluster, DynamicBatch(), steps_per_epoch=PER_EPOCH, **run)
+    shares, _ = clocked(cluster, DynamicBatch(), steps_per_epoch=PER_EPOCH, **run)
     return {
         "one group": compute_groups(cluster, groups=1, **run).seconds,
         "four groups": compute_groups(cluster, groups=4, **run).seconds,

@@ -14,11 +14,11 @@ from optdyn.clock.pipeline import (
     UPDATE,
     StageWork,
     _on,
-    gpipe,
-    local,
-    one_f_one_b,
+    of_cluster,
+    schedule,
     seconds,
 )
+from optdyn.clock.service import Constant
 from optdyn.clock.timeline import TimelineError
 from tests.clock.schedules import memory, steady_utilization, utilization
 
@@ -57,12 +57,13 @@ def works(draw):
 
 
 def of_local(work):
-    return local(work.forward, work.backward, work.transfer, work.updates, work.update)
+    seconds = work.forward, work.backward, work.transfer
+    return schedule("local", *seconds, work.updates, update=work.update)
 
 
-def of_pipeline(make, work):
-    micro = (work.micro_batches, work.updates)
-    return make(work.forward, work.backward, work.transfer, *micro, work.update)
+def of_pipeline(kind, work):
+    micro = (work.updates, work.micro_batches)
+    return schedule(kind, work.forward, work.backward, work.transfer, *micro, work.update)
 
 
 def tasks(schedule):
@@ -113,10 +114,10 @@ def test_local_keeps_to_its_dependencies(work):
     check(of_local(work), work, 1, gradients_travel=False)
 
 
-@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
 @given(work=works())
-def test_pipelines_keep_to_their_dependencies(make, work):
-    check(of_pipeline(make, work), work, work.micro_batches, gradients_travel=True)
+def test_pipelines_keep_to_their_dependencies(kind, work):
+    check(of_pipeline(kind, work), work, work.micro_batches, gradients_travel=True)
 
 
 @given(works())
@@ -125,14 +126,14 @@ def test_local_by_its_closed_form(work):
     sent = np.concatenate([[0], np.cumsum(np.add(work.forward[:-1], work.transfer))])
     slowest = work.each.max()
     wanted = (sent + work.each).max() + slowest * np.arange(work.updates)
-    schedule = of_local(work)
-    np.testing.assert_array_equal(seconds(schedule), wanted)
-    begun = schedule.start[schedule.kind == FORWARD].reshape(work.updates, -1)
+    made = of_local(work)
+    np.testing.assert_array_equal(seconds(made), wanted)
+    begun = made.start[made.kind == FORWARD].reshape(work.updates, -1)
     held_up = np.maximum.accumulate(work.each)
     np.testing.assert_array_equal(begun, sent + np.outer(np.arange(work.updates), held_up))
 
 
-@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
 @given(
     stages=st.integers(1, 6),
     micro_batches=st.integers(1, 8),
@@ -140,15 +141,15 @@ def test_local_by_its_closed_form(work):
     backward=st.integers(0, 9),
     updates=st.integers(1, 3),
 )
-def test_the_bubble_of_equal_stages(make, stages, micro_batches, forward, backward, updates):
+def test_the_bubble_of_equal_stages(kind, stages, micro_batches, forward, backward, updates):
     """(S - 1) / (M + S - 1), whatever backward takes over forward, and in every update anew."""
-    schedule = make([forward] * stages, backward, 0.0, micro_batches, updates)
+    made = schedule(kind, [forward] * stages, backward, 0.0, updates, micro_batches)
     wanted = (stages - 1) / (micro_batches + stages - 1)
-    assert 1 - utilization(schedule) == pytest.approx(wanted, abs=1e-14)  # of a quotient near 1
+    assert 1 - utilization(made) == pytest.approx(wanted, abs=1e-14)  # of a quotient near 1
     length = (micro_batches + stages - 1) * (forward + backward)
-    np.testing.assert_array_equal(seconds(schedule), length * np.arange(1, updates + 1))
+    np.testing.assert_array_equal(seconds(made), length * np.arange(1, updates + 1))
     if updates > 1:
-        assert steady_utilization(schedule) == pytest.approx(1 - wanted, abs=1e-14)
+        assert steady_utilization(made) == pytest.approx(1 - wanted, abs=1e-14)
 
 
 @given(works())
@@ -158,11 +159,11 @@ def test_gpipe_by_its_closed_form(work):
     count = work.micro_batches - 1
     there = sum(work.forward) + count * max(work.forward) + sum(work.transfer)
     back = sum(work.backward) + count * max(work.backward) + sum(work.transfer)
-    assert seconds(of_pipeline(gpipe, once)) == [there + back]
+    assert seconds(of_pipeline("gpipe", once)) == [there + back]
     # Without updates to make, the next begins when the first stage has all its gradients.
     many = once._replace(updates=work.updates)
     np.testing.assert_array_equal(
-        seconds(of_pipeline(gpipe, many)), (there + back) * np.arange(1, work.updates + 1)
+        seconds(of_pipeline("gpipe", many)), (there + back) * np.arange(1, work.updates + 1)
     )
 
 
@@ -171,10 +172,10 @@ def test_memory(work):
     """The order decides it, not the durations: M, min(S - j, M), and the one batch at work."""
     stages = np.arange(len(work.forward))
     np.testing.assert_array_equal(
-        memory(of_pipeline(gpipe, work)), np.full(len(stages), work.micro_batches)
+        memory(of_pipeline("gpipe", work)), np.full(len(stages), work.micro_batches)
     )
     least = np.minimum(len(stages) - stages, work.micro_batches)
-    np.testing.assert_array_equal(memory(of_pipeline(one_f_one_b, work)), least)
+    np.testing.assert_array_equal(memory(of_pipeline("1f1b", work)), least)
     np.testing.assert_array_equal(memory(of_local(work)), np.ones(len(stages)))
 
 
@@ -190,8 +191,8 @@ def test_stages_add_up_as_the_cluster_does(collective):
 
 def test_a_schedule_by_hand():
     """Stages of 1 + 2 and 2 + 1 seconds and updates of 1, two micro-batches, transfer 1."""
-    schedule = one_f_one_b([1, 2], [2, 1], 1, 2, 1, 1)
-    assert tasks(schedule) == {
+    made = schedule("1f1b", [1, 2], [2, 1], 1, 1, 2, 1)
+    assert tasks(made) == {
         (0, 0, 0, FORWARD): (0, 1),
         (0, 0, 1, FORWARD): (1, 2),
         (1, 0, 0, FORWARD): (2, 4),
@@ -203,8 +204,8 @@ def test_a_schedule_by_hand():
         (0, 0, 1, BACKWARD): (9, 11),
         (0, 0, -1, UPDATE): (11, 12),
     }
-    assert seconds(schedule) == [12]
-    assert utilization(schedule) == 14 / 24
+    assert seconds(made) == [12]
+    assert utilization(made) == 14 / 24
 
 
 @pytest.mark.parametrize(
@@ -217,12 +218,60 @@ def test_a_schedule_by_hand():
         (([1.0, 1.0], 1.0, [0.1, 0.2], 1, 1), "transfer = .*: must be 1 finite seconds"),
         (([1.0, 1.0], 1.0, np.inf, 1, 1), "transfer = inf: must be 1 finite seconds"),
         (([1.0, 1.0], 1.0, 0.0, 1, 1, np.nan), "update = nan: must be 2 finite seconds"),
-        (([1.0, 1.0], 1.0, 0.0, 0, 1), "0 micro-batches, 1 updates: must be 1 or more"),
-        (([1.0, 1.0], 1.0, 0.0, 1, 0), "1 micro-batches, 0 updates: must be 1 or more"),
+        (([1.0, 1.0], 1.0, 0.0, 1, 0), "0 micro-batches, 1 updates: must be 1 or more"),
+        (([1.0, 1.0], 1.0, 0.0, 0, 1), "1 micro-batches, 0 updates: must be 1 or more"),
     ],
 )
 def test_schedules_that_cannot_be(arguments, message):
-    for make in (gpipe, one_f_one_b):
+    for kind in ("gpipe", "1f1b"):
         with pytest.raises(TimelineError, match=message) as caught:
-            make(*arguments)
+            schedule(kind, *arguments)
         assert "\n" not in str(caught.value)
+
+
+# The pipeline of a cluster.
+
+WORK = StageWork(
+    np.array([0.1, 0.05, 0.15, 0.1]),
+    np.array([0.2, 0.15, 0.2, 0.3]),
+    np.array([1e6, 2e6, 1e6]),
+    np.array([4e6, 4e6, 4e6, 8e6]),
+)
+RUN = {"steps": 30, "batch_size": 64}
+
+
+def cluster_of(**values):
+    return Cluster(**{"nodes": 4, "service": Constant(), "seconds_per_example": 1e-3, **values})
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    st.lists(st.integers(0, 30), min_size=5, max_size=5),
+    st.integers(0, 3),
+    st.integers(1, 12),
+)
+def test_equal_intervals_are_those_of_the_whole_schedule(forward, backward, micro_batches, steps):
+    """Only two updates are scheduled; the others follow as regularly as if they were too."""
+    forward = np.array(forward, float)
+    backward = np.array(backward[: len(forward)], float)
+    sent = np.arange(len(forward) - 1) * 1e6
+    work = StageWork(forward, backward, sent, np.zeros(len(forward)))
+    chosen = cluster_of(nodes=len(forward), bandwidth=1e6)
+    made = of_cluster(chosen, micro_batches, work, steps=steps, batch_size=1000)
+    if micro_batches:
+        f, b, x = forward / micro_batches, backward / micro_batches, sent / 1e6 / micro_batches
+        whole = schedule("gpipe", f, b, x, steps, micro_batches)
+    else:
+        whole = schedule("local", forward, backward, sent / 1e6, steps)
+    # Sums of a few hundred floats in another order.
+    np.testing.assert_allclose(made.seconds, seconds(whole), rtol=1e-12)
+
+
+def test_devices_of_a_node_divide_its_batch_and_average():
+    alone = of_cluster(cluster_of(), 0, WORK, **RUN)
+    shared = of_cluster(cluster_of(devices_per_node=4), 0, WORK, **RUN)
+    np.testing.assert_allclose(shared.seconds, alone.seconds / 4)
+    slow = of_cluster(cluster_of(devices_per_node=4, local_bandwidth=1e9), 0, WORK, **RUN)
+    # 2 x 3 messages of a quarter of the 8 MB of the last stage
+    exchange = 6 * 2e6 / 1e9
+    np.testing.assert_allclose(np.diff(slow.seconds), 0.4 * 0.016 + exchange)

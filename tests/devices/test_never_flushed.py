@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from optdyn.experiment import Experiment
-from optdyn.methods.pipeline import KINDS, _pairs, apart, together
+from optdyn.methods.pipeline import KINDS, _pairs, from_rows, to_rows
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
 
@@ -45,7 +45,7 @@ def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
         _, state = checkpoints.restore(run.program.rule.init(run.params))
     state = jax.device_get(state)
     names = ("hidden0",), ("hidden1", "hidden2", "classifier")
-    again = together(names, apart(names, state))
+    again = from_rows(names, to_rows(names, state))
     assert again.newest == state.newest
     jax.tree.map(np.testing.assert_array_equal, tuple(again), tuple(state))
     kernels = state.slots["hidden0"]["Dense_0"]["kernel"]

@@ -1,7 +1,6 @@
 """A tuned arm stands where nothing around it is better, on enough seeds to say so."""
 
 import math
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -9,37 +8,27 @@ from hypothesis import strategies as st
 
 from analysis.studies import _problems as problems
 from optdyn.evidence.arms import FALLS, MOMENTUM, RATE, Arm, momenta, point, rates, rung, sgd, tuned
-from optdyn.evidence.trial import Curve
+from tests.evidence.known import TARGET, Known
 
-SEEDS = (7, 8)
 NETWORK = problems.network("mlp", 64)
 
 
 def found_by(study, step=1.0, momentum=0.0):
     """Where the search for a loss of 0.25 ends that starts there."""
-    return tuned(study, sgd(NETWORK, step, momentum), 0.25)
+    return tuned(study, sgd(NETWORK, step, momentum), TARGET)
 
 
-class Known(NamedTuple):
-    """A study whose updates to the target are a known function of the setting and the seed."""
+def known(updates, seeds=(7, 8), factor=lambda config: 1.0, each=lambda momentum: 1.0):
+    """A study whose updates are known by the rungs of step and momentum; seed 8 takes 1 % more."""
 
-    updates: object
-    choose: tuple[int, ...] = SEEDS
+    def taken(config):
+        sgd = config.optimizer
+        step = math.log2(sgd.learning_rate / (1 - sgd.momentum))
+        k = rung(momenta, sgd.momentum)
+        late = 1.01 if config.seed == 8 else 1.0
+        return updates(step, k) * late * factor(config), each(k)
 
-    def trials(self, jobs):
-        return [self._curve(job) for job in jobs]
-
-    def _curve(self, job):
-        config = job.config.optimizer
-        step = config.learning_rate / (1 - config.momentum)
-        taken = self.updates(math.log2(step), rung(momenta, config.momentum))
-        taken *= 1.01 if job.config.seed == SEEDS[1] else 1.0
-        if math.isinf(taken):
-            return Curve([0], [0.0], [2.3], "diverged", {})
-        ended = min(taken, job.most, job.config.steps)
-        loss = 0.25 if ended == taken else 1 + taken / 1e6
-        status = "reached" if ended == taken else "ended"
-        return Curve([0, ended], [0.0, ended], [2.3, loss], status, {})
+    return Known(taken, seeds)
 
 
 @settings(max_examples=25, deadline=None)
@@ -51,7 +40,7 @@ def test_the_end_of_a_valley_across_the_ladders_is_found(step, momentum, start, 
         x, y = i - step, k - momentum
         return 100 * 1.2 ** (x**2 + y**2 + 2 * slope * x * y)
 
-    found = found_by(Known(valley), 2.0**start)
+    found = found_by(known(valley), 2.0**start)
     assert found.interior and found.rungs == {"long_run_step": step, MOMENTUM: momentum}
 
 
@@ -59,27 +48,21 @@ def test_a_lower_bowl_at_more_momentum_is_found_from_the_second_start():
     def two(step, momentum):
         return min(1.5 * bowl(0, 0)(step, momentum), bowl(-3, 4)(step, momentum))
 
-    found = found_by(Known(two))
+    found = found_by(known(two))
     assert found.interior and found.rungs == {"long_run_step": -3, MOMENTUM: 4}
-
-
-class Lucky(Known):
-    """The first four seeds flatter a setting beside the best by more than it is worse."""
-
-    def _curve(self, job):
-        config, flattered = job.config, job.config.optimizer.momentum == momenta(1)
-        factor = 0.9 if flattered and config.seed < 4 else 1.0
-        curve = super()._curve(job._replace(most=job.most / factor))
-        return curve._replace(updates=[factor * n for n in curve.updates])
 
 
 @pytest.mark.parametrize(("seeds", "rung"), [(4, 1), (16, 0)])
 def test_more_seeds_part_the_best_from_the_luckiest(seeds, rung):
+    """The first four seeds flatter a setting beside the best by more than it is worse."""
+
     def taken(step, momentum):
         return 100 * 1.2 ** (step**2) * (1 + 0.04 * abs(momentum))
 
-    study = Lucky(taken, tuple(range(seeds)))
-    found = found_by(study)
+    def flattered(config):
+        return 0.9 if config.optimizer.momentum == momenta(1) and config.seed < 4 else 1.0
+
+    found = found_by(known(taken, tuple(range(seeds)), flattered))
     assert found.rungs == {"long_run_step": 0, MOMENTUM: rung} and found.interior
     assert found.seeds == seeds
 
@@ -88,13 +71,10 @@ def test_a_flat_ladder_has_a_range_and_a_steep_one_a_value():
     def taken(step, momentum):
         return 100 * 1.2 ** (step**2) * (1 + 1e-4 * momentum**2 if abs(momentum) < 3 else 2)
 
-    class Noisy(Known):
-        def _curve(self, job):
-            curve = super()._curve(job)
-            factor = 1 + 0.02 * math.sin(7 * job.config.seed + 50 * job.config.optimizer.momentum)
-            return curve._replace(updates=[factor * n for n in curve.updates])
+    def noise(config):
+        return 1 + 0.02 * math.sin(7 * config.seed + 50 * config.optimizer.momentum)
 
-    found = found_by(Noisy(taken, tuple(range(4))))
+    found = found_by(known(taken, tuple(range(4)), noise))
     low, high = found.range[MOMENTUM]
     assert low < 0 < high and abs(low) <= 0.6 and high <= 0.6
     assert found.range["long_run_step"] == [1.0, 1.0]
@@ -109,7 +89,7 @@ def bowl(best_step, best_momentum):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(-6, 3), st.integers(-4, 6), st.integers(-3, 3))
 def test_the_least_of_a_bowl_is_found_wherever_it_lies(step, momentum, start):
-    found = found_by(Known(bowl(step, momentum)), 2.0**start)
+    found = found_by(known(bowl(step, momentum)), 2.0**start)
     assert found.rungs == {"long_run_step": step, MOMENTUM: momentum}
     assert found.interior
     assert all(cost > found.cost for pair in found.neighbours.values() for cost in pair)
@@ -120,7 +100,7 @@ def test_the_least_of_a_bowl_is_found_wherever_it_lies(step, momentum, start):
 @given(st.integers(-4, 2), st.integers(-3, 4))
 def test_from_what_is_best_nearby_the_least_is_found_without_short_trials(step, momentum):
     """The other batch takes twice the updates, and its best step and momentum are a little off."""
-    other = found_by(Known(bowl(0, 0)))
+    other = found_by(known(bowl(0, 0)))
     made = []
 
     class Counted(Known):
@@ -131,31 +111,28 @@ def test_from_what_is_best_nearby_the_least_is_found_without_short_trials(step, 
     def twice(i, k):
         return 2 * bowl(step, momentum)(i, k)
 
-    found = tuned(Counted(twice), sgd(NETWORK, 2.0**9, 0.9), 0.25, near=other)
+    study = Counted(*known(twice))
+    found = tuned(study, sgd(NETWORK, 2.0**9, 0.9), TARGET, near=other)
     assert found.rungs == {"long_run_step": step, MOMENTUM: momentum} and found.interior
     assert made[0] == 4 * other.cost and found.cost == pytest.approx(201)
 
 
-class Unequal(Known):
-    """A rung of momentum up doubles the updates, each in a third of the seconds, up to rung 3."""
-
-    def _curve(self, job):
-        k = rung(momenta, job.config.optimizer.momentum)
-        each = 3.0 ** -min(k, 3)
-        limit = job.most / each if job.clock == "seconds" else job.most
-        curve = super()._curve(job._replace(most=limit))
-        return curve._replace(seconds=[each * n for n in curve.updates])
+def a_third(momentum):
+    """The seconds of an update: a third for every rung of momentum up, to rung 3."""
+    return 3.0 ** -min(momentum, 3)
 
 
 def test_what_takes_more_updates_in_fewer_seconds_is_found_by_trials_that_end_by_seconds():
+    """A rung of momentum up doubles the updates, each in a third of the seconds."""
+
     def taken(step, momentum):
         return 100 * 1.2 ** (step**2) * 2.0**momentum
 
     config = NETWORK.with_(steps=12_800)  # at first trials are of 200 updates
     arm = sgd(config, 1.0, 0.0)
-    by_updates = tuned(Unequal(taken), arm, 0.25, "seconds")
+    by_updates = tuned(known(taken, each=a_third), arm, TARGET, "seconds")
     assert by_updates.rungs[MOMENTUM] == 0  # where 200 updates seemed too many
-    found = tuned(Unequal(taken), arm, 0.25, "seconds", ends="seconds")
+    found = tuned(known(taken, each=a_third), arm, TARGET, "seconds", ends="seconds")
     assert found.interior and found.rungs == {"long_run_step": 0, MOMENTUM: 3}
     assert found.cost == pytest.approx(100.5 * (2 / 3) ** 3)
 
@@ -163,27 +140,27 @@ def test_what_takes_more_updates_in_fewer_seconds_is_found_by_trials_that_end_by
 def test_trials_that_end_by_seconds_are_of_a_search_by_seconds():
     arm = sgd(NETWORK.with_(steps=12_800), 1.0, 0.0)
     with pytest.raises(ValueError, match="a search by seconds"):
-        tuned(Unequal(lambda *_: 100.0), arm, 0.25, ends="seconds")
+        tuned(known(lambda *_: 100.0), arm, TARGET, ends="seconds")
 
 
 def test_steps_beyond_stability_are_left_behind():
     def unstable(step, momentum):
         return math.inf if step > -5 else bowl(-6, 2)(step, momentum)
 
-    found = found_by(Known(unstable), 4.0, 0.3)
+    found = found_by(known(unstable), 4.0, 0.3)
     assert found.interior and found.rungs["long_run_step"] == -6
 
 
 def test_what_diverges_at_any_rate_is_given_up():
     """As gossip of compressed messages does at too large a consensus rate."""
-    found = found_by(Known(lambda *_: math.inf))
+    found = found_by(known(lambda *_: math.inf))
     assert math.isinf(found.cost) and not found.interior
     lowest = min(step for (step, _), _ in found.tried)
     assert lowest == -3 * FALLS - 1  # what is beside the last fall
 
 
 def test_a_target_that_nobody_reaches_is_not_interior():
-    found = found_by(Known(lambda *_: 1e9))
+    found = found_by(known(lambda *_: 1e9))
     assert math.isinf(found.cost) and not found.interior
 
 

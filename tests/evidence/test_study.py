@@ -3,14 +3,14 @@
 import pytest
 
 import optdyn
-from analysis.studies import _problems as problems
 from optdyn.base import progress
 from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Experiment
+from tests.evidence.known import quadratic
 
 
 def jobs(**most):
-    config = problems.quadratic().with_({"optimizer.learning_rate": 0.1}, steps=30)
+    config = quadratic().with_({"optimizer.learning_rate": 0.1}, steps=30)
     return [Job(config, 1e-9, **most)]
 
 

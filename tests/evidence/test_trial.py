@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.studies import _problems as problems
 from optdyn.clock.service import Constant
 from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, left_open, to_loss, trial
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.train import trainer
+from tests.evidence.known import quadratic
 
 
 def small(groups=2):
     every = dict.fromkeys(("steps", "log_every", "checkpoint_every"), 40)
-    return problems.quadratic(groups).with_({"optimizer.learning_rate": 0.1}, **every)
+    return quadratic(groups).with_({"optimizer.learning_rate": 0.1}, **every)
 
 
 def test_a_trial_has_the_losses_and_seconds_of_the_trainers_run(tmp_path):

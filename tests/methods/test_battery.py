@@ -7,9 +7,10 @@ two doing nothing it is the other. What it is between them, and that it trains, 
 
 import itertools
 import re
+import sys
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from optdyn.methods import Event, Methods, ModelInfo, Rule, built_in, compose, m
 from optdyn.train import devices as parallel
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints
+from tests.blocks import ROOT, blocks
 from tests.values import with_values
 
 STEPS, BATCH, CLASSES = 12, 24, 5
@@ -120,6 +122,20 @@ CASES = {
     "stale_pipeline": Case({}, ONE, bits=True),
     "local": Case({"method.variant": "greedy"}, {"method.variant": "backprop"}),
 }
+# Those of the guide to adding, which are files of a reader's own.
+GUIDE = ROOT / "research" / "optdyn" / "methods" / "adding.md"
+EXAMPLES = {
+    "loscar:Loscar": Case(
+        {"method.period": 3, "method.delay": 1, "method.share": 0.5}, ONE, like="model_averaging"
+    ),
+    "adacomm:AdaComm": Case({"method.period": 3}, ONE, like="model_averaging"),
+}
+FOLDER = mkdtemp()
+sys.path.insert(0, FOLDER)
+for block in blocks(GUIDE):
+    if block.file.removesuffix(".py") in [name.partition(":")[0] for name in EXAMPLES]:
+        Path(FOLDER, block.file).write_text(block.text)
+CASES |= EXAMPLES
 
 
 def go_together(name):
@@ -309,7 +325,7 @@ pieces = pytest.mark.parametrize(
 
 
 def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
-    assert set(CASES) == set(built_in())
+    assert set(CASES) == {*built_in(), *EXAMPLES}
     apart = set(map("+".join, itertools.combinations(PAIRED, 2))) - set(PAIRS)
     assert {"asynchronous+dynamic_batch", "dynamic_batch+local"} <= apart
     assert {"asynchronous+local", "asynchronous+daso", "daso+dynamic_batch"} <= set(PAIRS)

@@ -48,7 +48,7 @@ import jax
 import jax.numpy as jnp
 
 from optdyn.methods import Gradients
-from optdyn.clock import make
+from optdyn.clock.arrivals import compute_groups
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Signed(Gradients):
 
     def clock(self, setting, methods):
         setup = setting.setup
-        return make(setup.cluster, groups=1, steps=setup.steps, batch_size=setup.batch_size)
+        size = {"steps": setup.steps, "batch_size": setup.batch_size}
+        return compute_groups(setup.cluster, groups=1, **size)
 '''
 
 

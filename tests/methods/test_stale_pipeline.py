@@ -10,7 +10,7 @@ import pytest
 from optdyn import core, optimizers
 from optdyn.clock import pipeline
 from optdyn.methods import Event, ModelInfo, compose
-from optdyn.methods.pipeline import KINDS, StalePipeline, delays, reading
+from optdyn.methods.pipeline import KINDS, StalePipeline, delays
 from optdyn.train import program, trainer
 from optdyn.train.checks import check
 
@@ -159,7 +159,7 @@ def test_predictions_are_exact_where_the_coming_gradients_are_0(config):
         return seen, jax.tree.map(lambda leaf: batch * jnp.ones_like(leaf), params)
 
     sgd = core.per_block_optimizer(optimizers.optimizer("sgd", ("learning_rate", "momentum")))
-    method = reading(given, sgd, "predict", line.slots, servers)
+    method = StalePipeline(pipeline="predict").read(given, sgd, line.slots, servers)
 
     def body(state, inputs):
         after, info = method.step(state, *inputs)
@@ -203,7 +203,9 @@ def clock(transfer, updates=400, stages=4, parts=1):
     """Seconds of updates on stages of unlike work, and that work."""
     rng = np.random.default_rng(stages)
     forward, backward = rng.uniform(0.5, 1.5, (2, stages))
-    made = pipeline.one_f_one_b(forward / parts, backward / parts, transfer, parts * updates, 1)
+    made = pipeline.schedule(
+        "1f1b", forward / parts, backward / parts, transfer, 1, parts * updates
+    )
     first = (made.kind == pipeline.BACKWARD) & (made.stage == 0)
     return made.end[first].reshape(-1, parts)[:, -1], forward, backward
 

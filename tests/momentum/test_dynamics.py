@@ -9,10 +9,10 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from optdyn.clock.timeline import Timeline
+from optdyn.momentum.probes import moments, sharpness
 from optdyn.momentum.stability import STEPS, limit
 from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, trainer
-from optdyn.train.probes import moments, sharpness
 
 GRID = STEPS[1] / STEPS[0]
 EXAMPLES, DIMENSION = 60, 4
@@ -59,11 +59,6 @@ def test_one_batch_is_no_two(quadratic):
     problem, params, examples, _ = quadratic
     with pytest.raises(ValueError, match="at least two batches of 31"):
         moments(problem, 31, params, examples)
-
-
-def test_sharpness_of_a_quadratic_is_its_largest_curvature(quadratic):
-    problem, params, examples, _ = quadratic
-    np.testing.assert_allclose(sharpness(problem, params, examples), 1, rtol=1e-4)
 
 
 def test_sharpness_is_the_largest_eigenvalue_of_the_hessian(config, mnist):

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from optdyn.momentum.probes import alignment
 from optdyn.problem.problem import curvatures
 from optdyn.train import program, trainer
-from optdyn.train.probes import alignment
 
 QUADRATIC = {
     "steps": 20,

@@ -279,7 +279,7 @@ def test_what_this_process_has_used_itself_is_known_to_its_pages(folder):
     assert heeds(config, "cluster.speeds") and heeds(config, "cluster.disturbances")
     assert groups_of({"method": {"name": name, "groups": 4}}) == 4  # else 4 would pass for 1
     methods.load(name)
-    assert methods.arrives(name)
+    assert methods.seen(name).grouped
     assert heeds(config, "cluster.speeds") and not heeds(config, "cluster.disturbances")
 
 

@@ -30,7 +30,7 @@ from optdyn.methods.buffered import Buffered
 from optdyn.methods.local import Local
 from optdyn.race import race as races
 from optdyn.race import shards
-from optdyn.race.race import in_turn, replaying
+from optdyn.race.race import THREADS, in_turn, one_core, replaying
 from optdyn.race.worker import worker
 from optdyn.train.checkpoints import parameters
 from optdyn.train.run import by_number
@@ -545,3 +545,35 @@ def test_the_server_gets_all_signals(tmp_path, monkeypatch, ends, number):
 def test_nothing_else_takes_a_race(config):
     with pytest.raises(ConfigError, match=r"launch\.race"):
         prepare(config({"cluster.service.name": "race"}))
+
+
+def cores_of_threads():
+    return [os.sched_getaffinity(int(thread.name)) for thread in THREADS.iterdir()]
+
+
+WITH_THREADS = pytest.mark.skipif(not THREADS.exists(), reason="no threads that can be told cores")
+
+
+@WITH_THREADS
+def test_all_threads_are_on_one_core_and_then_where_they_were():
+    """Those that begin inside, too."""
+    begun, end = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: (begun.set(), end.wait()))
+    before = os.sched_getaffinity(0)
+    with one_core():
+        other.start()
+        begun.wait()
+        assert all(cores == {min(before)} for cores in cores_of_threads())
+    try:
+        assert all(cores == before for cores in cores_of_threads())
+    finally:
+        end.set()
+        other.join()
+
+
+@WITH_THREADS
+def test_an_error_inside_frees_them():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(KeyError), one_core():
+        raise KeyError
+    assert os.sched_getaffinity(0) == before

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from optdyn.report import report
+from optdyn.report.page import Section
 
 VOID = {"meta", "img", "wbr"}
 
@@ -112,6 +113,13 @@ def page(workdir: Path, **options) -> tuple[str, Page]:
 
 def svg(image: dict) -> str:
     return base64.b64decode(image["src"].split(",")[1]).decode()
+
+
+def said(section: Section) -> list[dict[str, str]]:
+    """The table of a section as `rows` has it."""
+    table = section.table
+    cells = [[c.shown + f"({c.range})" * bool(c.range) for c in row] for row in table.rows]
+    return rows([[column.title for column in table.columns], *cells])
 
 
 def rows(table: list[list[str]]) -> list[dict[str, str]]:

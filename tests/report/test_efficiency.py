@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from optdyn.evidence import intervals
-from optdyn.report.efficiency import (
-    Tried,
-    draws,
-    held_out,
-    measured,
-    penalties,
-    power_law,
-    to_target,
-)
+from optdyn.report.efficiency import draws, held_out, to_target
+from optdyn.report.statistical_efficiency import Tried, measured, penalties, power_law
 
 GROUPS = np.array([1, 4, 16])
 positive = st.floats(1, 1e4)

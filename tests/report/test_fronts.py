@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.report import tables
-from optdyn.report.fronts import at, front, fronts, levels, regions
-from tests.report.reports import page
+from optdyn.report.curves import compared
+from optdyn.report.fronts import at, front, fronts, levels, regions, section
 
 VARIANT = "method.variant"
 
@@ -140,10 +140,10 @@ def test_the_crossover_is_found(crossing):
 
 
 def test_the_report_says_where_which_is_the_lowest(crossing):
-    text, _ = page(crossing)
+    said = section(compared(tables.points(crossing))).points
     first, second = "local, greedy from 1,000 to 2,000", "local, backprop from 2,000 to 4,000"
-    assert f"<li>Lowest loss by sequential FLOPs: {first}; {second}.</li>" in text
-    assert "<li>Lowest loss by total FLOPs: local, backprop from 1,300 to 4,000.</li>" in text
+    assert f"Lowest loss by sequential FLOPs: {first}; {second}." in said
+    assert "Lowest loss by total FLOPs: local, backprop from 1,300 to 4,000." in said
 
 
 def test_losses_at_budgets(crossing):

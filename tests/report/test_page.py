@@ -6,14 +6,27 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.report import curves, figures, relevant_keys, report, run_tables, tables, workers
+from optdyn.report import (
+    arrivals,
+    curves,
+    figures,
+    fronts,
+    headline,
+    relevant_keys,
+    report,
+    run_tables,
+    tables,
+)
 from optdyn.train import trainer
 from tests.report.reports import page, recording, run
 
 
-def lines(text):
-    found = re.search(r'<div class="answer">(.*?)</div>', text, re.S)
-    return re.findall(r"<li>(.*?)</li>", found[1]) if found else []
+def compared(workdir, target=np.nan):
+    return curves.compared(tables.points(workdir), target)
+
+
+def lines(workdir, target=np.nan):
+    return headline.lines(compared(workdir, target))
 
 
 def test_the_first_lines_are_the_question_and_the_answer(tmp_path):
@@ -27,8 +40,8 @@ def test_the_first_lines_are_the_question_and_the_answer(tmp_path):
             config = {"method__name": name, "seed": seed, "note": "Is it faster?"}
             run(tmp_path / "points" / f"{name}{seed}", list(losses), **config)
     text, _ = page(tmp_path, target=1.0)
-    first, updates, seconds = lines(text)
-    assert text.index("<p>Is it faster?</p>") < text.index(first)
+    first, updates, seconds = lines(tmp_path, 1.0)
+    assert text.index("<p>Is it faster?</p>") < text.index(first) < text.index(seconds)
     assert first.startswith("2 methods were compared by their way to a training loss of 1,")
     assert "5 seeds" in first
     assert updates == (
@@ -44,8 +57,9 @@ def test_clusters_are_answered_by_themselves(tmp_path):
             losses = [2.0, 1.5, 0.4] if name == best else [2.0, 1.8, 1.4, 0.4]
             config = {"cluster__nodes": nodes, "optimizer__name": name}
             run(tmp_path / "points" / f"{name}{nodes}", losses, **config)
-    found = [line for line in lines(page(tmp_path)[0]) if "updates" in line]
-    assert "in 2 places by themselves" in lines(page(tmp_path)[0])[0]
+    first, *said = lines(tmp_path)
+    found = [line for line in said if "updates" in line]
+    assert "in 2 places by themselves" in first
     assert [re.split(r":", line)[0] for line in found] == ["cluster.nodes 2", "cluster.nodes 4"]
     assert "name a" in found[0].split("updates:")[0] + found[0].split(";")[0]
     assert "fewest updates: " in found[1]
@@ -57,7 +71,7 @@ def test_clusters_stay_apart_where_a_tuned_number_tells_them_apart_too(tmp_path,
         for name in ("sync", "daso"):
             config = {"cluster__seconds_per_example": seconds, "method__name": name, **more}
             run(tmp_path / "points" / f"{name}{seconds}", [2.0, 1.5, 0.4], **config)
-    first, *said = lines(page(tmp_path)[0])
+    first, *said = lines(tmp_path)
     assert first.startswith("2 methods were") and "in 2 places by themselves" in first
     assert [line.split(":")[0] for line in said if "updates" in line] == [
         "cluster.seconds_per_example 0.001",
@@ -69,21 +83,21 @@ def test_methods_of_other_clusters_are_not_compared_without_a_word(tmp_path):
     for name, seconds in (("sync", 1.0), ("daso", 0.001)):
         config = {"cluster__seconds_per_example": seconds, "method__name": name}
         run(tmp_path / "points" / name, [2.0, 1.5, 0.4], **config)
-    _, warned, updates, *_ = lines(page(tmp_path)[0])
+    _, warned, updates, *_ = lines(tmp_path)
     assert warned.startswith("No two methods had the same cluster.seconds_per_example")
     assert "cluster.seconds_per_example 0.001" in updates
     # But a method may have a layout and a batch of its own.
     for name, nodes, batch in (("sync", 8, 64), ("daso", 4, 16)):
         config = {"cluster__nodes": nodes, "batch_size": batch, "method__name": name}
         run(tmp_path / "own" / "points" / name, [2.0, 1.5, 0.4], **config)
-    assert not any("No two methods" in line for line in lines(page(tmp_path / "own")[0]))
+    assert not any("No two methods" in line for line in lines(tmp_path / "own"))
 
 
 def test_runs_that_learn_nothing_have_no_zeros(tmp_path):
     for groups in (1, 4):
         run(tmp_path / "points" / str(groups), [2.0, 2.5, 3.0], method__groups=groups)
     text, parsed = page(tmp_path)
-    assert "no answer" in lines(text)[0] and "No target" in text
+    assert "no answer" in lines(tmp_path)[0] and "No target" in text
     titles = [title for table in parsed.tables for title in table[0]]
     assert not any("to target" in title for title in titles)
 
@@ -103,10 +117,10 @@ def test_a_front_for_each_value_of_what_is_varied(tmp_path):
             config = {"method__name": "dynamic_batch", "method__adapt": adapt}
             config |= {"optimizer__learning_rate": rate}
             run(tmp_path / "points" / f"{adapt}{rate}", [2.0, 1.0 + adapt, 0.5], **config)
-    text, parsed = page(tmp_path)
-    (alt,) = [image["alt"] for image in parsed.images if image["alt"].startswith("Pareto")]
+    section = fronts.section(compared(tmp_path))
+    (alt,) = [picture.alt for picture in section.pictures]
     assert "method.adapt False gets" in alt and "method.adapt True gets" in alt
-    assert "Settings of one kind differ in learning rate." in text
+    assert "Settings of one kind differ in learning rate." in section.text
     assert alt.count(" gets to ") == 2
 
 
@@ -124,8 +138,8 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     run(tmp_path / "a", [2.0, 1.0], method__name="sync", **{link: 1.0})
     ignored = {link: 3.0, "log_every": 7, "tune__seeds": 2, "seed": 1}
     run(tmp_path / "b", [2.0, 1.1], method__name="sync", **ignored)
-    text, parsed = page(tmp_path)
-    assert len(parsed.tables[0]) == 2 and "with the worst of its seeds" in text
+    its = compared(tmp_path)
+    assert its.runs["setting"].nunique() == 1 and "with the worst of its seeds" in its.why
     config = {"method.name": "sync"}
     assert not relevant_keys.heeds(config, "cluster.server_bandwidth")
     assert relevant_keys.heeds(config, "model.hidden")
@@ -141,7 +155,7 @@ def test_pictures_have_the_numbers_of_the_log(tmp_path):
     for seed in range(3):
         losses = [2.0, 1.0 + seed / 4, 0.5 + seed / 4]
         run(tmp_path / "points" / str(seed), losses, seed=seed, method__groups=2)
-    found = curves.compared(tables.points(tmp_path))
+    found = compared(tmp_path)
     assert found.target == 1  # the worst seed's lowest
     for clock, times in (("step", [0, 10, 20]), ("simulated_seconds", [0, 1, 2])):
         (axes,) = figures.losses(found.curves, clock, "", found.target).axes
@@ -158,7 +172,7 @@ def test_workers_of_a_run_are_those_of_its_timeline(config, tmp_path):
     keys = {"steps": 40, "log_every": 10, "method.groups": 4, "checkpoint_every": 0}
     trainer.train(config(keys), tmp_path)
     (point,) = tables.points(tmp_path)
-    bars, lanes = workers.first(point)
+    bars, lanes = arrivals.first(point)
     assert lanes == [f"group {i}" for i in range(4)]
     assert (bars["end"] > bars["start"]).all() and (bars["staleness"] >= 0).all()
     horizon = bars["end"].max()
@@ -166,13 +180,13 @@ def test_workers_of_a_run_are_those_of_its_timeline(config, tmp_path):
         np.testing.assert_array_equal(its["start"].iloc[1:], its["end"].iloc[:-1])
         assert its["start"].iloc[0] == 0 and its["end"].iloc[-1] == horizon
     other = [row | {"simulated_seconds": 2 * row["simulated_seconds"]} for row in point.log]
-    assert workers.first(point._replace(log=other)) is None  # not the run that was logged
+    assert arrivals.first(point._replace(log=other)) is None  # not the run that was logged
 
 
 def test_a_recorded_trace_is_what_is_shown(tmp_path):
     run(tmp_path, [2.0, 1.0])
     (tmp_path / "trace.csv").write_text("worker,seconds\n0,1.0\n1,1.5\n0,2.0\n1,3.5\n")
-    bars, _ = workers.first(tables.points(tmp_path)[0])
+    bars, _ = arrivals.first(tables.points(tmp_path)[0])
     spans = bars[["lane", "start", "end", "staleness"]].to_numpy().tolist()
     assert spans == [[0, 0, 1, 0], [1, 0, 1.5, 1], [0, 1, 2, 1], [1, 1.5, 3.5, 1]]
 

@@ -18,7 +18,7 @@ from scipy import stats
 from optdyn.clock.cluster import Cluster
 from optdyn.experiment import Experiment, to_json
 from optdyn.methods.asynchronous import Asynchronous
-from optdyn.report import laws, race, raced, reality
+from optdyn.report import race, raced
 from optdyn.report.tables import TableError
 
 START = "python -m launch.race --config=a.py --config.steps=9 --x"
@@ -87,7 +87,7 @@ def test_a_known_law_is_recognised_and_its_variation_covered(name, variation):
     named = covered = 0
     for seed in range(40):
         services = draws(name, variation, (3, 700), seed) * np.array(MEANS)[:, None]
-        every = laws.fit(laws.ratios(services), 3)
+        every = raced.fit(raced.ratios(services), 3)
         low, high = next(law.interval for law in every if law.name == name)
         named += every[0].name == name
         covered += low <= variation <= high
@@ -96,8 +96,8 @@ def test_a_known_law_is_recognised_and_its_variation_covered(name, variation):
 
 
 def test_fits_are_those_of_scipy_and_of_closed_forms():
-    x = laws.ratios(draws("gamma", 0.7, (2, 400), 3))
-    found = {law.name: law for law in laws.fit(x, 2)}
+    x = raced.ratios(draws("gamma", 0.7, (2, 400), 3))
+    found = {law.name: law for law in raced.fit(x, 2)}
     shape, _, scale = stats.gamma.fit(x, floc=0)
     assert shape * scale == pytest.approx(1)  # so the unit mean is no restriction
     # Both stop within some 1e-6 of the maximum.
@@ -116,9 +116,9 @@ def test_correlation_of_services_in_a_row():
     noise, walk = rng.normal(size=(2, 5000)), np.zeros((2, 5000))
     for i in range(1, 5000):
         walk[:, i] = 0.6 * walk[:, i - 1] + noise[:, i]
-    found, error = laws.serial([10 + walk[0], 30 + walk[1]])
+    found, error = raced.serial([10 + walk[0], 30 + walk[1]])
     assert error == pytest.approx(0.01, rel=1e-3) and found == pytest.approx(0.6, abs=4 * error)
-    assert abs(laws.serial([10 + noise[0], 20 + noise[1]])[0]) < 4 * error
+    assert abs(raced.serial([10 + noise[0], 20 + noise[1]])[0]) < 4 * error
 
 
 def test_the_geometric_law():
@@ -167,7 +167,7 @@ def test_a_worker_that_waited_is_not_slow(tmp_path):
 def test_the_simulator_with_the_fitted_law_repeats_the_race(tmp_path, name, variation):
     """Rates of workers add up, and the staleness is another than that of memoryless ones."""
     held = raced.load(made(tmp_path, name, variation))
-    found = reality.summarize(held)
+    found = race.summarize(held)
     drawn = found["simulated"]
     whole = sum(1 / mean for mean in held.means)
     # 3,000 services of variation v leave each mean uncertain by v / 30: 4 % at most, of the sum
@@ -184,7 +184,7 @@ def test_the_simulator_with_the_fitted_law_repeats_the_race(tmp_path, name, vari
 
 def test_constant_service_is_told(tmp_path):
     services = np.full((4, 50), 0.25)
-    found = reality.summarize(raced.load(workdir(tmp_path, *arrivals(services))))
+    found = race.summarize(raced.load(workdir(tmp_path, *arrivals(services))))
     assert found["laws"][0]["name"] == "constant" and len(found["laws"]) == 1
     assert found["staleness_histogram"] == [0, 0, 0, 179]
     assert found["simulated"]["relative_error"] == pytest.approx(0, abs=1e-5)  # six digits
@@ -196,7 +196,7 @@ def test_constant_service_is_told(tmp_path):
 
 
 def test_memoryless_workers_are_told(tmp_path):
-    found = reality.summarize(raced.load(made(tmp_path, "exponential", 1.0, means=(0.1,) * 4)))
+    found = race.summarize(raced.load(made(tmp_path, "exponential", 1.0, means=(0.1,) * 4)))
     assert found["laws"][0]["name"] == "exponential" and found["geometric"]["p"] > 1e-3
     assert "agrees with the geometric law" in " ".join(found["notes"])
     assert found["momentum"]["distance"] < 0.05
@@ -205,9 +205,9 @@ def test_memoryless_workers_are_told(tmp_path):
 def test_a_setup_is_no_part_of_the_pace(tmp_path):
     """Each worker compiles for 7 seconds first."""
     services = draws("gamma", 0.3, (2, 800), 1)
-    plain = reality.summarize(raced.load(workdir(tmp_path / "a", *arrivals(services))))
+    plain = race.summarize(raced.load(workdir(tmp_path / "a", *arrivals(services))))
     services[:, 0] += 7
-    late = reality.summarize(raced.load(workdir(tmp_path / "b", *arrivals(services))))
+    late = race.summarize(raced.load(workdir(tmp_path / "b", *arrivals(services))))
     for old, new in zip(plain["workers"], late["workers"], strict=True):
         assert new == pytest.approx(old)
     assert late["staleness_histogram"] == plain["staleness_histogram"]
@@ -236,7 +236,7 @@ def test_stops_of_the_server_are_left_out(tmp_path):
     # Half of the services are left, 600 a worker, of variation 0.5: errors of 2 % each.
     assert 400 < min(map(len, held.services)) < 800
     np.testing.assert_allclose(held.means, 0.1, rtol=0.08)
-    found = reality.summarize(held)
+    found = race.summarize(held)
     law = found["laws"][0]
     assert law["name"] == "gamma" and law["variation"] == pytest.approx(0.5, rel=0.08)
     assert found["updates_a_second"] == pytest.approx(40, rel=0.03)
@@ -244,8 +244,8 @@ def test_stops_of_the_server_are_left_out(tmp_path):
     assert found["updates_a_second_with_stops"] == pytest.approx(50 / (46 / 40 + pause), rel=0.03)
     assert found["simulated"]["distance"] < 2 * found["simulated"]["chance"]
     every = raced.load(workdir(tmp_path / "b", np.array(worker), seconds, log_every=5))
-    assert len(every.stops) == 0 and "come too often" in " ".join(reality.summarize(every)["notes"])
-    assert laws.fit(laws.ratios(every.services), 4)[0].variation > 0.7
+    assert len(every.stops) == 0 and "come too often" in " ".join(race.summarize(every)["notes"])
+    assert raced.fit(raced.ratios(every.services), 4)[0].variation > 0.7
 
 
 def test_command(tmp_path, capsys):
@@ -273,7 +273,8 @@ def test_command(tmp_path, capsys):
     kept = {"cluster.service.name": flags.pop("cluster.service.name")}
     values = kept | {key: ast.literal_eval(value) for key, value in flags.items()}
     assert values["cluster.service.name"] == "gamma" and values["method.groups"] == 4
-    again = reality.simulated(raced.load(four), values)["updates_a_second"]
+    held = raced.load(four)
+    again = race.rates(race.simulated(held, values), held.stops)
     assert np.median(again) == found["simulated"]["updates_a_second"][0]
 
 
@@ -337,7 +338,7 @@ def test_shared_cores_are_predicted_from_one_worker(tmp_path, capsys):
     one, three = (
         workdir(tmp_path / str(g), *in_turns(g, 2000), served=np.full(2000, 0.02)) for g in (1, 3)
     )
-    found = reality.summarize(raced.load(three), raced.load(one), cores=2.0)
+    found = race.summarize(raced.load(three), raced.load(one), cores=2.0)
     shared = found["shared"]
     # 2,000 services of variation 0.3 are known to 0.7 %, those of the source and of the race; a
     # phase ends up to a millisecond late, of 0.12 s.

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from optdyn.report import figures, report, run_tables, tables
+from optdyn.report import figures, headline, report, run_tables, tables
 from tests.report.reports import Page, page, recording, rows, run, svg
 
 
@@ -199,16 +199,6 @@ def test_seeds_share_a_row_and_learning_rates_a_curve(tmp_path):
     assert alt == "Training loss against updates. asynchronous, learning rate 0.1 ends at 0.6."
 
 
-def test_losses_by_simulated_seconds(written):
-    """Logged at seconds 1, 2, 3; g = 4 was at 0.2 after one, before it diverged."""
-    table = rows(written[1].tables[1])
-    assert [row["simulated seconds"] for row in table] == ["1", "2"]
-    assert [row["g = 1"] for row in table] == ["1", "0.5"]
-    assert [row["g = 4"] for row in table] == ["0.2", "0.2"]
-    assert [row["g = 16"] for row in table] == ["1.2", "–"]  # it got no further
-    assert written[0].count('class="good"') == 2
-
-
 def test_numbers_sort_as_numbers(written):
     """A cell is sorted by `data-sort`, or by what it shows if that is the same."""
     for shown, sort in ((">1,000<", ""), ("not reached", "Infinity"), (">–<", "Infinity")):
@@ -223,7 +213,7 @@ LABEL = re.compile(r"<!-- (.*?) -->")
 @pytest.fixture
 def large(tmp_path, monkeypatch) -> Path:
     """48 methods of which a table takes 20; the larger the momentum the worse, 4 diverged."""
-    monkeypatch.setattr(run_tables, "ROWS", 20)
+    monkeypatch.setattr(headline, "ROWS", 20)
     for i in range(48):
         losses, status = ([2.0, 0.5 + i / 48], "completed") if i < 44 else ([2.0, None], "diverged")
         run(tmp_path / "large" / str(i), losses, status, optimizer__momentum=i / 50)

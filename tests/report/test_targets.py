@@ -97,7 +97,7 @@ def test_a_crossing_lies_between_what_the_log_leaves_possible(its, target):
 )
 def test_a_figure_has_no_digit_finer_than_the_log(value, apart, text):
     assert number(value, apart) == text
-    assert cell(value, apart) == (text, value, False, "", False)  # sorted by what was read
+    assert cell(value, apart) == (text, value, False, "")  # sorted by what was read
 
 
 def test_time_to_every_loss_is_that_to_each():

@@ -6,9 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from optdyn.momentum import readings
 from optdyn.report import windows
-from optdyn.report.tables import TableError
-from optdyn.train import meter, trainer
+from optdyn.report.tables import TableError, folders_with
+from optdyn.train import trainer
 from optdyn.train.meter import FILE
 from tests.report.simulation import deviation
 from tests.report.test_implicit_momentum import command
@@ -51,7 +52,7 @@ def test_a_run_says_again_what_it_said_at_its_end(sweep):
 
 
 def test_the_seeds_of_a_setting_are_fitted_together(sweep):
-    runs = [windows.load(folder) for folder in windows.metered_workdirs(sweep)]
+    runs = [windows.load(folder) for folder in folders_with(sweep, FILE)]
     (both,) = windows.pooled(runs)
     assert both.name == "s0 and 1 more"
     fits = [windows.fit(run) for run in [*runs, both]]
@@ -100,7 +101,7 @@ def test_arrivals_tell_of_regular_service_where_residuals_do_not(config, tmp_pat
     law |= {"probes.every": 700}
     trainer.train(config(PROBED | law), tmp_path)
     run = windows.load(tmp_path)
-    assert meter.fitted(run.windows, 1, raw=True).p > 0.05
+    assert readings.fitted(run.windows, 1, raw=True).p > 0.05
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["implicit_momentum_low"] > 0.75  # with an interval that is far off
     assert summary["implicit_momentum_p"] < 1e-10

@@ -31,6 +31,7 @@ from optdyn.evidence.trial import Curve, to_loss, trial
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from optdyn.train.workdir import rows
+from tests.evidence.known import Known
 
 RATIOS = contest.NETWORKS
 ARMS = (*contest.OPPONENTS, *contest.ARMS)
@@ -47,29 +48,18 @@ def side_of(name, **cluster):
     return Side(entry._replace(arm=entry.arm._replace(config=changed)), {})
 
 
-class Known:
-    """A study of one seed whose updates to the target are a known function of batch and period.
+def known(updates):
+    """A study of one seed whose updates are a known function of batch and period.
 
     The best long-run step is 1 and the best momentum 0.
     """
 
-    choose, report = (0,), (9,)
-
-    def __init__(self, updates, target=0.1):
-        self.updates, self.target, self.tuned = updates, target, set()
-
-    def trials(self, jobs):
-        return [self.curve(job) for job in jobs]
-
-    def curve(self, job):
-        config = job.config
-        self.tuned.add((config.batch_size, config.method.get("period", 0)))
+    def taken(config):
         step = config.optimizer.learning_rate / (1 - config.optimizer.momentum)
         off = abs(rung(rates, step)) + abs(config.optimizer.momentum)
-        taken = math.ceil(self.updates(config) * 1.3**off)
-        if taken > min(job.most, config.steps):
-            return Curve([0, 16], [0.0, 1.0], [2.0, 1.0 + off / 10], "ended", {})
-        return Curve([0, taken], [0.0, 1.0], [2.0, self.target], "reached", {})
+        return math.ceil(updates(config) * 1.3**off), 1.0
+
+    return Known(taken, choose=(0,), report=(9,), target=0.1)
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -161,7 +151,7 @@ def test_each_network_chooses_the_batch_of_the_fewest_seconds(network):
         b: math.ceil(100 * (1 + 256 / b)) * max(b / 64, b / 192 + r) for b in contest.BATCHES
     }
     side = side_of(contest.PLAIN, service=Constant())
-    study = Known(lambda config: 100 * (1 + 256 / config.batch_size))
+    study = known(lambda config: 100 * (1 + 256 / config.batch_size))
     times = contested.chosen(study, side, place(r), 0.1)
     best = contested.least(times)
     assert contest.BATCHES[best[0]] == min(seconds, key=seconds.get)
@@ -176,17 +166,17 @@ def test_a_batch_and_a_period_that_only_pay_together_are_found():
         together = (config.batch_size, config.method.get("period", 0))
         return {(64, 8): 200, (128, 32): 50}.get(together, 600)
 
-    side, study = side_of("local SGD", service=Constant()), Known(updates)
+    side, study = side_of("local SGD", service=Constant()), known(updates)
     times = contested.chosen(study, side, place(0.2), 0.1)
     best = contested.values(side.entry, contested.least(times))
     assert best == {"batch_size": 128, "method.period": 32}
     around = {(b, h) for b in (64, 128, 256) for h in (8, 32, 128)}
-    assert around <= study.tuned
+    assert around <= {tuple(contested.values(side.entry, cell).values()) for cell in side.cells}
 
 
 def test_what_one_network_has_tuned_another_chooses_from():
     side = side_of(contest.PLAIN, service=Constant())
-    study = Known(lambda config: 100 * (1 + 256 / config.batch_size))
+    study = known(lambda config: 100 * (1 + 256 / config.batch_size))
     contested.chosen(study, side, place(0.2), 0.1)
     before = set(side.cells)
     contested.chosen(study, side, place(20.0), 0.1)
@@ -235,7 +225,7 @@ def test_every_entry_meets_the_best_opponent_on_nodes_like_its_own():
     """
     pairs, alone = side_of("gossip", nodes=4, devices_per_node=2), side_of("gossip")
     made = contested.measure(
-        Known(lambda _: 64),
+        known(lambda _: 64),
         contested.Contest(
             {contest.PLAIN: side_of(contest.PLAIN, service=Constant()).entry},
             {"alone": alone.entry, "pairs": pairs.entry},

@@ -19,7 +19,10 @@ from optdyn.problem import shared_data
 from optdyn.train import hooks, program
 from optdyn.train.hooks import is_due
 from optdyn.train.loop import Chunk, updates
+from optdyn.train.meter import Meter
+from optdyn.train.recorder import Recorder
 from optdyn.train.trainer import prepare
+from optdyn.train.workdir import Metrics
 
 STEPS = 60
 
@@ -29,8 +32,8 @@ def chunk_of(start=0, losses=(), row=None, status="", metered=False, run=None, *
     values = {"steps": STEPS, "log_every": 10, "checkpoint_every": 20}
     run = run or SimpleNamespace(config=SimpleNamespace(**values), epoch=20, timeline="line")
     infos = {"loss": np.array(losses, float)} | {k: np.array(v) for k, v in infos.items()}
-    more = {"infos": infos, "row": row, "status": status}
-    return Chunk(run, start, len(losses), 0, "state", {}, None, metered, 0.0, **more)
+    more = {"infos": infos, "row": row, "status": status, "metered": metered}
+    return Chunk(run, start, len(losses), 0, "state", {}, None, 0.0, **more)
 
 
 def quiet(stopped=0, asked=0):
@@ -86,22 +89,23 @@ def test_what_updates_say_is_summed_over_all_of_them():
     assert last.row == {"step": 3, "sent_bytes": 12.0, "drift": 2.0}
 
 
-def test_the_meter_records_windows_and_reads_those_since_the_last_log_point(config):
-    run = SimpleNamespace(config=config({"steps": STEPS}), timeline=SimpleNamespace(worker="who"))
-    meter = Calls(logged={"implicit_momentum": 0.5})
-    hook = hooks.MomentumMeter(meter, [{"step": 10}])
-    hook.chunk(chunk_of(10, [1.0], metered=True, run=run))
-    hook.chunk(chunk_of(11, [1.0], run=run))
-    hook.chunk(last := chunk_of(12, [1.0, math.nan], run=run, row={}))
-    assert [name for name, *_ in meter.made] == ["append", "logged"]
-    assert meter.made[0][1] == 10 and meter.made[1][1:] == ("who", 10, 13)
+def test_the_meter_records_windows_and_reads_those_since_the_last_log_point(config, monkeypatch):
+    values = {"probes.momentum": True, "probes.window": 54, "probes.every": 80, "steps": 160}
+    run = prepare(config({**values, "model.dimension": 4}))
+    meter, asked, found = Meter(run, [{"step": 10}]), [], [{"implicit_momentum": 0.5}]
+    monkeypatch.setattr(meter, "_read", lambda chunk, since: asked.append(since) or found[-1])
+    said = {name: [[1.0, 2, 3, 4]] for name in METERED}
+    meter.chunk(chunk_of(80, [1.0], metered=True, run=run, **said))  # of the second window
+    meter.chunk(chunk_of(81, [1.0], run=run))
+    meter.chunk(last := chunk_of(82, [1.0, math.nan], run=run, row={}))
+    assert meter._rows.any(axis=(1, 2)).nonzero()[0].tolist() == [54] and asked == [10]
+    assert meter._rows[54].tolist() == [[1, 2, 3, 4]] * 3
     assert last.row == {"implicit_momentum": 0.5}
     summary = {"step": 14, "implicit_momentum_refused": "few", "loss": 1}
-    hook.end(last, summary)
-    assert summary == {"step": 14, "loss": 1, "implicit_momentum": 0.5}
-    meter._results = {"logged": {}}  # no window has ended: what there is stays
-    hook.end(last, summary)
-    assert summary == {"step": 14, "loss": 1, "implicit_momentum": 0.5}
+    for _ in range(2):  # the second time no window has ended, and what there is stays
+        meter.end(last, summary)
+        assert summary == {"step": 14, "loss": 1, "implicit_momentum": 0.5}
+        found.append({})
 
 
 def test_the_momentum_that_is_logged_is_that_of_the_last_update():
@@ -122,20 +126,25 @@ def test_workers_are_timed_where_an_epoch_ends(monkeypatch):
     assert first.row == {}
 
 
-def test_arrivals_are_recorded_with_the_times_that_there_are():
-    recorder = Calls()
+def test_arrivals_are_recorded_with_the_times_that_there_are(tmp_path, monkeypatch):
+    recorder, made = Recorder(tmp_path / "trace.csv", 0), []
+    monkeypatch.setattr(recorder, "append", lambda *told: made.append(("even", *told)))
+    monkeypatch.setattr(recorder, "raced", lambda *told: made.append(("raced", *told)))
     for chunk in (chunk_of(), chunk_of(0, [1.0]), chunk_of(1, [1, 1], **{SERVED: [0.1, 0.2]})):
-        hooks.Recording(recorder).chunk(chunk)
-    (first, line, one, seconds), (second, _, two, served) = recorder.made
-    assert (first, line, one, second, two) == ("append", "line", slice(0, 1), "raced", slice(1, 3))
+        recorder.chunk(chunk)
+    (first, line, one, seconds), (second, _, two, served) = made
+    assert (first, line, one, second, two) == ("even", "line", slice(0, 1), "raced", slice(1, 3))
     assert seconds > 0 and served.tolist() == [0.1, 0.2]
 
 
-def test_a_log_keeps_and_writes_rows():
-    rows, files = [], Calls()
-    for chunk in (chunk_of(row={"step": 0}), chunk_of(0, [1.0])):
-        hooks.Log(rows, files).chunk(chunk)
-    assert rows == [{"step": 0}] and files.made == [("append", {"step": 0})]
+def test_a_log_keeps_rows_or_writes_them(tmp_path):
+    rows = []
+    with Metrics(tmp_path, 0) as metrics:
+        for hook in (hooks.Log(rows), metrics):
+            for chunk in (chunk_of(row={"step": 0, "loss": 1.5}), chunk_of(0, [1.0])):
+                hook.chunk(chunk)
+        assert rows == metrics.rows == [{"step": 0, "loss": 1.5}]
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "loss": 1.5}\n'
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from optdyn.methods.compose import METERED
+from optdyn.momentum.readings import Windows
 from optdyn.train import single
 from optdyn.train.loop import METERED_CHUNK, initial, updates
-from optdyn.train.meter import Windows
 from optdyn.train.trainer import prepare
 
 STEPS = 60

@@ -1,16 +1,18 @@
 """What the meter records of a run against the run itself."""
 
+from importlib import import_module
+
 import jax
 import numpy as np
 import pytest
 
-from optdyn.methods import compose
 from optdyn.momentum import moments
 from optdyn.optimizers.kinds import SGD, Adam
 from optdyn.problem.data import order
 from optdyn.problem.problem import batches
 from optdyn.train import program, single, trainer
 
+compose = import_module("optdyn.methods.compose")  # whose package has a function of that name
 STEPS, RATE = 12, 0.01
 OPTIMIZERS = {"sgd": SGD(learning_rate=RATE), "adam": Adam(learning_rate=RATE)}
 METHODS = {

@@ -199,11 +199,6 @@ def test_measuring_is_charged_in_synchronous_updates(config, mnist):
     assert found["step"] == pytest.approx(edge / noise)
 
 
-def test_groups_that_do_not_share_the_workers_are_refused(cluster):
-    with pytest.raises(ConfigError, match=r"^groups = 3: must be one of 1, 2, 4, 8, which"):
-        attempt(cluster, SETTING._replace(groups=3), 1.0)
-
-
 @pytest.mark.parametrize("groups", [3, 12])
 def test_an_attempt_takes_the_seconds_of_a_trial(config, groups):
     """Of 12 workers, in numbers of groups that are no power of two."""

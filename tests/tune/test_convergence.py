@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.plan import convergence, planner
-from optdyn.plan.planner import Candidate, Interval, PlanError
+from optdyn.plan.planner import Candidate, Interval
 
 SIZES = (4, 16, 64, 256)
 # Every example takes 1 ms and an update 16 ms besides.
@@ -90,16 +90,3 @@ def test_nothing_larger_is_chosen_on_hope():
     assert chosen(convergence.unknown(known, 16)) == 16
     # A smaller one takes more updates by the worst case, here no fewer examples, and is no faster.
     assert chosen(convergence.unknown(known, 100)) == 64
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: convergence.fit((8, 8), (1, 2)), "two of these or more"),
-        (lambda: convergence.fit((8, 16), (1, math.inf)), "above 0 and finite"),
-        (lambda: convergence.of_runs((8, 16), (2, 1)), "2 runs: an interval of two parameters"),
-    ],
-)
-def test_impossible(call, message):
-    with pytest.raises(PlanError, match=message):
-        call()

@@ -1,17 +1,14 @@
 """Any method and optimizer on ladders: what is searched, and that the least seconds are found."""
 
 import math
-from typing import NamedTuple
 
 import pytest
 
 from analysis.studies import _problems as problems
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, point
-from optdyn.evidence.trial import Curve
 from optdyn.experiment import ConfigError
 from optdyn.tune import ladders
-
-TARGET = 0.25
+from tests.evidence.known import TARGET, Known
 
 
 def config(name, optimizer="sgd", **keys):
@@ -19,24 +16,6 @@ def config(name, optimizer="sgd", **keys):
     method = {"method.name": name, "tune.target": TARGET, "cluster.nodes": 4}
     own = {f"method.{key}": value for key, value in keys.items()}
     return base.with_({**method, "optimizer.name": optimizer, **own})
-
-
-class Known(NamedTuple):
-    """A study whose runs take a known number of updates and of seconds."""
-
-    taken: object  # config -> (updates, seconds an update)
-    choose: tuple[int, ...] = (500, 501)
-    report: tuple[int, ...] = (0, 1, 2)
-
-    def trials(self, jobs):
-        return [self._curve(job) for job in jobs]
-
-    def _curve(self, job):
-        updates, each = self.taken(job.config)
-        limit = job.most / each if job.clock == "seconds" else job.most
-        ended = min(updates, limit, job.config.steps)
-        loss = TARGET if ended == updates else 1 + updates / 1e6
-        return Curve([0, ended], [0.0, ended * each], [2.3, loss], "ended", {})
 
 
 def away(value, best):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from optdyn import optimizers
 from optdyn.core import Event
 from optdyn.experiment import Experiment
-from optdyn.plan import layers, planner
+from optdyn.plan import layers, phases, planner
 from optdyn.plan.layers import Layer, UpdateProgram
 from optdyn.plan.phases import Loop
 from optdyn.problem import problem
@@ -184,7 +184,7 @@ class Machine:
 
 def tables(machine, base, memory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "measure", machine.measure)
+        patch.setattr(phases, "measure", machine.measure)
         return layers.tables(machine.update, KINDS, base, 1, memory, 3)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from optdyn.experiment import ConfigError
 from optdyn.methods.setup import Tune
-from optdyn.tune.choice import Choice, EpochPoint, Outcome, halved
-from optdyn.tune.omnivore import cold_start, omnivore, search, settings, size, steady_state
+from optdyn.tune.choice import Choice, EpochPoint, Outcome
+from optdyn.tune.omnivore import cold_start, halved, omnivore, search, settings, size, steady_state
 from tests.tune.cluster import Cluster
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)

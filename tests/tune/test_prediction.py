@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn.momentum.probes import moments
 from optdyn.train import trainer
-from optdyn.train.probes import moments
 from optdyn.tune.prediction import KAPPA, SMALL, MeasuredLoss, measure, penalty, stability
 
 positive = st.floats(1e-2, 1e2)

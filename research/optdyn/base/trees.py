@@ -18,8 +18,7 @@ else:
 Tree = Any  # a pytree of arrays, or one leaf of it
 Params = dict[str, Tree]  # parameters, or what is like them, by block
 Examples = dict[str, Tree]  # arrays by name, whose first axis counts examples
-State = Tree  # of an update rule: a pytree with an attribute `params`, x_t, which are evaluated
-Plan = Tree  # what a timeline decides: a NamedTuple of arrays, of the method's own
+Plan = Tree  # what a timeline decides of updates: a NamedTuple of arrays
 Hyper = Mapping[str, Array]  # float32, hyperparameters of an update by name
 Json = dict[str, Any]  # an object of JSON: a line of a log, a summary, a result
 

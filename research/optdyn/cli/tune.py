@@ -24,6 +24,7 @@ from absl import flags
 from optdyn.base.files import as_json, read_json, write, write_json
 from optdyn.base.progress import clock, number, say
 from optdyn.base.streams import tell
+from optdyn.base.trees import Json
 from optdyn.cli import app, train
 from optdyn.devices.first_process import own
 from optdyn.experiment import Experiment
@@ -34,7 +35,7 @@ from optdyn.train.workdir import claim, text_of
 from optdyn.tune import bench, ladders
 from optdyn.tune.bench import SimulatedCluster
 from optdyn.tune.choice import Choice, EpochPoint
-from optdyn.tune.journal import Journal, JournaledMethod, Line
+from optdyn.tune.journal import Bench, Journal
 from optdyn.tune.omnivore import omnivore
 from optdyn.tune.predictive import predictive
 
@@ -78,14 +79,14 @@ def _tuned(config: Experiment, cluster: SimulatedCluster, workdir: Path) -> dict
     given = config.tune
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
-        method = JournaledMethod(cluster, journal, given.target, checkpoints)
+        method = Bench(cluster, journal, given.target, checkpoints)
         MODES[given.mode](method, cluster.groups, given)
     tuned = result(journal.lines)
     replace(workdir / "results.csv", pd.DataFrame([tuned]).to_csv(index=False))
     return tuned
 
 
-def result(lines: Sequence[Line]) -> dict[str, Any]:
+def result(lines: Sequence[Json]) -> dict[str, Any]:
     """Seconds to the target without the probes (infinite: not reached) and with, and the settings.
 
     A probe that is gone on with, as a longer one or as an epoch, is the beginning of it, and counts
@@ -110,11 +111,11 @@ def result(lines: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def _shown(line: Line) -> str:
+def _shown(line: Json) -> str:
     return f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
 
 
-def _seconds(attempts: Sequence[Line]) -> float:
+def _seconds(attempts: Sequence[Json]) -> float:
     """The seconds of probes; those of one point and setting are one run, as long as the longest."""
     longest: dict[tuple[Any, ...], float] = {}
     for line in attempts:

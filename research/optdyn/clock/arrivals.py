@@ -473,11 +473,8 @@ def compute_groups(
         whole = event_arrivals(stream, law.draw, work, count, policy, habits or NO_HABITS)
     else:
         whole = arrivals(stream, law.draw, work, count)
-    return _in_windows(whole, replicas, steps, groups) if replicas else whole
-
-
-def _in_windows(whole: Timeline, replicas: int, steps: int, groups: int) -> Timeline:
-    """(replicas, steps): consecutive windows of a timeline, each from version 0 and second 0 on."""
+    if not replicas:
+        return whole
     seconds = whole.seconds.reshape(replicas, steps)
     starts = np.concatenate([[0.0], seconds[:-1, -1]])[:, None]
     return from_arrivals(whole.worker.reshape(replicas, steps), seconds - starts, groups)
@@ -493,11 +490,11 @@ def work_of(
 ) -> Work:
     """What each group does for an update, whose gradient and parameters are `sent` or not."""
     means = compute_means(cluster, groups, batch_size)
-    each = of_groups(cluster, groups, update_bytes, sent, message_bytes)
-    return Work(means, each, cluster.overlap)
+    exchange = of_groups(cluster, groups, update_bytes, sent, message_bytes)
+    return Work(means, exchange, cluster.overlap)
 
 
-def habits_of(cluster: Cluster, groups: int, update_bytes: int) -> availability.Habits | None:
+def habits_of(cluster: Cluster, groups: int, update_bytes: int) -> Habits | None:
     """The habits of groups of volunteers; a group has the hour of its first worker's node."""
     if not (cluster.diurnal or cluster.presence or cluster.server_bandwidth):
         return None
@@ -506,4 +503,4 @@ def habits_of(cluster: Cluster, groups: int, update_bytes: int) -> availability.
         load = load._replace(phase=load.phase[np.arange(groups) * cluster.nodes // groups])
     width = cluster.server_bandwidth
     sending = 2 * update_bytes / width if width else 0.0
-    return availability.Habits(load, cluster.presence, cluster.absence, sending)
+    return Habits(load, cluster.presence, cluster.absence, sending)

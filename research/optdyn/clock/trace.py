@@ -110,14 +110,16 @@ class Held(NamedTuple):
 
         With `everyone` also where one of them is not in the file.
         """
-        TimelineError.refuse(self._wrong_groups(worker, groups, everyone))
-
-    def _wrong_groups(self, worker: np.ndarray, groups: int, everyone: bool) -> Iterator[Wrong]:
-        for one in worker[~np.isin(worker, np.arange(groups))][:1]:
-            yield True, f"trace {self.path}: worker {one:g}, but groups are 0..{groups - 1}"
-        for one in sorted(set(range(groups)) - self.named)[:1]:
-            line = f"trace {self.path}: no arrival of worker {one} of {groups}"
-            yield everyone and self.named, line
+        strange = worker[~np.isin(worker, np.arange(groups))]
+        if len(strange):
+            raise TimelineError(
+                f"trace {self.path}: worker {strange[0]:g}, but groups are 0..{groups - 1}"
+            )
+        missing = set(range(groups)) - self.named
+        if everyone and self.named and missing:
+            raise TimelineError(
+                f"trace {self.path}: no arrival of worker {min(missing)} of {groups}"
+            )
 
     def workers(self, shape: tuple[int, ...], groups: int) -> np.ndarray:
         """(steps, *shape) int32: whose all the arrivals of an update are."""

@@ -26,12 +26,11 @@ goes on.
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
 from optdyn.base.trees import Array
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError
 
@@ -319,26 +318,16 @@ def fill(
     or have not arrived at all where there is a `drop`. Raises `TimelineError` where a group arrives
     that waits for others, or is dropped and should not be; the line begins with `where`.
     """
-    wrongs = _wrong_arrivals(order, worker.reshape(len(worker), -1), seconds, dropped, drop)
-    TimelineError.refuse((wrong, where + line) for wrong, line in wrongs)
-
-
-def _wrong_arrivals(
-    order: Order,
-    worker: np.ndarray,
-    seconds: np.ndarray,
-    dropped: np.ndarray | None,
-    drop: Callable[[int], None] | None,
-) -> Iterator[Wrong]:
-    """What is wrong with an arrival, each before the next is filled in."""
-    for t, groups in enumerate(worker.tolist()):
+    for t, groups in enumerate(worker.reshape(len(worker), -1).tolist()):
         late = [] if dropped is None else np.flatnonzero(dropped[t]).tolist()
         for n, group in enumerate([*late, *groups]):
             is_late = n < len(late)
-            yield group not in order.working, f"arrival {t}: worker {group} waits for others then"
+            if group not in order.working:
+                raise TimelineError(f"{where}arrival {t}: worker {group} waits for others then")
             if is_late and drop:
                 drop(group)
-                continue
-            unlike = order.arrive(group, float(seconds[t])).dropped != is_late
-            is_too = "is not too" if is_late else "is too"
-            yield unlike, f"arrival {t}: what worker {group} has {is_too} old to apply"
+            elif order.arrive(group, float(seconds[t])).dropped != is_late:
+                is_too = "is not too" if is_late else "is too"
+                raise TimelineError(
+                    f"{where}arrival {t}: what worker {group} has {is_too} old to apply"
+                )

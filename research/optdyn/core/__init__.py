@@ -14,14 +14,14 @@ is simulated and a mesh axis where it is real (`devices`).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from optdyn.base.trees import Array, Hyper, Params, Plan, State, Tree
+from optdyn.base.trees import Array, Hyper, Params, Plan, Tree
 
 Batch = dict[str, jax.Array]
 Info = dict[str, jax.Array]  # float32 scalars: `loss`, of the batch, and what else the log may show
@@ -29,14 +29,51 @@ Loss = Callable[[Params, Batch], jax.Array]
 
 
 class Event(NamedTuple):
-    """One update, as the update rule sees it. All leaves are scalars inside the scan."""
+    """One update, as the update rule sees it. All leaves are scalars inside the scan.
 
-    plan: Plan  # what the timeline decides of it, a NamedTuple of the method's own
+    Its plan is `clock.timeline`'s `Arrival`, `Shares`, `Meeting` or `Together`, or a NamedTuple
+    beside the method that alone has it; () where there is nothing to decide.
+    """
+
+    plan: Plan  # what the timeline decides of it
     hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
     staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
 
 
-class SplitStep(NamedTuple):
+class State(Protocol):
+    """What an update rule keeps from one update to the next: a pytree, a NamedTuple as a rule."""
+
+    @property
+    def params(self) -> Params:
+        """x_t, which are evaluated."""
+
+
+class NodeState(State, Protocol):
+    """The state of a rule that a node follows by itself, around which others are put."""
+
+    def moved_to(self, params: Params) -> Self:
+        """The state at other parameters, which a merge of nodes has made of x_t."""
+
+
+class ServedState(NodeState, Protocol):
+    """The state of a server, of which workers are told what they read (`race`)."""
+
+    def at(self, slot: Tree) -> Tree:
+        """What a worker is given that reads this slot: its parameters, or these and more."""
+
+
+@runtime_checkable
+class LoggedState(Protocol):
+    """A state that says more at log points than losses of its parameters."""
+
+    def logged(self) -> dict[str, float]:
+        """Values of a line of the log by their names."""
+
+
+S = TypeVar("S", bound=State)
+
+
+class SplitStep(NamedTuple, Generic[S]):
     """The step of a node, split around the exchange: for a host that carries the messages itself.
 
     A step is `update`, then of every fragment that is sent `message`, of every one that is received
@@ -44,19 +81,19 @@ class SplitStep(NamedTuple):
     other nodes.
     """
 
-    update: Callable[[State, Event, Batch], tuple[State, Info]]
-    message: Callable[..., jax.Array]  # (state, fragment, blocking) -> (numbers,)
-    on_receive: Callable[..., State]  # (state, fragment, total), the sum of what was sent last
-    merge_received: Callable[[State, Event], State]  # merges what was received last
+    update: Callable[[S, Event, Batch], tuple[S, Info]]
+    message: Callable[[S, int, bool], jax.Array]  # (state, fragment, blocking) -> (numbers,)
+    on_receive: Callable[..., S]  # (state, fragment, total), the sum of what was sent last
+    merge_received: Callable[[S, Event], S]  # merges what was received last
     fragments: int
 
 
-class Rule(NamedTuple):
+class Rule(NamedTuple, Generic[S]):
     """`init(params) -> state`; `step(state, event, batch) -> (state, info)`."""
 
-    init: Callable[[Params], State]
-    step: Callable[[State, Event, Batch], tuple[State, Info]]
-    split: SplitStep | None = None  # the same step in pieces, where it can be cut
+    init: Callable[[Params], S]
+    step: Callable[[S, Event, Batch], tuple[S, Info]]
+    split: SplitStep[S] | None = None  # the same step in pieces, where it can be cut
 
 
 # The batch's loss and its gradient, means over the examples: devices average what they have.

@@ -22,10 +22,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from optdyn.base.errors import InputError
-from optdyn.base.trees import Array, Examples, Params, State, Tree
+from optdyn.base.trees import Array, Examples, Params, Tree
 from optdyn.core import Event, Info
 
-Advance = Callable[..., tuple[State, Info]]  # (state, examples, events, indices, n)
+Advance = Callable[..., tuple[Tree, Info]]  # (state, examples, events, indices, n)
 
 
 class DeviceError(InputError):
@@ -44,13 +44,13 @@ class Layout(NamedTuple):
     """
 
     advance: Advance
-    put_state: Callable[[State], State]
+    put_state: Callable[[Tree], Tree]
     put_examples: Callable[[Examples], Examples]
-    get: Callable[[State], State]
+    get: Callable[[Tree], Tree]
     put_rows: Callable[[Callable[[int], Examples]], Examples] | None = None
     devices: int = 1
     measure: Callable[..., np.ndarray] | None = None
-    init: Callable[[Params], State] | None = None
+    init: Callable[[Params], Tree] | None = None
 
 
 def one_device(advance: Advance) -> Layout:
@@ -97,7 +97,7 @@ def jit(
     part = NamedSharding(mesh, P(mesh.axis_names))
     own = NamedSharding(mesh, P("node")) if nodes else whole
 
-    def shardings(state: State) -> State:
+    def shardings(state: Tree) -> Tree:
         def of(leaf: Array) -> NamedSharding:
             return part if leaf.ndim and leaf.shape[0] % mesh.size == 0 else whole
 
@@ -112,15 +112,15 @@ def jit(
         axis = part_axis(leaf.shape, mesh.size)
         return NamedSharding(mesh, P(*[None] * axis, mesh.axis_names)) if axis else whole
 
-    def laid(state: State, *rest: Tree) -> tuple[State, Info]:
+    def laid(state: Tree, *rest: Tree) -> tuple[Tree, Info]:
         state, losses = advance(state, *rest)
         return jax.lax.with_sharding_constraint(state, shardings(state)), losses
 
     compiled = jax.jit(laid, donate_argnums=0)
 
     def run(
-        state: State, examples: Examples, events: Event, indices: Array, n: int
-    ) -> tuple[State, Info]:
+        state: Tree, examples: Examples, events: Event, indices: Array, n: int
+    ) -> tuple[Tree, Info]:
         inputs = spread(events, whole), spread(indices, split), spread(np.int32(n), whole)
         state, losses = compiled(state, examples, *inputs)
         return state, gathered(losses)
@@ -145,7 +145,7 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
     examples unless they are `streamed`: then each device holds its own.
     """
 
-    def laid(*arguments: Tree) -> tuple[State, Info]:
+    def laid(*arguments: Tree) -> tuple[Tree, Info]:
         after, losses = advance(*arguments)
         return after, jax.lax.pmean(losses, mesh.axis_names)
 
@@ -155,8 +155,8 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
     put = [lambda tree, spec=spec: spread(tree, NamedSharding(mesh, spec)) for spec in specs]
 
     def run(
-        state: State, examples: Examples, events: Event, indices: Array, n: int
-    ) -> tuple[State, Info]:
+        state: Tree, examples: Examples, events: Event, indices: Array, n: int
+    ) -> tuple[Tree, Info]:
         inputs = put[2](events), put[3](indices), put[4](np.int32(n))
         state, losses = compiled(state, examples, *inputs)
         return state, gathered(losses)
@@ -195,7 +195,7 @@ def pmap(
     # What pmap itself returns: arrays laid otherwise are moved, and compiled for, once more.
     split = NamedSharding(Mesh(np.array(local), (axis,)), P(axis))
 
-    def laid(*arguments: Tree) -> tuple[State, Info]:
+    def laid(*arguments: Tree) -> tuple[Tree, Info]:
         after, losses = advance(*arguments)
         return after, jax.lax.pmean(losses, axis)
 
@@ -206,8 +206,8 @@ def pmap(
         return jax.device_put(each, split)
 
     def run(
-        state: State, examples: Examples, events: Event, indices: Array, n: int
-    ) -> tuple[State, Info]:
+        state: Tree, examples: Examples, events: Event, indices: Array, n: int
+    ) -> tuple[Tree, Info]:
         def of_devices(leaf: np.ndarray) -> np.ndarray:
             return np.stack(np.split(leaf, devices, axis=1))[own]
 
@@ -218,7 +218,7 @@ def pmap(
     def first(leaf: jax.Array) -> np.ndarray:
         return np.asarray(leaf.addressable_data(0)).reshape(leaf.shape[1:])
 
-    def put_state(state: State) -> State:
+    def put_state(state: Tree) -> Tree:
         def of_nodes(leaf: Array) -> np.ndarray:
             return np.asarray(leaf)[own][:, None]
 
@@ -228,7 +228,7 @@ def pmap(
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of, own))
         return jax.device_put(stacked, split)
 
-    def get(state: State) -> State:
+    def get(state: Tree) -> Tree:
         if not nodes:
             return jax.tree.map(first, state)
         every = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state

@@ -5,14 +5,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optdyn.base.trees import State, Tree
+from optdyn.base.trees import Tree
 from optdyn.core import Batch, Event, Info, Params, Rule, distance
 
 
 class NodeStates(NamedTuple):
     """States of all nodes."""
 
-    state: State  # leaves (nodes, ...)
+    state: Tree  # leaves (nodes, ...)
 
     @property
     def params(self) -> Params:
@@ -29,7 +29,7 @@ class NodeStates(NamedTuple):
         return {"node_distance": distance(self.every)}
 
 
-def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule:
+def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule[NodeStates]:
     """The rule on `nodes` nodes of so many devices; each is given its part of the batch.
 
     Parts have one size and follow one another. The devices of a node hold the same state, so one a
@@ -53,7 +53,7 @@ def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule:
 def over_workers(rule: Rule, workers: int) -> Rule:
     """The rule on `workers` devices of the axis `data`, each given its part of the batch."""
 
-    def step(state: State, event: Event, batch: Batch) -> tuple[Tree, Info]:
+    def step(state: Tree, event: Event, batch: Batch) -> tuple[Tree, Info]:
         every = jax.vmap(rule.step, (None, None, 0), (None, 0), axis_name="data")
         after, info = every(state, event, _split(batch, workers))
         return after, _means(info)
@@ -70,7 +70,7 @@ def _split(batch: Batch, parts: int) -> Batch:
     return jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), batch)
 
 
-def one_node(rule: Rule) -> Rule:
+def one_node(rule: Rule) -> Rule[NodeStates]:
     """The rule of one real device, its state kept as that of one node among `NodeStates`."""
 
     def step(nodes: NodeStates, event: Event, batch: Batch) -> tuple[NodeStates, Info]:
@@ -80,11 +80,11 @@ def one_node(rule: Rule) -> Rule:
     return Rule(lambda params: single_node(rule.init(params)), step)
 
 
-def first_of(nodes: NodeStates) -> State:
+def first_of(nodes: NodeStates) -> Tree:
     """The state of the first node."""
     return jax.tree.map(lambda leaf: leaf[0], nodes.state)
 
 
-def single_node(state: State) -> NodeStates:
+def single_node(state: Tree) -> NodeStates:
     """The state of one node as that of all of them."""
     return NodeStates(jax.tree.map(lambda leaf: leaf[None], state))

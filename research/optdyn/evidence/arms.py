@@ -16,7 +16,7 @@ it; where that is wide, the ladder is flat, and the one value says little.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ AWAY = {STEP: -2, RATE: -2, MOMENTUM: 3}  # rungs; 2 on every other ladder
 
 Ladder = Callable[[int], float]
 Rungs = tuple[int, ...]
+Key = TypeVar("Key")
 
 
 class Cost(NamedTuple):
@@ -202,9 +203,25 @@ def tuned(
     return _found(search, *_decided(search, best, costs, budget))
 
 
-def reported(study: Study, arm: Arm, setting: Point, target: float) -> list[Curve]:
-    """The curve of every reporting seed at a setting, to the target or the end of its steps."""
-    return study.trials([Job(at(arm.config, setting, seed), target) for seed in study.report])
+def best_of(study: Study, every: Mapping[Key, Arm], target: float) -> dict[Key, Tuned]:
+    """`tuned` by updates, of several arms at a time."""
+    found = study.map(lambda arm: tuned(study, arm, target), every.values())
+    return dict(zip(every, found, strict=True))
+
+
+def reported(
+    study: Study,
+    arm: Arm,
+    setting: Point,
+    target: float = -math.inf,
+    seeds: Sequence[int] | None = None,
+) -> list[Curve]:
+    """The curve of every seed at a setting, to the target or the end of its steps.
+
+    Without `seeds` they are those that report.
+    """
+    chosen = study.report if seeds is None else seeds
+    return study.trials([Job(at(arm.config, setting, seed), target) for seed in chosen])
 
 
 def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float) -> Rungs:

@@ -43,7 +43,8 @@ def ratio_at_best(
     so may be what was chosen than the best: the factors of both sides are taken off. The interval
     is of the best settings' ratio.
     """
-    return ratio(a, b)[0], *_ends(_at_best(a, b, a_tried, b_tried), 0.0)
+    every = _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
+    return ratio(a, b)[0], *_ends(every, 0.0)
 
 
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
@@ -57,15 +58,13 @@ def chance(a: Sequence[float], b: Sequence[float]) -> float:
     return float(min(2 * (beyond + 1) / (CHANCES + 1), 1.0))
 
 
-def drawn_again(
-    figure: Callable[[np.ndarray], float], seeds: int, draws: int = DRAWS
-) -> tuple[float, float, float]:
+def drawn_again(figure: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float, float]:
     """(figure of all seeds, and its 95 % interval), of a figure that indices of seeds determine.
 
     The interval is that of the figures of seeds that are drawn with replacement, each draw the same
     for all that the figure is made of.
     """
-    drawn = np.random.default_rng(0).integers(seeds, size=(draws, seeds))
+    drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
     every = np.array([figure(each) for each in drawn])
     return float(figure(np.arange(seeds))), *_ends(every)
 
@@ -122,11 +121,6 @@ def _worse(tried: Any) -> np.ndarray:
     medians = np.median(times, axis=1)
     again = np.median(times[:, drawn], axis=2).argmin(axis=0)
     return _over(medians[again], medians.min())
-
-
-def _at_best(a: Sequence[float], b: Sequence[float], a_tried: Any, b_tried: Any) -> np.ndarray:
-    """(DRAWS,) ratios of medians, without what the choice of either side's setting costs it."""
-    return _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
 
 
 def _over(above: Any, below: Any) -> np.ndarray:

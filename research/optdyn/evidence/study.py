@@ -19,7 +19,7 @@ from optdyn.base import lookup
 from optdyn.base.files import append, rows, write
 from optdyn.base.progress import Progress, end_line
 from optdyn.base.trees import Json
-from optdyn.evidence.trial import FIRST, Curve, cut, trial
+from optdyn.evidence.trial import Curve, cut, trial
 from optdyn.experiment import Experiment
 
 TRIALS, MEASURED = "trials.jsonl", "measured.jsonl"
@@ -39,7 +39,6 @@ class Study:
     """Trials and measurements of one workdir; a context, as it holds processes.
 
     `choose` are the seeds that settings are chosen by, `report` the others, that figures are of.
-    `first` is the first log point of its trials.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class Study:
         choose: Sequence[int],
         report: Sequence[int],
         processes: int = 0,
-        first: int = FIRST,
     ):
         if set(choose) & set(report):
             raise ValueError("seeds that choose must not report")
@@ -57,7 +55,7 @@ class Study:
         self.choose, self.report = tuple(choose), tuple(report)
         self._trials = Lines(workdir / TRIALS)
         self._measured = Lines(workdir / MEASURED)
-        self._processes, self._first = processes or cores(), first
+        self._processes = processes or cores()
         self._pool: ProcessPoolExecutor | None = None
         self._lock = RLock()
         self._line, self._ran, self._waiting = Progress(workdir.name, unit="trial"), 0, 0
@@ -69,9 +67,7 @@ class Study:
         unknown = {
             key: job for key, job in zip(keys, every, strict=True) if not self._known(key, job)
         }
-        asked = {
-            self._executor().submit(trial, *job, self._first): key for key, job in unknown.items()
-        }
+        asked = {self._executor().submit(trial, *job): key for key, job in unknown.items()}
         self._tell(asked=len(asked))
         for future in as_completed(asked):  # so that a kill loses none that has ended
             key = asked[future]
@@ -124,11 +120,7 @@ class Study:
     def _executor(self) -> ProcessPoolExecutor:
         with self._lock:
             if self._pool is None:
-                context = multiprocessing.get_context("spawn")
-                numbers = context.Queue()
-                for core in affinity()[: self._processes]:
-                    numbers.put(core)
-                self._pool = ProcessPoolExecutor(self._processes, context, alone, (numbers,))
+                self._pool = a_core_each(self._processes)
             return self._pool
 
 
@@ -163,6 +155,15 @@ def affinity() -> list[int]:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def a_core_each(processes: int) -> ProcessPoolExecutor:
+    """So many processes, each bound to a core, which end with this one."""
+    context = multiprocessing.get_context("spawn")
+    numbers = context.Queue()
+    for core in affinity()[:processes]:
+        numbers.put(core)
+    return ProcessPoolExecutor(processes, context, alone, (numbers,))
 
 
 def alone(numbers: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json, examples_in
+from optdyn.base.trees import Json, Tree, examples_in
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline, plan_of
 from optdyn.core import State
@@ -249,7 +249,7 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
     """The mean loss of a state's parameters, compiled whole: it is asked for at every log point."""
 
     @jax.jit
-    def total(state: State, examples: Examples) -> jax.Array:
+    def total(state: Tree, examples: Examples) -> jax.Array:
         if mean_of_nodes:
             params = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.every)
         else:
@@ -258,7 +258,7 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
 
     def mean(state: State, parts: Parts) -> float:
         count = sum(map(examples_in, parts))
-        return sum(map(float, [total(state, part) for part in parts])) / count
+        return sum(float(total(state, part)) for part in parts) / count
 
     return mean
 

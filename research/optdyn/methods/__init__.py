@@ -12,12 +12,8 @@ from optdyn.methods.method import (
     Mixes,
     ModelInfo,
     Reads,
-    arrives,
     built_in,
-    is_shared,
-    is_simple,
     load,
-    owns,
     seen,
 )
 
@@ -33,13 +29,9 @@ __all__ = [
     "ModelInfo",
     "Reads",
     "Rule",
-    "arrives",
     "built_in",
     "compose",
-    "is_shared",
-    "is_simple",
     "load",
-    "owns",
     "pieces",
     "seen",
 ]

@@ -155,7 +155,7 @@ class AsyncLocalSGDState(NamedTuple):
 
 def async_local_sgd(
     gradient: Gradient, update: Update, workers: int, server: str = "nesterov"
-) -> Rule:
+) -> Rule[AsyncLocalSGDState]:
     """Rule of a table of `workers`; `event.plan` is a `WorkerStep`. `server`: one of `SERVERS`.
 
     Its numbers: `rate`, eta; `decay`, b; those that the server asks for; a `weight` of G, if not 1.
@@ -482,7 +482,9 @@ class DecoupledState(NamedTuple):
         return {"worker_distance": distance(self.workers)}
 
 
-def decoupled(gradient: Gradient, update: Update, learners: int, fragments: int = 1) -> Rule:
+def decoupled(
+    gradient: Gradient, update: Update, learners: int, fragments: int = 1
+) -> Rule[DecoupledState]:
     """Rule of a table of `learners`; `event.plan` is a `WorkerStep`.
 
     Its numbers, (P,) of the fragments or scalars: those of `Rounds`; `merges`, how many follow, of
@@ -594,16 +596,15 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
         """
         setup, held, count = setting.setup, setting.held, self.groups
         shares = np.array(fragment_bytes(setting._replace(update_bytes=1), self.fragments))
+        stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
+        work = self.work(setting, methods, sent=False)
         if held:
             held.groups(held.worker, count)
             line = from_arrivals(held.worker, held.seconds, count)
+        elif habits := habits_of(setup.cluster, count, 0):
+            line = event_arrivals(stream, law, work, setup.steps, habits=habits)
         else:
-            stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
-            work = self.work(setting, methods, sent=False)
-            if habits := habits_of(setup.cluster, count, 0):
-                line = event_arrivals(stream, law, work, setup.steps, habits=habits)
-            else:
-                line = arrivals(stream, law, work, setup.steps)
+            line = arrivals(stream, law, work, setup.steps)
         if held and held.has("merge"):  # seconds decide it, and those of a real run are not drawn
             made = _recorded_rounds(held, self.fragments)
         else:

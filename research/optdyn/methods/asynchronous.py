@@ -29,7 +29,7 @@ from optdyn.base.trees import bytes_of
 from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Pieces
 from optdyn.clock.service import DRAWN
-from optdyn.clock.timeline import Timeline, WorkerStep, staleness_of
+from optdyn.clock.timeline import Timeline, WorkerStep
 from optdyn.clock.trace import Held
 from optdyn.clock.versions import Policy, Versions
 from optdyn.core import (
@@ -159,7 +159,7 @@ def asynchronous(
     servers: Mapping[str, int] | None = None,
     rounded: bool = False,
     small: Compression | None = None,
-) -> Rule:
+) -> Rule[SnapshotState]:
     """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
 
     Slots are read before one is written (`snapshots.read_first`), so XLA updates the table in
@@ -272,8 +272,7 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         if setting.setup.cluster.service.name == "race" or (held and not held.has("worker")):
             order = held and held.order(held.worker)  # the one order of all servers
             line = self.timeline(setting, methods, held=order)
-            same = _of_servers([line] * len(sent))._replace(batch=line.batch)
-            return _renumbered(held, same) if held and held.has("read") else same
+            return _of_servers([line] * len(sent))._replace(batch=line.batch)
         orders: list[Held | None] = [None] * len(sent)
         if held:
             workers = held.workers((len(sent),), self.groups)
@@ -318,18 +317,6 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         yield Join("method.compression", undrawn, said)
         said = "of 2 groups at least, as one has no server"
         yield Join("method.compression", self.groups == 1, said)
-
-
-def _renumbered(held: Held, line: Timeline) -> Timeline:
-    """The timeline with the slots that a trace has, whose race numbered them by itself.
-
-    Raises `TimelineError` where they hold other versions.
-    """
-    read, write = (held.whole(n, line.staleness.shape[1:], 0, len(line.seconds)) for n in SLOTS)
-    late = [staleness_of(*own) for own in zip(read.T, write.T, strict=True)]
-    held.require("read", line.staleness == np.array(late).T, "where its version was written")
-    slots = max(line.slots, 1 + int(max(read.max(), write.max())))
-    return line._replace(slots=slots, plan=line.plan._replace(read=read, write=write))
 
 
 def _of_servers(lines: Sequence[Timeline]) -> Timeline:
@@ -395,7 +382,7 @@ class Ringmaster(Grouped, name="ringmaster"):
 
 def ringleader(
     gradient: Gradient, update: Update, slots: int, count: int, rounded: bool = False
-) -> Rule:
+) -> Rule[SnapshotState]:
     """Rule of `count` groups (n), each of which has a slot.
 
     `event.plan` is a `WorkerStep`: an arrival that exchanges applies the table. Its numbers are

@@ -34,7 +34,7 @@ from jax.typing import ArrayLike
 from optdyn import optimizers
 from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
-from optdyn.base.trees import Array, Hyper, State, Tree, bytes_of, numbers_in
+from optdyn.base.trees import Array, Hyper, Tree, bytes_of, numbers_in
 from optdyn.clock import availability
 from optdyn.clock.meetings import AllReduce, meeting_seconds, meetings_timeline
 from optdyn.clock.network import between_nodes, broadcast, to_all_nodes
@@ -176,7 +176,7 @@ class Outer:
     inner_state: str = "kept"
     corrects: bool = False
 
-    def rule(self) -> Rule:
+    def rule(self) -> Rule[OuterState]:
         """The rule. Raises `ConfigError` at its `init` with more fragments than leaves."""
         split = SplitStep(
             self.update, self.message, self.on_receive, self.merge_received, self.fragments
@@ -495,7 +495,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
             meeting = meeting._replace(present=(here * (cluster.nodes / count)).astype(np.float32))
         return meetings_timeline(meeting, local, seconds)
 
-    def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
         """The timeline with the parts that nodes had in the meetings of a run that a trace holds.
 
         Raises `TimelineError`.
@@ -606,16 +606,10 @@ def nesterov() -> optax.GradientTransformationExtraArgs:
     """optax's SGD of the outer gradient D, its rate and momentum arguments of every update."""
 
     def update(
-        gap: Tree,
-        state: State,
-        params: Params | None = None,
-        *,
-        outer_learning_rate: ArrayLike,
-        outer_momentum: ArrayLike,
-        **_: Tree,
+        gap: Tree, state: Tree, params: Params | None = None, **numbers: Array
     ) -> tuple[Params, Tree]:
-        rule = optax.sgd(outer_learning_rate, outer_momentum, nesterov=True)
-        return rule.update(gap, state, params)
+        rate, momentum = numbers["outer_learning_rate"], numbers["outer_momentum"]
+        return optax.sgd(rate, momentum, nesterov=True).update(gap, state, params)
 
     return optax.GradientTransformationExtraArgs(optax.sgd(0.0, 0.0, nesterov=True).init, update)
 
@@ -628,40 +622,16 @@ class DiLoCo(ModelAveraging, OuterMomentum, name="diloco"):
         m     <- mu m + D
         theta <- theta - eta (D + mu m)           x_i <- theta
 
-    With eta = 1 and mu = 0 it is model averaging. With H = 1
-    and SGD inside it is Nesterov SGD of rate eta gamma, with one node and mu = 0 Lookahead.
-    Streaming DiLoCo (arXiv 2501.18512) has the same of every fragment by itself: `fragments`,
-    `delay` and `mixing` are those of `model_averaging`, and so is all else that they share.
+    With eta = 1 and mu = 0 it is model averaging. With H = 1 and SGD inside it is Nesterov SGD of
+    rate eta gamma, with one node and mu = 0 Lookahead. Streaming DiLoCo (arXiv 2501.18512) has the
+    same of every fragment by itself: `fragments`, `delay` and `mixing` are those of
+    `model_averaging`, and so is all else that they share.
     """
 
     mean = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return nesterov()
-
-
-def slow() -> optax.GradientTransformationExtraArgs:
-    """The outer optimizer of D, its state u. Where gamma is 0, as before a warm-up, u gets no D."""
-
-    def update(
-        gap: Tree,
-        u: Tree,
-        params: Params | None = None,
-        *,
-        learning_rate: Array,
-        slow_learning_rate: Array,
-        slow_momentum: Array,
-        **_: Tree,
-    ) -> tuple[Params, Tree]:
-        inverse = jnp.where(learning_rate == 0, 0.0, 1 / learning_rate)
-        kept = jax.tree.map(lambda u: slow_momentum * u, u)
-        step = jax.tree.map(lambda u, d: -slow_learning_rate * (learning_rate * u + d), kept, gap)
-        u = jax.tree.map(lambda u, d: u + inverse * d, kept, gap)
-        return step, u
-
-    return optax.GradientTransformationExtraArgs(
-        lambda params: jax.tree.map(jnp.zeros_like, params), update
-    )
 
 
 @dataclass(frozen=True)
@@ -683,7 +653,20 @@ class SlowMo(ModelAveraging, name="slowmo"):
     mean = MappingProxyType({"slow_learning_rate": 1.0, "slow_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
-        return slow()
+        """Its state is u, which gets no D where gamma is 0, as before a warm-up."""
+
+        def update(
+            gap: Tree, u: Tree, params: Params | None = None, **numbers: Array
+        ) -> tuple[Params, Tree]:
+            rate, slow_rate = numbers["learning_rate"], numbers["slow_learning_rate"]
+            inverse = jnp.where(rate == 0, 0.0, 1 / rate)
+            kept = jax.tree.map(lambda u: numbers["slow_momentum"] * u, u)
+            step = jax.tree.map(lambda u, d: -slow_rate * (rate * u + d), kept, gap)
+            u = jax.tree.map(lambda u, d: u + inverse * d, kept, gap)
+            return step, u
+
+        zeros = partial(jax.tree.map, jnp.zeros_like)
+        return optax.GradientTransformationExtraArgs(zeros, update)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)
@@ -698,9 +681,9 @@ class DesLoc(ModelAveraging, name="des_loc"):
         u_i <- 1/P sum_j u_j        every K_u = 3 K_x, the first moment of a node's optimizer
         v_i <- 1/P sum_j v_j        every K_v = 6 K_x, the second
 
-    It is model averaging, by any optimizer of optax: its `nu` is v, and all other floats of its
-    state are u. With K_u = K_v = K_x it is model averaging with
-    `inner_state=averaged`, local Adam; moments change slowly, so that theirs may be fewer.
+    It is by any optimizer of optax: its `nu` is v, and all other floats of its state are u. With
+    K_u = K_v = K_x it is model averaging with `inner_state=averaged`, local Adam; moments change
+    slowly, so that theirs may be fewer.
     """
 
     first_moment_meetings: int = field(
@@ -747,7 +730,7 @@ class EagerState(NamedTuple):
 
 def eager(
     inner: Rule, rule: optax.GradientTransformationExtraArgs, collectives: Collectives = SIMULATED
-) -> Rule:
+) -> Rule[EagerState]:
     """The rule of one device over the axis `node`; `event.plan` is a `Meeting`."""
 
     def init(params: Params) -> EagerState:

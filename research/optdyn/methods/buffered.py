@@ -32,7 +32,7 @@ from optdyn.methods.setup import Setup
 
 def buffered(
     gradient: Gradient, update: Update, slots: int, arrivals: int, rounded: bool = False
-) -> Rule:
+) -> Rule[SnapshotState]:
     """Rule of K `arrivals` an update; `event.plan` is an `Arrival` of as many reads, (K,).
 
     Example i of a device's part of a batch is of arrival i mod K, however many devices there are.

@@ -1,4 +1,7 @@
-"""What the momentum meter (`momentum/moments.py`) needs of an update, in `SKETCH` numbers each.
+"""A rule, put together of the pieces of its methods; what none replaces is plain SGD's.
+
+The momentum meter (`momentum/moments.py`) needs three things of an update, in `SKETCH` numbers
+each, which `metered` adds to what the rule says of it:
 
     displacement   x_{t+1} - x_t              of this device's own update, before nodes meet; of
                                               what is evaluated, where groups have their own
@@ -7,8 +10,6 @@
 
 The sketch is one fixed count sketch: coordinate i is added to number i mod q with a random sign. It
 is linear and keeps inner products in expectation.
-
-A rule, put together of the pieces of its methods; what none replaces is plain SGD's.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,18 +21,8 @@ import numpy as np
 import optax
 
 from optdyn import core
-from optdyn.base.trees import Tree
-from optdyn.core import (
-    Array,
-    Batch,
-    Event,
-    Gradient,
-    Info,
-    Params,
-    Rule,
-    State,
-    Update,
-)
+from optdyn.base.trees import Array, Tree
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.methods.messages import AT_ONCE, SIMULATED, sharded
 from optdyn.methods.method import Methods
 from optdyn.methods.sync import sync
@@ -41,30 +32,93 @@ SKETCH = 2048  # q, or the number of parameters if that is smaller
 METERED = ("displacement", "raw_step", "gradient")
 
 
+def compose(
+    methods: Methods,
+    problem: Problem,
+    optimizer: optax.GradientTransformationExtraArgs,
+    slots: int,
+    axis: str | None,
+    accumulation: int = 1,
+    real: bool = False,
+    meter: bool = False,
+    race: bool = False,
+) -> Rule:
+    """Returns the rule of one device, put together of the methods' pieces and plain SGD's.
+
+    `axis`: the devices that share its batch, if there are others, `real` or simulated.
+    `accumulation`: parts of a device's batch, one after the other. With `meter` its step takes a
+    pair of batches and says what the momentum meter asks for. In a `race` the batch of an update
+    may be the `Message` of a worker.
+    """
+    gradient, update = pieces(methods, problem, optimizer, accumulation)
+    servers = methods.servers(problem)
+    if axis and not methods.reduces_itself:
+        gradient = core.averaged(gradient, axis, real)
+    if race:
+        gradient = core.gradient_or_message(gradient)
+
+    one = partial(reading, methods, slots=slots, servers=servers)
+    rule = one(gradient, update)
+    if meter:
+        rule = metered(one, gradient, update, methods.shared)
+    if methods.mix:
+        collectives = (sharded(axis) if axis else AT_ONCE) if real else SIMULATED
+        rule = methods.mix.mix(rule, collectives)
+    return rule
+
+
+def reading(
+    methods: Methods,
+    gradient: Gradient,
+    update: Update,
+    slots: int,
+    servers: Mapping[str, int] | None = None,
+) -> Rule:
+    """The rule of whoever shares one set of parameters: the methods' piece, or plain SGD's."""
+    if methods.read:
+        return methods.read.read(gradient, update, slots, servers)
+    return sync(gradient, update)
+
+
+def pieces(
+    methods: Methods,
+    problem: Problem,
+    optimizer: optax.GradientTransformationExtraArgs,
+    accumulation: int = 1,
+) -> tuple[Gradient, Update]:
+    """The gradient of one device's part of the batch as the methods take it, and the update."""
+    own = methods.gradient
+    gradient = own.gradient(problem) if own else core.full_gradient(problem.loss, accumulation)
+    update = core.per_block_optimizer if methods.servers(problem) else core.single_optimizer
+    return gradient, update(optimizer)
+
+
 def metered(
     make: Callable[[Gradient, Update], Rule],
     gradient: Gradient,
     update: Update,
     shared: bool = True,
 ) -> Rule:
-    """The rule that `make` makes of these, saying `METERED` of each update, (q,) each.
+    """Returns the rule that `make` makes of these, with `METERED` in its info, (q,) each.
 
     Its step takes a pair of batches, the update's own and a second one. Of the rule's state it
     uses `params`, and `opt_state` where what is updated are these parameters, `shared` by all.
     """
 
-    def heard(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
+    def grads_with_sketch(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
         loss, grads = gradient(params, event, batch)
         return (loss, sketch(grads, params, SKETCH)), grads
 
-    def seen(grads: Params, opt_state: Tree, params: Params, *rest: Tree) -> tuple[Params, Tree]:
+    def update_with_sketch(
+        grads: Params, opt_state: Tree, params: Params, *rest: Tree
+    ) -> tuple[Params, Tree]:
         after, opt_state = update.apply(grads, opt_state[0], params, *rest)
         moved = jax.tree.map(jnp.subtract, after, params)
         return after, (opt_state, sketch(moved, params, SKETCH))
 
-    rule = make(heard, Update(update.init, seen) if shared else update)
+    rule = make(grads_with_sketch, Update(update.init, update_with_sketch) if shared else update)
 
-    def step(state: State, event: Event, batches: Tree) -> tuple[State, Info]:
+    def step(state: Tree, event: Event, batches: Tree) -> tuple[Tree, Info]:
         own, second = batches
         _, grads = gradient(state.params, event, second)
         independent = sketch(grads, state.params, SKETCH)
@@ -122,64 +176,3 @@ def _signs(i: jax.Array) -> jax.Array:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         i = (i ^ (i >> shift)) * np.uint32(factor)
     return 1 - 2 * ((i >> 16 ^ i) & 1).astype(jnp.float32)
-
-
-def compose(
-    methods: Methods,
-    problem: Problem,
-    optimizer: optax.GradientTransformationExtraArgs,
-    slots: int,
-    axis: str | None,
-    parts: int = 1,
-    real: bool = False,
-    meter: bool = False,
-    race: bool = False,
-) -> Rule:
-    """The rule of one device, put together of the methods' pieces and plain SGD's.
-
-    `axis`: the devices that share its batch, if there are others, `real` or simulated. `parts`: of
-    its part of the batch, one after the other. With `meter` its step takes a pair of batches and
-    says what the momentum meter asks for. In a `race` the batch of an update may be the `Message`
-    of a worker.
-    """
-    gradient, update = pieces(methods, problem, optimizer, parts)
-    servers = methods.servers(problem)
-    if axis and not methods.reduces_itself:
-        gradient = core.averaged(gradient, axis, real)
-    if race:
-        gradient = core.gradient_or_message(gradient)
-
-    one = partial(reading, methods, slots=slots, servers=servers)
-    rule = one(gradient, update)
-    if meter:
-        rule = metered(one, gradient, update, methods.shared)
-    if methods.mix:
-        collectives = (sharded(axis) if axis else AT_ONCE) if real else SIMULATED
-        rule = methods.mix.mix(rule, collectives)
-    return rule
-
-
-def reading(
-    methods: Methods,
-    gradient: Gradient,
-    update: Update,
-    slots: int,
-    servers: Mapping[str, int] | None = None,
-) -> Rule:
-    """The rule of whoever shares one set of parameters: the methods' piece, or plain SGD's."""
-    if methods.read:
-        return methods.read.read(gradient, update, slots, servers)
-    return sync(gradient, update)
-
-
-def pieces(
-    methods: Methods,
-    problem: Problem,
-    optimizer: optax.GradientTransformationExtraArgs,
-    parts: int = 1,
-) -> tuple[Gradient, Update]:
-    """The gradient of one device's part of the batch as the methods take it, and the update."""
-    own = methods.gradient
-    gradient = own.gradient(problem) if own else core.full_gradient(problem.loss, parts)
-    update = core.per_block_optimizer if methods.servers(problem) else core.single_optimizer
-    return gradient, update(optimizer)

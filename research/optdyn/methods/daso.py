@@ -35,30 +35,6 @@ from optdyn.methods.method import ClockInputs, Methods, Mixes
 from optdyn.methods.setup import Setup
 
 
-def _recorded(held: Held) -> Meeting:
-    """When nodes met in the run that a trace holds, which followed losses. Raises `TimelineError`.
-
-    Every receipt is of the last message that was sent, and every message but the last is received.
-    """
-    send, receive = held.flags("send"), held.flags("receive")
-    t = np.arange(len(send))
-    waited = held.whole("waited", (), 0, len(send))
-    held.require("waited", receive | (waited == 0), "0 where nothing is received")
-    sent = t - waited
-    held.require("waited", ~receive | (sent >= 0) & send[sent], "the updates since a sending")
-    number = np.cumsum(send) - 1  # of the last message sent so far
-    received = np.where(receive, number[sent], -1)
-    newest = np.where(waited > 0, np.append(-1, number)[:-1], number)
-    held.require("waited", ~receive | (received == newest), "the updates since the last sending")
-    held.require(
-        "receive",
-        ~receive | (received == np.cumsum(receive) - 1),
-        "1 once for every message that was sent",
-    )
-    held.require("send", ~send | (np.cumsum(receive) >= number), "1 when none is under way")
-    return Meeting(send, receive, waited)
-
-
 @dataclass(frozen=True)
 class DASO(Mixes, name="daso"):
     """Distributed asynchronous and selective optimization (DASO, arXiv 2104.05588).
@@ -260,4 +236,28 @@ def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[f
         send[epoch, sent] = receive[epoch, sent + wait] = True
         send[epoch, last] = receive[epoch, last] = True
         waited[epoch, sent + wait] = wait
+    return Meeting(send, receive, waited)
+
+
+def _recorded(held: Held) -> Meeting:
+    """When nodes met in the run that a trace holds, which followed losses. Raises `TimelineError`.
+
+    Every receipt is of the last message that was sent, and every message but the last is received.
+    """
+    send, receive = held.flags("send"), held.flags("receive")
+    t = np.arange(len(send))
+    waited = held.whole("waited", (), 0, len(send))
+    held.require("waited", receive | (waited == 0), "0 where nothing is received")
+    sent = t - waited
+    held.require("waited", ~receive | (sent >= 0) & send[sent], "the updates since a sending")
+    number = np.cumsum(send) - 1  # of the last message sent so far
+    received = np.where(receive, number[sent], -1)
+    newest = np.where(waited > 0, np.append(-1, number)[:-1], number)
+    held.require("waited", ~receive | (received == newest), "the updates since the last sending")
+    held.require(
+        "receive",
+        ~receive | (received == np.cumsum(receive) - 1),
+        "1 once for every message that was sent",
+    )
+    held.require("send", ~send | (np.cumsum(receive) >= number), "1 when none is under way")
     return Meeting(send, receive, waited)

@@ -74,19 +74,19 @@ def graph_peers(name: str, nodes: int, steps: int, rng: np.random.Generator) -> 
     Update t is row t mod T. T is 1, the period of `one_peer`, or of what is drawn the number of
     `steps`, of which more begin with those of fewer.
     """
-    every = np.arange(nodes)
+    itself = np.arange(nodes)
     if name == "random":
-        order = rng.permuted(np.tile(every, (steps, 1)), axis=1)
+        order = rng.permuted(np.tile(itself, (steps, 1)), axis=1)
         one, other = order[:, : nodes // 2], order[:, nodes - nodes // 2 :]
-        to = np.tile(every, (steps, 1))
+        to = np.tile(itself, (steps, 1))
         np.put_along_axis(to, one, other, 1)
         np.put_along_axis(to, other, one, 1)
     elif name == "push":
-        to = (every + rng.integers(1, max(nodes, 2), (steps, nodes))) % nodes
+        to = (itself + rng.integers(1, max(nodes, 2), (steps, nodes))) % nodes
     else:
-        to = (every[:, None] + np.array(_shifts(name, nodes))[:, None]) % nodes
+        to = (itself[:, None] + np.array(_shifts(name, nodes))[:, None]) % nodes
         return to.astype(np.int32)
-    return np.stack([np.broadcast_to(every, to.shape), to], axis=-1, dtype=np.int32)
+    return np.stack([np.broadcast_to(itself, to.shape), to], axis=-1, dtype=np.int32)
 
 
 def _shifts(name: str, nodes: int) -> list[list[int]]:
@@ -125,9 +125,7 @@ def push_weights(to: np.ndarray, steps: int) -> np.ndarray:
 
 def graph_report(name: str, nodes: int) -> dict[str, float]:
     """How fast nodes come to agree: the spectral gap, and the updates that it is of."""
-    period = (
-        1 if name in RANDOM_GRAPHS else len(graph_peers(name, nodes, 1, np.random.default_rng(0)))
-    )
+    period = 1 if name in RANDOM_GRAPHS else len(_shifts(name, nodes))
     return {"spectral_gap": spectral_gap(name, nodes), "graph_period": period}
 
 
@@ -162,7 +160,9 @@ class ChocoState(NamedTuple):
         return self.inner.params
 
 
-def choco(inner: Rule, compression: Compression, collectives: Collectives = SIMULATED) -> Rule:
+def choco(
+    inner: Rule, compression: Compression, collectives: Collectives = SIMULATED
+) -> Rule[ChocoState]:
     """Compressed gossip, CHOCO-SGD (Koloskova, Stich and Jaggi, arXiv 1902.00340).
 
         x_i  <- x_i - gamma g_i(x_i)
@@ -236,7 +236,7 @@ def gossip(inner: Rule, order: str, collectives: Collectives = SIMULATED) -> Rul
             """sum_j R_ij z_j, in float32, which accelerators would cut."""
             product = partial(jnp.tensordot, row, axes=1, precision=lax.Precision.HIGHEST)
             return jax.tree.map(
-                lambda z, every: product(every[others]).astype(z.dtype), tree, gather(tree)
+                lambda z, rows: product(rows[others]).astype(z.dtype), tree, gather(tree)
             )
 
         def combined(mean: jax.Array, z: jax.Array, moved: jax.Array) -> jax.Array:
@@ -250,7 +250,7 @@ def gossip(inner: Rule, order: str, collectives: Collectives = SIMULATED) -> Rul
         else:
             z = mixed(jax.tree.map(adapted, before, after.params))
         if c.stand is not None:
-            z = jax.tree.map(lambda every: every[c.stand[i]], gather(z))
+            z = jax.tree.map(lambda rows: rows[c.stand[i]], gather(z))
         return after.moved_to(z), with_sent(info, bytes_of(z) * sent_to_others(c.to))
 
     return Rule(inner.init, step)
@@ -328,7 +328,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
             plan = self._among(plan, here)
         return meetings_timeline(plan, local, seconds)
 
-    def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
         """The timeline among those who were there in the run that a trace holds."""
         if not setup.cluster.presence:
             return line
@@ -412,8 +412,7 @@ class OverGraph(Mixes):
         return graph_clock(self.graph, meeting, setting, methods)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
-        yield from all_is_sent(self.meets, ("fragments", "inner_state"), methods)
-        yield from all_is_sent(self.meets, COMPRESSED, methods)
+        yield from all_is_sent(self.meets, ("fragments", "inner_state", *COMPRESSED), methods)
         said = f"must be 0 with config.method.name = {methods.name!r}"
         yield Join("cluster.presence", setup.cluster.presence, said)
         yield from graph_joins(self.graph, methods)
@@ -448,14 +447,14 @@ def graph_joins(graph: str, methods: Methods) -> Iterator[Join]:
     yield Join(key, graph == "push", f"{said}send to a node")
 
 
-def all_is_sent(of: Mixes, keys: Sequence[str], methods: Methods) -> Iterator[Join]:
+def all_is_sent(joined: Mixes, keys: Sequence[str], methods: Methods) -> Iterator[Join]:
     """No key of a method that is joined makes nodes send less than they have."""
-    (section,) = (name for name, method in methods.by_section.items() if method is of)
+    (section,) = (name for name, method in methods.by_section.items() if method is joined)
     for key in keys:
-        usual = getattr(ModelAveraging(), key)
-        said = f"must be {usual!r} with config.method.name = {methods.name!r}, whose nodes send "
+        default = getattr(ModelAveraging(), key)
+        said = f"must be {default!r} with config.method.name = {methods.name!r}, whose nodes send "
         said += "all that they have, to neighbours"
-        yield Join(f"method.{section}.{key}", getattr(of, key) != usual, said)
+        yield Join(f"method.{section}.{key}", getattr(joined, key) != default, said)
 
 
 class GASLoCState(NamedTuple):
@@ -469,7 +468,7 @@ class GASLoCState(NamedTuple):
         return self.inner.params
 
 
-def gasloc(inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
+def gasloc(inner: Rule, collectives: Collectives = SIMULATED) -> Rule[GASLoCState]:
     """The rule of one device over the axis `node`; `event.plan` is a `Meeting` over a graph."""
 
     def init(params: Params) -> GASLoCState:

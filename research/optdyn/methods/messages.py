@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from optdyn.base.trees import Array, State, Tree, bytes_of
+from optdyn.base.trees import Array, Tree, bytes_of
 from optdyn.core import Event, Info, Params
 from optdyn.core.snapshots import read_first, row
 
@@ -266,8 +266,8 @@ def numbers(bits: int, block: int) -> Numbers:
 
     def decode(code: tuple[jax.Array, jax.Array], size: int) -> jax.Array:
         packed, scale = code
-        each = jnp.unpackbits(packed, count=size * bits).reshape(size, bits)
-        number = jnp.packbits(jnp.pad(each, ((0, 0), (8 - bits, 0))), axis=1)[:, 0]
+        rows = jnp.unpackbits(packed, count=size * bits).reshape(size, bits)
+        number = jnp.packbits(jnp.pad(rows, ((0, 0), (8 - bits, 0))), axis=1)[:, 0]
         level, is_negative = number % len(known), number >= len(known)
         share = jnp.where(is_negative, -known[level], known[level])
         return (share * jnp.repeat(scale, block)[:size]).astype(scale.dtype)
@@ -316,11 +316,11 @@ def powersgd(rank: int) -> Compression:
         leaves, tree_of = jax.tree.flatten(tree)
         matrices = [_matrix(leaf) for leaf in leaves if low(leaf)]
         rest = [leaf for leaf in leaves if not low(leaf)]
-        means, own, rest, state = low_rank(nodes, matrices, state, rest)
-        mean_of, own_of, whole = iter(means), iter(own), iter(rest)
-        mean = [_like(leaf, next(mean_of)) if low(leaf) else next(whole) for leaf in leaves]
-        mine = [_like(leaf, next(own_of)) if low(leaf) else leaf for leaf in leaves]
-        return jax.tree.unflatten(tree_of, mean), jax.tree.unflatten(tree_of, mine), state
+        *found, rest, state = low_rank(nodes, matrices, state, rest)
+        means, messages, whole = *map(iter, found), iter(rest)
+        mean = [_like(leaf, next(means)) if low(leaf) else next(whole) for leaf in leaves]
+        message = [_like(leaf, next(messages)) if low(leaf) else leaf for leaf in leaves]
+        return jax.tree.unflatten(tree_of, mean), jax.tree.unflatten(tree_of, message), state
 
     def messages(tree: Tree) -> tuple[int, ...]:
         leaves = jax.tree.leaves(tree)
@@ -339,10 +339,10 @@ def low_rank(
     left = [m @ q for m, q in zip(matrices, state, strict=True)]
     left, whole = nodes.mean((left, whole))
     left = [jnp.linalg.qr(p)[0] for p in left]
-    own = [m.T @ p for m, p in zip(matrices, left, strict=True)]
-    right = nodes.mean(own) if own else []
+    factors = [m.T @ p for m, p in zip(matrices, left, strict=True)]
+    right = nodes.mean(factors) if factors else []
     means = [p @ q.T for p, q in zip(left, right, strict=True)]
-    return means, [p @ q.T for p, q in zip(left, own, strict=True)], whole, right
+    return means, [p @ q.T for p, q in zip(left, factors, strict=True)], whole, right
 
 
 def _shape(leaf: jax.Array) -> tuple[int, int]:
@@ -370,28 +370,32 @@ OF_BITS = ("", "top_k")  # those that send numbers, which may be of fewer bits
 def compressor(
     name: str, share: float, rank: int, bits: int = WHOLE, block: int = 128
 ) -> Compression | None:
-    """The compression of that name, one of `NAMES`, with the numbers of those that have some.
+    """The compression of that name, one of `COMPRESSIONS`, with the numbers that it has.
 
     Of `OF_BITS` numbers are sent in so many `bits`. None if messages are sent as they are.
     """
-    sent = numbers(bits, block)
-    if not name:
-        return None if bits == WHOLE else quantized(sent)
-    made = {"bfloat16": bfloat16, "top_k": lambda: top_k(share, sent), "sign": sign}
-    made["powersgd"] = lambda: powersgd(rank)
-    return made[name]()
+    match name:
+        case "bfloat16":
+            return bfloat16()
+        case "top_k":
+            return top_k(share, numbers(bits, block))
+        case "sign":
+            return sign()
+        case "powersgd":
+            return powersgd(rank)
+    return None if bits == WHOLE else quantized(numbers(bits, block))
 
 
 def bfloat16() -> Compression:
     """Messages rounded to bfloat16, whose sums are rounded too."""
 
-    def apply(nodes: Collectives, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
+    def apply(nodes: Collectives, tree: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
         short = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
-        mean, own = (
-            jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), each, tree)
-            for each in (nodes.sums(short), short)
+        total, message = (
+            jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), rounded, tree)
+            for rounded in (nodes.sums(short), short)
         )
-        return jax.tree.map(lambda leaf: leaf / jax.lax.axis_size("node"), mean), own, state
+        return jax.tree.map(lambda leaf: leaf / lax.axis_size("node"), total), message, state
 
     return Compression(lambda tree: (), apply, lambda tree: (2 * sum(_sizes(tree)),))
 
@@ -448,9 +452,9 @@ def fed_back(small: Compression, tree: Tree, errors: Tree, i: Array) -> tuple[Tr
     error = read_first(row, errors, jnp.asarray(i))
     whole = jax.tree.map(jnp.add, tree, error)
     alone = Collectives(lambda tree: tree, lambda tree: jax.tree.map(lambda leaf: leaf[None], tree))
-    _, own, _ = small.apply(alone, whole, ())
-    left = jax.tree.map(lambda table, v, m: table.at[i].set(v - m), errors, whole, own)
-    return own, left
+    _, message, _ = small.apply(alone, whole, ())
+    left = jax.tree.map(lambda table, v, m: table.at[i].set(v - m), errors, whole, message)
+    return message, left
 
 
 def _coded(
@@ -458,15 +462,14 @@ def _coded(
 ) -> Compression:
     """Codes, one an array, that go to all nodes."""
 
-    def apply(nodes: Collectives, tree: Tree, state: State) -> tuple[Tree, Tree, Tree]:
+    def apply(nodes: Collectives, tree: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
         leaves, tree_of = jax.tree.flatten(tree)
         codes = [encode(leaf) for leaf in leaves]
-        mean: list[jax.Array] = []
-        own: list[jax.Array] = []
-        for leaf, code, every in zip(leaves, codes, nodes.gather(codes), strict=True):
-            mean.append(mean_of(jax.vmap(partial(decode, like=leaf))(every), nodes.weights))
-            own.append(decode(code, leaf))
-        return jax.tree.unflatten(tree_of, mean), jax.tree.unflatten(tree_of, own), state
+        mean, message = list[jax.Array](), list[jax.Array]()
+        for leaf, code, rows in zip(leaves, codes, nodes.gather(codes), strict=True):
+            mean.append(mean_of(jax.vmap(partial(decode, like=leaf))(rows), nodes.weights))
+            message.append(decode(code, leaf))
+        return jax.tree.unflatten(tree_of, mean), jax.tree.unflatten(tree_of, message), state
 
     def messages(tree: Tree) -> tuple[int, ...]:
         return (sum(map(size, _sizes(tree))),)

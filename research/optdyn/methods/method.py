@@ -1,12 +1,9 @@
 """A method: the pieces of plain SGD that a way of parallelising replaces, and its clock.
 
-A method is a class of a file of `gradient/`, `read/` or `mix/`. Methods that replace different
-pieces combine: `daso+dynamic_batch` is DASO whose nodes divide their batch by speed. Pieces that
-no method replaces are plain SGD's.
-
-What the name of methods says of them, for pages on runs.
-
-Numbers that several methods have, each with one meaning.
+A method is a class that derives from `Gradients`, `Reads` or `Mixes`. Methods that replace
+different pieces combine (`Methods`): `daso+dynamic_batch` is DASO whose nodes divide their batch by
+speed. Pieces that no method replaces are plain SGD's. Last come the numbers that several methods
+have, each with one meaning.
 """
 
 import math
@@ -32,7 +29,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN, Trace
 from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import Held, checked, read
-from optdyn.core import Gradient, Rule, Update
+from optdyn.core import Gradient, NodeState, Rule, Update
 from optdyn.methods.messages import (
     COMPRESSIONS,
     OF_BITS,
@@ -99,7 +96,7 @@ class ClockInputs(NamedTuple):
 
     @property
     def model(self) -> ModelInfo:
-        """The network. Raises `ConfigError` where a clock that needs it is asked for without."""
+        """The model. Raises `ConfigError` where a clock that needs it is asked for without."""
         if not self.network:
             raise ConfigError(
                 "clock: this method's messages and seconds depend on the model, which "
@@ -109,11 +106,11 @@ class ClockInputs(NamedTuple):
 
 
 def slowed(setting: ClockInputs, methods: "Methods") -> Cluster:
-    """The cluster, whose seconds an example are those of the methods' own gradient."""
-    cluster = setting.setup.cluster
-    if not (methods.gradient and methods.gradient.slower and setting.network):
+    """Returns the cluster, whose seconds an example are those of the methods' own gradient."""
+    cluster, gradient = setting.setup.cluster, methods.gradient
+    if not (gradient and gradient.slower and setting.network):
         return cluster
-    by = methods.gradient.slower(setting.setup, setting.network)
+    by = gradient.slower(setting.setup, setting.network)
     return cluster.with_(seconds_per_example=cluster.seconds_per_example * by)
 
 
@@ -152,7 +149,7 @@ class Method(Value, section="method", union=True):
         """
         raise NotImplementedError
 
-    def replayed(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
         """The timeline of a replay, of whose nodes all are there, with what its trace alone knows.
 
         Raises `TimelineError`.
@@ -188,18 +185,16 @@ class Gradients(Method):
     """A method that says how a gradient is taken."""
 
     pieces: ClassVar[tuple[str, ...]] = ("gradient",)
-    # The gradient reduces itself over the devices of `data`: parts of the batch may be uneven.
-    reduces_itself: ClassVar[bool] = False
-    # The cluster's nodes are its stages, and none has all parameters.
-    staged: ClassVar[bool] = False
-    # Optional pieces:
-    # (problem) -> {block: number of its server}, if by themselves
+    reduces_itself: ClassVar[bool] = False  # over the devices of `data`: parts may be uneven
+    staged: ClassVar[bool] = False  # the cluster's nodes are stages, none has all parameters
+    # Optional, with their arguments:
+    # (problem) -> {block: number of its server}, if blocks have servers of their own
     servers: ClassVar[Callable[..., Mapping[str, int]] | None] = None
-    # (setting, draws) -> each device's seconds, choice
+    # (setting, draws) -> each device's seconds, plan
     work: ClassVar[Callable[..., tuple[np.ndarray, Plan]] | None] = None
     # (setup, network) -> its seconds over those of plain SGD's
     slower: ClassVar[Callable[..., float] | None] = None
-    # on real devices, if not like all others
+    # (problem, optimizer, nodes, devices) -> on real devices, if not like all others
     layout: ClassVar[Callable[..., "Layout"] | None] = None
     # (problem) -> a worker's part alone, to be timed
     timed: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
@@ -219,16 +214,18 @@ class Gradients(Method):
 
 @dataclass(frozen=True)
 class Reads(Method):
-    """A method that says at which parameters a gradient is taken."""
+    """A method that says at which parameters a gradient is taken.
+
+    Its groups race on real workers (`race`) if it has `order` and `message`. A group is given what
+    the state is `at` the slot that it reads, and the server's step takes its message in place of
+    the batch.
+    """
 
     pieces: ClassVar[tuple[str, ...]] = ("read",)
     single: ClassVar[bool] = True  # an update is of one gradient, of the whole batch
     barrier: ClassVar[bool] = True  # the workers wait for one another at every update
     workers: ClassVar[bool] = False  # every group has parameters of its own (`workers.py`)
     gathers: ClassVar[bool] = False  # not every arrival is an update
-    # How its groups race on real workers (`race`), if they can. A group is given what
-    # the state is `at` the slot that it reads, and the server's step takes its message in place of
-    # the batch.
     # (setup, methods, timeline) -> who reads when, written into the timeline
     order: ClassVar[Callable[..., "Order"] | None] = None
     # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
@@ -260,14 +257,14 @@ class Mixes(Method):
         """Updates after which the meetings of nodes repeat."""
         return 1
 
-    def mix(self, inner: Rule, collectives: Collectives) -> Rule:
+    def mix(self, inner: Rule[NodeState], collectives: Collectives) -> Rule:
         """The rule of all nodes, around `inner`, the rule of a node by itself.
 
         It asks the other nodes by the `collectives`, whatever the nodes are made of.
         """
         raise NotImplementedError
 
-    def sends(self, params: Params) -> "Sends | None":
+    def sends(self, params: Params) -> Sends | None:
         """What a node sends after every update; None: it sends at other times."""
         return None
 
@@ -278,11 +275,6 @@ class Mixes(Method):
     def why_no_overlap(self) -> str:
         """Why `config.parallel.api=overlap` cannot carry its exchange; '' if it can."""
         return "exchanges otherwise than by sums"
-
-
-def as_one(one: Mixes, other: Mixes) -> Mixes | None:
-    """Two methods that mix, as one that does both; None if they do not go together."""
-    return one.joined(other) or other.joined(one)
 
 
 M = TypeVar("M", bound=Method)
@@ -350,52 +342,44 @@ class Methods:
 
     def checked(self) -> Self:
         """The same. Raises `ConfigError` if they do not go together."""
-        for join in self._pieces():
-            if join.wrong:
-                raise ConfigError(f"config.{join.key} = {self.name!r}: {join.said}")
-        return self
-
-    def _pieces(self) -> Iterator[Join]:
-        """The pieces of plain SGD that they replace, of which each is replaced once."""
-        taken = dict[str, str]()
-        mixes = [method for method in self.every if isinstance(method, Mixes)]
+        where, taken = f"{KEY} = {self.name!r}", dict[str, str]()
         for part, method in zip(self.name.split("+"), self.every, strict=True):
             for piece in method.pieces:
-                both = piece == "mix" and len(mixes) == 2 and as_one(*mixes) is not None
-                said = f"{taken.get(piece)} and {part} both say {MEANING[piece]}, of which there "
-                yield Join("method.name", piece in taken and not both, f"{said}is one")
+                if piece in taken and not (piece == "mix" and self.mix):
+                    said = f"{taken[piece]} and {part} both say {MEANING[piece]}"
+                    raise ConfigError(f"{where}: {said}, of which there is one")
                 taken[piece] = part
         gradient, read, mix = (taken.get(piece) for piece in MEANING)
-        alone = self.reduces_itself and self.read and not self.read.barrier
-        said = f"{gradient} divides the work of workers that wait for one another, and those of "
-        yield Join("method.name", alone, f"{said}{read} do not")
-        staged = self.gradient and self.gradient.staged and self.mix
-        said = f"{gradient} cuts one model over the nodes, and those of {mix} have a model each"
-        yield Join("method.name", staged, said)
+        if self.reduces_itself and self.grouped:
+            said = f"{gradient} divides the work of workers that wait for one another"
+            raise ConfigError(f"{where}: {said}, and those of {read} do not")
+        if self.gradient and self.gradient.staged and self.mix:
+            said = f"{gradient} cuts one model over the nodes"
+            raise ConfigError(f"{where}: {said}, and those of {mix} have a model each")
+        return self
 
     def joins(self, setup: Setup) -> Iterator[Join]:
         """What of the rest of the experiment the methods cannot run with, a row for each."""
         for section, method in self.by_section.items():
             for join in method.joins(setup, self):
-                if len(self.every) > 1:
-                    key = _in_section(section, f"config.{join.key}").removeprefix("config.")
-                    yield join._replace(key=key, said=_in_section(section, join.said))
-                else:
+                if len(self.every) == 1:
                     yield join
+                    continue
+                key = _in_section(section, f"config.{join.key}").removeprefix("config.")
+                yield join._replace(key=key, said=_in_section(section, join.said))
         if self.outermost not in self.every:
             yield from self.outermost.joins(setup, self)
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """What the keys of each method begin with, where there are several."""
+        """Returns what the keys of each method begin with, where there are several."""
         return tuple(part.rpartition(":")[2] for part in self.name.split("+"))
 
     def to_dict(self) -> Json:
         """The section of a config: the keys of one method, or of each a section."""
         keys = [{k: plain(getattr(one, k)) for k in one.field_table()} for one in self.every]
-        if len(keys) == 1:
-            return {"name": self.name, **keys[0]}
-        return {"name": self.name, **dict(zip(self.sections, keys, strict=True))}
+        inner = keys[0] if len(keys) == 1 else dict(zip(self.sections, keys, strict=True))
+        return {"name": self.name, **inner}
 
     def changed(self, changes: Mapping[str, Any]) -> "Methods":
         """A copy with other values of some keys; another `name` is other methods.
@@ -464,7 +448,10 @@ class Methods:
     def mix(self) -> Mixes | None:
         """The method that says what nodes exchange, or two of them as one, if any does."""
         mixes = [m for m in self.every if isinstance(m, Mixes)]
-        return as_one(*mixes) if len(mixes) == 2 else next(iter(mixes), None)
+        if len(mixes) == 2:
+            one, other = mixes
+            return one.joined(other) or other.joined(one)
+        return mixes[0] if len(mixes) == 1 else None
 
     @property
     def outermost(self) -> Method:
@@ -478,7 +465,7 @@ class Methods:
 
     @property
     def reduces_itself(self) -> bool:
-        """Whether the gradient reduces itself over devices (`Gradients.reduces_itself`)."""
+        """Whether the gradient reduces itself over devices."""
         return bool(self.gradient and self.gradient.reduces_itself)
 
     @property
@@ -503,9 +490,14 @@ class Methods:
         return not (self.read and (self.read.workers or self.read.gathers))
 
     @property
+    def grouped(self) -> bool:
+        """Whether groups arrive by themselves; else all workers wait for one another."""
+        return bool(self.read and not self.read.barrier)
+
+    @property
     def groups(self) -> int:
         """The number of groups that arrive by themselves; 1 if all wait for one another."""
-        return self.get("groups", 1) if self.read and not self.read.barrier else 1
+        return self.get("groups", 1) if self.grouped else 1
 
     @property
     def stages(self) -> bool:
@@ -576,31 +568,7 @@ class Methods:
         replay = setup.with_({"cluster.service.name": "constant", "cluster.presence": 0.0})
         held = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
         line = clock(ClockInputs(replay, held=held, **known), self)
-        return checked(held, self.outermost.replayed(line, held, setup))
-
-
-def arrives(name: str) -> bool:
-    """Whether methods of that name have groups that arrive by themselves."""
-    methods = seen(name)
-    return bool(methods and methods.read and not methods.read.barrier)
-
-
-def is_shared(name: str) -> bool:
-    """Whether groups of methods of that name share parameters, of which they read versions."""
-    methods = seen(name)
-    return bool(methods and methods.shared)
-
-
-def is_simple(name: str) -> bool:
-    """Whether an update of methods of that name is one gradient of the whole batch."""
-    methods = seen(name)
-    return bool(methods and methods.simple)
-
-
-def owns(name: str, key: str) -> bool:
-    """Whether methods of that name have the key of config.method."""
-    methods = seen(name)
-    return bool(methods and methods.having(key))
+        return checked(held, self.outermost.with_recorded(line, held, setup))
 
 
 def seen(name: str) -> Methods | None:
@@ -614,10 +582,7 @@ def seen(name: str) -> Methods | None:
         return None
 
 
-@lru_cache(maxsize=256)
-def _built(name: str) -> Methods:
-    """`Methods.named` of built-in methods, which stay what they are."""
-    return Methods.named(name)
+_built = lru_cache(maxsize=256)(Methods.named)  # built-in methods stay what they are
 
 
 ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
@@ -643,15 +608,8 @@ class Periodic(Method):
 
 @dataclass(frozen=True)
 class Fragmented(Method):
-    fragments: int = field(
-        1,
-        "Fragments of the parameters, which take turns.",
-        static=True,
-    )
-    delay: int = field(
-        0,
-        "tau, updates from the sending of a fragment to its receipt.",
-    )
+    fragments: int = field(1, "Fragments of the parameters, which take turns.", static=True)
+    delay: int = field(0, "tau, updates from the sending of a fragment to its receipt.")
 
 
 @dataclass(frozen=True)
@@ -664,10 +622,7 @@ class Compressed(Method):
         static=True,
     )
     compression_share: float = field(
-        0.01,
-        "top_k: share of an array's numbers that are sent.",
-        **PART,
-        static=True,
+        0.01, "top_k: share of an array's numbers that are sent.", **PART, static=True
     )
     compression_rank: int = field(
         2, "powersgd: r, columns of the two factors of a matrix.", at_least=1, static=True
@@ -702,11 +657,7 @@ class Compressed(Method):
 
 @dataclass(frozen=True)
 class OuterRate(Method):
-    outer_learning_rate: float = field(
-        0.7,
-        "Learning rate of the outer step.",
-        **ABOVE_0,
-    )
+    outer_learning_rate: float = field(0.7, "Learning rate of the outer step.", **ABOVE_0)
 
 
 @dataclass(frozen=True)

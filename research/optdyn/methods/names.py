@@ -19,8 +19,6 @@ BUFFERED = {"method.name": "buffered"}
 DILOCO = {"method.name": "diloco"}
 COMPRESSED = AVERAGING | {"method.period": 1}
 
-PUSH_SUM = {"method.graph": "push", "method.gossip_order": "adapt"}
-
 # Names that mean the same are together.
 TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "ddp all_reduce data_parallel": {"method.name": "sync"},
@@ -67,7 +65,11 @@ TOGETHER: Mapping[str, Mapping[str, Any]] = {
         "method.slowmo.slow_momentum": 0.9,
     },
     "d_psgd": {"method.name": "gossip"},
-    "sgp push_sum": {"method.name": "gossip"} | PUSH_SUM,
+    "sgp push_sum": {
+        "method.name": "gossip",
+        "method.graph": "push",
+        "method.gossip_order": "adapt",
+    },
     "top_k": COMPRESSED | {"method.compression": "top_k"},
     "sign_sgd": COMPRESSED | {"method.compression": "sign"},
     "powersgd": COMPRESSED | {"method.compression": "powersgd"},

@@ -44,22 +44,6 @@ from optdyn.methods.method import FRACTION, ClockInputs, Methods, Mixes, OuterRa
 from optdyn.methods.setup import Setup
 
 
-def descent() -> optax.GradientTransformationExtraArgs:
-    """A step of rate a along the outer gradient."""
-
-    def update(
-        gap: Tree,
-        state: Tree,
-        params: Params | None = None,
-        *,
-        outer_learning_rate: Array,
-        **_: Tree,
-    ) -> tuple[Params, Tree]:
-        return jax.tree.map(lambda leaf: -outer_learning_rate * leaf, gap), state
-
-    return optax.GradientTransformationExtraArgs(optax.identity().init, update)
-
-
 @dataclass(frozen=True)
 class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     """SparseLoCo (Sarfi et al., arXiv 2508.15706): sparse messages, errors in place of momentum.
@@ -84,7 +68,14 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     mean = MappingProxyType({"outer_learning_rate": 1.0, "error_decay": 1.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
-        return descent()
+        """A step of rate a along the outer gradient."""
+
+        def update(
+            gap: Tree, state: Tree, params: Params | None = None, **numbers: Array
+        ) -> tuple[Params, Tree]:
+            return jax.tree.map(lambda leaf: -numbers["outer_learning_rate"] * leaf, gap), state
+
+        return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
     def compressed(self) -> Compression:
         sent = numbers(self.compression_bits, self.compression_block)
@@ -187,7 +178,7 @@ def demo(
     coefficients: int,
     signed: bool = True,
     collectives: Collectives = SIMULATED,
-) -> Rule:
+) -> Rule[DeMoState]:
     """The rule of one device over the axis `node`; `event.plan` is `Together`, with beta."""
 
     def init(params: Params) -> DeMoState:
@@ -200,12 +191,12 @@ def demo(
             lambda m, x, y: beta.astype(m.dtype) * m + x - y, state.momentum, before, after.params
         )
         momenta, tree_of = jax.tree.flatten(moved)
-        each = [chunks(m.shape, chunk) for m in momenta]
-        q = [of.largest(m, coefficients) for of, m in zip(each, momenta, strict=True)]
+        blocks = [chunks(m.shape, chunk) for m in momenta]
+        q = [cut.largest(m, coefficients) for cut, m in zip(blocks, momenta, strict=True)]
         kept, Q = [], []
-        for of, m, own, every in zip(each, momenta, q, collectives.gather(q), strict=True):
-            kept.append(m - of.decode(of.spread(own), m))
-            Q.append(of.decode(jax.vmap(of.spread)(every).mean(axis=0), m))
+        for cut, m, sent, rows in zip(blocks, momenta, q, collectives.gather(q), strict=True):
+            kept.append(m - cut.decode(cut.spread(sent), m))
+            Q.append(cut.decode(jax.vmap(cut.spread)(rows).mean(axis=0), m))
         if signed:
             gamma = jnp.asarray(event.hyper["learning_rate"])
             Q = [gamma.astype(x.dtype) * jnp.sign(x) for x in Q]
@@ -247,11 +238,11 @@ class DeMo(Mixes, name="demo"):
         return demo(inner, self.chunk, self.coefficients, self.signed, collectives)
 
     def sends(self, params: Params) -> Sends:
-        each = (
+        sizes = (
             chunks(leaf.shape, self.chunk).sent_bytes(self.coefficients, leaf)
             for leaf in jax.tree.leaves(params)
         )
-        return Sends(float(sum(each)), gathered=True)
+        return Sends(float(sum(sizes)), gathered=True)
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait after every update until all have what all others send."""
@@ -319,8 +310,8 @@ class Sparta(Mixes, name="sparta"):
 
     def sends(self, params: Params) -> Sends:
         leaves = jax.tree.leaves(params)
-        each = (part_sent(self.averaged_share, leaf.size) * leaf.dtype.itemsize for leaf in leaves)
-        return Sends(float(sum(each)), gathered=False)
+        sizes = (part_sent(self.averaged_share, leaf.size) * leaf.dtype.itemsize for leaf in leaves)
+        return Sends(float(sum(sizes)), gathered=False)
 
     def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
         """Nodes wait for one another after every update, and for an all-reduce of what is in S."""

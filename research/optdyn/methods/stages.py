@@ -1,27 +1,16 @@
-"""States of unlike shapes as rows of one array, so that each device of a mesh axis holds a row.
-
-Backprop through stages in micro-batches (GPipe, arXiv 1811.06965).
-
-    stage j takes micro-batch m at tick m + j, forward            M + S - 1 ticks
-    the same ticks in reverse, backward                           L = 1/M sum_m L_m
-
-The backward pipeline is the derivative of the forward one: that of a transfer to the next stage is
-the transfer back. As in the paper, a stage keeps of each micro-batch what it received, and computes
-the rest again on the way back.
-
-Blocks on devices of their own, along a mesh axis `stage` (arXiv 2012.03837).
+"""Blocks on devices of their own, along a mesh axis `stage` (arXiv 2012.03837).
 
     stage j runs update t at tick t + j            n updates of S stages: n + S - 1 ticks
 
-Losses are local (`local.py`), so nothing but activations travels, forward to
-the next stage at the end of a tick; a stage updates as they arrive. Backprop, whose one loss spans
-all stages, goes through them in micro-batches (`gpipe.py`). Along the axis `data` every stage has
-copies that share a batch.
+Losses are local, so nothing but activations travels, forward to the next stage at the end of a
+tick; a stage updates as they arrive. Backprop, whose one loss spans all stages, goes through them
+in micro-batches (`_backprop`). Along the axis `data` every stage has copies that share a batch.
 
 One program runs on all devices, and stages are unlike one another (stem, output head, channels).
-So what a stage holds and sends is made a vector, padded to the longest of all stages, and
-`lax.switch` selects the stage's own program, or an idle one in the ticks that fill and drain the
-pipeline. Collectives stay outside, where all devices meet them.
+So what a stage holds and sends is made a vector, padded to the longest of all stages: a row of one
+array (`Stacked`), of which each device holds one. `lax.switch` selects the stage's own program, or
+an idle one in the ticks that fill and drain the pipeline. Collectives stay outside, where all
+devices meet them.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,6 +37,8 @@ from optdyn.methods.sync import SyncState
 from optdyn.problem.costs import Groups
 from optdyn.problem.models import Blocks, base
 from optdyn.problem.problem import Problem
+
+Tick = tuple[Array, Array, Array]  # of a stage: its gradient, what it sends, its loss
 
 
 class Form(NamedTuple):
@@ -82,95 +73,6 @@ class Stacked:
     params: Array  # (S, P)
     opt_state: Array  # (S, Q)
     forms: tuple[Forms, ...]
-
-
-def stack(names: Sequence[Sequence[str]], state: SyncState) -> Stacked:
-    """The state as NumPy rows; row j holds the keys `names[j]`."""
-    host = jax.device_get(state)
-    parts = [SyncState(*({name: tree[name] for name in own} for tree in host)) for own in names]
-    forms = tuple(Forms(*map(form_of, part)) for part in parts)
-
-    def rows(trees: Sequence[Tree]) -> np.ndarray:
-        length = max(form_of(tree).size for tree in trees)
-        return np.stack([ravel(tree, length) for tree in trees])
-
-    params, opt_state = map(rows, zip(*parts, strict=True))
-    return Stacked(params, opt_state, forms)
-
-
-def merge(stacked: Stacked) -> SyncState:
-    """The state whole, from NumPy rows."""
-    whole = SyncState({}, {})
-    rows = zip(stacked.forms, stacked.params, stacked.opt_state, strict=True)
-    for own, params, opt_state in rows:
-        whole.params.update(unravel(own.params, params))
-        whole.opt_state.update(unravel(own.opt_state, opt_state))
-    return whole
-
-
-def form_of(tree: Tree) -> Form:
-    """The form of a pytree of arrays, or of their shapes."""
-    leaves, treedef = jax.tree.flatten(tree)
-    return Form(treedef, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
-
-
-def ravel(tree: Tree, length: int, dtype: DTypeLike = jnp.float32) -> Array:
-    """All numbers of the tree, (length,), zeros after the last; NumPy's if all of those are."""
-    leaves = jax.tree.leaves(tree)
-    numpy: ModuleType = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
-    flat = [leaf.reshape(-1).astype(dtype) for leaf in leaves]
-    return numpy.concatenate([*flat, numpy.zeros(length - sum(map(len, flat)), dtype)])
-
-
-def unravel(form: Form, flat: Array) -> Tree:
-    """The tree that `flat`, (at least form.size,), begins with: of NumPy arrays if that is one."""
-    numpy: ModuleType = jnp if isinstance(flat, jax.Array) else np
-    # A split's transpose is one concatenation; that of slices would be a sum of padded vectors.
-    parts = numpy.split(flat, np.cumsum([leaf.size for leaf in form.leaves]))
-    leaves = [
-        part.reshape(leaf.shape).astype(leaf.dtype)
-        for part, leaf in zip(parts, form.leaves, strict=False)  # the rest is padding
-    ]
-    return jax.tree.unflatten(form.tree, leaves)
-
-
-def gpipe_gradient(
-    programs: Sequence[Callable[..., tuple[Array, Array]]],
-) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """`fn(params, h, examples, own) -> (loss, its gradient in params)`, along an axis `stage`.
-
-    `programs[j](params, h, examples, own) -> (h, loss)` is what stage j does with the examples that
-    `own` numbers: h is what stage j - 1 sent, and then what is sent to j + 1; the loss is zero but
-    in the last stage. `own` is (M, B / M). `h` gives the shape that travels. Each stage is given
-    the gradient in the parameters that it holds itself, and its own loss.
-    """
-    count = len(programs)
-    forward = [(j, j + 1) for j in range(count - 1)]
-
-    def idle(params: jax.Array, h: jax.Array, *_: Tree) -> tuple[jax.Array, jax.Array]:
-        return h, jnp.float32(0)
-
-    def total(params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array) -> jax.Array:
-        stage, micro_batches = lax.axis_index("stage"), len(own)
-
-        @partial(jax.checkpoint, prevent_cse=False)  # a loop's body and its derivative are apart
-        def work(params: jax.Array, h: jax.Array, tick: jax.Array) -> tuple[jax.Array, jax.Array]:
-            m = tick - stage
-            which = jnp.where((m >= 0) & (m < micro_batches), stage, count)
-            at = jnp.clip(m, 0, micro_batches - 1)
-            return lax.switch(which, [*programs, idle], params, h, examples, own[at])
-
-        def step(h: jax.Array, tick: jax.Array) -> tuple[jax.Array, jax.Array]:
-            h, loss = work(params, h, tick)
-            return lax.ppermute(h, "stage", forward), loss
-
-        _, losses = lax.scan(step, h, jnp.arange(micro_batches + count - 1))
-        return jnp.sum(losses) / micro_batches
-
-    return jax.value_and_grad(total)
-
-
-Tick = tuple[Array, Array, Array]  # of a stage: its gradient, what it sends, its loss
 
 
 class Stage(NamedTuple):
@@ -337,19 +239,54 @@ def _local(
 def _backprop(
     problem: Problem, parts: Sequence[Stage], forms: Sequence[Forms], sent: Sequence[Form]
 ) -> Callable[..., Tick]:
-    """The ticks of backprop: one is a batch's whole way through all stages and back."""
+    """One tick: a batch's whole way through all stages and back (GPipe, arXiv 1811.06965).
+
+        stage j takes micro-batch m at tick m + j, forward            M + S - 1 ticks
+        the same ticks in reverse, backward                           L = 1/M sum_m L_m
+
+    The backward pipeline is the derivative of the forward one: that of a transfer to the next stage
+    is the transfer back. As in the paper, a stage keeps of each micro-batch what it received, and
+    computes the rest again on the way back.
+    """
+    count = len(parts)
 
     def program(
         j: int, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array
     ) -> tuple[Array, Array]:
+        """From what stage j - 1 sent, what is sent to j + 1; the loss of the last stage, or 0."""
         batch = problem.batch(examples, own)
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
         x = base.apply(parts[j].blocks, unravel(forms[j].params, params), x)
-        if j < len(parts) - 1:
+        if j < count - 1:
             return ravel(x, len(h), h.dtype), jnp.float32(0)
         return h, jnp.mean(problem.losses(x, batch))
 
-    gradient = gpipe_gradient([partial(program, j) for j in range(len(parts))])
+    def idle(params: jax.Array, h: jax.Array, *_: Tree) -> tuple[jax.Array, jax.Array]:
+        return h, jnp.float32(0)
+
+    programs: list[Callable[..., tuple[Array, Array]]] = [
+        *(partial(program, j) for j in range(count)),
+        idle,
+    ]
+
+    def total(params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array) -> jax.Array:
+        stage, micro_batches = lax.axis_index("stage"), len(own)
+
+        @partial(jax.checkpoint, prevent_cse=False)  # a loop's body and its derivative are apart
+        def work(params: jax.Array, h: jax.Array, tick: jax.Array) -> tuple[jax.Array, jax.Array]:
+            m = tick - stage
+            which = jnp.where((m >= 0) & (m < micro_batches), stage, count)
+            at = jnp.clip(m, 0, micro_batches - 1)
+            return lax.switch(which, programs, params, h, examples, own[at])
+
+        def step(h: jax.Array, tick: jax.Array) -> tuple[jax.Array, jax.Array]:
+            h, loss = work(params, h, tick)
+            return lax.ppermute(h, "stage", [(j, j + 1) for j in range(count - 1)]), loss
+
+        _, losses = lax.scan(step, h, jnp.arange(micro_batches + count - 1))
+        return jnp.sum(losses) / micro_batches
+
+    gradient = jax.value_and_grad(total)
 
     def tick(_: Tree, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array) -> Tick:
         loss, grads = gradient(params, h, examples, own)
@@ -374,3 +311,53 @@ def sent_by(
         sent.append(form_of(x))
     dtype = jnp.result_type(jnp.bfloat16, *(leaf.dtype for form in sent for leaf in form.leaves))
     return sent, jnp.zeros(max((form.size for form in sent), default=0), dtype)
+
+
+def stack(names: Sequence[Sequence[str]], state: SyncState) -> Stacked:
+    """The state as NumPy rows; row j holds the keys `names[j]`."""
+    host = jax.device_get(state)
+    parts = [SyncState(*({name: tree[name] for name in own} for tree in host)) for own in names]
+    forms = tuple(Forms(*map(form_of, part)) for part in parts)
+
+    def rows(trees: Sequence[Tree]) -> np.ndarray:
+        length = max(form_of(tree).size for tree in trees)
+        return np.stack([ravel(tree, length) for tree in trees])
+
+    params, opt_state = map(rows, zip(*parts, strict=True))
+    return Stacked(params, opt_state, forms)
+
+
+def merge(stacked: Stacked) -> SyncState:
+    """The state whole, from NumPy rows."""
+    whole = SyncState({}, {})
+    rows = zip(stacked.forms, stacked.params, stacked.opt_state, strict=True)
+    for own, params, opt_state in rows:
+        whole.params.update(unravel(own.params, params))
+        whole.opt_state.update(unravel(own.opt_state, opt_state))
+    return whole
+
+
+def form_of(tree: Tree) -> Form:
+    """The form of a pytree of arrays, or of their shapes."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return Form(treedef, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+def ravel(tree: Tree, length: int, dtype: DTypeLike = jnp.float32) -> Array:
+    """All numbers of the tree, (length,), zeros after the last; NumPy's if all of those are."""
+    leaves = jax.tree.leaves(tree)
+    numpy: ModuleType = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
+    flat = [leaf.reshape(-1).astype(dtype) for leaf in leaves]
+    return numpy.concatenate([*flat, numpy.zeros(length - sum(map(len, flat)), dtype)])
+
+
+def unravel(form: Form, flat: Array) -> Tree:
+    """The tree that `flat`, (at least form.size,), begins with: of NumPy arrays if that is one."""
+    numpy: ModuleType = jnp if isinstance(flat, jax.Array) else np
+    # A split's transpose is one concatenation; that of slices would be a sum of padded vectors.
+    parts = numpy.split(flat, np.cumsum([leaf.size for leaf in form.leaves]))
+    leaves = [
+        part.reshape(leaf.shape).astype(leaf.dtype)
+        for part, leaf in zip(parts, form.leaves, strict=False)  # the rest is padding
+    ]
+    return jax.tree.unflatten(form.tree, leaves)

@@ -1,4 +1,6 @@
-"""The gradient of a merged server (arXiv 1606.04487), taken in two places.
+"""Synchronous SGD, the limit of all methods, and the gradient of a merged server.
+
+A merged server (arXiv 1606.04487) takes the gradient in two places:
 
     group    h = front(x, batch)                                  sends its activations
     server   l = back(y, h);   dl/dy,   dl/dh                     keeps dl/dy, answers dl/dh
@@ -35,7 +37,7 @@ class SyncState(NamedTuple):
         return self._replace(params=params)
 
 
-def sync(gradient: Gradient, update: Update) -> Rule:
+def sync(gradient: Gradient, update: Update) -> Rule[SyncState]:
     """Rule whose events' slots are ignored: there is one copy of the parameters."""
 
     def init(params: Params) -> SyncState:

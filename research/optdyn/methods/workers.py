@@ -194,7 +194,7 @@ class ElasticState(NamedTuple):
         return {"worker_distance": distance(self.workers)}
 
 
-def elastic(gradient: Gradient, update: Update, workers: int) -> Rule:
+def elastic(gradient: Gradient, update: Update, workers: int) -> Rule[ElasticState]:
     """Rule of a table of `workers`; of a `WorkerStep` the number `elasticity` is a."""
 
     local = local_step(gradient, update)
@@ -295,7 +295,7 @@ class ADPSGDState(NamedTuple):
         return {"worker_distance": distance(self.workers)}
 
 
-def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule:
+def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule[ADPSGDState]:
     """Rule of a table of `workers`.
 
     Of a `WorkerStep` the number `peer` is j, whom worker i meets; i itself where it is alone.

@@ -85,7 +85,7 @@ def moments(
         means = signals(mean_d, mean_g, lags, gradient_lags)
         mean += _gram(means)
         # Centred first: xi sums to 0, so this changes nothing but the rounding.
-        drawn = signals(_sums(xi, d - mean_d), _sums(xi, g - mean_g), lags, gradient_lags)
+        drawn = signals(_weighed(xi, d - mean_d), _weighed(xi, g - mean_g), lags, gradient_lags)
         cross += drawn @ means.T
         square += _gram(drawn)
     return Moments(mean, own, xi, cross + cross.swapaxes(1, 2), square)
@@ -114,14 +114,14 @@ def bootstrap(m: Moments) -> np.ndarray:
     """
     n, unbiased = len(m.own), split_replica(m)
     theta = solve(unbiased)
-    linear = n * m.cross - 2 * _own_sums(m.xi, m.own)
-    quadratic = m.square - _own_sums(m.xi**2, m.own)
+    linear = n * m.cross - 2 * _weighed(m.xi, m.own)
+    quadratic = m.square - _weighed(m.xi**2, m.own)
     spread = [_influence(part, unbiased, theta).var(axis=0) for part in (linear, quadratic)]
     tiny = np.finfo(float).tiny  # replicas may be all alike
     ratio = min((spread[1] / np.maximum(spread[0], tiny)).min(), 0.5)
     nu = 2 / (1 + np.sqrt(1 + 4 * ratio))
     w = 1 + np.sqrt(nu) * m.xi
-    total = n * n * m.mean + np.sqrt(nu) * n * m.cross + nu * m.square - _own_sums(w**2, m.own)
+    total = n * n * m.mean + np.sqrt(nu) * n * m.cross + nu * m.square - _weighed(w**2, m.own)
     return total / (n * n - (w**2).sum(axis=1))[:, None, None]
 
 
@@ -224,12 +224,8 @@ def _gram(rows: np.ndarray) -> np.ndarray:
     return rows @ rows.swapaxes(-1, -2)
 
 
-def _sums(xi: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return np.tensordot(xi, values, axes=1)
-
-
-def _own_sums(factors: np.ndarray, own: np.ndarray) -> np.ndarray:
-    return np.tensordot(factors, own, axes=1)
+def _weighed(factors: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.tensordot(factors, values, axes=1)
 
 
 def _scale(m: Moments) -> np.ndarray:

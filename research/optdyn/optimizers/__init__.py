@@ -19,7 +19,7 @@ from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, one_line, refuse
 from optdyn.base.fields import OPTIONS, Options, plain
 from optdyn.base.lookup import Key
-from optdyn.base.trees import Array, Hyper, Params, State, Tree
+from optdyn.base.trees import Array, Hyper, Params, Tree
 from optdyn.optimizers import closed_loop, soap, staleness
 from optdyn.optimizers.kinds import Optimizer
 
@@ -184,7 +184,7 @@ def optimizer(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _unshared(state: State, params: Params) -> Tree:
+def _unshared(state: Tree, params: Params) -> Tree:
     """The state with copies of arrays that are in it twice or are parameters: each is donated."""
     seen = {id(leaf) for leaf in jax.tree.leaves(params)}
 
@@ -196,7 +196,7 @@ def _unshared(state: State, params: Params) -> Tree:
     return jax.tree.map(copied, state)
 
 
-def logged(state: State) -> dict[str, float]:
+def logged(state: Tree) -> dict[str, float]:
     """What the log shows of a rule's state: mu and mu_T of a closed loop's last update."""
     states = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_loop)
     loop = next(filter(_is_loop, states), None)  # after a chain of others, or alone
@@ -205,7 +205,7 @@ def logged(state: State) -> dict[str, float]:
     return {"explicit_momentum": float(loop.explicit), "total_momentum": float(loop.total)}
 
 
-def _is_loop(state: State) -> bool:
+def _is_loop(state: Tree) -> bool:
     return isinstance(state, closed_loop.ClosedLoopState)
 
 

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optdyn.base.trees import State, Tree
+from optdyn.base.trees import Tree
 from optdyn.core import Params
 
 EPS = 1e-7  # beside the mean of g * g
@@ -57,7 +57,7 @@ def delay_compensation(
         return MeanSquare(jax.tree.map(jnp.zeros_like, params)) if adaptive else optax.EmptyState()
 
     def update(
-        grads: Params, state: State, params: Params | None = None, *, read_params: Params, **_: Tree
+        grads: Params, state: Tree, params: Params | None = None, *, read_params: Params, **_: Tree
     ) -> tuple[Params, Tree]:
         if not adaptive:
             return jax.tree.map(

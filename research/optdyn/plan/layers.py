@@ -183,7 +183,7 @@ def tables(
     programs = {
         ",".join(choice): update(batch, choice).loop for choice in {base, *choices.values()}
     }
-    seconds = {name: np.median(taken) for name, taken in measure(programs, rounds).items()}
+    seconds = {name: np.median(taken) for name, taken in phases.measure(programs, rounds).items()}
     times, before = np.full_like(beyond, math.inf), seconds[",".join(base)]
     for place, choice in choices.items():
         times[place] = seconds[",".join(choice)] - before
@@ -261,8 +261,3 @@ def updates(run: Run, layers: Layers) -> Updates:
         return UpdateProgram(total, data, Loop(advanced))
 
     return update
-
-
-def measure(loops: dict[str, Loop], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of one repetition, (rounds,) each: all are timed once a round, in turn."""
-    return phases.measure(phases.MeasurementPlan({}, loops, {}), rounds)

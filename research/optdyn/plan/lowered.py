@@ -75,8 +75,7 @@ def fastest(config: Experiment) -> str:
     wanted = config.plan.with_(memory=int(memory_checks.available() / 2))
     made = layers.tables(update, kinds, own, batch, wanted.memory, wanted.rounds)
     planned = layers.chosen(kinds, planner.algorithms(*made).tolist())
-    device = plans.Device(run, every, update, own, own, batch, planner.BatchFit(batch, batch + 1))
-    return layers.lowering(every, plans.whole(device, batch, planned, wanted).taken)
+    return layers.lowering(every, plans.whole(update, own, batch, planned, wanted).taken)
 
 
 def _of(model: Mapping[str, object]) -> Json:

@@ -133,16 +133,15 @@ def _examples(run: trainer.Run) -> DataBlock:
     return feed(0, partial(problem.batches, run.config, run.examples))
 
 
-def measure(work: MeasurementPlan, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
-    """Seconds of every piece, (rounds,) each: all are timed once a round.
+def measure(loops: Mapping[str, Loop], rounds: int = ROUNDS) -> dict[str, np.ndarray]:
+    """Seconds of one exchange of every loop, (rounds,) each: all are timed once a round, in turn.
 
     Processes begin each timing together, since what they share, a core or a memory bus, they share
     in training too.
     """
-    timers = [_timer(loop) for loop in work.loops.values()]
+    timers = [_timer(loop) for loop in loops.values()]
     taken = np.array([[once() for once in timers] for _ in range(rounds)])
-    known = {name: np.full(rounds, seconds) for name, seconds in work.known.items()}
-    return known | dict(zip(work.loops, taken.T, strict=True))
+    return dict(zip(loops, taken.T, strict=True))
 
 
 def _timer(loop: Loop) -> Callable[[], float]:

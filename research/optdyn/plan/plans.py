@@ -16,7 +16,7 @@ from optdyn.base.trees import Json
 from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import PLAIN
 from optdyn.methods.setup import Plan
-from optdyn.plan import convergence, layers, planner
+from optdyn.plan import convergence, layers, phases, planner
 from optdyn.plan.layers import Choice, Layers, Updates
 from optdyn.plan.planner import Interval
 from optdyn.problem.models.convolution import LOWERINGS
@@ -82,7 +82,9 @@ def start(config: Experiment) -> Start:
     run = prepare(config)
     every = layers.convolutions(run)
     own = layers.own(config.model.lowering, every)
-    count = programs(every, own, len(config.plan.batches) or CANDIDATES)
+    # Of each mini-batch one an exchange, and those that look for the largest.
+    exchanges = layers.exchanged(layers.distinct(every), own)
+    count = (1 + len(exchanges)) * (len(config.plan.batches) or CANDIDATES) + SEARCHED
     first = min(config.batch_size, run.examples)
     return Start(run, every, layers.updates(run, every), own, first, count)
 
@@ -128,7 +130,7 @@ def decision(wanted: Plan, of: Device, updates: convergence.Updates) -> Json:
         made, lambda b: made[b].times, lambda b: made[b].memory, lambda b: made[b].bound
     )
     wholes = {
-        row.batch: whole(of, row.batch, layers.chosen(kinds, row.chosen), wanted)
+        row.batch: whole(of.update, of.own, row.batch, layers.chosen(kinds, row.chosen), wanted)
         for row in rows
         if row.feasible
     }
@@ -144,17 +146,17 @@ def decision(wanted: Plan, of: Device, updates: convergence.Updates) -> Json:
     }
 
 
-def whole(of: Device, batch: int, planned: Choice, wanted: Plan) -> Whole:
+def whole(update: Updates, own: Choice, batch: int, planned: Choice, wanted: Plan) -> Whole:
     """Measures a planned choice in turn with the config's own, and keeps it if that pays."""
-    programs = {"planned": of.update(batch, planned)}
-    own_fits = of.update(batch, of.own).bytes <= wanted.memory
-    if own_fits and planned != of.own:
-        programs["own"] = of.update(batch, of.own)
-    seconds = layers.measure({name: p.loop for name, p in programs.items()}, wanted.rounds)
+    programs = {"planned": update(batch, planned)}
+    own_fits = update(batch, own).bytes <= wanted.memory
+    if own_fits and planned != own:
+        programs["own"] = update(batch, own)
+    seconds = phases.measure({name: p.loop for name, p in programs.items()}, wanted.rounds)
     gain = planner.gain(seconds["own"], seconds["planned"]) if "own" in programs else None
     taken = "planned" if gain is None or planner.pays(gain) else "own"
     return Whole(
-        taken=planned if taken == "planned" else of.own,
+        taken=planned if taken == "planned" else own,
         bytes=programs[taken].bytes,
         seconds=planner.interval(seconds[taken]),
         planned=planned,
@@ -195,11 +197,6 @@ def tabled(of: Device, made: layers.Tables, taken: Choice) -> list[Json]:
         }
         for i, kind in enumerate(layers.distinct(of.convolutions))
     ]
-
-
-def programs(every: Layers, own: Choice, batches: int) -> int:
-    """How many are made, nearly: of each mini-batch one an exchange, and those that look for it."""
-    return (1 + len(layers.exchanged(layers.distinct(every), own))) * batches + SEARCHED
 
 
 def shown(update: Updates, total: int) -> Updates:

@@ -25,7 +25,7 @@ from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN
 from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, at, plan_of
 from optdyn.experiment import Experiment, check_cluster, refuse_first
-from optdyn.methods import Methods, owns
+from optdyn.methods import Methods
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.dynamic_batch import costs
 from optdyn.methods.method import slowed
@@ -117,7 +117,7 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     groups = cluster.devices_per_node if methods.mix else workers
     if name == config.method.name:
         groups = config.methods.groups
-    elif not methods.read or methods.read.barrier:
+    elif not methods.grouped:
         groups = 1
     changed = config.method.changed({"name": name}).with_keys({"groups": groups, **keys})
     arrivals = changed.get("arrivals", 1)
@@ -128,7 +128,8 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
 
 def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The values of keys of config.method, without keys that the method lacks, each once."""
-    own = [{k: v for k, v in each.items() if owns(name, k)} for each in keys]
+    methods = Methods.named(name)
+    own = [{k: v for k, v in each.items() if methods.having(k)} for each in keys]
     return [each for i, each in enumerate(own) if each not in own[:i]]
 
 
@@ -150,7 +151,8 @@ def rows(
             try:
                 one = with_method(config, name, **values)
                 row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
-                row |= {"period": one.methods.get("period", 1)} if owns(name, "period") else {}
+                if one.methods.having("period"):
+                    row["period"] = one.methods.get("period", 1)
                 of = priced(one, shapes)
                 row |= values | {"prices": {b: of(b * GIGABIT)._asdict() for b in bandwidths}}
                 found = needed(of, SHARES, bandwidths)
@@ -299,7 +301,7 @@ def _window(config: Experiment, shapes: Shapes, steps: int) -> UpdateRange:
 def _never_waits(config: Experiment) -> bool:
     """Whether groups of one worker arrive by themselves, and nothing that they do is dropped."""
     methods, cluster = config.methods, config.cluster
-    if methods.mix or not methods.read or methods.read.barrier:
+    if methods.mix or not methods.grouped:
         return False
     alone = methods.groups == cluster.worker_count
     waits = methods.get("staleness_bound", -1) >= 0 or methods.get("delay_bound", 0)
@@ -367,7 +369,11 @@ def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
         return updates * part * config.cluster.seconds_per_example * config.batch_size
     cluster = slowed(setting(config, shapes), methods)
     if divided := plan_of(line, Shares):
-        return _of_shares(config, window, np.asarray(divided.shares).reshape(updates, -1))
+        each = window.steps_per_epoch
+        of = costs(config.cluster, -(-window.steps // each), each, config.seed)
+        epoch = np.arange(window.first, window.last) // each
+        shares = np.asarray(divided.shares).reshape(updates, -1)
+        return float((shares * of.example[epoch] + of.delay[epoch]).sum())
     nodes, groups = cluster.nodes if methods.mix else 1, methods.groups
     batch = config.batch_size // nodes // methods.get("arrivals", 1)
     means = compute_means(cluster, nodes * groups, batch)  # of every worker of every group
@@ -379,14 +385,6 @@ def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
         return float(updates * ((rate * an_update).sum(axis=1) / rate.sum(axis=1)).sum())
     who = _who(line).reshape(updates, nodes, -1)
     return float(an_update[np.arange(nodes)[:, None], who].sum())
-
-
-def _of_shares(config: Experiment, window: UpdateRange, shares: np.ndarray) -> float:
-    """Seconds that workers compute for their shares of batches, (updates, workers)."""
-    each = window.steps_per_epoch
-    of = costs(config.cluster, -(-window.steps // each), each, config.seed)
-    epoch = np.arange(window.first, window.last) // each
-    return float((shares * of.example[epoch] + of.delay[epoch]).sum())
 
 
 def _who(line: Timeline) -> np.ndarray:

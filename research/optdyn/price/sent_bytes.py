@@ -62,7 +62,7 @@ def _messages(config: Experiment, shapes: Shapes, line: Timeline, exchanges: flo
     if isinstance(choice, Neighbours):
         message = methods.of(Gossip).message_bytes(shapes.params, size)
         return _by_each(config, _gossiped(choice, message))
-    if not methods.read or methods.read.barrier or _is_synchronous(config):
+    if not methods.grouped or _is_synchronous(config):
         return _by_all(config, size)
     return _by_groups(config, shapes, line, exchanges)
 

@@ -11,6 +11,7 @@ a checkpoint and the trace of what was before it: each group does again what it 
 """
 
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,8 +29,7 @@ from optdyn.clock.trace import SERVED, read
 from optdyn.clock.versions import Order, fill
 from optdyn.core import Info, State
 from optdyn.experiment import Experiment
-from optdyn.race import merged, server, shards
-from optdyn.race.cores import one_core
+from optdyn.race import server, shards
 from optdyn.race.worker import Compute, Workers, order_of, parts_of, worker
 from optdyn.train import trainer
 from optdyn.train.loop import Chunk, proceed
@@ -37,6 +37,7 @@ from optdyn.train.resuming import begun
 from optdyn.train.run import Run
 from optdyn.train.workdir import damaged, is_finished
 
+THREADS = Path("/proc/self/task")  # on Linux; a folder a thread
 PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 
 Connect = Callable[[Run], AbstractContextManager[Workers]]
@@ -111,7 +112,7 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
     made = server.of_run(run, workers.shards)
     made.begin(begins)
     if run.config.methods.get("fresh", ()):
-        workers = merged.serve(run, order.working, workers, begins)
+        workers = server.merged(run, order.working, workers, begins)
     line, step = run.timeline, begins.start
     clock = time.monotonic() - (line.seconds[step - 1] if step else 0.0)
     come = deque[tuple[int, Tree, float]]()  # arrivals that are not in the timeline yet
@@ -193,3 +194,26 @@ def in_turn(compute: Compute, choose: Callable[[list[int]], int | None]) -> Work
         return None if group is None else (group, compute(*asked.pop(group)))
 
     return Workers(send, receive)
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Inside, all threads of this process run on one of its cores, where the system can do that.
+
+    An update wakes a thread of XLA and waits for it. On two cores that 2 or 4 workers compute on, a
+    race of an MLP makes a seventh more updates if these threads stay on one of them.
+    """
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    _on({min(before)} if before else before)
+    try:
+        yield
+    finally:
+        _on(before)
+
+
+def _on(cores: set[int]) -> None:
+    if not (cores and THREADS.exists()):
+        return
+    for thread in THREADS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)

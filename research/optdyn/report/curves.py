@@ -21,7 +21,6 @@ from optdyn.report.run_tables import (
     describe,
     floats,
     of_figure,
-    ranked,
     seeded,
     tuned,
     varying,
@@ -86,7 +85,7 @@ def curves(
     looks, note = _looks(best)
     background: list[str] = []
     if len(order) > LINES:
-        ranks = ranked(best)
+        ranks = efficiency.ranked(best)
         order, rest = ranks[: LINES - WORST] + ranks[-WORST:], ranks[LINES - WORST : -WORST]
         background = rest[:: -(-len(rest) // BACKGROUND)]
         note = (
@@ -108,10 +107,10 @@ def curves(
     return found, [_logs(members[setting], logs) for setting in background], note
 
 
-def kinds(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> list[LossCurve]:
+def kinds(it: Compared) -> list[LossCurve]:
     """A curve for the setting of each kind of method that is first at the target, by seconds."""
-    logs, labels = dict(list(log.groupby("point"))), varying(runs, keys)
-    looks, found = looks_of_kinds(runs), []
+    runs, log, labels = it.runs, it.log, varying(it.runs, it.keys)
+    logs, looks, found = dict(list(log.groupby("point"))), looks_of_kinds(runs), []
     for kind, look in looks.items():
         its = runs[(runs["kind"] == kind) & runs["point"].isin(log["point"])]
         seconds = its.groupby("setting")["seconds_to_target"].median()
@@ -121,32 +120,26 @@ def kinds(runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]) -> list[Lo
     return found
 
 
-def losses(
-    found: Sequence[LossCurve],
-    others: Sequence[pd.DataFrame],
-    note: str,
-    target: float,
-    tuned: bool,
-) -> Section:
+def losses(it: Compared) -> Section:
     """Training loss against both clocks."""
     text = "Loss of the training set (5,000 examples of it at most) at the current parameters."
-    if tuned:
+    if tuned(it.runs):
         text += " Each method with its best setting: the fewest updates to the target."
-    if any(seeded(curve.runs) for curve in found):
+    if any(seeded(curve.runs) for curve in it.curves):
         text += " Several seeds: their median, and a band from least to most."
     pictures = [
         Picture(
-            figures.uri(figures.losses(found, clock, name, target, others)),
-            f"Training loss against {name}. {_spoken(found)}",
+            figures.uri(figures.losses(it.curves, clock, name, it.target, it.others)),
+            f"Training loss against {name}. {_spoken(it.curves)}",
         )
         for clock, name in (("step", "updates"), ("simulated_seconds", "simulated seconds"))
     ]
-    return Section("Training loss", text=text + note, pictures=pictures)
+    return Section("Training loss", text=text + it.note, pictures=pictures)
 
 
-def to_losses(found: Sequence[LossCurve]) -> Section | None:
+def to_losses(it: Compared) -> Section | None:
     """Updates and seconds to every loss: a target is one choice among many."""
-    losses = losses_to_reach(found)
+    found, losses = it.curves, losses_to_reach(it.curves)
     pictures = []
     for clock, name in CLOCKS.items() if len(losses) else ():
         series = [Series(*curve[:3], times(curve, losses, clock)) for curve in found]
@@ -205,11 +198,13 @@ def _lowest(curve: LossCurve) -> float:
     return float(curve.log.groupby("point")["train_loss"].min().median())
 
 
-def along(found: Sequence[LossCurve]) -> Section | None:
+def along(it: Compared) -> Section | None:
     """What else the log has by update: test figures, learning rate, staleness."""
     pictures = []
     for column, name in ALONG.items():
-        its = [curve for curve in found if column in curve.log and curve.log[column].notna().any()]
+        its = [
+            curve for curve in it.curves if column in curve.log and curve.log[column].notna().any()
+        ]
         if not its or (column == "learning_rate" and not any(map(_scheduled, its))):
             continue
         if column == "staleness_mean" and not any(curve.log[column].max() > 0 for curve in its):
@@ -236,8 +231,9 @@ def _scheduled(curve: LossCurve) -> bool:
     return bool((curve.log.groupby("point")["learning_rate"].nunique() > 1).any())
 
 
-def plane(found: Sequence[LossCurve], target: float, of_kinds: bool = False) -> Section | None:
+def plane(it: Compared) -> Section | None:
     """Statistical against hardware efficiency, of the methods that reach the target."""
+    found = kinds(it) if it.others else it.curves
     moved = [
         curve
         for curve in found
@@ -250,7 +246,7 @@ def plane(found: Sequence[LossCurve], target: float, of_kinds: bool = False) -> 
         "Updates to the target by the simulated seconds that one takes. Their product, the time to "
         "the target, is the same along each dotted line: down and to the left is better."
     )
-    if of_kinds:
+    if it.others:
         text += " Of each kind of method the setting of least time."
     if len(moved) < len(found):
         text += f" {len(found) - len(moved)} did not reach the target with all seeds."
@@ -260,7 +256,7 @@ def plane(found: Sequence[LossCurve], target: float, of_kinds: bool = False) -> 
         for curve in moved
     ]
     alt = "Updates to the target against seconds an update. " + "; ".join(said) + "."
-    picture = Picture(figures.uri(picture_of_plane(moved, target)), alt)
+    picture = Picture(figures.uri(picture_of_plane(moved, it.target)), alt)
     return Section("Statistical and hardware efficiency", text=text, pictures=[picture])
 
 

@@ -8,10 +8,8 @@ A *setting* is all that a run's config says but the seed. Settings that differ o
 optimizer is tuned (above all in the learning rate; not in momentum) are one *method*, and the best
 of them stands for it.
 
-With g compute groups, of staleness S = g - 1, the paper's penalties are SE(S) / SE(0), HE(S) /
-HE(0) and their product (`penalties`). A setting looks better than it is on the seeds that it was
-chosen by; so each seed is judged at the setting that is best on the others (`held_out`), and
-intervals draw seeds again and choose again.
+A setting looks better than it is on the seeds that it was chosen by; so each seed is judged at the
+setting that is best on the others (`held_out`), and intervals draw seeds again and choose again.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -138,31 +136,17 @@ def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.
     return runs.assign(**columns)
 
 
-def best(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of each method's best setting: fewest updates to the target, then lowest loss."""
+def ranked(runs: pd.DataFrame) -> list[str]:
+    """The settings, the best first: by updates to the target, then by final loss."""
     loss = runs["train_loss"].astype(float).where(runs["status"] != "diverged", np.inf)
-    order = (
-        runs.assign(loss=loss)
-        .groupby(["method", "setting"])[["updates_to_target", "loss"]]
-        .median()
-        .sort_values(["updates_to_target", "loss"], kind="stable")
-        .reset_index()
-    )
-    return runs[runs["setting"].isin(order.drop_duplicates("method")["setting"])]
+    medians = runs.assign(loss=loss).groupby("setting")[["updates_to_target", "loss"]].median()
+    return list(medians.sort_values(["updates_to_target", "loss"], kind="stable").index)
 
 
-class Tried(NamedTuple):
-    """All settings of g groups, and what each of n seeds took."""
-
-    groups: int
-    settings: pd.MultiIndex  # (momentum, learning rate) of S settings
-    updates: np.ndarray  # (S, n), to the target; infinite where it was not reached
-    seconds: np.ndarray  # (n,), of an update, simulated
-
-    def at(self, momentum: float) -> "Tried":
-        """Only the settings of this momentum."""
-        kept = self.settings.get_level_values(0) == momentum
-        return self._replace(settings=self.settings[kept], updates=self.updates[kept])
+def best(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of each method's best setting."""
+    methods = runs.drop_duplicates("setting").set_index("setting")["method"]
+    return runs[runs["setting"].isin(methods[ranked(runs)].drop_duplicates().index)]
 
 
 def picks(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
@@ -196,55 +180,3 @@ def of_draws(judged: Callable[[np.ndarray], Any], drawn: np.ndarray) -> np.ndarr
     """
     drawn, which = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
     return np.array([judged(seeds) for seeds in drawn])[which.ravel()]
-
-
-def measured(tried: Sequence[Tried], momentum: float, drawn: np.ndarray) -> np.ndarray:
-    """(D, 3, G): SE with the momentum fixed, SE with it tuned, HE; medians over the drawn seeds.
-
-    `drawn` is (D, n), the seeds of each draw.
-    """
-
-    def judged(seeds: np.ndarray) -> list[list[np.floating]]:
-        return [
-            [np.median(held_out(each.at(momentum).updates, seeds)) for each in tried],
-            [np.median(held_out(each.updates, seeds)) for each in tried],
-            [np.median(each.seconds[seeds]) for each in tried],
-        ]
-
-    return of_draws(judged, drawn)
-
-
-def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-    """What follows from `measured`, (..., 3, G), by name, (..., G) each.
-
-    `ratio` is fixed over tuned; `recovered` the share of the updates beyond those of the tuned
-    synchronous run that go away when the momentum is tuned. Penalties need g = 1, or are NaN.
-    """
-    fixed, tuned, _ = np.moveaxis(values, -2, 0)
-    start = values[..., groups == 1] if 1 in groups else np.full_like(values[..., :1], np.nan)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        beyond = np.where(groups == 1, np.nan, fixed - start[..., 1, :])
-        p_fixed, p_tuned, p_he = np.moveaxis(values / start, -2, 0)
-        return {
-            "fixed": fixed,
-            "tuned": tuned,
-            "P_SE fixed": p_fixed,
-            "P_SE tuned": p_tuned,
-            "P_HE": p_he,
-            "product fixed": p_fixed * p_he,
-            "product tuned": p_tuned * p_he,
-            "ratio": fixed / tuned,
-            "recovered": (fixed - tuned) / beyond,
-        }
-
-
-def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    """(..., 2): a and b of SE(g) = a g^b, least squares in logarithms; `updates` is (..., G).
-
-    NaN where one of the updates is infinite.
-    """
-    updates = np.where(np.isfinite(updates).all(axis=-1, keepdims=True), updates, np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        powers = np.linalg.pinv(np.stack([np.ones(len(groups)), np.log(groups)], axis=-1))
-        log_a, b = np.moveaxis(np.log(updates) @ powers.T, -1, 0)
-        return np.stack([np.exp(log_a), b], axis=-1)

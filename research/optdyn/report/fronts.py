@@ -9,7 +9,7 @@ its seeds, infinite for one that has diverged. On a *front* are the settings and
 other equals for less of a cost or beats for as much.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -18,7 +18,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from optdyn.report import figures, run_tables
-from optdyn.report.page import Cell, Column, Picture, Section, Table, cell, number
+from optdyn.report.curves import Compared, looks_of_kinds
+from optdyn.report.page import Picture, Section, number
 
 FLOPS = {"sequential": "sequential_flops", "total": "total_flops"}  # columns of runs, an update
 COSTS = {
@@ -40,21 +41,18 @@ class Front(NamedTuple):
     every: pd.DataFrame  # rows of all its settings, which the column `setting` tells apart
 
 
-def section(
-    runs: pd.DataFrame,
-    log: pd.DataFrame,
-    keys: Sequence[str],
-    looks: Mapping[str, tuple[Any, str]],
-) -> Section | None:
-    """A front for each kind of method, drawn by its looks, and who is best when."""
-    table = levels(runs, log, ["setting", "kind"])
+def section(it: Compared) -> Section | None:
+    """A front for each kind of method, and who is best when."""
+    table = levels(it.runs, it.log, ["setting", "kind"])
     table = table[table["simulated_seconds"] > 0]
     if table["setting"].nunique() < 2:
         return None
     costs = [c for c in COSTS if c in table and table[c].notna().all()]
     if {"sequential", "total"} <= set(costs) and (table["sequential"] == table["total"]).all():
         costs.remove("sequential")
-    looks = {kind: look for kind, look in looks.items() if kind in set(table["kind"])}
+    looks = {
+        kind: look for kind, look in looks_of_kinds(it.runs).items() if kind in set(table["kind"])
+    }
     thin = table["setting"].nunique() <= SETTINGS
     pictures = []
     for cost in costs:
@@ -71,13 +69,11 @@ def section(
         "Pareto fronts: the lowest loss, median over seeds, that any setting of a kind has had for "
         "so much or less; bands are from the least to the most of its seeds."
     )
-    if left := run_tables.untold(runs, keys):
+    if left := run_tables.untold(it.runs, it.keys):
         text += f" Settings of one kind differ in {', '.join(left)}."
     text += " Thin lines are the settings." if thin else ""
-    text += " The table marks the lowest loss of each row." if len(looks) > 1 else ""
-    comparison = _budgets(table, costs[0], list(looks)) if len(looks) > 1 else None
     points = [said for cost in costs if (said := _lowest(table, cost, list(looks)))]
-    return Section("Loss against cost", points, text=text, pictures=pictures, table=comparison)
+    return Section("Loss against cost", points, text=text, pictures=pictures)
 
 
 def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
@@ -87,19 +83,6 @@ def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
         return ""
     said = (f"{kind} from {number(start)} to {number(end)}" for kind, start, end in found)
     return f"Lowest loss by {COSTS[cost]}: {'; '.join(said)}."
-
-
-def _budgets(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> Table | None:
-    """The loss that each kind reaches for so much, the lowest of them marked."""
-    budgets = np.array(figures.nice(table[cost].min(), table[cost].max()))
-    losses = at(table, cost, "kind", kinds, budgets)
-    rows = [
-        [cell(budget)] + [Cell(*cell(loss)[:2], good=loss == np.nanmin(row)) for loss in row]
-        for budget, row in zip(budgets.tolist(), losses[0].T.tolist(), strict=True)
-        if not np.isnan(row).all()
-    ]
-    columns = [Column(COSTS[cost]), *map(Column, kinds)]
-    return Table(f"Lowest loss by {COSTS[cost]}", columns, rows) if rows else None
 
 
 @matplotlib.rc_context(figures.STYLE)

@@ -1,4 +1,4 @@
-"""The first lines of a report: what was compared, and who gets to the target first, by how much.
+"""What a report says first: what was run, and who gets to the target first, by how much.
 
 The reference is plain SGD, synchronous or of one group; where nobody ran that, the first method of
 the grid. Problems and clusters are compared by themselves, methods only within each; where no two
@@ -15,19 +15,37 @@ from optdyn.evidence import intervals
 from optdyn.evidence.crossing import Crossing
 from optdyn.evidence.intervals import FEWEST
 from optdyn.methods import GROUPED, PLAIN
-from optdyn.report import efficiency, run_tables
-from optdyn.report.curves import CLOCKS
+from optdyn.report import efficiency, page
+from optdyn.report.curves import CLOCKS, Compared
 from optdyn.report.efficiency import MOMENTUM
-from optdyn.report.page import number
-from optdyn.report.run_tables import GROUPS, NAME, describe, of_figure, varying
+from optdyn.report.page import Cell, Section, Table, cell, number
+from optdyn.report.run_tables import (
+    GROUPS,
+    INTERPOLATED,
+    KIND,
+    NAME,
+    ROWS,
+    TITLES,
+    changing,
+    counted,
+    describe,
+    floats,
+    of_figure,
+    of_key,
+    seeded,
+    tuned,
+    varying,
+)
 
+COLUMNS = 8  # of keys, in a table
 PARTS = 4  # problems or clusters that are told of
 PLACES = ("model.", "data.", "cluster.", "loss")  # keys of a problem or a cluster begin so
 LAYOUT = ("cluster.nodes", "cluster.devices_per_node")  # which a method may have of its own
 
 
-def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
-    """The sentences; `runs` are those of `run_tables.prepared`, with figures to the target."""
+def lines(it: Compared) -> list[str]:
+    """The sentences."""
+    runs, keys, target = it.runs, it.keys, it.target
     methods = runs["method"].nunique()
     if methods < 2:
         return []
@@ -39,13 +57,13 @@ def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
     parts, place, alone = _parts(runs, keys)
     methods = max(its["method"].nunique() for its in parts)
     first = f"{methods:,} methods were compared by their way to a training loss of {number(target)}"
-    first += ", each at its best learning rate" if run_tables.tuned(runs) else ""
+    first += ", each at its best learning rate" if tuned(runs) else ""
     first += f", in {len(parts):,} places by themselves" if len(parts) > 1 else ""
     seeds = int(runs.groupby("setting")["seed"].nunique().min())
     first += f", with {seeds} seeds or more." if seeds > 1 else ", with one seed."
     told, said = parts[:PARTS], [first]
     if alone:
-        titles = ", ".join(run_tables.TITLES.get(key, key) for key in alone)
+        titles = ", ".join(TITLES.get(key, key) for key in alone)
         said.append(f"No two methods had the same {titles}, so this is not of methods alone.")
     said += [line for its in told for line in _of_part(its, keys, place, alone)]
     if len(parts) > len(told):
@@ -53,8 +71,63 @@ def lines(runs: pd.DataFrame, keys: Sequence[str], target: float) -> list[str]:
     return said
 
 
-def best(runs: pd.DataFrame, keys: Sequence[str], target: float, most: int = 5) -> str:
+def overview(it: Compared) -> Section:
+    """How many runs, what all share, what they are measured by; and the table."""
+    runs, keys, target = it.runs, it.keys, it.target
+    if "worse" in runs:
+        marked = runs["status"].where(runs["worse"].isna(), runs["status"] + ", worse")
+        runs = runs.assign(status=marked)
+    same = [key for key in keys if key != "seed" and key not in changing(runs, keys)]
+    points = [f"{len(runs):,} run{'s' * (len(runs) > 1)}: {counted(runs['status'])}."]
+    common = describe(runs.iloc[0], [NAME, *same] if runs[NAME].nunique() == 1 else same)
+    points += [f"All: {common}."] if common and len(runs) > 1 else []
+    if np.isfinite(target):
+        points += [f"Target: a training loss of {number(target)}, {it.why}."]
+    else:
+        points += ["No target: no completed run gets below the training loss that all start from."]
+    table, notes = _table(runs, keys)
+    if np.isfinite(target):
+        notes.append(INTERPOLATED + " A run that diverged has not reached it.")
+    if "worse" in runs:
+        notes.append("Worse: the last training loss, though finite, is over 100 times the first.")
+    if seeded(runs):
+        notes.append("Of several seeds the table has the median, in brackets least and most.")
+    return Section("What was run", points, table=table, notes=notes)
+
+
+def _table(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[Table, list[str]]:
+    """One row a setting, with the median of its seeds; of very many the best and the worst."""
+    differing = changing(runs, keys)
+    differing = differing if len(differing) <= COLUMNS else varying(runs, keys)
+    keys = [key for key in differing if key not in KIND]
+    seeds = seeded(runs)
+    settings, notes = list(runs["setting"].unique()), []
+    if len(settings) > ROWS:
+        ranks = efficiency.ranked(runs)
+        settings, worst = ranks[: ROWS - ROWS // 4] + ranks[-(ROWS // 4) :], ROWS // 4
+        notes.append(
+            f"Of {len(ranks):,} settings the table has the best {ROWS - worst} and the worst "
+            f"{worst}, by updates to the target, then by final loss; results.csv has all."
+        )
+    shown = [f for f in efficiency.FIGURES if f in runs and np.isfinite(floats(runs[f])).any()]
+    rows, groups = [], dict(list(runs[runs["setting"].isin(settings)].groupby("setting")))
+    for group in (groups[setting] for setting in settings):
+        status = counted(group["status"]) if seeds else group["status"].iloc[0]
+        bad = set(group["status"]) != {"completed"}
+        rows.append(
+            {"method": cell(describe(group.iloc[0], KIND))}
+            | {TITLES.get(key, key): of_key(group[key].iloc[0]) for key in keys}
+            | {"status": Cell(status, status, bad)}
+            | {TITLES[figure]: of_figure(group, figure) for figure in shown}
+        )
+    words = [TITLES.get(k, k) for k in keys if any(isinstance(v, str) for v in runs[k])]
+    without = ("status",) if set(runs["status"]) == {"completed"} else ()
+    return page.table("Runs", rows, ("method", "status", *words), without), notes
+
+
+def best(it: Compared, most: int = 5) -> str:
     """A table, as text, of the settings that come first at the target, or at the end."""
+    runs, keys, target = it.runs, it.keys, it.target
     reached = bool(np.isfinite(runs["updates_to_target"]).any())
     goal = f"to {number(target)}"
     titles = ["best points", f"updates {goal}", f"simulated seconds {goal}", "final loss"]
@@ -64,7 +137,7 @@ def best(runs: pd.DataFrame, keys: Sequence[str], target: float, most: int = 5) 
     batch = [key for key in ("batch_size",) if key in keys and runs[key].nunique() > 1]
     labels = list(dict.fromkeys([*varying(runs, keys), *batch]))
     rows = [titles]
-    for setting in run_tables.ranked(runs)[:most]:
+    for setting in efficiency.ranked(runs)[:most]:
         its = runs[runs["setting"] == setting]
         cells = [of_figure(its, figure) for figure in figures]
         rows.append([describe(its.iloc[0], labels), *(cell.shown for cell in cells)])
@@ -79,22 +152,17 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def rows(runs: pd.DataFrame, keys: Sequence[str]) -> list[dict[str, Any]]:
+def rows(it: Compared) -> list[dict[str, Any]]:
     """A row a setting, the best first: the keys that tell it from others, figures run by run."""
-    labels, found = varying(runs, keys), []
-    for setting in run_tables.ranked(runs):
-        its = runs[runs["setting"] == setting]
+    labels, found = varying(it.runs, it.keys), []
+    for setting in efficiency.ranked(it.runs):
+        its = it.runs[it.runs["setting"] == setting]
         figures = ("seed", "updates_to_target", "seconds_to_target", "train_loss")
         found.append(
-            {key: _plain(its.iloc[0][key]) for key in labels}
-            | {key: [_plain(value) for value in its[key]] for key in figures}
+            {key: its[key].tolist()[0] for key in labels}
+            | {key: its[key].tolist() for key in figures}
         )
     return found
-
-
-def _plain(value: Any) -> Any:
-    """A cell of a table as JSON has it."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _parts(
@@ -110,7 +178,7 @@ def _parts(
     ways = [key for key in own if key not in ("steps", MOMENTUM) and not efficiency.tunes(key)]
     where = [key for key in keys if key.startswith(PLACES) and key not in LAYOUT]
     others = [key for key in keys if key not in (*own, *where)]
-    told = run_tables.varying(runs, where, first=())
+    told = varying(runs, where, first=())
     both = [*told, *(key for key in varying(runs, [*ways, *told, *others]) if key in others)]
     for place in filter(None, (both, told)):
         parts = [its for _, its in runs.groupby(place, sort=False, dropna=False)]

@@ -23,7 +23,7 @@ import pandas as pd
 
 from optdyn.base.arguments import Parser
 from optdyn.base.errors import InputError, print_error
-from optdyn.base.files import as_json, finite
+from optdyn.base.files import as_json, finite, write_json
 from optdyn.momentum import estimators
 from optdyn.momentum.lags import (
     compared,
@@ -33,7 +33,8 @@ from optdyn.momentum.lags import (
     theory,
 )
 from optdyn.report import windows
-from optdyn.report.tables import TableError, natural, replace, shown
+from optdyn.report.tables import TableError, folders_with, replace, shown
+from optdyn.train import meter
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
@@ -91,8 +92,7 @@ def fit(
         given = f"lags {lags}, gradient lags {gradient_lags}, bootstrap {bootstrap}"
         raise AnalysisError(f"{given}: must be at least 0, 0 and 2")
     shape, nothing = displacements.shape, np.full(lags + gradient_lags + 1, math.nan)
-    reason = _unfit(displacements, gradients, lags, gradient_lags)
-    if reason:
+    if reason := _unfit(displacements, gradients, lags, gradient_lags):
         return _result(reason, shape, lags, nothing, nothing[None], nothing)
     xi = estimators.weights(np.random.default_rng(seed), len(displacements), bootstrap) - 1
     moments = estimators.moments(displacements, gradients, lags, gradient_lags, xi)
@@ -158,7 +158,7 @@ def fit_workdir(
         matched = estimators.matching(d, arrays[MOMENTA], others, bootstrap, seed)
         found["matching"] = matched._asdict()
     result: dict[str, Any] = finite(found)
-    replace(folder / "implicit_momentum.json", json.dumps(result, indent=2) + "\n")
+    write_json(folder / "implicit_momentum.json", result)
     return result
 
 
@@ -205,13 +205,6 @@ def coefficients(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
                     }
                 )
     return pd.DataFrame(rows)
-
-
-def replica_workdirs(workdir: Path) -> list[Path]:
-    """The workdir itself, or those of a sweep's points that hold replicas; [] if none does."""
-    if (workdir / "trajectories.npz").exists():
-        return [workdir]
-    return sorted((file.parent for file in workdir.glob("points/*/trajectories.npz")), key=natural)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -264,7 +257,7 @@ def _found(workdir: Path) -> tuple[list[Path], list[Path]]:
     """Folders of recorded replicas and of metered runs; raises `AnalysisError` if there is none."""
     if not workdir.is_dir():
         raise AnalysisError(f"{workdir}: no such folder")
-    found = replica_workdirs(workdir), windows.metered_workdirs(workdir)
+    found = folders_with(workdir, "trajectories.npz"), folders_with(workdir, meter.FILE)
     if not any(found):
         raise AnalysisError(
             f"{workdir}: no trajectories.npz and no sketches.npy in it or in its points; record "

@@ -24,12 +24,12 @@ import pandas as pd
 from optdyn import methods
 from optdyn.evidence import intervals
 from optdyn.report import efficiency, figures, page
-from optdyn.report.efficiency import MOMENTUM
+from optdyn.report.curves import Compared
 from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve, Series
 from optdyn.report.page import Cell, Picture, Section, Table, cell, number
 from optdyn.report.run_tables import INTERPOLATED, describe
+from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE
 
-NAME, GROUPS, RATE = "method.name", "method.groups", "optimizer.learning_rate"
 FREE = (NAME, GROUPS, MOMENTUM, "seed", "steps", "log_every", "checkpoint_every")
 HALVINGS = 2  # losses beside the one that settings are chosen by, each twice the one below
 CONTEXTS = 6  # comparisons that are told apart in a picture
@@ -44,31 +44,20 @@ METHOD = (
     "over the seeds, with 95 % intervals from drawing the seeds again, in pairs, and choosing "
     f"again; a run that misses a loss counts as infinitely long. {INTERPOLATED}"
 )
-INSIDE = (
-    "The setting best on all seeds, and what the next ones that were tried take: the learning "
-    "rates below and above it, and the momenta below and above it, each at its own best rate. An "
-    "optimum is inside where all of them take more updates, and on an edge otherwise: a better "
-    "setting may lie beyond."
-)
 
 
 class BestSetting(NamedTuple):
-    """The setting best on all seeds; beside it lie (value, updates), None where nothing was tried.
-
-    `momenta` is empty where the momentum is kept.
-    """
+    """The setting best on all seeds."""
 
     momentum: float
     rate: float
     updates: float  # median over the seeds, by which it looks better than it is
-    rates: tuple[tuple[float, float] | None, ...]  # next lower, next higher
-    momenta: tuple[tuple[float, float] | None, ...]
+    beside: tuple[float, ...]  # the same of the next settings each way; NaN where none was tried
 
     @property
     def interior(self) -> bool:
         """Whether all that lies beside it was tried and is worse."""
-        beside = (*self.rates, *self.momenta)
-        return all(neighbour is not None and neighbour[1] > self.updates for neighbour in beside)
+        return all(updates > self.updates for updates in self.beside)
 
 
 class GroupResults(NamedTuple):
@@ -84,9 +73,10 @@ class GroupResults(NamedTuple):
         """The best of the settings by the median over seeds."""
         medians = pd.Series(np.median(self.figures[0], axis=1), self.settings)
         momentum, rate = medians.index[medians.argmin()]
-        momenta = () if self.kept else _beside(medians.groupby(level=0).min(), momentum)
-        rates = _beside(medians[momentum], rate)
-        return BestSetting(float(momentum), float(rate), float(medians.min()), rates, momenta)
+        beside: tuple[float, ...] = _beside(medians[momentum], rate)
+        if not self.kept:
+            beside += _beside(medians.groupby(level=0).min(), momentum)
+        return BestSetting(float(momentum), float(rate), float(medians.min()), beside)
 
     @property
     def judged_at(self) -> pd.MultiIndex:
@@ -142,7 +132,9 @@ def comparisons(
     Losses that some run starts from or below are not among a comparison's.
     """
     ended = runs[runs["status"].isin(("completed", "diverged"))]
-    ended = ended[ended[NAME].map(methods.is_simple).astype(bool)]
+    known = {name: methods.seen(name) for name in ended[NAME].unique()}
+    simple = {name: bool(its and its.simple) for name, its in known.items()}
+    ended = ended[ended[NAME].map(simple).astype(bool)]
     ended = ended.assign(**{GROUPS: ended[GROUPS].fillna(1).astype(int)})
     by = context(keys)
     parts = [its for _, its in ended.groupby(by, sort=False, dropna=False)] if by else [ended]
@@ -212,22 +204,19 @@ def _compared(
     return GroupComparison(runs, kept, losses, arms, values, apart, drawn)
 
 
-def _beside(line: pd.Series, at: float) -> tuple[tuple[float, float] | None, ...]:
+def _beside(line: pd.Series, at: float) -> tuple[float, float]:
+    """The values below and above a place of the index; NaN beyond its ends."""
     line = line.sort_index()
+    around = np.pad(line.to_numpy(), 1, constant_values=np.nan)
     place = line.index.get_loc(at)
-    return tuple(
-        (float(line.index[i]), float(line.iloc[i])) if 0 <= i < len(line) else None
-        for i in (place - 1, place + 1)
-    )
+    return float(around[place]), float(around[place + 2])
 
 
-def sections(
-    found: Sequence[GroupComparison], log: pd.DataFrame, keys: Sequence[str]
-) -> list[Section]:
-    """Two sections, or none: what remains, and whether the tuned settings lie inside."""
+def section(found: Sequence[GroupComparison], of: Compared) -> Section | None:
+    """What remains after tuning, and whether the settings that were chosen lie inside."""
     if not found:
-        return []
-    names = _names(found, keys)
+        return None
+    names = _names(found, of.keys)
     optima = [arm.best.interior for it in found for arm in it.arms]
     edges = f", {optima.count(False)} on an edge" * (not all(optima))
     points = [f"{sum(optima)} of the {len(optima)} optima lie inside what was tried{edges}."]
@@ -235,13 +224,10 @@ def sections(
     pictures = [
         _penalties(found, names, "updates", 0),
         _penalties(found, names, "simulated seconds", len(found[0].losses)),
-        *(_losses(it, name, log) for it, name in zip(found[:CONTEXTS], names, strict=False)),
+        *(_losses(it, name, of.log) for it, name in zip(found[:CONTEXTS], names, strict=False)),
     ]
-    what, where = "What remains after tuning", "Whether the optima lie inside"
-    return [
-        Section(what, points, text=text, pictures=pictures, table=_results(found, names)),
-        Section(where, text=INSIDE, table=_inside(found, names)),
-    ]
+    table = _results(found, names)
+    return Section("What remains after tuning", points, text, pictures, table)
 
 
 def answer(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
@@ -305,21 +291,6 @@ def _results(found: Sequence[GroupComparison], names: Sequence[str]) -> Table:
     return page.table("What remains after tuning", rows, ("runs", "momentum", "optimum"))
 
 
-def _inside(found: Sequence[GroupComparison], names: Sequence[str]) -> Table:
-    rows = []
-    for it, name in zip(found, names, strict=True):
-        for arm, apart in zip(it.arms, it.apart[:, 0], strict=True):
-            best, row = arm.best, _setting(arm, name, any(names))
-            row |= {key: its._replace(range="") for key, its in row.items()}
-            row[f"updates to {number(found[0].losses[0])}"] = cell(best.updates, apart)
-            for what, beside in (("rate", best.rates), ("momentum", best.momenta)):
-                cells = [_neighbour(it, apart) for it in beside] or [cell("kept"), cell("kept")]
-                row |= zip((f"{what} below", f"{what} above"), cells, strict=True)
-            rows.append(row | {"optimum": _optimum(best)})
-    text = ["rate below", "rate above", "momentum below", "momentum above"]
-    return page.table("The settings beside the best", rows, ("runs", "momentum", "optimum", *text))
-
-
 def _setting(arm: GroupResults, name: str, several: bool) -> dict[str, Cell]:
     """Groups, momentum and rate, with the range of those that seeds are judged at."""
     values = {"momentum": cell(_momentum(arm)), "learning rate": cell(arm.best.rate)}
@@ -328,12 +299,6 @@ def _setting(arm: GroupResults, name: str, several: bool) -> dict[str, Cell]:
         low, high = tried.min(), tried.max()
         values[title] = its if low == high else page.between(its, low, high, digits=4)
     return ({"runs": cell(name)} if several else {}) | {"groups g": cell(arm.groups)} | values
-
-
-def _neighbour(beside: tuple[float, float] | None, apart: float) -> Cell:
-    if beside is None:
-        return Cell("not tried", "Infinity", bad=True)
-    return Cell(f"{number(beside[0])}: {cell(beside[1], apart).shown}", beside[1])
 
 
 def _optimum(best: BestSetting) -> Cell:

@@ -28,7 +28,6 @@ class Cell(NamedTuple):
     sort: str | float
     bad: bool = False
     range: str = ""
-    good: bool = False
 
 
 class Table(NamedTuple):
@@ -59,10 +58,16 @@ class Section(NamedTuple):
     small: bool = False  # its pictures
 
 
-def table(label: str, rows: Sequence[Mapping[str, Cell]], text: Collection[str] = ()) -> Table:
-    """Rows that all have the same columns, by title; those of `text` are set flush left."""
-    columns = [Column(title, title in text) for title in rows[0]]
-    return Table(label, columns, [list(row.values()) for row in rows])
+def table(
+    label: str,
+    rows: Sequence[Mapping[str, Cell]],
+    text: Collection[str] = (),
+    without: Collection[str] = (),
+) -> Table:
+    """Rows of the same columns, by title; those of `text` are set flush left."""
+    titles = [title for title in rows[0] if title not in without]
+    cells = [[row[title] for title in titles] for row in rows]
+    return Table(label, [Column(title, title in text) for title in titles], cells)
 
 
 def between(middle: Cell, low: float, high: float, apart: float = 0.0, digits: int = 3) -> Cell:
@@ -135,7 +140,6 @@ th[aria-sort=ascending] button::after { content: " \\25B2"; }
 th[aria-sort=descending] button::after { content: " \\25BC"; }
 .range { white-space: nowrap; display: block; }
 .bad { color: var(--bad); font-weight: 600; }
-.good { font-weight: 700; }
 .figures { display: grid; gap: 1rem 2rem;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)); }
 .figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr)); }
@@ -188,8 +192,7 @@ TEMPLATE = (
 <tr>
 {% for cell in row %}
 {% set text = table.columns[loop.index0].text %}
-<td{% if text or cell.bad or cell.good %} class="
-{{- 'text ' if text }}{{ 'bad' if cell.bad }}{{ 'good' if cell.good }}"{% endif %}
+<td{% if text or cell.bad %} class="{{ 'text ' if text }}{{ 'bad' if cell.bad }}"{% endif %}
 {%- if cell.range or cell.sort | string != cell.shown %} data-sort="{{ cell.sort }}"{% endif %}>
 {{- cell.shown }}
 {%- if cell.range %} <span class="range">({{ cell.range }})</span>{% endif %}</td>

@@ -19,11 +19,9 @@ import pandas as pd
 
 from optdyn import methods
 from optdyn.report import efficiency, tables
-from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.relevant_keys import relevant
-from optdyn.report.tables import Point, TableError
+from optdyn.report.tables import MOMENTUM, NAME, RATE, Point, TableError
 
-NAME, GROUPS, RATE = "method.name", "method.groups", "optimizer.learning_rate"
 BATCH, NODES = "batch_size", "cluster.nodes"
 # Numbers of methods that no clock knows: a method is tuned by them.
 FREE = (
@@ -97,41 +95,45 @@ def measured(
     every = [p for p in every if p.summary.get("status") in ("completed", "diverged")]
     if not every:
         raise TableError(f"{said}: no finished run that was asked for")
-    _one_problem(said, every)
+    tables.check_alike(
+        every,
+        f"{said}: runs",
+        lambda key: key in (*VARIED, MOMENTUM) or efficiency.tunes(key) or key.startswith(SECTIONS),
+    )
     kinds: dict[str, list[Point]] = {}
     for point in every:
         kinds.setdefault(repr((_batch(point), *_method(point))), []).append(point)
     synchronous = [its for its in kinds.values() if is_synchronous(*_method(its[0]))]
     if not synchronous:
         raise TableError(f"{said}: no finished run of synchronous training, the opponent of all")
-    log = tables.metrics(every)
+    every = [point for its in kinds.values() for point in its]
+    names = [name for name, its in kinds.items() for _ in its]
+    log, free = tables.metrics(every), [_setting(point) for point in every]
+    settings = [f"{name} {setting}" for name, setting in zip(names, free, strict=True)]
+    runs = tables.runs(every, ["seed"]).assign(method=names, setting=settings, free=free)
     if np.isnan(target):
-        target = _common(list(kinds.values()), log)
+        target = efficiency.common_target(runs, log).loss
+        if np.isnan(target):
+            raise TableError("no training loss is reached by most methods; name one by --target")
+        target = efficiency.rounded_target(target, log)
     else:
         efficiency.check_target(target, log)
-    seeds = set.intersection(*({p.config["seed"] for p in its} for its in kinds.values()))
+    seeds = sorted(set.intersection(*runs.groupby("method")["seed"].agg(set)))
     if len(seeds) < 2:
         raise TableError(f"{said}: needs two seeds at least that all methods were run with")
-    arms = [_arm(said, its, log, target, sorted(seeds)) for its in kinds.values()]
+    runs = efficiency.with_target(runs, log, target)
+    arms = [_arm(said, its, runs[runs["method"] == name], seeds) for name, its in kinds.items()]
     everyone = np.arange(len(seeds))[None]
     if not any(np.isfinite(arm.taken(everyone)[0]) for arm in arms if arm.synchronous):
         raise TableError(
             f"{said}: most seeds of synchronous training do not get to a loss of {target:.4g}; "
             "name a higher --target"
         )
-    return ProblemResults(_words(synchronous[0][0].config), target, _ordered(arms))
-
-
-def _one_problem(said: str, every: Sequence[Point]) -> None:
-    """Raises `TableError` where runs differ in more than methods and what they are tuned by."""
-    for key in tables.differing(every):
-        if key in VARIED or key == MOMENTUM or efficiency.tunes(key) or key.startswith(SECTIONS):
-            continue
-        values = sorted({str(point.config.get(key)) for point in every})
-        raise TableError(
-            f"{said}: runs differ in {key}; choose one with --where={key}=VALUE, VALUE one of "
-            f"{', '.join(values)}"
-        )
+    arms.sort(key=lambda arm: (not arm.synchronous, arm.batch))
+    model, data, optimizer = (
+        synchronous[0][0].config.get(f"{key}.name") for key in ("model", "data", "optimizer")
+    )
+    return ProblemResults(f"{model} on {data}, {optimizer}", target, arms)
 
 
 def _method(point: Point) -> tuple[str, dict[str, Any]]:
@@ -153,23 +155,6 @@ def _batch(point: Point) -> int:
     return int(point.config[BATCH])
 
 
-def _common(kinds: Sequence[Sequence[Point]], log: pd.DataFrame) -> float:
-    """The lowest power of two that each kind reaches with the worst seed of its best setting.
-
-    Just what they reach, where runs start below that power.
-    """
-    runs = [
-        tables.runs(its, ["seed"]).assign(
-            method=str(i), setting=[f"{i} {_setting(point)}" for point in its]
-        )
-        for i, its in enumerate(kinds)
-    ]
-    lowest = efficiency.common_target(pd.concat(runs), log).loss
-    if np.isnan(lowest):
-        raise TableError("no training loss is reached by most methods; name one by --target")
-    return efficiency.rounded_target(lowest, log)
-
-
 def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
     """What its arm is tuned by."""
     free = {
@@ -180,18 +165,16 @@ def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(free.items()))
 
 
-def _arm(
-    said: str, its: Sequence[Point], log: pd.DataFrame, target: float, seeds: Any
-) -> MethodResults:
+def _arm(said: str, its: Sequence[Point], runs: pd.DataFrame, seeds: list[int]) -> MethodResults:
     """Settings that lack one of the seeds are left out."""
     name, keys = _method(its[0])
-    if not is_synchronous(name, keys):
-        _one_cluster(said, name, its)
-    own = log[log["point"].isin({point.name for point in its})]
-    runs = efficiency.with_target(tables.runs(its, ["seed"]), own, target)
-    runs = runs.assign(setting=[_setting(point) for point in its])
-    runs = runs.drop_duplicates(["setting", "seed"], keep="last")
-    table = runs.pivot(index="setting", columns="seed", values="updates_to_target")
+    if not is_synchronous(name, keys):  # what updates depend on is one
+        chosen = methods.seen(name)
+        grouped = chosen and chosen.grouped
+        shape = "cluster." if grouped else (NODES, "cluster.devices_per_node")
+        tables.check_alike(its, f"{said}: runs of {name}", lambda key: not key.startswith(shape))
+    runs = runs.drop_duplicates(["free", "seed"], keep="last")
+    table = runs.pivot(index="free", columns="seed", values="updates_to_target")
     table = table[seeds].dropna()
     if table.empty:
         raise TableError(f"{said}: no setting of {name} was run with all of {len(seeds)} seeds")
@@ -199,18 +182,6 @@ def _arm(
     doubt = _doubt([dict(setting) for setting in table.index], medians)
     nodes = int(its[0].config.get(NODES, 1))
     return MethodResults(name, keys, _batch(its[0]), nodes, table.to_numpy(), doubt)
-
-
-def _one_cluster(said: str, name: str, its: Sequence[Point]) -> None:
-    """Raises `TableError` where the runs of an arm differ in what updates depend on."""
-    for key in tables.differing(its):
-        matters = methods.arrives(name) or key in (NODES, "cluster.devices_per_node")
-        if key.startswith("cluster.") and matters:
-            values = sorted({str(point.config.get(key)) for point in its})
-            raise TableError(
-                f"{said}: runs of {name} differ in {key}; choose one with --where={key}=VALUE, "
-                f"VALUE one of {', '.join(values)}"
-            )
 
 
 def _doubt(settings: Sequence[Mapping[str, Any]], medians: np.ndarray) -> str:
@@ -226,12 +197,3 @@ def _doubt(settings: Sequence[Mapping[str, Any]], medians: np.ndarray) -> str:
         if len(tried) > 1 and best[key] in (min(tried), max(tried)):
             edges.append(key.rpartition(".")[2])
     return f"{', '.join(edges)} on an edge" if edges else ""
-
-
-def _ordered(arms: Sequence[MethodResults]) -> list[MethodResults]:
-    return sorted(arms, key=lambda arm: (not arm.synchronous, arm.batch))
-
-
-def _words(config: Mapping[str, Any]) -> str:
-    model, data, optimizer = (config.get(f"{key}.name") for key in ("model", "data", "optimizer"))
-    return f"{model} on {data}, {optimizer}"

@@ -1,6 +1,5 @@
 """What `launch.plan` has measured and decided, `plan.json`, as a text to be read."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,7 +11,9 @@ MIB = 2**20
 
 def text(plan: dict[str, Any]) -> str:
     """The plan in words and tables."""
-    parts = (_memory(plan), _batches(plan), _convolutions(plan), _decided(plan))
+    batches = pd.DataFrame([_batch(row) for row in plan["batches"]]).to_string(index=False)
+    updates = f"updates: {plan['source']}\n{batches}"
+    parts = (_memory(plan), updates, _convolutions(plan), _decided(plan))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -27,8 +28,9 @@ def _memory(plan: dict[str, Any]) -> str:
     }
     beyond = largest["bytes"] - terms["total"] - largest["data_bytes"]
     limit = "all examples" if largest["all_examples"] else "the largest that fits"
+    names = ", ".join(largest["algorithms"]) or "no convolutions"
     lines = [
-        f"mini-batch {largest['batch']}, {limit}, with {_names(largest['algorithms'])}: "
+        f"mini-batch {largest['batch']}, {limit}, with {names}: "
         f"{_mib(largest['bytes'])} MiB by the compiler, and an update of it ran",
         "by the formula, MiB: " + ", ".join(f"{k} {_mib(size)}" for k, size in sizes.items()),
         f"the program has besides {_mib(largest['data_bytes'])} of examples and their order, and "
@@ -38,11 +40,6 @@ def _memory(plan: dict[str, Any]) -> str:
     fits = "fits" if larger["bytes"] <= plan["memory"] else "does not fit"
     lines.append(f"mini-batch {larger['batch']}: {_mib(larger['bytes'])} MiB, {fits}")
     return "\n".join(lines)
-
-
-def _batches(plan: dict[str, Any]) -> str:
-    rows = [_batch(row) for row in plan["batches"]]
-    return f"updates: {plan['source']}\n" + pd.DataFrame(rows).to_string(index=False)
 
 
 def _batch(row: dict[str, Any]) -> dict[str, Any]:
@@ -122,10 +119,6 @@ def _measured(update: dict[str, Any]) -> str:
 def _interval(value: dict[str, float], unit: float = 1) -> str:
     median, low, high = (f"{unit * value[key]:.4g}" for key in ("median", "low", "high"))
     return median if low == high else f"{median} ({low} to {high})"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names) or "no convolutions"
 
 
 def _mib(size: float) -> str:

@@ -1,25 +1,39 @@
 """Arrivals as real workers left them in a workdir, their service times and their staleness.
 
-P(tau = k) = (1/g) (1 - 1/g)^k     if g workers are memoryless and alike
+    T = m_w X                          m_w: mean seconds of worker w;  X of unit mean, one law
+    P(tau = k) = (1/g) (1 - 1/g)^k     if g workers are memoryless and alike
+
+The law of X is fitted by maximum likelihood. The candidates are laws of the simulated cluster
+(`clock/service.py`) as scipy.stats has them. Exponential has no parameter beside the means, gamma
+and lognormal have their coefficient of variation, and AIC charges for it. All of them take services
+to be independent of one another.
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.optimize
 from scipy import stats
 
 from optdyn import methods
 from optdyn.clock.timeline import from_arrivals
 from optdyn.clock.trace import SERVED, table_of
-from optdyn.report import laws, tables
-from optdyn.report.tables import Point, TableError, value
+from optdyn.report import tables
+from optdyn.report.tables import GROUPS, NAME, Point, TableError, value
 from optdyn.train import history
 
 LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
 EXPECTED = 5  # in a bin of the chi-squared test, at least
-GROUPS, BATCH = "method.groups", "batch_size"
+BATCH = "batch_size"
+FEWEST = 30  # services
+CONSTANT = 1e-3  # a variation below is none: no machine keeps time so well
+RANGE = math.log(CONSTANT / 10), math.log(100)  # of the variation's logarithm
+SIMPLER = 2.0  # AIC that a parameter has to gain before it counts (Burnham and Anderson 2002)
+STEP = 1e-3  # of the variation's logarithm: for the curvature of the likelihood
+NORMAL = 1.959964  # half-width of 95 % in standard errors
 
 
 class RaceRecord(NamedTuple):
@@ -54,8 +68,9 @@ def load(folder: Path) -> RaceRecord:
     """
     point = only(folder)
     path = folder / "trace.csv"
-    name, groups, batch = (value(point.config, key) for key in ("method.name", GROUPS, BATCH))
-    alone = methods.arrives(name or "") and methods.is_simple(name or "")
+    name, groups, batch = (value(point.config, key) for key in (NAME, GROUPS, BATCH))
+    chosen = methods.seen(name or "")
+    alone = chosen and chosen.grouped and chosen.simple
     if not (path.exists() and alone and groups and batch):
         raise TableError(
             f"{folder}: no race in it; needs a run of `optdyn race`, with the trace.csv that its "
@@ -69,16 +84,15 @@ def load(folder: Path) -> RaceRecord:
     except (OSError, KeyError, ValueError) as error:
         raise TableError(f"{path}: not a CSV file with the columns worker and seconds") from error
     t = np.arange(len(table))
-    fewest = laws.FEWEST + 1
     if set(np.unique(worker)) != set(range(groups)):
         raise TableError(
             f"{path}: must have arrivals of workers 0 to {groups - 1}, each and no other"
         )
     if not np.isfinite(seconds).all() or seconds[0] < 0 or (np.diff(seconds) < 0).any():
         raise TableError(f"{path}: seconds must be finite, from 0 up and in order")
-    if np.bincount(worker.astype(int)).min() < fewest:
-        few = np.bincount(worker.astype(int)).argmin()
-        raise TableError(f"{path}: fewer than {fewest} arrivals of worker {few}; let the run go on")
+    if (counts := np.bincount(worker.astype(int))).min() <= FEWEST:
+        few = f"fewer than {FEWEST + 1} arrivals of worker {counts.argmin()}"
+        raise TableError(f"{path}: {few}; let the run go on")
     made = from_arrivals(worker, seconds, groups)
     staleness = made.staleness if version is None else t - version
     if not ((staleness >= 0) & (staleness <= t) & (staleness == np.floor(staleness))).all():
@@ -91,7 +105,7 @@ def load(folder: Path) -> RaceRecord:
     if services[~first].min() <= 0:
         raise TableError(f"{path}: two arrivals of one worker at one time")
     calm = ~first & quiet(halts, version, groups, LATE * groups - 1)
-    if np.bincount(made.worker[calm], minlength=groups).min() < laws.FEWEST:
+    if np.bincount(made.worker[calm], minlength=groups).min() < FEWEST:
         halts, calm = np.zeros(0, int), ~first
     each = [services[calm & (made.worker == w)] for w in range(groups)]
     known = np.isfinite(served) & quiet(halts, t, groups)
@@ -190,3 +204,77 @@ def only(folder: Path) -> Point:
     if len(found) > 1:
         raise TableError(f"{folder}: {len(found)} runs in it; give the workdir of one")
     return found[0]
+
+
+def _lognormal(variation: float) -> Any:
+    variance = math.log1p(variation**2)
+    return stats.lognorm(math.sqrt(variance), scale=math.exp(-variance / 2))
+
+
+LAWS: Mapping[str, Callable[[float], Any]] = {  # variation -> distribution of unit mean
+    "exponential": lambda variation: stats.expon(),
+    "gamma": lambda variation: stats.gamma(variation**-2, scale=variation**2),
+    "lognormal": _lognormal,
+}
+FREE = ("gamma", "lognormal")  # those whose variation is fitted
+
+
+class FittedLaw(NamedTuple):
+    """A law fitted to the ratios of services to their worker's mean."""
+
+    name: str
+    variation: float  # standard deviation over mean
+    interval: list[float]  # its ends of 95 %, by the curvature of the likelihood
+    aic: float
+    distance: float  # Kolmogorov and Smirnov's
+    p: float  # chance of one as large; too large where the variation is fitted to the same
+
+
+def ratios(services: Sequence[np.ndarray]) -> np.ndarray:
+    """All services, each over the mean of its worker. `services`: seconds, (n,) a worker."""
+    return np.concatenate([own / own.mean() for own in services])
+
+
+def fit(x: np.ndarray, workers: int) -> list[FittedLaw]:
+    """All laws fitted to ratios (n,) of so many workers, the best of them first.
+
+    That is the one of least AIC, or exponential if it is within `SIMPLER` of it. Where all services
+    are alike it is `constant`, and there is no other.
+    """
+    if x.std() < CONSTANT:
+        return [FittedLaw("constant", 0.0, [0.0, 0.0], -math.inf, 0.0, 1.0)]
+    found = [_fitted(name, x, workers) for name in LAWS]
+    found.sort(key=lambda law: law.aic - SIMPLER * (law.name not in FREE))
+    return found
+
+
+def serial(services: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Correlation of a service with its worker's last one, and its standard error if it is 0."""
+    centred = [own / own.mean() - 1 for own in services]
+    power = sum(float(own @ own) for own in centred)
+    pairs = sum(len(own) - 1 for own in centred)
+    if power < CONSTANT**2 * pairs:
+        return math.nan, math.nan
+    return sum(float(own[1:] @ own[:-1]) for own in centred) / power, pairs**-0.5
+
+
+def _fitted(name: str, x: np.ndarray, workers: int) -> FittedLaw:
+    make = LAWS[name]
+
+    def cost(logarithm: float) -> float:
+        return -float(make(math.exp(logarithm)).logpdf(x).sum())
+
+    if name in FREE:
+        best = scipy.optimize.minimize_scalar(cost, bounds=RANGE, options={"xatol": 1e-6})
+        at, least = float(best.x), float(best.fun)
+        curvature = (cost(at + STEP) + cost(at - STEP) - 2 * least) / STEP**2
+        error = curvature**-0.5 if curvature > 0 else math.inf
+        variation = math.exp(at)
+        ends = [variation * math.exp(sign * min(NORMAL * error, 700)) for sign in (-1, 1)]
+    else:
+        variation, least, ends = 1.0, cost(0.0), [1.0, 1.0]
+    parameters = workers + (name in FREE)
+    # The Jacobian of the ratios, the same for all laws, is left out.
+    test = stats.kstest(x, make(variation).cdf, method="asymp")
+    distance, p = float(test.statistic), float(test.pvalue)
+    return FittedLaw(name, variation, ends, 2 * (least + parameters), distance, p)

@@ -18,17 +18,14 @@ from optdyn.base.arguments import Parser, called
 from optdyn.base.errors import print_error
 from optdyn.base.files import as_json
 from optdyn.report import (
+    arrivals,
     curves,
-    fits,
     fronts,
     headline,
-    histograms,
     kept_momentum,
-    metered,
+    momenta,
     page,
-    run_tables,
     tables,
-    workers,
 )
 from optdyn.report.curves import Compared
 from optdyn.report.kept_momentum import GroupComparison
@@ -58,8 +55,8 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
     trained = [point for point in points if not point.config.get("replicas.count")]
     probed = [point for point in trained if point.config.get("probes.momentum")]
     answers, found = _trained(_comparable(points), target)
-    found += [_metered(probed), workers.section(trained), histograms.section(trained)]
-    found += [fits.section(recorded, workdirs)]
+    found += [momenta.metered(probed), arrivals.workers(trained), arrivals.staleness(trained)]
+    found += [momenta.fitted(recorded, workdirs)]
     shown = [section for section in found if section]
     path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
     names = ", ".join(workdir.resolve().name for workdir in workdirs[:3])
@@ -83,19 +80,14 @@ def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
     updates and the simulated seconds to the target (infinite if missed), and the final loss.
     """
     points = _comparable(_told_apart(tables.points(*workdirs)))
-    if not points:
-        return {"target": None, "rows": []}
-    it, _ = _compared(points, target)
-    return {"target": it.target, "rows": headline.rows(it.runs, it.keys)}
+    it = _compared(points, target)[0] if points else None
+    return {"target": it and it.target, "rows": headline.rows(it) if it else []}
 
 
 def best(workdir: Path, target: float = np.nan) -> str:
     """A short table, as text, of the points that come first; '' if nothing was trained."""
     points = _comparable(_told_apart(tables.points(workdir)))
-    if not points:
-        return ""
-    it, _ = _compared(points, target)
-    return headline.best(it.runs, it.keys, it.target)
+    return headline.best(_compared(points, target)[0]) if points else ""
 
 
 def _comparable(points: Sequence[Point]) -> list[Point]:
@@ -129,19 +121,16 @@ def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Se
         if point.config.get(NAME) is None:
             raise TableError(f"{point.folder / 'config.json'}: {NAME} is missing")
     it, tuned = _compared(points, target)
-    overview = run_tables.overview(it.runs, it.keys, it.target, it.why)
     if not it.curves:
-        return [], [overview]
-    said = kept_momentum.answer(tuned, it.keys) or headline.lines(it.runs, it.keys, it.target)
-    kinds = curves.kinds(it.runs, it.log, it.keys) if it.others else it.curves
-    return said, [
-        *kept_momentum.sections(tuned, it.log, it.keys),
-        overview,
-        curves.losses(it.curves, it.others, it.note, it.target, run_tables.tuned(it.runs)),
-        curves.to_losses(it.curves),
-        curves.plane(kinds, it.target, bool(it.others)),
-        fronts.section(it.runs, it.log, it.keys, curves.looks_of_kinds(it.runs)),
-        curves.along(it.curves),
+        return [], [headline.overview(it)]
+    return kept_momentum.answer(tuned, it.keys) or headline.lines(it), [
+        kept_momentum.section(tuned, it),
+        headline.overview(it),
+        curves.losses(it),
+        curves.to_losses(it),
+        curves.plane(it),
+        fronts.section(it),
+        curves.along(it),
     ]
 
 
@@ -154,14 +143,6 @@ def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[Gr
         why = "by which the settings above are chosen"
         it = curves.compared(points, loss)._replace(why=why)
     return it, tuned
-
-
-def _metered(points: Sequence[Point]) -> Section | None:
-    """What the momentum meter read, if any run had it on."""
-    if not points:
-        return None
-    it = curves.compared(points, np.nan)
-    return metered.section(points, it.runs, it.keys)
 
 
 def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, Any]:

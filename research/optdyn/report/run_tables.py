@@ -1,4 +1,4 @@
-"""What the report says of trained runs: the table, and the words for settings."""
+"""Settings of trained runs in words and cells, and the loss that all are measured by."""
 
 import json
 from collections import Counter
@@ -10,10 +10,10 @@ import pandas as pd
 
 from optdyn.methods import GROUPED
 from optdyn.report import efficiency
-from optdyn.report.efficiency import MOMENTUM
-from optdyn.report.page import Cell, Column, Section, Table, cell, number
+from optdyn.report.page import Cell, cell
+from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE
 
-NAME, GROUPS, VARIANT = "method.name", "method.groups", "method.variant"
+VARIANT = "method.variant"
 KIND = (NAME, GROUPS, VARIANT)
 LINES = 10  # curves that a picture names
 ROWS = 200  # of a table
@@ -21,7 +21,7 @@ TITLES = {
     NAME: "method",
     GROUPS: "groups g",
     MOMENTUM: "momentum",
-    "optimizer.learning_rate": "learning rate",
+    RATE: "learning rate",
     "batch_size": "batch",
     "train_loss": "final training loss",
     "test_accuracy": "test accuracy",
@@ -33,7 +33,6 @@ INTERPOLATED = (
     "Updates and seconds to a loss are interpolated linearly between log points, and rounded: no "
     "digit is finer than what the log leaves open, which 95 % intervals include."
 )
-COLUMNS = 8  # of keys, in a table
 LONG = 20  # characters of a text value
 
 
@@ -68,7 +67,7 @@ def kinds(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 def untold(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """What settings of one kind differ in, in words."""
-    its = [key for key in _changing(runs, keys) if (runs.groupby("kind")[key].nunique() > 1).any()]
+    its = [key for key in changing(runs, keys) if (runs.groupby("kind")[key].nunique() > 1).any()]
     return [TITLES.get(key, key) for key in its]
 
 
@@ -99,69 +98,9 @@ def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
     return found.loss, why
 
 
-def overview(runs: pd.DataFrame, keys: Sequence[str], target: float, why: str) -> Section:
-    """How many runs, what all share, who is first by either clock; and the table."""
-    if "worse" in runs:
-        marked = runs["status"].where(runs["worse"].isna(), runs["status"] + ", worse")
-        runs = runs.assign(status=marked)
-    same = [key for key in keys if key != "seed" and key not in _changing(runs, keys)]
-    points = [f"{len(runs):,} run{'s' * (len(runs) > 1)}: {counted(runs['status'])}."]
-    common = describe(runs.iloc[0], [NAME, *same] if runs[NAME].nunique() == 1 else same)
-    points += [f"All: {common}."] if common and len(runs) > 1 else []
-    if np.isfinite(target):
-        points += [f"Target: a training loss of {number(target)}, {why}."]
-    else:
-        points += ["No target: no completed run gets below the training loss that all start from."]
-    table, notes = headline(runs, keys)
-    if np.isfinite(target):
-        notes.append(INTERPOLATED + " A run that diverged has not reached it.")
-    if "worse" in runs:
-        notes.append("Worse: the last training loss, though finite, is over 100 times the first.")
-    if seeded(runs):
-        notes.append("Of several seeds the table has the median, in brackets least and most.")
-    return Section("What was run", points, table=table, notes=notes)
-
-
-def headline(runs: pd.DataFrame, keys: Sequence[str]) -> tuple[Table, list[str]]:
-    """One row a setting, with the median of its seeds; of very many the best and the worst."""
-    changing = _changing(runs, keys)
-    changing = changing if len(changing) <= COLUMNS else varying(runs, keys)
-    keys = [key for key in changing if key not in KIND]
-    seeds = seeded(runs)
-    settings, notes = list(runs["setting"].unique()), []
-    if len(settings) > ROWS:
-        ranks = ranked(runs)
-        settings, worst = ranks[: ROWS - ROWS // 4] + ranks[-(ROWS // 4) :], ROWS // 4
-        notes.append(
-            f"Of {len(ranks):,} settings the table has the best {ROWS - worst} and the worst "
-            f"{worst}, by updates to the target, then by final loss; results.csv has all."
-        )
-    shown = [f for f in efficiency.FIGURES if f in runs and np.isfinite(floats(runs[f])).any()]
-    failed = set(runs["status"]) != {"completed"}
-    columns = [Column("method", text=True)]
-    columns += [Column(TITLES.get(k, k), any(isinstance(v, str) for v in runs[k])) for k in keys]
-    columns += [Column("status", text=True)] * failed
-    columns += [Column(TITLES[figure]) for figure in shown]
-    rows, groups = [], dict(list(runs[runs["setting"].isin(settings)].groupby("setting")))
-    for group in (groups[setting] for setting in settings):
-        status = counted(group["status"]) if seeds else group["status"].iloc[0]
-        bad = set(group["status"]) != {"completed"}
-        row = [cell(describe(group.iloc[0], KIND)), *(_of_key(group[key].iloc[0]) for key in keys)]
-        row += [Cell(status, status, bad)] * failed
-        rows.append(row + [of_figure(group, figure) for figure in shown])
-    return Table("Runs", columns, rows), notes
-
-
-def ranked(runs: pd.DataFrame) -> list[str]:
-    """The settings, the best first: by updates to the target, then by final loss."""
-    loss = floats(runs["train_loss"]).where(runs["status"] != "diverged", np.inf)
-    medians = runs.assign(loss=loss).groupby("setting")[["updates_to_target", "loss"]].median()
-    return list(medians.sort_values(["updates_to_target", "loss"], kind="stable").index)
-
-
 def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
     """A setting in words: `elastic, g = 8`; plain asynchronous runs go by their groups, `g = 4`."""
-    known = {k: _of_key(values[k]).shown for k in keys if k in values and not pd.isna(values[k])}
+    known = {k: of_key(values[k]).shown for k in keys if k in values and not pd.isna(values[k])}
     if GROUPS in known and known.get(NAME) == GROUPED:
         known.pop(NAME)
     phrases = {NAME: "{}", GROUPS: "g = {}", VARIANT: "{}"}
@@ -178,7 +117,7 @@ def varying(runs: pd.DataFrame, keys: Sequence[str], first: Sequence[str] = (NAM
     told, parts = list(first), pd.Series(0, runs.index)
     if told:
         parts = runs.groupby(told, dropna=False).ngroup()
-    for key in _changing(runs, keys):
+    for key in changing(runs, keys):
         finer = runs.groupby([parts, runs[key]], dropna=False).ngroup()
         if finer.nunique() > parts.nunique():
             told, parts = [*told, key], finer
@@ -221,12 +160,12 @@ def floats(values: pd.Series) -> pd.Series:
     return pd.to_numeric(values).astype(float)
 
 
-def _changing(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+def changing(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """The keys that are not of one value."""
     return [key for key in keys if key != "seed" and runs[key].nunique(dropna=False) > 1]
 
 
-def _of_key(value: Any) -> Cell:
+def of_key(value: Any) -> Cell:
     if value in ("", "[]"):
         return Cell("none", value)
     if isinstance(value, str) and value.startswith('["'):

@@ -46,19 +46,15 @@ def markdown(rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
 
 def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
     """One offline page; the pictures are `workdir`'s, one a claim."""
-    board = page.Table(
-        "Verdicts",
-        [page.Column(title, text=True) for title in HEADINGS],
-        [
-            [
-                _cell(row),
-                page.cell(row["verdict"] + DEVIATES * (row["claim"] in deviations)),
-                page.cell(row["by"]),
-            ]
-            for row in rows
-        ],
-    )
-    sections = [page.Section("Verdicts", table=board)]
+    verdicts = [
+        {
+            "claim": page.Cell(f"{row['number']}. {row['sentence']}", row["number"]),
+            "verdict": page.cell(row["verdict"] + DEVIATES * (row["claim"] in deviations)),
+            "by how much": page.cell(row["by"]),
+        }
+        for row in rows
+    ]
+    sections = [page.Section("Verdicts", table=page.table("Verdicts", verdicts, HEADINGS))]
     if deviations:
         sections.append(page.Section(DEVIATIONS, points=_deviations(deviations)))
     for row in rows:
@@ -85,10 +81,6 @@ def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviation
 
 def _deviations(deviations: Deviations) -> list[str]:
     return [f"{name}: {'; '.join(said)}." for name, said in deviations.items()]
-
-
-def _cell(row: Mapping[str, Any]) -> page.Cell:
-    return page.Cell(f"{row['number']}. {row['sentence']}", row["number"])
 
 
 def _run(row: Mapping[str, Any]) -> str:

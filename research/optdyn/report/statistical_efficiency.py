@@ -18,7 +18,7 @@ g that were run, a fitted SE(g) = a g^b interpolates. If points differ in more t
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,12 +29,24 @@ from optdyn.base.errors import print_error
 from optdyn.base.files import as_json, write_json
 from optdyn.evidence import intervals
 from optdyn.report import efficiency, tables
-from optdyn.report.efficiency import MOMENTUM, Tried
-from optdyn.report.tables import Point, TableError
+from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE, Point, TableError
 
-RATE, GROUPS, NAME = "optimizer.learning_rate", "method.groups", "method.name"
 USUAL = 0.9  # momentum that is not tuned
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}
+
+
+class Tried(NamedTuple):
+    """All settings of g groups, and what each of n seeds took."""
+
+    groups: int
+    settings: pd.MultiIndex  # (momentum, learning rate) of S settings
+    updates: np.ndarray  # (S, n), to the target; infinite where it was not reached
+    seconds: np.ndarray  # (n,), of an update, simulated
+
+    def at(self, momentum: float) -> "Tried":
+        """Only the settings of this momentum."""
+        kept = self.settings.get_level_values(0) == momentum
+        return self._replace(settings=self.settings[kept], updates=self.updates[kept])
 
 
 def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried]:
@@ -57,23 +69,20 @@ def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried
             f"{workdir}: no run reaches --target={target:g}; the lowest training loss is "
             f"{log['train_loss'].min():.4g}"
         )
-    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(methods.arrives).astype(bool), 1)
+    known = {name: methods.seen(name) for name in runs[NAME].unique()}
+    grouped = {name: bool(its and its.grouped) for name, its in known.items()}
+    runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(grouped).astype(bool), 1)
     return [_tried(workdir, int(g), its, runs["seed"]) for g, its in runs.groupby(GROUPS)]
 
 
 def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list[Point]:
     every = tables.narrowed(every, where)
-    strange = {p.config[NAME] for p in every if not methods.is_simple(p.config[NAME])}
+    names = {p.config[NAME]: methods.seen(p.config[NAME]) for p in every}
+    strange = {name for name, its in names.items() if not (its and its.simple)}
     if strange or not every:
-        has = f"runs of {NAME} = {strange.pop()!r}" if strange else "none that were asked for"
+        has = f"runs of {NAME} = {min(strange)!r}" if strange else "none that were asked for"
         raise TableError(f"{workdir}: needs runs of plain gradients, in groups or not, has {has}")
-    for key in tables.differing(every):
-        if key not in VARIED:
-            values = sorted({str(p.config.get(key)) for p in every})
-            raise TableError(
-                f"{workdir}: points differ in {key}; choose one with --where={key}=VALUE, VALUE "
-                f"one of {', '.join(values)}"
-            )
+    tables.check_alike(every, f"{workdir}: points", VARIED.__contains__)
     return every
 
 
@@ -114,12 +123,12 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
             )
     groups = np.array([each.groups for each in every])
     seeds = np.arange(len(every[0].seconds))
-    value = efficiency.measured(every, momentum, seeds[None])[0]
-    values = efficiency.measured(every, momentum, efficiency.draws(len(seeds)))
-    found = efficiency.penalties(groups, value)
+    value = measured(every, momentum, seeds[None])[0]
+    values = measured(every, momentum, efficiency.draws(len(seeds)))
+    found = penalties(groups, value)
     ends = {
         name: intervals.ends(v, -np.inf if name == "recovered" else 0.0)
-        for name, v in efficiency.penalties(groups, values).items()
+        for name, v in penalties(groups, values).items()
     }
     rows = []
     for i, each in enumerate(every):
@@ -132,7 +141,7 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
         )
     models = {}
     for i, name in enumerate(("fixed", "tuned")) if len(groups) > 1 else ():
-        law, laws = (efficiency.power_law(groups, v[..., i, :]) for v in (value, values))
+        law, laws = (power_law(groups, v[..., i, :]) for v in (value, values))
         misfit = np.exp(np.abs(np.log(value[i] / (law[0] * groups ** law[1]))).max())
         models[name] = {
             "a": [law[0], *intervals.ends(laws[:, 0], 0.0)],
@@ -146,6 +155,58 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
         "groups": rows,
         "model": models,
     }
+
+
+def measured(tried: Sequence[Tried], momentum: float, drawn: np.ndarray) -> np.ndarray:
+    """(D, 3, G): SE with the momentum fixed, SE with it tuned, HE; medians over the drawn seeds.
+
+    `drawn` is (D, n), the seeds of each draw.
+    """
+
+    def judged(seeds: np.ndarray) -> list[list[np.floating]]:
+        return [
+            [np.median(efficiency.held_out(each.at(momentum).updates, seeds)) for each in tried],
+            [np.median(efficiency.held_out(each.updates, seeds)) for each in tried],
+            [np.median(each.seconds[seeds]) for each in tried],
+        ]
+
+    return efficiency.of_draws(judged, drawn)
+
+
+def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+    """What follows from `measured`, (..., 3, G), by name, (..., G) each.
+
+    `ratio` is fixed over tuned; `recovered` the share of the updates beyond those of the tuned
+    synchronous run that go away when the momentum is tuned. Penalties need g = 1, or are NaN.
+    """
+    fixed, tuned, _ = np.moveaxis(values, -2, 0)
+    start = values[..., groups == 1] if 1 in groups else np.full_like(values[..., :1], np.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        beyond = np.where(groups == 1, np.nan, fixed - start[..., 1, :])
+        p_fixed, p_tuned, p_he = np.moveaxis(values / start, -2, 0)
+        return {
+            "fixed": fixed,
+            "tuned": tuned,
+            "P_SE fixed": p_fixed,
+            "P_SE tuned": p_tuned,
+            "P_HE": p_he,
+            "product fixed": p_fixed * p_he,
+            "product tuned": p_tuned * p_he,
+            "ratio": fixed / tuned,
+            "recovered": (fixed - tuned) / beyond,
+        }
+
+
+def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
+    """(..., 2): a and b of SE(g) = a g^b, least squares in logarithms; `updates` is (..., G).
+
+    NaN where one of the updates is infinite.
+    """
+    updates = np.where(np.isfinite(updates).all(axis=-1, keepdims=True), updates, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        powers = np.linalg.pinv(np.stack([np.ones(len(groups)), np.log(groups)], axis=-1))
+        log_a, b = np.moveaxis(np.log(updates) @ powers.T, -1, 0)
+        return np.stack([np.exp(log_a), b], axis=-1)
 
 
 def _figure(value: float, ends: Sequence[float]) -> list[float]:

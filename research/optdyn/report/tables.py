@@ -26,15 +26,10 @@ from optdyn.base.files import unlike, write
 from optdyn.base.lookup import entries
 
 SELDOM = 20
-MOMENTUM = "optimizer.momentum"
+NAME, GROUPS = "method.name", "method.groups"
+MOMENTUM, RATE = "optimizer.momentum", "optimizer.learning_rate"
 # Shown even where all points agree in them: they say what a run is.
-ALWAYS = (
-    "method.name",
-    "method.groups",
-    MOMENTUM,
-    "optimizer.learning_rate",
-    "seed",
-)
+ALWAYS = (NAME, GROUPS, MOMENTUM, RATE, "seed")
 NOTE = "note.txt"  # of a sweep's workdir: what its grid asks
 LOGGED = ("step", "simulated_seconds", "train_loss")  # metrics.jsonl always has these
 
@@ -129,7 +124,7 @@ def following(workdir: Path, keys: Sequence[str] = ()) -> Callable[[str], None]:
             for file in (workdir / "points").glob("*/summary.json"):
                 if (folder := file.parent).name not in held:
                     with suppress(TableError):  # what cannot be read is told of at the end
-                        held[folder.name] = _ended(folder)
+                        held[folder.name] = _point(folder, folder.name, with_log=False)
             every = sorted(held.values(), key=lambda point: natural(point.folder))
             table = runs(every, list(dict.fromkeys([*keys, *columns(every)])))
             replace(workdir / "results.csv", table.to_csv(index=False))
@@ -163,6 +158,15 @@ def narrowed(every: Sequence[Point], where: Sequence[str]) -> list[Point]:
             raise TableError(f"--where={key}{equals}{value}: must be KEY=VALUE, KEY of the config")
         every = [point for point in every if str(point.config.get(key)) == value]
     return list(every)
+
+
+def check_alike(every: Sequence[Point], what: str, may_differ: Callable[[str], bool]) -> None:
+    """Raises `TableError` where configs differ in a key that may not; `what` are the points."""
+    for key in differing(every):
+        if not may_differ(key):
+            values = ", ".join(sorted({str(point.config.get(key)) for point in every}))
+            choice = f"choose one with --where={key}=VALUE, VALUE one of {values}"
+            raise TableError(f"{what} differ in {key}; {choice}")
 
 
 def value(config: Mapping[str, Any], key: str) -> Any:
@@ -217,6 +221,13 @@ def replace(path: Path, text: str) -> None:
     write(path, text, aside=str(os.getpid()))
 
 
+def folders_with(workdir: Path, name: str) -> list[Path]:
+    """The workdir itself or those of a sweep's points, if a file of the name is there."""
+    if (workdir / name).exists():
+        return [workdir]
+    return sorted((path.parent for path in workdir.glob(f"points/*/{name}")), key=natural)
+
+
 def _runs_in(workdir: Path) -> Iterator[Path]:
     """The folders of runs at or below `workdir`; nothing below a run is searched."""
     for root, folders, files in os.walk(workdir):
@@ -247,24 +258,19 @@ def home(folder: Path) -> Path:
     return folder.parent.parent if folder.parent.name == "points" else folder
 
 
-def _point(folder: Path, name: str) -> Point:
+def _point(folder: Path, name: str, with_log: bool = True) -> Point:
+    """A run; its final figures alone do not need its log."""
     config, summary, fit = (
         _json(folder / f"{file}.json") for file in ("config", "summary", "implicit_momentum")
     )
     path = folder / "metrics.jsonl"
-    lines = _text(path).split("\n")[:-1]  # what follows the last newline is torn
+    lines = _text(path).split("\n")[:-1] if with_log else []  # what follows the last is torn
     log = [_parse(path, line) for line in lines if line]
     for file, held in ((folder / "summary.json", [summary]), (path, log)):
         if why := next(filter(None, map(unlike, held)), ""):
             raise TableError(f"{file}: {why}")
     unfinished = {**(log[-1] if log else {}), "status": "unfinished"}
     return Point(name, _dotted(config), summary or unfinished, log, fit, folder)
-
-
-def _ended(folder: Path) -> Point:
-    """A run without its log, which its final figures do not need."""
-    config, summary = (_json(folder / f"{file}.json") for file in ("config", "summary"))
-    return Point(folder.name, _dotted(config), summary, [], {}, folder)
 
 
 def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

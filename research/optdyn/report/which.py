@@ -19,7 +19,7 @@ from optdyn.clock.timeline import TimelineError
 from optdyn.evidence import intervals
 from optdyn.evidence.intervals import shown
 from optdyn.experiment import Experiment
-from optdyn.methods import PLAIN, owns
+from optdyn.methods import PLAIN
 from optdyn.price import price
 from optdyn.price.price import GIGABIT
 from optdyn.price.shapes import Shapes
@@ -192,7 +192,7 @@ def named(name: str, one: Experiment) -> str:
     """The label of an experiment's method, as those of arms are."""
     methods = one.methods
     keys = {key: methods.get(key, usual) for key, usual in ASKED.items()}
-    if not owns(name, "period"):
+    if not methods.having("period"):
         keys.pop("period")
     return _label(name, keys)
 

@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 
 from optdyn.base.lookup import CLOCK
-from optdyn.experiment import Experiment, read
+from optdyn.experiment import read
+from optdyn.momentum import readings
 from optdyn.momentum.lags import groups_of, memoryless, theory
 from optdyn.momentum.moments import NotIdentified, equivalent_momentum
-from optdyn.report import tables, workers
-from optdyn.report.tables import TableError, natural
+from optdyn.momentum.readings import Window
+from optdyn.report import arrivals, tables
+from optdyn.report.tables import TableError
 from optdyn.train import meter
-from optdyn.train.meter import Window
 
 
 class Metered(NamedTuple):
@@ -31,13 +32,6 @@ class Metered(NamedTuple):
     explicit: float  # momentum of the optimizer; of steered runs the last
 
 
-def metered_workdirs(workdir: Path) -> list[Path]:
-    """The workdir itself, or those of a sweep's points that recorded windows; [] if none did."""
-    if (workdir / meter.FILE).exists():
-        return [workdir]
-    return sorted((file.parent for file in workdir.glob(f"points/*/{meter.FILE}")), key=natural)
-
-
 def load(folder: Path) -> Metered:
     """The windows that have ended; raises `TableError`."""
     (point,) = tables.points(folder)
@@ -48,7 +42,7 @@ def load(folder: Path) -> Metered:
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1
         rows = np.load(folder / meter.FILE, mmap_mode="r")
-        arrived = workers.arrivals(point)
+        arrived = arrivals.arrivals(point)
         worker = arrived[0] if arrived else None
         windows = meter.read(rows, of, examples, worker, 0, step)
         rate = meter.rate(of, step)
@@ -76,12 +70,12 @@ def pooled(runs: Sequence[Metered]) -> list[Metered]:
 
 
 def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None) -> dict[str, Any]:
-    """What `meter.said` says of all windows, and what it should be by theory, where there is one.
+    """What `readings.said` says of all windows, and what it should be by theory, if at all.
 
     With `lags` or `gradient_lags` (0 where only the other is given) also a `polynomial`: of heavy-
     ball SGD that of its own steps, else of the raw ones.
     """
-    config, groups = _experiment(run), groups_of(run.config)
+    config, groups = read(run.config, run.name, CLOCK), groups_of(run.config)
     expected = memoryless(run.config)
     found = {
         "run": run.name,
@@ -89,7 +83,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
         "explicit_momentum": run.explicit,
         "theory_momentum": 1 - 1 / groups if expected else None,
         "theory_learning_rate": run.rate / groups if expected else None,
-        **meter.said(run.windows, _lags(run), meter.is_plain(config), run.rate),
+        **readings.said(run.windows, _lags(run), meter.is_plain(config), run.rate),
     }
     if lags is None and gradient_lags is None:
         return found
@@ -128,13 +122,9 @@ def coefficients(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows).fillna("")
 
 
-def _experiment(run: Metered) -> Experiment:
-    return read(run.config, run.name, CLOCK)
-
-
 def _lags(run: Metered) -> int:
     """Terms of the run's own steps; 0 where its explicit momentum was steered, so no polynomial."""
-    return 0 if run.config["probes"]["steer"] else meter.lags(_experiment(run))
+    return 0 if run.config["probes"]["steer"] else meter.lags(read(run.config, run.name, CLOCK))
 
 
 def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
@@ -149,7 +139,7 @@ def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
         "theory_momentum": truth,
     }
     try:
-        it = meter.fitted(run.windows, lags, gradient_lags, raw=not own)
+        it = readings.fitted(run.windows, lags, gradient_lags, raw=not own)
     except NotIdentified as error:
         return found | {"refused": str(error)}
     return found | {
@@ -161,7 +151,7 @@ def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
         "momentum_interval": it.momentum_interval,
         "J": it.hansen,
         "freedom": it.freedom,
-        "p": meter.chance(it, run.windows, gradient_lags),
+        "p": readings.chance(it, run.windows, gradient_lags),
     }
 
 

@@ -30,7 +30,7 @@ from optdyn.base.files import (
     write_json,
     writing,
 )
-from optdyn.base.trees import Json, Params, State, Tree
+from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import snapshots
 from optdyn.train import versions
 
@@ -108,7 +108,7 @@ class Checkpoints:
                 shutil.rmtree(folder)
         self._manager.reload()
 
-    def save(self, step: int, state: State) -> None:
+    def save(self, step: int, state: Tree) -> None:
         """Writes the state after `step` updates, unless it is there. Raises `DiskFull`."""
         if step == self.latest():
             return
@@ -133,7 +133,7 @@ class Checkpoints:
                 shutil.rmtree(torn, ignore_errors=True)
             raise
 
-    def _has_room(self, state: State) -> None:
+    def _has_room(self, state: Tree) -> None:
         """Raises `DiskFull` before anything is written: Orbax may not survive a stop midway."""
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + FILES
         if shutil.disk_usage(self.path).free < needed:

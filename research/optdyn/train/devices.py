@@ -7,7 +7,8 @@ import jax
 import optax
 from jax.sharding import PartitionSpec as P
 
-from optdyn.base.trees import Params, State
+from optdyn.base.trees import Params
+from optdyn.core import State
 from optdyn.devices import layout
 from optdyn.devices.layout import Advance, Layout
 from optdyn.devices.overlap import overlap

@@ -19,6 +19,7 @@ from optdyn.base.processes import is_writer
 from optdyn.base.progress import Watch
 from optdyn.base.trees import Json, Params
 from optdyn.clock.trace import SERVED
+from optdyn.core import LoggedState
 from optdyn.devices.first_process import agreed
 from optdyn.methods.compose import METERED
 from optdyn.problem.data.order import Feed
@@ -26,9 +27,7 @@ from optdyn.problem.shared_data import Parts
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints, fingerprint
 from optdyn.train.loop import Chunk, Hook
-from optdyn.train.meter import Meter, in_place
-from optdyn.train.recorder import Recorder
-from optdyn.train.run import Run, batches_of, events_of, momenta
+from optdyn.train.run import Run, batches_of, events_of
 from optdyn.train.workdir import Metrics, is_finished, vouch
 
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
@@ -93,33 +92,7 @@ class Sums(Hook):
             self.sums[name] = self.sums.get(name, 0.0) + new
         if chunk.row is not None:
             chunk.row |= self.sums
-            chunk.row |= chunk.whole.logged() if hasattr(chunk.whole, "logged") else {}
-
-
-@dataclass
-class MomentumMeter(Hook):
-    """Records what updates of the meter's windows say, and logs its readings."""
-
-    meter: Meter
-    log: list[Json]
-
-    def chunk(self, chunk: Chunk) -> None:
-        if chunk.metered and chunk.step > chunk.start:
-            self.meter.append(chunk.start, chunk.infos)
-        if chunk.row is not None:
-            since = self.log[-1]["step"] if self.log else 0
-            chunk.row |= agreed(self._read(chunk, since) if is_writer() else {})
-
-    def end(self, chunk: Chunk, summary: Json) -> None:
-        """The summary has the reading of all windows since the momentum was last steered."""
-        if is_writer():
-            since = next((at for at, _ in momenta(chunk.run, self.log)[1:]), 0)
-            found = in_place(summary, self._read(chunk, since)).copy()
-            summary.clear()
-            summary.update(found)
-
-    def _read(self, chunk: Chunk, since: int) -> Json:
-        return self.meter.logged(chunk.run.timeline.worker, since, chunk.good)
+            chunk.row |= chunk.whole.logged() if isinstance(chunk.whole, LoggedState) else {}
 
 
 class Steering(Hook):
@@ -152,32 +125,14 @@ class WorkerSeconds(Hook):
 
 
 @dataclass
-class Recording(Hook):
-    """Records the arrivals of a real run, or of a race."""
-
-    recorder: Recorder
-
-    def chunk(self, chunk: Chunk) -> None:
-        if chunk.step > chunk.start:
-            made, line = slice(chunk.start, chunk.step), chunk.run.timeline
-            if SERVED in chunk.infos:
-                self.recorder.raced(line, made, chunk.infos[SERVED])
-            else:
-                self.recorder.append(line, made, time.monotonic() - chunk.begun)
-
-
-@dataclass
 class Log(Hook):
-    """Keeps the rows of the log, and writes them to its files, if it has any."""
+    """Keeps the rows of the log."""
 
     rows: list[Json]
-    files: Metrics | None = None
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.row is not None:
             self.rows.append(chunk.row)
-            if self.files:
-                self.files.append(chunk.row)
 
 
 @dataclass
@@ -260,7 +215,7 @@ class Ends(Hook):
     def end(self, chunk: Chunk, summary: Json) -> None:
         config = chunk.run.config
         if is_finished(summary, config.steps):
-            self.files.end(config, summary)
+            self.files.summarize(config, summary)
             vouch(self.folder, summary)
         write_json(self.folder / "summary.json", summary)
 

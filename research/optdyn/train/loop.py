@@ -22,8 +22,8 @@ import numpy as np
 from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import Event, State
 from optdyn.devices.first_process import agreed
+from optdyn.momentum.readings import Windows
 from optdyn.problem.data.order import DataBlock, Feed
-from optdyn.train.meter import Windows
 from optdyn.train.program import CHUNK
 from optdyn.train.run import Run, batches_of, events_of, extended, feed_of
 
@@ -39,11 +39,11 @@ class Chunk:
     start: int  # updates that the state has had before
     n: int  # 0: only compile
     until: int  # the stop that is next
-    state: State  # on the program's devices
+    state: Tree  # on the program's devices, as its layout has it
     examples: Tree  # likewise: `Examples`, and a pair of them for the momentum meter
     events: Callable[[int], tuple[Event, Tree]]  # the first so many, as `advance` takes them
-    metered: bool  # whether updates say what the momentum meter needs
     begun: float  # when it was asked for, by `time.monotonic`
+    metered: bool = False  # whether updates say what the momentum meter needs
     infos: Mapping[str, np.ndarray] = field(default_factory=dict)  # of each update made, (m,)
     row: Json | None = None  # at a log point: what is logged there, as far as hooks have said
     status: str = ""  # with what the run ends after it; '': it goes on
@@ -91,9 +91,8 @@ def updates(
     """The run's updates from `step` to the last of the `stops`, in chunks; one ends at each stop.
 
     The first chunk is empty, so that all is compiled with it; at least one follows. The state is
-    donated. The `log`, to which whoever iterates may append, decides timeline and momentum. Where
-    the log does not decide the timeline yet, a chunk ends too. Updates in `windows` are metered.
-    `feed` is where examples come from; by default one is made for these updates.
+    donated. The `log`, to which whoever iterates may append, decides timeline and momentum; a chunk
+    also ends where it does not do so yet. Updates in `windows` are metered. Examples are of `feed`.
     """
     feed, second = feed or feed_of(run), feed_of(run)
 
@@ -103,15 +102,12 @@ def updates(
         run = run if log is None else extended(run, held, log)
         until = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
         begun, block = time.monotonic(), feed(held, batches_of(run))
-        end = min(until, block.stop, step + CHUNK)
-        if not windows or not windows.has(step):
-            end = min(end, windows.until(step)) if windows else end
-            events = partial(events_of, run, step, block)
-            return Chunk(run, step, end - step, until, state, block.examples, events, False, begun)
-        other = second(held, batches_of(run, independent=True))
-        end = min(end, windows.until(step), other.stop, step + METERED_CHUNK)
-        both, pairs = (block.examples, other.examples), partial(_pairs, run, step, block, other)
-        return Chunk(run, step, end - step, until, state, both, pairs, True, begun)
+        end = min(until, block.stop, step + CHUNK, windows.until(step) if windows else until)
+        events = partial(events_of, run, step, block)
+        chunk = Chunk(run, step, end - step, until, state, block.examples, events, begun)
+        if windows and windows.has(step):
+            _meter(chunk, block, second(held, batches_of(run, independent=True)))
+        return chunk
 
     # The batch of the last update that was made is decided, wherever the run goes on.
     chunk = cut(state, step, max(step - 1, 0))
@@ -125,12 +121,15 @@ def updates(
             return
 
 
-def _pairs(
-    run: Run, step: int, block: DataBlock, other: DataBlock, n: int
-) -> tuple[Event, tuple[np.ndarray, np.ndarray]]:
-    """`events_of` updates that are metered, with a second batch each."""
-    event, indices = events_of(run, step, block, n, METERED_CHUNK)
-    return event, (indices, events_of(run, step, other, n, METERED_CHUNK)[1])
+def _meter(chunk: Chunk, block: DataBlock, other: DataBlock) -> None:
+    """Gives a second batch, of the `other` block, to each update of a chunk, and to fewer."""
+
+    def events(n: int) -> tuple[Event, tuple[np.ndarray, np.ndarray]]:
+        event, indices = events_of(chunk.run, chunk.start, block, n, METERED_CHUNK)
+        return event, (indices, events_of(chunk.run, chunk.start, other, n, METERED_CHUNK)[1])
+
+    chunk.metered, chunk.events, chunk.examples = True, events, (block.examples, other.examples)
+    chunk.n = min(chunk.n, other.stop - chunk.start, METERED_CHUNK)
 
 
 class Hook:

@@ -2,86 +2,39 @@
 
     sketches.npy   (updates in windows, 3, q) float32: displacement, raw step, independent gradient
 
-of every update of the windows (`methods/compose.py`), in order. Fitted by `momentum/moments.py`:
-
-    raw steps -g_t            one lag: what asynchrony alone contributes, under any optimizer
-    d_t / alpha_t             that and explicit momentum, a lag each: the total of heavy-ball SGD
-
-The model is tested twice: by the J test of the fit, and by the order of arrivals, which must not
-depend on how long groups have been away (`momentum/order_of_arrivals.py`).
+of every update of the windows (`methods/compose.py`), in order. `momentum/readings.py` reads them.
 """
 
 import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from optdyn import optimizers
 from optdyn.base.files import Written, crc32, writing
-from optdyn.base.trees import Json
+from optdyn.base.processes import is_writer
+from optdyn.base.trees import Json, numbers_in
+from optdyn.devices.first_process import agreed
 from optdyn.experiment import Experiment
 from optdyn.methods.compose import METERED, SKETCH
 from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
-from optdyn.momentum.moments import Fit, NotIdentified, fit
-from optdyn.momentum.order_of_arrivals import Ages
+from optdyn.momentum.readings import Window, Windows, in_place, said
 from optdyn.problem.data import order
 from optdyn.train import program
+from optdyn.train.loop import Chunk, Hook
+from optdyn.train.run import Run, momenta
 from optdyn.train.workdir import SKETCHES
 
 FILE = SKETCHES
-LIMIT = 0.95  # of explicit momentum
-READ = ("implicit_momentum", "fitted_momentum", "effective_learning_rate")  # and all they end in
-NUMBERS = 2**22  # of a fit's sketches, at most: longer runs are fitted to shorter sketches
-
-
-class Windows(NamedTuple):
-    """Updates k every .. k every + window - 1, for all k, of a run of so many steps."""
-
-    every: int
-    window: int
-    steps: int
-
-    def until(self, step: int) -> int:
-        """The first update from `step` on at which a window begins or ends, or the run."""
-        begin = step - step % self.every
-        ends = (begin + self.window, begin + self.every)
-        return min(self.steps, next(end for end in ends if end > step))
-
-    def has(self, step: int) -> bool:
-        """Whether an update is in a window."""
-        return step % self.every < self.window
-
-    def before(self, step: int) -> int:
-        """Updates of windows before this one."""
-        whole, rest = divmod(step, self.every)
-        return whole * self.window + min(rest, self.window)
-
-    def ended(self, since: int, step: int) -> list[tuple[int, int]]:
-        """(start, stop) of the windows that ended after `since`, and by `step`."""
-        starts = range(0, self.steps, self.every)
-        every = [(start, min(start + self.window, self.steps)) for start in starts]
-        return [(start, stop) for start, stop in every if since < stop <= step]
 
 
 def windows(probes: Probes, steps: int) -> Windows:
     """The windows that `config.probes` ask for."""
     return Windows(probes.every, probes.window, steps)
-
-
-class Window(NamedTuple):
-    """What updates in a row recorded, (T, q) each."""
-
-    displacements: np.ndarray | None  # over their learning rates; None if one of these is 0
-    raw_steps: np.ndarray
-    gradients: np.ndarray
-    away: Callable[[int], np.ndarray]  # (T,) of so many `past` updates, as `data.away` says
-    ages: Callable[[int], Ages] | None  # of so many past gradients; None if nobody knows who came
 
 
 def read(
@@ -125,36 +78,38 @@ def _away(config: Experiment, examples: int, start: int, stop: int, past: int) -
     return np.minimum.reduce(each)
 
 
-class Meter:
-    """Records a run's windows, and reads them."""
+class Meter(Hook):
+    """Records what updates of a run's windows say, and logs what it reads off them."""
 
-    def __init__(
-        self,
-        config: Experiment,
-        parameters: int,
-        examples: int,
-        path: Path | None = None,
-        held: int = 0,
-    ):
-        """How many `parameters` and `examples` there are; bytes that the file at `path` has held.
-
-        Without a file it records in memory.
-        """
+    def __init__(self, run: Run, log: list[Json], path: Path | None = None, held: int = 0):
+        """`held` are the bytes that the file at `path` has; without one it records in memory."""
+        config = run.config
         self.windows = windows(config.probes, config.steps)
-        self._config, self._examples, self._written = config, examples, Written()
+        self._examples, self._log, self._written = run.examples, log, Written()
         rows = self.windows.before(config.steps)
-        shape = (rows, len(METERED), min(SKETCH, parameters))
+        shape = (rows, len(METERED), min(SKETCH, numbers_in(run.params)))
         self._rows = opened(path, shape) if path else np.zeros(shape, np.float32)
         if isinstance(self._rows, np.memmap) and path:
             start = self._rows.offset
             self._written = Written(held, crc32(path, start, held), start)
 
-    def append(self, step: int, infos: Mapping[str, np.ndarray]) -> None:
-        """What updates of a window said of themselves, from update `step` on."""
-        at = self.windows.before(step)
-        new = np.stack([infos[name] for name in METERED], axis=1)
-        self._rows[at : at + len(new)] = new
-        self._written = self._written.more(self._rows[at : at + len(new)].tobytes())
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.metered and chunk.step > chunk.start:
+            at = self.windows.before(chunk.start)
+            new = np.stack([chunk.infos[name] for name in METERED], axis=1)
+            self._rows[at : at + len(new)] = new
+            self._written = self._written.more(self._rows[at : at + len(new)].tobytes())
+        if chunk.row is not None:
+            since = self._log[-1]["step"] if self._log else 0
+            chunk.row |= agreed(self._read(chunk, since) if is_writer() else {})
+
+    def end(self, chunk: Chunk, summary: Json) -> None:
+        """The summary has the reading of all windows since the momentum was last steered."""
+        if is_writer():
+            since = next((at for at, _ in momenta(chunk.run, self._log)[1:]), 0)
+            found = in_place(summary, self._read(chunk, since)).copy()
+            summary.clear()
+            summary.update(found)
 
     def synced(self) -> Written:
         """What the file has, which is on the disk now."""
@@ -162,14 +117,12 @@ class Meter:
             self._rows.flush()
         return self._written
 
-    def logged(self, worker: np.ndarray, since: int, step: int) -> Json:
-        """Fitted to the windows that ended after `since` and by `step`; {} if none did.
-
-        `worker` (steps,) are the groups that arrived.
-        """
-        ended = read(self._rows, self._config, self._examples, worker, since, step)
-        plain = is_plain(self._config)
-        return said(ended, lags(self._config), plain, rate(self._config, step)) if ended else {}
+    def _read(self, chunk: Chunk, since: int) -> Json:
+        """Fitted to the windows that ended after `since` and by the chunk's end; {} if none did."""
+        config, step = chunk.run.config, chunk.good
+        worker = chunk.run.timeline.worker
+        ended = read(self._rows, config, self._examples, worker, since, step)
+        return said(ended, lags(config), is_plain(config), rate(config, step)) if ended else {}
 
 
 def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
@@ -197,23 +150,6 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
     return np.load(path, mmap_mode="r+")
 
 
-def steered(rows: Sequence[Json], total: float) -> list[tuple[int, float]]:
-    """(step, explicit momentum from then on) for each reading in the log.
-
-    mu = M - i, which makes phi_1 = mu + i the total aimed at, M; i is the mean of all readings of
-    the implicit momentum, each by its precision. Before the first mu is 0: what asynchrony adds is
-    not known, and momentum that is too large diverges.
-    """
-    changes, sums, precision = [(0, 0.0)], 0.0, 0.0
-    for row in rows:
-        if "implicit_momentum" in row:
-            weight = (row["implicit_momentum_high"] - row["implicit_momentum_low"]) ** -2
-            sums, precision = sums + weight * row["implicit_momentum"], precision + weight
-            explicit = float(np.clip(total - sums / precision, -LIMIT, LIMIT))
-            changes.append((row["step"], explicit))
-    return changes
-
-
 def rate(config: Experiment, step: int) -> float:
     """Learning rate of the last of `step` updates."""
     return float(_rates(config)[step - 1])
@@ -239,83 +175,6 @@ def lags(config: Experiment) -> int:
 def _has_momentum(config: Experiment) -> bool:
     """Whether there is explicit momentum; with a total of 0 it is steered below 0."""
     return bool(config.optimizer.momentum or config.probes.steer)
-
-
-def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
-    """The figures of the windows, for the log.
-
-    `implicit_momentum` with its 95 % interval and the p-value of the model; likewise
-    `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
-    and what is implicit together, or of `plain` SGD the same; `effective_learning_rate`, rate / g
-    for memoryless groups.
-    """
-    found: Json = {}
-    for name, terms in (("implicit", 1), ("fitted", lags)):
-        if not terms or (plain and name == "fitted"):
-            continue
-        try:
-            it = fitted(ended, terms, raw=name == "implicit")
-        except NotIdentified as error:
-            found[f"{name}_momentum_refused"] = str(error)
-            continue
-        low, high = map(float, it.phi_interval[0])
-        found |= {f"{name}_momentum": float(it.phi[0]), f"{name}_momentum_p": chance(it, ended)}
-        found |= {f"{name}_momentum_low": low, f"{name}_momentum_high": high}
-        if name == "implicit":
-            found["effective_learning_rate"] = float(rate * it.eta[0])
-    if plain:
-        implicit = {name: value for name, value in found.items() if name.startswith("implicit")}
-        found |= {name.replace("implicit", "fitted", 1): v for name, v in implicit.items()}
-    return found
-
-
-def in_place(row: Json, read: Json) -> Json:
-    """The row with these figures in the place of those of its own windows, also of a refusal.
-
-    A row without new figures, {}, stays.
-    """
-    if not read:
-        return row
-    return {name: value for name, value in row.items() if not name.startswith(READ)} | read
-
-
-def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool = False) -> Fit:
-    """The fit of the displacements over their learning rates, or of the `raw` steps.
-
-    Raises `NotIdentified`.
-    """
-    many = sum(len(window.gradients) for window in ended)
-    runs = []
-    for window in ended:
-        moved = window.raw_steps if raw else window.displacements
-        if moved is None:
-            raise NotIdentified(
-                "an update's learning rate is 0, so its step says nothing of momentum"
-            )
-        runs.append((shortened(moved, many), shortened(window.gradients, many)))
-    heed = [window.away(max(lags, 1 + gradient_lags)) for window in ended]
-    return fit(runs, lags, gradient_lags, heed)
-
-
-def chance(it: Fit, ended: Sequence[Window], gradient_lags: int = 0) -> float:
-    """The p-value of the model: the less of J's and of the arrivals', twice, since they are two.
-
-    J's alone where nobody knows who arrived, or where no lag of steps makes staleness geometric.
-    """
-    known = [window.ages(gradient_lags) for window in ended if window.ages]
-    if not known or not len(it.phi):
-        return it.p
-    return min(1.0, 2 * min(it.p, order_of_arrivals.chance(known)))
-
-
-def shortened(sketches: np.ndarray, many: int) -> np.ndarray:
-    """Sketches (T, q) folded to fewer numbers until `many` of them are NUMBERS at most.
-
-    The number i of a sketch of q is added to i mod q/2: what a sketch of q/2 would have been.
-    """
-    while many * sketches.shape[1] > NUMBERS and sketches.shape[1] % 2 == 0:
-        sketches = sketches.reshape(len(sketches), 2, -1).sum(axis=1)
-    return sketches
 
 
 def _rates(config: Experiment) -> np.ndarray:

@@ -18,18 +18,19 @@ from optdyn.base import lookup
 from optdyn.base.fields import Options
 from optdyn.base.lookup import Key
 from optdyn.base.trees import Hyper, Tree, bytes_of, examples_in
-from optdyn.core import Event, Info, Rule, State
+from optdyn.core import Event, Info, Rule, ServedState, State
 from optdyn.devices.layout import Layout
+from optdyn.devices.simulated import NodeStates
 from optdyn.experiment import Experiment
 from optdyn.methods import compose, pieces
 from optdyn.methods.sync import Merged, cut, merged
+from optdyn.momentum.probes import PROBES
 from optdyn.optimizers import schedules
 from optdyn.problem import losses, models, problem
 from optdyn.problem.models import Model, Quadratic
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.problem.shared_data import Parts
 from optdyn.train import devices as parallel
-from optdyn.train.probes import PROBES
 
 CHUNK = 256  # events handed to the device at a time; how many of them are run is an argument
 
@@ -76,7 +77,7 @@ class Raced(NamedTuple):
     needs, also takes the examples and the numbers of a second batch.
     """
 
-    given: Callable[[State, int], Tree]
+    given: Callable[[Tree, int], Tree]  # of a `ServedState`
     work: Callable[..., Tree]
     update: Callable[..., tuple[State, Info]]
     metered: Callable[..., tuple[State, Info]]
@@ -269,7 +270,7 @@ def _raced(model: Minimized, rest: Static) -> Raced:
 
     fresh = methods.get("fresh", ())
 
-    def given(state: State, slot: int) -> Tree:
+    def given(state: ServedState, slot: int) -> Tree:
         seen = state.at(slot)
         return {name: own for name, own in seen.items() if name not in fresh} if fresh else seen
 
@@ -368,7 +369,8 @@ def evaluate(program: Program, params: Params, parts: Parts) -> dict[str, float]
     """Mean loss and metrics over the examples of all parts."""
     count = sum(map(examples_in, parts))
     totals: dict[str, float] = {}
-    for loss, metrics in jax.device_get([program.evaluate(params, part) for part in parts]):
+    for part in parts:  # one after the other, or all would need their memory at a time
+        loss, metrics = jax.device_get(program.evaluate(params, part))
         for name, value in {"loss": loss, **metrics}.items():
             totals[name] = totals.get(name, 0.0) + float(value) / count
     return totals
@@ -378,7 +380,7 @@ def probe(program: Program, state: State, train: Parts, test: Parts) -> dict[str
     """What the program's `probe` finds on the first part of each, or nothing."""
     if program.probe is None:
         return {}
-    every = getattr(state, "every", state.params)
+    every = state.every if isinstance(state, NodeStates) else state.params
     found = program.probe(state.params, every, train[0], test[0])
     return {name: float(value) for name, value in jax.device_get(found).items()}
 

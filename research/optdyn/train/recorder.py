@@ -1,6 +1,7 @@
 """The file `trace` of a real run (`clock/trace.py`), as it goes."""
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,11 @@ import numpy as np
 from optdyn.base.files import Written, append, crc32, sync
 from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import PREFIX, SERVED, columns, table_of, versions
+from optdyn.train.loop import Chunk, Hook
 
 
-class Recorder:
-    """An update a row; opening keeps the first `size` bytes. Raises `DiskFull`."""
+class Recorder(Hook):
+    """Records an update a row; opening keeps the first `size` bytes. Raises `DiskFull`."""
 
     def __init__(self, path: Path, size: int):
         self._path, self._written, self._seconds = path, Written(), 0.0
@@ -21,6 +23,15 @@ class Recorder:
             self._seconds = float(table_of(path)["seconds"].iloc[-1])
         else:
             path.unlink(missing_ok=True)
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Records the updates of a race with their times, and others with even ones."""
+        if chunk.step > chunk.start:
+            made, line = slice(chunk.start, chunk.step), chunk.run.timeline
+            if SERVED in chunk.infos:
+                self.raced(line, made, chunk.infos[SERVED])
+            else:
+                self.append(line, made, time.monotonic() - chunk.begun)
 
     def append(self, made: Timeline, window: slice, seconds: float) -> None:
         """The updates of the window, which took `seconds` together."""

@@ -27,9 +27,9 @@ from optdyn import methods
 from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
 from optdyn.base.progress import Progress, say, stoppable
-from optdyn.base.trees import Array, Json, State, examples_in
+from optdyn.base.trees import Array, Json, examples_in
 from optdyn.clock.timeline import at
-from optdyn.core import Event
+from optdyn.core import Event, State
 from optdyn.devices.first_process import own
 from optdyn.experiment import ConfigError, Experiment
 from optdyn.problem.data import order

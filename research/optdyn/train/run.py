@@ -20,13 +20,13 @@ from optdyn.core import Event, Params
 from optdyn.devices.first_process import verdict
 from optdyn.experiment import ConfigError, Experiment, refuse_first
 from optdyn.methods.setup import APIS
+from optdyn.momentum.readings import steered
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data import Dataset
 from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole
 from optdyn.train import memory_checks, program
 from optdyn.train.checkpoints import fingerprint, parameters
 from optdyn.train.checks import check, check_parts
-from optdyn.train.meter import steered
 from optdyn.train.program import CHUNK, Program
 
 

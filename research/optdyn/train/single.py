@@ -10,9 +10,9 @@ import numpy as np
 
 from optdyn.experiment import Experiment
 from optdyn.methods.compose import METERED
+from optdyn.momentum.readings import Windows
 from optdyn.train import trainer
 from optdyn.train.loop import initial, updates
-from optdyn.train.meter import Windows
 
 
 class Recording(NamedTuple):

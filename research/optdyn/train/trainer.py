@@ -81,7 +81,8 @@ class Kept(NamedTuple):
 class Before(NamedTuple):
     """What a run has recorded before it starts, to which it adds."""
 
-    log: hooks.Log
+    rows: list[Json]  # of the log
+    log: Hook
     sums: dict[str, float]  # over the updates so far of what they say of themselves, by name
     meter: Meter | None
     told: Callable[[], Json]  # what the summary has of its starts
@@ -123,16 +124,15 @@ def training(
 
 def in_memory(run: Run, watch: Watch | None = None, more: Sequence[Hook] = ()) -> Training[Kept]:
     """The run without a workdir, of which no file is left."""
-    config, program, log, meter = run.config, run.program, list[Json](), None
-    if config.probes.momentum:
-        meter = Meter(config, numbers_in(run.params), run.examples)
+    config, program, rows, params = run.config, run.program, list[Json](), hooks.LastParams()
+    meter = Meter(run, rows) if config.probes.momentum else None
+    sums = dict.fromkeys(program.sums, 0.0)
     told = {"init_from": run.origin} if run.origin else {}
-    before = Before(hooks.Log(log), dict.fromkeys(program.sums, 0.0), meter, lambda: told)
+    before = Before(rows, hooks.Log(rows), sums, meter, lambda: told)
     watching = watched(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
     state = program.layout.put_state(program.init(run.params))
-    params = hooks.LastParams()
     summary = yield from _trained(run, 0, state, before, watching, more, [params])
-    return Kept(summary, log, params.found)
+    return Kept(summary, rows, params.found)
 
 
 def _of_workdir(
@@ -142,8 +142,7 @@ def _of_workdir(
     config, before = run.config, checkpoints.recorded()
     recorder, meter = Recorder(folder / TRACE, held_in(before, TRACE)), None
     if config.probes.momentum:
-        held = held_in(before, SKETCHES)
-        meter = Meter(config, numbers_in(run.params), run.examples, folder / SKETCHES, held)
+        meter = Meter(run, metrics.rows, folder / SKETCHES, held_in(before, SKETCHES))
     sums = dict.fromkeys(run.program.sums, 0.0) | agreed(before.get("sums", {}))
 
     def record() -> Json:
@@ -159,8 +158,8 @@ def _of_workdir(
 
     writing: list[Hook] = [hooks.Saves(checkpoints), hooks.Ends(folder, metrics)]
     if config.parallel.api or config.cluster.service.name == "race":
-        writing.insert(0, hooks.Recording(recorder))
-    return Before(hooks.Log(metrics.rows, metrics), sums, meter, told), writing
+        writing.insert(0, recorder)
+    return Before(metrics.rows, metrics, sums, meter, told), writing
 
 
 def _trained(
@@ -174,7 +173,7 @@ def _trained(
 ) -> Training[Json]:
     """The run from a state on, with the hooks that every run has, `more`, and the `last` ones."""
     config, steps, every, feed = run.config, run.config.steps, run.config.log_every, feed_of(run)
-    rows, meter = before.log.rows, before.meter
+    rows, meter = before.rows, before.meter
     windows = meter.windows if meter else None
     _, sample, test_set = shared_data.put(run.data, run.program.layout.put_examples, config)
     begun = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
@@ -184,7 +183,7 @@ def _trained(
             hooks.Losses(sample, test_set, begun, watch),
             hooks.Probes(sample, test_set),
             hooks.Sums(before.sums),
-            *([hooks.MomentumMeter(meter, rows)] if meter else ()),
+            *([meter] if meter else ()),
             *([hooks.Steering()] if config.probes.steer else ()),
             *([hooks.WorkerSeconds(feed)] if config.cluster.service.name == "measured" else ()),
             *more,

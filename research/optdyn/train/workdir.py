@@ -43,6 +43,7 @@ from optdyn.base.files import (
 )
 from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Experiment
+from optdyn.train.loop import Chunk, Hook
 
 # Of a run: keys that cannot change its floats, and its length.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
@@ -178,8 +179,8 @@ def tag(name: str) -> str:
     return f"momentum/{name}" if "momentum" in name else f"probes/{name}"
 
 
-class Metrics:
-    """`metrics.jsonl` and the TensorBoard event file, which repeats it.
+class Metrics(Hook):
+    """Writes the log: `metrics.jsonl`, and the TensorBoard event file, which repeats it.
 
     Opening keeps the first `size` bytes and rewrites the event file from them, so that a killed run
     leaves neither a torn line nor a log point twice. Raises `DiskFull`.
@@ -206,6 +207,10 @@ class Metrics:
             for old in stale:
                 old.unlink()
 
+    def chunk(self, chunk: Chunk) -> None:
+        if chunk.row is not None:
+            self.append(chunk.row)
+
     def append(self, row: Json) -> None:
         """Adds a line to the log, and to the event file. Raises `DiskFull`."""
         self.rows.append(row)
@@ -221,7 +226,7 @@ class Metrics:
         sync(self._path)
         return self._written
 
-    def end(self, config: Experiment, summary: Mapping[str, object]) -> None:
+    def summarize(self, config: Experiment, summary: Mapping[str, object]) -> None:
         """What TensorBoard's page of hyperparameters shows of a run: to be written once."""
         usual, given = (json.loads(configs.to_json(c)) for c in (Experiment(), config))
         changed = {*configs.differences(usual, given), "optimizer.learning_rate", "seed"}

@@ -9,8 +9,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from optdyn.base.trees import Array, Examples, Params, State, Tree
-from optdyn.core import Event
+from optdyn.base.trees import Array, Examples, Params, Tree
+from optdyn.core import Event, State
 from optdyn.methods.dynamic_batch import Part
 from optdyn.problem.problem import Problem
 

@@ -17,23 +17,20 @@ import numpy as np
 
 from optdyn import optimizers
 from optdyn.base import seeds
-from optdyn.base.errors import ConfigError, Join
-from optdyn.base.trees import Json, bytes_of, head
+from optdyn.base.errors import Join
+from optdyn.base.trees import Json, Tree, bytes_of, head
 from optdyn.clock.timeline import Timeline
-from optdyn.core import State
 from optdyn.experiment import Experiment, refuse_first
 from optdyn.methods import GROUPED
+from optdyn.momentum.probes import GradientMoments, moments, sharpness
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples, Params
 from optdyn.problem.shared_data import Parts
 from optdyn.train import loop, program, trainer
-from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import CHUNK, Program
 from optdyn.train.trainer import Run
 from optdyn.tune.choice import Choice, Outcome
 from optdyn.tune.prediction import MeasuredLoss, penalty, stability
-
-Line = Json
 
 LADDERS = "config.tune.mode='ladders' tunes any method and optimizer"
 CEILING = 2.0  # times the loss that is to be lowered, at the start
@@ -64,7 +61,7 @@ class Checkpoint(NamedTuple):
 
     updates: jax.Array  # int32, batches seen
     groups: jax.Array  # int32, that the slots are of
-    state: State
+    state: Tree
 
 
 def prepare(config: Experiment) -> SimulatedCluster:
@@ -92,7 +89,12 @@ def prepare(config: Experiment) -> SimulatedCluster:
 
 def tunable(config: Experiment) -> None:
     """Raises `ConfigError` where a learning rate is not constant, or x_0 is another run's."""
-    refuse_first(config, _constant(config))
+    changing = config.optimizer.schedule != "constant" or config.optimizer.warmup_steps
+    said = "learning rates are constant while tuned"
+    schedule = Join("optimizer.schedule", changing, said)
+    refuse_first(
+        config, [schedule, Join("init_from", config.init_from, "of a run, not of what is tuned")]
+    )
 
 
 def _joins(config: Experiment) -> Iterator[Join]:
@@ -104,13 +106,6 @@ def _joins(config: Experiment) -> Iterator[Join]:
     yield Join("optimizer.name", light, f"has no momentum; {LADDERS}")
     said = f"brings its momentum down for any number of groups by itself; {LADDERS}"
     yield Join("optimizer.name", name == "closed_loop", said)
-
-
-def _constant(config: Experiment) -> Iterator[Join]:
-    changing = config.optimizer.schedule != "constant" or config.optimizer.warmup_steps
-    said = "learning rates are constant while tuned"
-    yield Join("optimizer.schedule", changing, said)
-    yield Join("init_from", config.init_from, "of a run, not of what is tuned")
 
 
 def seconds_per_update(cluster: SimulatedCluster, groups: int) -> float:
@@ -128,7 +123,7 @@ def start(cluster: SimulatedCluster, seed: int = 0) -> Checkpoint:
     return Checkpoint(jnp.int32(0), jnp.int32(1), run.program.rule.init(params))
 
 
-def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Line:
+def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Json:
     """What limits steps at a checkpoint, by `prediction.py`, and the simulated seconds it takes.
 
     `momentum` and `step`: the best total momentum, and long-run step of one group, as predicted.
@@ -203,14 +198,8 @@ def attempt(
     most the target; or where neither it nor that of the mean of the latest parameters is below what
     is to be beaten, `lower`, times two at the start and less and less later; or, with `settle`,
     where that of the mean is at the target. It always ends with the first batch whose loss is not
-    finite. Evaluation takes no simulated time. Raises `ConfigError` for groups that are not the
-    cluster's.
+    finite. Evaluation takes no simulated time.
     """
-    if setting.groups not in cluster.groups:
-        known = ", ".join(map(str, cluster.groups))
-        raise ConfigError(
-            f"groups = {setting.groups}: must be one of {known}, which share the workers"
-        )
     run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
     before = _until(line, t)
@@ -271,7 +260,7 @@ def _log_points(t: int, updates: int, every: int) -> Sequence[int]:
     return [*range(every - t % every, updates, every), updates]
 
 
-def _regrouped(run: Run, begin: Checkpoint, groups: int) -> State:
+def _regrouped(run: Run, begin: Checkpoint, groups: int) -> Tree:
     """A copy of the state, for so many groups."""
     state = begin.state
     if groups != begin.groups:

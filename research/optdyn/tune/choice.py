@@ -1,8 +1,8 @@
-"""What is chosen, and what a mode of `launch.tune` may do to choose it."""
+"""What is chosen, and what comes of it."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class Choice(NamedTuple):
@@ -38,42 +38,6 @@ class Measures(NamedTuple):
 Probe = Callable[[Choice], Outcome]
 
 
-class Bench(Protocol):
-    """A problem on a simulated cluster, on which settings are tried."""
-
-    def pace(self, groups: int) -> float:
-        """HE(g), seconds an update."""
-
-    def start(self, point: EpochPoint) -> float:
-        """The loss that a first epoch has to be below: of the initialization, or of chance."""
-
-    def probe(self, point: EpochPoint, seconds: float, setting: Choice) -> Outcome:
-        """Tries a setting from a point, and leaves no trace."""
-
-    def train(
-        self, point: EpochPoint, seconds: float, setting: Choice, loss: float, settle: bool = False
-    ) -> Outcome:
-        """Goes on to the next epoch's point, or stays if it does not lower the loss."""
-
-    def measure(self, point: EpochPoint) -> Measures:
-        """What limits steps at a point, which takes seconds too."""
-
-    def note(self, what: str, setting: Choice) -> None:
-        """Takes down a decision."""
-
-
 def loss_of(outcome: Outcome) -> float:
     """The loss, by which outcomes are compared: what diverged is worse than anything."""
     return outcome.loss if math.isfinite(outcome.loss) else math.inf
-
-
-def halved(groups: Sequence[int], g: int) -> int:
-    """The most of the groups that are at most half of g; one where there are none."""
-    return max((h for h in groups if 2 * h <= g), default=1)
-
-
-def calmer(setting: Choice, by: float, groups: Sequence[int]) -> Choice:
-    """Half as many groups, or the next fewer; of one, a rate that is smaller by this ratio."""
-    if setting.groups > 1:
-        return setting._replace(groups=halved(groups, setting.groups))
-    return setting._replace(learning_rate=setting.learning_rate / by)

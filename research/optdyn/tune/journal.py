@@ -18,8 +18,6 @@ from optdyn.tune import bench
 from optdyn.tune.bench import Checkpoint, SimulatedCluster
 from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 
-Line = Json
-
 
 class Journal:
     """`journal(line, found)`: the line with what `found()` adds, from the file or by calling it.
@@ -37,7 +35,7 @@ class Journal:
         self.path, self._done, self._seconds = path, 0, seconds
         write(path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def __call__(self, line: Line, found: Callable[[], Line] = dict) -> Line:
+    def __call__(self, line: Json, found: Callable[[], Json] = dict) -> Json:
         """Raises `WorkdirError` if the file has another line here."""
         if self._done == len(self.lines):
             whole = line | found()
@@ -50,15 +48,18 @@ class Journal:
             return whole
         raise WorkdirError(f"{self.path}: line {self._done} is not what is decided there")
 
-    def _trained(self, line: Line) -> str:
+    def _trained(self, line: Json) -> str:
         if line["what"] != "train":
             return ""
         done = sum(other["seconds"] for other in self.lines if other["what"] == "train")
         return f"; trained {number(done)} of {number(self._seconds)} s at most"
 
 
-class JournaledMethod:
-    """The attempts and decisions of tuning, in the journal, with every epoch's checkpoint."""
+class Bench:
+    """A problem on a simulated cluster, on which settings are tried.
+
+    Attempts and decisions are lines of the journal, and every epoch has its checkpoint.
+    """
 
     def __init__(
         self, cluster: SimulatedCluster, journal: Journal, target: float, checkpoints: Checkpoints
@@ -66,14 +67,14 @@ class JournaledMethod:
         self._cluster, self._target = cluster, target
         self._journal, self._checkpoints = journal, checkpoints
         self._held: tuple[EpochPoint, Checkpoint] | None = None
-        self.pace = cache(partial(bench.seconds_per_update, cluster))
+        self.pace = cache(partial(bench.seconds_per_update, cluster))  # HE(g), seconds an update
 
     def start(self, point: EpochPoint) -> float:
-        """The loss at the point."""
+        """The loss that a first epoch has to be below: of the initialization, or of chance."""
         return bench.start_loss(self._cluster, self._state(point))
 
     def measure(self, point: EpochPoint) -> Measures:
-        """What the prediction asks to know at the point."""
+        """What limits steps at a point, which takes seconds too."""
         line = {"what": "limits", **point._asdict()}
         found = self._journal(line, lambda: bench.measure(self._cluster, self._state(point)))
         groups = self._cluster.groups
@@ -92,7 +93,7 @@ class JournaledMethod:
     def train(
         self, point: EpochPoint, seconds: float, setting: Choice, loss: float, settle: bool = False
     ) -> Outcome:
-        """Leaves a checkpoint if the loss at its end is less than that."""
+        """Goes on to the next epoch's point, or stays if it does not lower the loss."""
         outcome, kept = self._attempt("train", point, seconds, setting, loss, settle)
         if kept:
             after = point._replace(epoch=point.epoch + 1)
@@ -112,7 +113,7 @@ class JournaledMethod:
         """The outcome, and if it was run just now the state to keep."""
         kept = None
 
-        def run() -> Line:
+        def run() -> Json:
             nonlocal kept
             target: Json = {}
             if what == "train":
@@ -149,7 +150,7 @@ class JournaledMethod:
         return self._held[1]
 
 
-def _shown(line: Line) -> str:
+def _shown(line: Json) -> str:
     if line["what"] == "limits":
         return "limits  noise scale {noise_scale:.3g}, sharpness {sharpness:.3g}".format(**line)
     text = "{what}  g {groups}, momentum {momentum:.3g}, learning rate {learning_rate:.3g}"

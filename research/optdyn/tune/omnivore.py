@@ -39,7 +39,8 @@ from typing import NamedTuple
 
 from optdyn.experiment import ConfigError
 from optdyn.methods.setup import Tune
-from optdyn.tune.choice import Bench, Choice, EpochPoint, Outcome, Probe, calmer, halved, loss_of
+from optdyn.tune.choice import Choice, EpochPoint, Outcome, Probe, loss_of
+from optdyn.tune.journal import Bench
 
 FASTER = 1.1  # by which more groups have to make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state
@@ -67,7 +68,10 @@ def omnivore(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
             last, most = steady_state(probe, last, most, rules.momenta, groups)
             bench.note("steady state", last)
         else:
-            last = calmer(last, STEP, groups)
+            if last.groups > 1:
+                last = last._replace(groups=halved(groups, last.groups))
+            else:
+                last = last._replace(learning_rate=last.learning_rate / STEP)
             most = last.groups
 
 
@@ -174,6 +178,11 @@ def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
     """Whether it is smaller in both numbers, or in any."""
     below = one.learning_rate < other.learning_rate, one.momentum < other.momentum
     return any(below) if in_any else all(below)
+
+
+def halved(groups: Sequence[int], g: int) -> int:
+    """The most of the groups that are at most half of g; one where there are none."""
+    return max((h for h in groups if 2 * h <= g), default=1)
 
 
 def size(setting: Choice) -> tuple[float, float]:

@@ -28,11 +28,11 @@ import numpy as np
 from optdyn import methods
 from optdyn.base.trees import Json
 from optdyn.experiment import Experiment
+from optdyn.momentum.probes import GradientMoments, moments, sharpness
 from optdyn.momentum.stability import limit
 from optdyn.problem.problem import Examples, Params
 from optdyn.train import loop, trainer
 from optdyn.train.checks import check
-from optdyn.train.probes import GradientMoments, moments, sharpness
 from optdyn.train.program import Program
 from optdyn.train.run import Run, feed_of
 

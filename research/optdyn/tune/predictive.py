@@ -34,7 +34,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 from optdyn.methods.setup import Tune
-from optdyn.tune.choice import Bench, Choice, EpochPoint, Probe, loss_of
+from optdyn.tune.choice import Choice, EpochPoint, Probe, loss_of
+from optdyn.tune.journal import Bench
 
 Move = Callable[[Choice], Choice]
 

@@ -1,7 +1,7 @@
-"""Who computes when: the first updates of a run, group by group.
+"""The report's sections on arrivals: who computes when, and how stale gradients are.
 
-Of a real run it is what it recorded, `trace.csv`. Of a simulated one the timeline is drawn again
-from the config, which decides it, and is believed only if it agrees with the seconds in the log.
+Of a real run arrivals are what it recorded, `trace.csv`. Of a simulated one the timeline is drawn
+again from the config, which decides it, and is believed only if it agrees with the log's seconds.
 """
 
 import json
@@ -13,24 +13,27 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from optdyn import methods
 from optdyn.base.errors import InputError
 from optdyn.base.lookup import CLOCK
 from optdyn.clock.trace import table_of
 from optdyn.experiment import read
-from optdyn.methods import arrives
-from optdyn.report import figures
+from optdyn.report import figures, run_tables, tables
 from optdyn.report.page import Picture, Section
-from optdyn.report.run_tables import GROUPS
+from optdyn.report.relevant_keys import relevant
+from optdyn.report.run_tables import GROUPS, NAME
 from optdyn.report.tables import Point, value
 
-MOST = 1_000_000  # updates of a timeline that is drawn again
+LONGEST = 1_000_000  # updates of a timeline that is drawn again
 LANES = 16
 ROUNDS = 4  # arrivals a group that are shown, about
 GANTTS = 2  # pictures: of the fewest and of the most groups
 WORD = 4  # bytes of a parameter
+MEMORYLESS = ("exponential", "geometric")  # services with a geometric law of staleness
+MOST = 6  # histograms
 
 
-def section(points: Sequence[Point]) -> Section | None:
+def workers(points: Sequence[Point]) -> Section | None:
     """Charts of who computes when, in the runs of fewest and of most groups."""
     arrangements: dict[int, Point] = {}
     for point in points:
@@ -104,9 +107,8 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
             return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
         path = point.folder / "config.json"
         config = read(json.loads(path.read_text()), path, CLOCK)
-        methods = config.methods
-        simple = methods.simple and arrives(config.method.name)
-        if not simple or config.cluster.service.name == "geometric" or config.steps > MOST:
+        simple = config.methods.simple and config.methods.grouped
+        if not simple or config.cluster.service.name == "geometric" or config.steps > LONGEST:
             return None
         size = WORD * int(point.summary.get("parameters", 0))
         timeline = config.timeline(steps_per_epoch=1, update_bytes=size)
@@ -122,3 +124,49 @@ def _agrees(seconds: np.ndarray, log: list[dict[str, Any]]) -> bool:
     logged = np.array([row["simulated_seconds"] for row in rows], float)
     drawn = seconds[[row["step"] - 1 for row in rows]] if rows else logged
     return bool(rows) and np.allclose(drawn, logged, rtol=1e-6, atol=0)
+
+
+def staleness(points: Sequence[Point]) -> Section | None:
+    """A histogram for each arrangement of groups on a cluster, all its points together."""
+    stale = [point for point in points if any(point.summary.get("staleness_histogram", [])[1:])]
+    if not stale:
+        return None
+    keys = tables.columns(relevant(stale))
+    keys = [key for key in keys if key.startswith(("method.", "cluster."))]
+    runs = tables.runs(stale, keys)
+    note = (
+        "Updates applied between a gradient's reading of the parameters and its arrival. For "
+        "memoryless groups of one worker the law is geometric, of mean g − 1. A group of several "
+        "workers delivers with its slowest, which is more regular: the mean is the same."
+    )
+    if len(runs.drop_duplicates(keys)) > MOST:
+        keys = [key for key in keys if key in (NAME, GROUPS, "cluster.service.name")]
+        note += " Each picture is of all clusters together."
+    groups = [group for _, group in runs.groupby(keys, dropna=False)]
+    if len(groups) > MOST:
+        note += f" {MOST} of {len(groups)}."
+        places = np.linspace(0, len(groups) - 1, MOST).round().astype(int)
+        groups = [groups[place] for place in places]
+    labels = [GROUPS, *run_tables.varying(runs, keys)]
+    pictures = [_histogram([stale[i] for i in group.index], labels) for group in groups]
+    return Section("Staleness", text=note, pictures=pictures, small=True)
+
+
+def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
+    histograms = [point.summary["staleness_histogram"] for point in members]
+    counts = np.zeros(max(map(len, histograms)))
+    for its in histograms:
+        counts[: len(its)] += its
+    mean = np.average(np.arange(len(counts)), weights=counts)
+    config = members[0].config
+    services = {point.config.get("cluster.service.name") for point in members}
+    name = config[NAME]
+    chosen = methods.seen(name)
+    each = chosen and chosen.grouped and chosen.shared and not chosen.having("arrivals")
+    memoryless = services <= set(MEMORYLESS) and each
+    groups = value(config, GROUPS) if memoryless else None
+    its = {key: value(config, key) for key in labels}
+    caption = f"{run_tables.describe(its, labels)}: mean {mean:.3g}"
+    alt = "Histogram of staleness. " + caption
+    alt += f"; over it the geometric law of mean {groups - 1}." if groups else "."
+    return Picture(figures.uri(figures.staleness(counts, groups)), alt, caption)

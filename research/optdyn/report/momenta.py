@@ -1,25 +1,29 @@
-"""What the momentum meter said of trained runs (`train/meter.py`), for the report."""
+"""The report's sections on implicit momentum: what the meter read, and fits to replicas."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from optdyn.base.arguments import called
 from optdyn.momentum.lags import groups_of, memoryless, number_of, theory
 from optdyn.momentum.moments import REJECTED
-from optdyn.report import figures, run_tables, tables
+from optdyn.report import curves, figures, page, run_tables, tables
 from optdyn.report.figures import DASHES, OKABE_ITO, Series
-from optdyn.report.page import Cell, Column, Picture, Section, Table, cell, number
-from optdyn.report.run_tables import GROUPS, LINES, floats, of_seeds
-from optdyn.report.tables import Point
+from optdyn.report.page import Cell, Picture, Section, Table, cell, number
+from optdyn.report.run_tables import GROUPS, LINES, ROWS, floats, of_seeds
+from optdyn.report.tables import Point, value
 
 IMPLICIT, TOTAL, RATE = "implicit_momentum", "fitted_momentum", "effective_learning_rate"
 REFUSED = f"{IMPLICIT}_refused"
 FIGURES = [f"{name}{end}" for name in (IMPLICIT, TOTAL) for end in ("", "_low", "_high", "_p")]
+SPOKEN = 12  # fits that a picture's text names
 SAME = 1e-3  # momenta that differ by less are two fits of the same numbers
-TEXT = (
+METERED = (
     "What the order of arrivals adds to momentum, read off windows of each run's updates: the "
     "gradients that arrive are compared with those of second mini-batches at the current "
     "parameters. For memoryless groups theory has 1 − 1/g, and α/g for the effective learning "
@@ -36,6 +40,13 @@ NOTE = (
     "order of arrivals as odd as these if one term (or, of the total, heavy-ball momentum) is the "
     f"model; below {REJECTED} it is marked, and the momentum says little."
 )
+FITTED = (
+    "E dₜ = μ E dₜ₋₁ − η E Gₜ, with d the step and G the gradient of the whole objective, "
+    "fitted over replicas by instrumental variables, with 95 % intervals. For memoryless "
+    "groups theory has μ = 1 − 1/g and η = α/g. Least squares is biased towards 0 by the noise "
+    "of the means. With explicit momentum the figure is that of the one-term recursion of the "
+    "same mean lag."
+)
 
 
 class Setting(NamedTuple):
@@ -47,16 +58,13 @@ class Setting(NamedTuple):
     config: Mapping[str, Any]  # of one of them, nested
 
 
-def section(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) -> Section | None:
-    """Momenta over the updates, and a table of all windows together; None if none was metered.
-
-    `runs` are those of the points, `run_tables.prepared`, told apart by `keys` of the config.
-    """
-    every = _settings(points, runs, keys)
+def metered(points: Sequence[Point]) -> Section | None:
+    """Momenta over the updates, and a table of all windows together; None if none was metered."""
+    every = _settings(points) if points else []
     if not every:
         return None
     several = any(len(its.runs) > 1 for its in every)
-    text, notes = TEXT + (SEVERAL if several else ONE), [NOTE]
+    text, notes = METERED + (SEVERAL if several else ONE), [NOTE]
     told = [its for its in every if its.log[IMPLICIT].notna().any()]
     if len(told) > LINES:
         text += f" {LINES} of {len(told)} settings."
@@ -66,23 +74,23 @@ def section(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) ->
         *_picture(IMPLICIT, "implicit momentum", "theory, 1 − 1/g", told),
         *_picture(TOTAL, "total momentum φ₁", "theory", differing),
     ]
-    if len(every) > run_tables.ROWS:
-        notes.append(f"{run_tables.ROWS} of {len(every):,} settings; results.csv has all.")
-    table = _table(every[: run_tables.ROWS])
+    if len(every) > ROWS:
+        notes.append(f"{ROWS} of {len(every):,} settings; results.csv has all.")
+    table = _table(every[:ROWS])
     return Section(
         "Implicit momentum over training", text=text, pictures=pictures, table=table, notes=notes
     )
 
 
-def _settings(points: Sequence[Point], runs: pd.DataFrame, keys: Sequence[str]) -> list[Setting]:
-    log = tables.metrics(points)
+def _settings(points: Sequence[Point]) -> list[Setting]:
+    it, log = curves.compared(points), tables.metrics(points)
     log = log.reindex(columns=list(dict.fromkeys([*log, *FIGURES, RATE, REFUSED])))
     log = log[log[[IMPLICIT, REFUSED]].notna().any(axis=1)]
-    runs = runs[runs["point"].isin(log["point"])]
+    runs = it.runs[it.runs["point"].isin(log["point"])]
     said = [*FIGURES, RATE, REFUSED, "learning_rate"]
     runs = runs.reindex(columns=list(dict.fromkeys([*runs, *said])))
     folders = {point.name: point.folder for point in points}
-    labels = [GROUPS, *(run_tables.varying(runs, keys) if len(runs) else [])]
+    labels = [GROUPS, *(run_tables.varying(runs, it.keys) if len(runs) else [])]
     found = []
     for _, its in runs.groupby("setting", sort=False):
         first = its.iloc[0]
@@ -152,26 +160,33 @@ def _theory(config: Mapping[str, Any], name: str) -> float | None:
 
 
 def _table(every: Sequence[Setting]) -> Table:
-    total = any(_differs(its.runs) for its in every)
-    refused = any(its.runs[REFUSED].notna().any() for its in every)
-    columns = [Column("setting", text=True)] * (len(every) > 1)
-    columns += [Column("groups g"), Column("explicit momentum"), Column("implicit momentum")]
-    columns += [Column("theory"), Column("p")]
-    columns += [Column("total momentum φ₁"), Column("its theory"), Column("its p")] * total
-    columns += [Column("effective learning rate"), Column("α/g")]
-    columns += [Column("refused", text=True)] * refused
     rows = []
     for its in every:
-        row = [cell(its.label)] * (len(every) > 1)
-        row += [cell(groups_of(its.config)), _explicit(its)]
-        for name in (IMPLICIT, TOTAL)[: 1 + total]:
-            row += [_momentum(its.runs, name), cell(_theory(its.config, name))]
-            row += [_chance(its.runs[f"{name}_p"])]
-        rate = floats(its.runs["learning_rate"]).median() / groups_of(its.config)
-        row += [of_seeds(its.runs[RATE].dropna())]
-        row += [cell(rate if memoryless(its.config) else None)]
-        rows.append(row + [_reason(its.runs[REFUSED])] * refused)
-    return Table("Implicit momentum over training", columns, rows)
+        groups, config, runs = groups_of(its.config), its.config, its.runs
+        rate = floats(runs["learning_rate"]).median() / groups
+        rows.append(
+            {
+                "setting": cell(its.label),
+                "groups g": cell(groups),
+                "explicit momentum": _explicit(its),
+                "implicit momentum": _momentum(runs, IMPLICIT),
+                "theory": cell(_theory(config, IMPLICIT)),
+                "p": _chance(runs[f"{IMPLICIT}_p"]),
+                "total momentum φ₁": _momentum(runs, TOTAL),
+                "its theory": cell(_theory(config, TOTAL)),
+                "its p": _chance(runs[f"{TOTAL}_p"]),
+                "effective learning rate": of_seeds(runs[RATE].dropna()),
+                "α/g": cell(rate if memoryless(config) else None),
+                "refused": _reason(runs[REFUSED]),
+            }
+        )
+    without = ["setting"] * (len(every) == 1)
+    if not any(_differs(its.runs) for its in every):
+        without += ["total momentum φ₁", "its theory", "its p"]
+    if not any(its.runs[REFUSED].notna().any() for its in every):
+        without += ["refused"]
+    label = "Implicit momentum over training"
+    return page.table(label, rows, ("setting", "refused"), without)
 
 
 def _explicit(its: Setting) -> Cell:
@@ -187,7 +202,7 @@ def _momentum(runs: pd.DataFrame, name: str) -> Cell:
     if len(runs) > 1 or found.empty:
         return of_seeds(found[name])
     value, low, high = found.iloc[0]
-    return cell(value)._replace(range=f"{low:.3g} – {high:.3g}")
+    return page.between(cell(value), low, high)
 
 
 def _chance(values: pd.Series) -> Cell:
@@ -201,3 +216,83 @@ def _reason(values: pd.Series) -> Cell:
         return Cell("", "")
     many = f"{number(len(found))} of {number(len(values))}: " if len(values) > 1 else ""
     return Cell(many + found.iloc[0], found.iloc[0], bad=True)
+
+
+def fitted(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
+    """Every recording's fit beside theory and least squares; None where there is no recording."""
+    if not points:
+        return None
+    lead = [f"{len(points)} recording{'s' * (len(points) > 1)} of replicas."]
+    lead += list(dict.fromkeys(_scope(point.config) for point in points))[:ROWS]
+    if not all(point.fit for point in points):
+        where = shlex.join(f"--workdir={workdir}" for workdir in workdirs)
+        lead += [f"Not all are fitted yet: {called('momentum')} {where}"]
+    known = [point for point in points if point.fit]
+    if not known:
+        return Section("Implicit momentum", lead)
+    rows = [
+        {
+            "recording": cell(point.name),
+            "groups g": cell(fit["groups"]),
+            "explicit momentum": cell(fit["explicit_momentum"]),
+            "fitted momentum": _with_interval(fit, "momentum"),
+            "theory": cell(fit["theory_momentum"]),
+            "least squares": cell(fit["least_squares_momentum"]),
+            "instrument strength F": cell(fit["instrument_strength"]),
+            "effective learning rate": _with_interval(fit, "learning_rate"),
+            "α/g": cell(fit["config_learning_rate"] / fit["groups"]),
+            "refused": Cell(fit["reason"], fit["reason"], bad=True),
+        }
+        for point, fit in ((point, point.fit) for point in known[:ROWS])
+    ]
+    without = () if any(row["refused"].shown for row in rows) else ("refused",)
+    table = page.table("Implicit momentum", rows, ("recording", "refused"), without)
+    pictures = _picture_of_fits([point.fit for point in known])
+    return Section("Implicit momentum", lead, FITTED, pictures, table)
+
+
+def _scope(config: Mapping[str, Any]) -> str:
+    """How long, of what and on how much data the replicas of a recording were."""
+    name, examples = config.get("model.name"), config.get("data.train_examples")
+    data = f"{examples:,} examples" if examples else "all examples"
+    return (
+        f"g = {value(config, GROUPS) or 1}: {config['replicas.count']:,} replicas of the first "
+        f"{config.get('steps', 0):,} updates of {name}, in batches of {config.get('batch_size')} "
+        f"of {data}."
+    )
+
+
+def _picture_of_fits(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """Momentum fitted, by least squares and of theory against g; [] if no fit was possible."""
+    found = [fit for fit in fits if fit["momentum"] is not None]
+    if not found:
+        return []
+    g = np.array([fit["groups"] for fit in found], float)
+    low, high = np.array([fit["momentum_interval"] for fit in found], float).T
+    momentum = [fit["momentum"] for fit in found]
+    squares = [fit["least_squares_momentum"] for fit in found]
+    tables = [
+        pd.DataFrame({"x": g, "value": squares, "low": squares, "high": squares}),
+        pd.DataFrame({"x": g, "value": momentum, "low": low, "high": high}),
+    ]
+    series = [
+        Series("least squares", "#E69F00", "dash-dotted", tables[0], False),
+        Series("fitted, 95 % interval", figures.BLUE, "solid", tables[1], False),
+    ]
+    at = np.geomspace(1, max(g.max(), 2), 200)
+    theory = {"theory, 1 − 1/g": (at, 1 - 1 / at)}
+    figure = figures.against(series, "compute groups g", "implicit momentum", theory, log=2)
+    said = [
+        "{:.3g} ({:.3g} to {:.3g})".format(fit["momentum"], *fit["momentum_interval"])
+        + f" at g = {fit['groups']}"
+        for fit in found[:SPOKEN]
+    ]
+    alt = "Fitted implicit momentum against the number of groups g: "
+    return [Picture(figures.uri(figure), alt + "; ".join(said) + ".")]
+
+
+def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:
+    if fit[name] is None:
+        return cell(None)
+    low, high = fit[f"{name}_interval"]
+    return page.between(cell(fit[name]), low, high, digits=4)
