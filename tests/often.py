@@ -33,7 +33,6 @@ OFTEN = {
     "models/test_convolution.py::test_transforms_of_replicas_end": (),
     "models/test_remat.py::test_blocks_keep_their_inputs_only": (),
     "models/test_remat.py::test_is_the_same_function_with_the_same_parameters": ("resmlp",),
-    "optimizers/test_delayed.py::test_a_tiny_modern_transformer_learns_under_delay": (),
     "optimizers/test_delayed.py::test_is_optax_on_gradients_one_update_old": (),
     "train/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": ("closed",),
     "train/test_going_on.py::test_a_run_starts_from_anothers_parameters": ("sync",),
@@ -223,9 +222,6 @@ OFTEN = {
         "local",
         "quickstart",
     ),
-    "test_local.py::test_an_interrupted_run_reaches_the_same_floats": (),
-    "test_local.py::test_no_probes_unless_asked_for": (),
-    "test_local.py::test_one_group_of_all_blocks_is_synchronous": (),
     "test_local.py::test_probes_are_logged": ("backprop",),
     "test_meter.py::test_an_interrupted_run_resumes_to_the_same_reading": ("235",),
     "test_price.py::test_a_run_has_the_seconds_the_bytes_and_the_staleness": (
@@ -248,9 +244,7 @@ OFTEN = {
     "test_sizes.py::test_residual_networks_are_for_the_images_that_they_are_of": ("18",),
     "test_sizes.py::test_transformers_have_the_size_that_they_are_called": ("10m", "124m"),
     "test_suite.py::test_a_run_in_which_a_worker_dies_ends_and_names_the_test": ("SIGKILL",),
-    "test_text_config.py::test_learns_more_than_frequencies_in_few_updates": (),
-    "test_trainer.py::test_a_convolutional_network_learns": (),
-    "test_trainer.py::test_optimizers_of_optax": ("noisy_sgd", "adamw", "lion"),
+    "test_sizes.py::test_learns_more_than_frequencies_in_few_updates": (),
     "clock/test_mutated_traces.py::test_whatever_a_reference_refuses_is_refused": (
         "asynchronous",
         "daso",

@@ -1,21 +1,16 @@
 """The pages: short at the door, with links that lead somewhere; test_blocks.py has commands."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-FOLDERS = ("research", "launch", "analysis", "configs", "docs")
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
-)
+from tests.blocks import FENCED, PAGES, ROOT
+
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-BLOCK = re.compile(r"^```(\w*).*?\n(.*?)^```$", re.M | re.S)
 
 
 def text_of(page):
-    return BLOCK.sub("", page.read_text())
+    return FENCED.sub("", page.read_text())
 
 
 def anchors(page):

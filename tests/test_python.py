@@ -5,8 +5,6 @@ import inspect
 import json
 import pickle
 import pydoc
-import subprocess
-import sys
 
 import flax.linen as nn
 import jax
@@ -21,12 +19,15 @@ import optdyn
 from optdyn import methods
 from optdyn.base import in_memory, lookup
 from optdyn.base.errors import ConfigError, InputError
+from optdyn.cli import app
+from optdyn.cli import train as train_command
 from optdyn.evidence.intervals import ratio
 from optdyn.experiment import read, to_json
 from optdyn.methods.setup import SHORTEST
 from optdyn.momentum.moments import FEWEST
 from optdyn.report import efficiency
 from optdyn.train import trainer
+from tests.own_flags import called
 
 
 def base(**more):
@@ -40,7 +41,7 @@ def base(**more):
     return optdyn.Experiment(**values | more)
 
 
-def test_it_is_the_run_that_the_command_makes(tmp_path):
+def test_it_is_the_run_that_the_command_makes(tmp_path, monkeypatch):
     """To the same floats, and in the same files: the command finds it finished."""
     chosen = base(method=optdyn.Asynchronous(groups=4))
     found = chosen.train(tmp_path / "python")
@@ -53,15 +54,10 @@ def test_it_is_the_run_that_the_command_makes(tmp_path):
     (tmp_path / "empty.py").write_text("from optdyn.experiment import Experiment as get_config\n")
     given = [f"--config.{key}={value}" for key, value in keys.items()]
     for workdir in ("command", "python"):
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "optdyn.cli.train"),
-                *(f"--config={tmp_path / 'empty.py'}", *given),
-                f"--workdir={tmp_path / workdir}",
-            ],
-            check=True,
-            capture_output=True,
-        )
+        line = [f"--config={tmp_path / 'empty.py'}", *given, f"--workdir={tmp_path / workdir}"]
+        with called(monkeypatch, "optdyn", line), pytest.raises(SystemExit) as ended:
+            app.run(train_command.main)
+        assert ended.value.code == 0
     wanted = json.loads((tmp_path / "command" / "summary.json").read_text())
     assert found.summary["parameters_crc32"] == wanted["parameters_crc32"]
     assert chosen.train().summary["parameters_crc32"] == wanted["parameters_crc32"]

@@ -7,21 +7,18 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from optdyn.cli import points
 from optdyn.train import trainer
+from tests.blocks import ROOT, blocks
 
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "tutorial.md").read_text()
-BLOCKS = re.findall(r"^```(.*?)\n(.*?)^```$", PAGE, re.M | re.S)  # (what it is, text)
-FILES = {kind.removeprefix("python "): text for kind, text in BLOCKS if kind.startswith("python ")}
-COMMANDS = [
-    line for kind, text in BLOCKS if not kind for line in re.split(r"\n| && ", text) if line
-]
+PAGE = ROOT / "docs" / "tutorial.md"
+FILES = {block.file: block.text for block in blocks(PAGE) if block.file}
+SHELL = [block.text for block in blocks(PAGE) if not block.language]
+COMMANDS = [line for text in SHELL for line in re.split(r"\n| && ", text) if line]
 SMALLER = {  # in its files and commands
     "steps=300": "steps=120",
     "GROUPS = [1, 2, 4, 8]": "GROUPS = [1, 4]",
@@ -53,7 +50,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_all_that_is_made_smaller_is_there():
-    assert all(PAGE.count(long) == 1 for long in SMALLER)
+    assert all(PAGE.read_text().count(long) == 1 for long in SMALLER)
     assert list(FILES) == [f"my_{n}.py" for n in ("data", "model", "law", "run", "hook", "grid")]
 
 

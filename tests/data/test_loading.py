@@ -204,8 +204,9 @@ def test_a_prepared_data_set_is_read_as_it_is(tmp_path, start, succeeds, name):
     train, test = examples(30), examples(9, seed=1)
     extra = {"train": train[:1]} if name == "validation" else {"validation": train[:3]}
     prepared(tmp_path, extra | {"train": train, name: test})
-    succeeds(start("tfds:tiny", tmp_path))
-    for _ in range(2):  # decoded above, from the cache below
+    if name == "test":  # the other is decoded below, in this process
+        succeeds(start("tfds:tiny", tmp_path))
+    for _ in range(2):  # the second time from the cache
         loaded = load("tfds:tiny:1.0.0", tmp_path)
         assert loaded.classes == 3
         assert loaded.train["image"].shape == (30, 5, 4, 3)
@@ -257,11 +258,6 @@ def changed(position, **values):
 TENSOR = tfds.features.Tensor
 WRONG = {
     "shapes": ({"train": changed(4, image=Image.new("RGB", (9, 9)))}, {}, r"differ.*\(9, 9, 3\)"),
-    "between": (
-        {"train": examples(6), "test": examples(3, shape=(9, 9, 3))},
-        {},
-        r"uint8 \(6, 5, 4, 3\) in train and uint8 \(3, 9, 9, 3\) in test: must differ",
-    ),
     "image": ({"train": examples(6)}, {"image": None}, "no 'image', only label"),
     "label": ({"train": examples(6)}, {"label": None}, "no 'label', only image"),
     "text": (
@@ -303,13 +299,13 @@ def test_records_of_another_format(tmp_path):
         load("tfds:tiny", tmp_path)
 
 
-def test_an_absent_data_set_says_how_to_prepare_it(tmp_path, start):
+def test_an_absent_data_set_says_how_to_prepare_it(tmp_path):
     (tmp_path / "mnist" / "incomplete.A1_3.0.1").mkdir(parents=True)  # as left by a killed TFDS
     (tmp_path / "mnist" / "incomplete.A1_3.0.1" / "features.json").touch()
-    _, errors = (process := start("tfds:mnist:3.0.1", tmp_path)).communicate()
-    assert process.returncode == 1
-    assert errors.splitlines()[-1] == (
-        "optdyn.problem.data.arrays.DataError: data set 'tfds:mnist:3.0.1' is not prepared under "
+    with pytest.raises(data.DataError) as error:
+        load("tfds:mnist:3.0.1", tmp_path)
+    assert str(error.value) == (
+        "data set 'tfds:mnist:3.0.1' is not prepared under "
         f"{tmp_path}/mnist; to prepare it, once: "
         f"optdyn prepare mnist:3.0.1 --data_dir={tmp_path}"
     )

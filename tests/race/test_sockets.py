@@ -1,7 +1,6 @@
 """Groups of a race over sockets: one thing at a time, dropped, lost and asked again."""
 
 import itertools
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -14,6 +13,7 @@ from optdyn.base.greeting import Door, call
 from optdyn.race import messages
 from optdyn.race.messages import Ask
 from optdyn.race.sockets import answer, at_work
+from tests.test_greeting import stranger
 
 WAIT = 20.0  # seconds, until what must come has come
 KEY = b"a secret of this race"
@@ -35,13 +35,6 @@ def group(door, workers, number):
             assert workers.receive(0.01) is None
         assert workers.receive(0.0) is None
         return calling.result()
-
-
-def stranger(door):
-    """A connection that says nothing."""
-    line = socket.socket(socket.AF_UNIX if isinstance(door.address, str) else socket.AF_INET)
-    line.connect(door.address)
-    return line
 
 
 def said(line, value):
