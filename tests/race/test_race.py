@@ -103,7 +103,8 @@ def vector(workdir):
 
 
 def raced(config, values, workdir, connect):
-    summary = race(config({**values, "cluster.service.name": "race"}), workdir, connect)
+    values = {"checkpoint_every": 0, **values, "cluster.service.name": "race"}
+    summary = race(config(values), workdir, connect)
     return summary, pd.read_csv(workdir / "trace.csv")
 
 
@@ -114,7 +115,8 @@ def traced(workdir):
 
 def replayed(config, values, workdir):
     """The summary of the simulator's run of the same order; its parameters are the race's."""
-    summary = train(config({**values, **traced(workdir / "race")}), workdir / "replay")
+    chosen = config({"checkpoint_every": 0, **values, **traced(workdir / "race")})
+    summary = train(chosen, workdir / "replay")
     one, other = vector(workdir / "race"), vector(workdir / "replay")
     # One program of both halves rounds otherwise than two: 1e-7 of a number an update.
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
