@@ -8,18 +8,7 @@ import numpy as np
 import pytest
 
 from configs import gpt, images, plan, resnet, text, tune
-from configs.grids import (
-    arrivals,
-    dynamic_batch,
-    gossip,
-    implicit_momentum,
-    local,
-    meter,
-    momentum,
-    outer,
-    pipelines,
-    workers,
-)
+from configs.grids import meter
 from optdyn.base.errors import ConfigError
 from optdyn.experiment import Experiment
 from optdyn.problem import shared_data
@@ -30,6 +19,7 @@ from optdyn.train.checks import check, check_parts
 from optdyn.train.grid import Grid, named, resolve
 from optdyn.train.warnings import probable_mistakes
 from tests.test_config import owned, refusal
+from tests.test_grids import TABLES
 
 OTHER_KINDS = [
     *((key, value) for key in ("steps", "model.width") for value in (64.0, True, "64", None, [64])),
@@ -328,11 +318,11 @@ def test_a_loss_that_comes_down_again_has_not_diverged(config, tmp_path, rows):
 
 
 ARGUMENTS = [
-    *((images, name) for name in ("fashion_mnist", "cifar10")),
-    *((plan, "lenet"), (tune, "small,server"), (dynamic_batch, "disturbed")),
-    *((implicit_momentum, "matching"), (local, "pareto"), (meter, "constant"), (momentum, "mlp")),
-    *((arrivals, "judged"), (gossip, "ladder"), (outer, "judged")),
-    *((pipelines, "ladder"), (workers, "judged")),
+    *((images, "fashion_mnist"), (images, "cifar10"), (plan, "lenet"), (tune, "small,server")),
+    *(
+        (meter, "constant"),
+        *{module: (module, table) for module, table in TABLES if table}.values(),
+    ),
 ]
 
 

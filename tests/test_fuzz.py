@@ -8,7 +8,6 @@ are tried by default, 5,000 of `python -m pytest -m slow tests/test_fuzz.py`.
 import copy
 import random
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import pytest
 
 from configs import images, plan, quickstart, tune
 from configs.grids import daso, dynamic_batch, local
-from optdyn.base.errors import InputError
 from optdyn.cli import app
 from optdyn.cli.keys import keys
 from optdyn.experiment import Experiment
@@ -27,6 +25,7 @@ from optdyn.train import loop, memory_checks, trainer
 from optdyn.train.checks import check
 from optdyn.train.grid import named, resolve
 from tests.own_flags import called
+from tests.test_fuzz_files import Tried
 
 ROOT = Path(__file__).parent.parent
 NAMES = (  # that some key takes
@@ -161,17 +160,13 @@ def mutated(base, rng):
 
 
 def tried(make):
-    """'refused', 'prepared' or 'trained'; raises what is no refusal in one line."""
-    try:
-        parsed = make()
-        check(parsed)
-        if parsed.replicas.count:
-            trainer.prepare(parsed, parsed.replicas.count)
-            return "prepared"
-        run = trainer.prepare(parsed)
-    except InputError as error:
-        assert "\n" not in str(error) and len(str(error)) < 2000, str(error)
-        return "refused"
+    """'prepared' or 'trained'; raises an `InputError` if it is refused."""
+    parsed = make()
+    check(parsed)
+    if parsed.replicas.count:
+        trainer.prepare(parsed, parsed.replicas.count)
+        return "prepared"
+    run = trainer.prepare(parsed)
     size = sum(leaf.size for leaf in jax.tree.leaves(run.params)) * parsed.batch_size
     if size > SMALL * 64 or parsed.parallel.api or parsed.probes.momentum:
         return "prepared"
@@ -181,22 +176,16 @@ def tried(make):
 
 def outcomes(folder, seed, count, names=()):
     """How many cases ended how; fails with all those that crashed, hung or said too much."""
-    rng, of, failed, counted = random.Random(seed), bases(folder), [], Counter()
+    rng, of, cases, counted = random.Random(seed), bases(folder), Tried(2000), Counter()
     for number in range(count):
         name = rng.choice(names or sorted(of))
         make, changes = mutated(of[name], rng)
-        begun = time.process_time()
-        try:
-            how = tried(make)
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            text = f"{type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})"
-            failed.append(f"{number} {name} {str(changes)[:300]}: {text}")
-            continue
-        counted[how] += 1
+        what, begun = f"{number} {name} with other {', '.join(changes)}", time.process_time()
+        with cases.case(what):
+            counted[tried(make)] += 1
         if (took := time.process_time() - begun) > SECONDS:
-            failed.append(f"{number} {name} {str(changes)[:300]}: {took:.0f} s")
-    assert not failed, "\n".join([f"{len(failed)} of {count}", *failed])
+            cases.failed.append(f"{what}: {took:.0f} s")
+    counted["refused"], _ = cases.ends()
     return counted
 
 

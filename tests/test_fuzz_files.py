@@ -99,24 +99,42 @@ def one_of_many(folder, rng):
     return spoilt(path, rng)
 
 
+class Tried:
+    """Cases that do their work or are refused in a line; what does neither is in `failed`."""
+
+    def __init__(self, longest=1000):
+        self.longest, self.failed, self.refused, self.count = longest, [], 0, 0
+
+    @contextlib.contextmanager
+    def case(self, what):
+        self.count += 1
+        try:
+            yield
+        except InputError as error:
+            self.refused += 1
+            if "\n" in str(error) or len(str(error)) > self.longest:
+                self.failed.append(f"{what}: {error!r:.300}")
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.failed.append(f"{what}: {error!r:.300} ({where.filename}:{where.lineno})")
+
+    def ends(self):
+        """How many cases were refused, and how many were not."""
+        lines = [f"{len(self.failed)} of {self.count}", *sorted(self.failed)]
+        assert not self.failed, "\n".join(lines)
+        return self.refused, self.count - self.refused
+
+
 def every(original, aside, uses, seed, count, spoil=one_of_many):
-    """Fails with what crashed; how many cases were refused, and how many were not."""
-    rng, failed, refused = random.Random(seed), [], 0
+    """How many cases were refused, and how many were not."""
+    rng, tried = random.Random(seed), Tried()
     for _ in range(count):
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(original, aside)
         what, use = spoil(aside, rng), rng.choice(sorted(uses))
-        try:
+        with tried.case(f"{use}, {what}"):
             uses[use](aside)
-        except InputError as error:
-            refused += 1
-            if "\n" in str(error) or len(str(error)) > 1000:
-                failed.append(f"{use}, {what}: {error!r:.300}")
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            failed.append(f"{use}, {what}: {error!r:.200} ({where.filename}:{where.lineno})")
-    assert not failed, "\n".join([f"{len(failed)} of {count}", *sorted(failed)])
-    return refused, count - refused
+    return tried.ends()
 
 
 NAMES = (
@@ -355,7 +373,7 @@ def test_runs_go_on_to_what_they_would_have_been(
     aside = tmp_path / "w"
     monkeypatch.setattr(versions, "LARGE", 0)
     monkeypatch.setattr(WorkerSeconds, "measured", lambda *_: np.ones(1))
-    rng, failed, refused = random.Random(seed), [], 0
+    rng, tried = random.Random(seed), Tried()
 
     def left(folder):
         return {name: held for name, held in files(folder).items() if LOCK not in name}
@@ -367,22 +385,15 @@ def test_runs_go_on_to_what_they_would_have_been(
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(whole / state, aside)
         what = f"{kind}, {state}: {damaged(aside, rng)}"
-        before = left(aside)
-        try:
+        before, refused = left(aside), tried.refused
+        with tried.case(what):
             run(aside)
             if recorded(aside) != recorded(whole / "ended"):
-                failed.append(f"{what}: another run")
-        except InputError as error:
-            refused += 1
-            if "\n" in str(error) or len(str(error)) > 1000:
-                failed.append(f"{what}: {error!r:.300}")
-            if left(aside) != before and kind != "two in one program":
-                failed.append(f"{what}: refused and changed")
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            failed.append(f"{what}: {error!r:.200} ({where.filename}:{where.lineno})")
-    assert not failed, "\n".join([f"{len(failed)} of {count}", *failed])
-    assert refused > least_refused and count - refused > least_gone_on
+                tried.failed.append(f"{what}: another run")
+        if tried.refused > refused and left(aside) != before and kind != "two in one program":
+            tried.failed.append(f"{what}: refused and changed")
+    refused, gone_on = tried.ends()
+    assert refused > least_refused and gone_on > least_gone_on
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def test_a_run_is_the_update_rule_looped_over_events_and_batches(
     config, mnist, tmp_path, model, values, rows, final
 ):
     network = mnist if model == "mlp" else {}
-    chosen = config({**network, "optimizer.schedule": "cosine", **values})
+    chosen = {"optimizer.schedule": "cosine", "checkpoint_every": 0, **values}
+    chosen = config({**network, **chosen})
     train(chosen, tmp_path)
     run = trainer.prepare(chosen)
     step = jax.jit(run.program.rule.step)
@@ -109,7 +110,7 @@ def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypat
 
 
 def test_one_compilation_serves_all_numbers_that_a_study_varies(config, tmp_path):
-    base = {"model.dimension": 7}
+    base = {"model.dimension": 7, "checkpoint_every": 0}
     first = train(config(base), tmp_path / "first")
     compiled = program.make(config(base), 0, slots=4)
     compilations = compiled.advance._cache_size(), compiled.evaluate._cache_size()

@@ -168,15 +168,15 @@ def test_winograd_is_xla_in_value_and_both_gradients(batch, size, channels, padd
     check_against_xla("winograd", (batch, *size, channels[0]), (3, 3, *channels), (1, 1), padding)
 
 
-@every_layer
-def test_every_lowering_is_the_definition(lowering, window, strides):
-    x, kernel = integers(0, 3, 9, 8, 2), integers(1, *window, 2, 4)
-    compiled = jax.jit(partial(convolve, lowering=lowering, strides=strides))
-    close(compiled(x, kernel), definition(np.asarray(x), np.asarray(kernel), strides))
+def test_xlas_own_is_the_definition():
+    """The others are compared with it above."""
+    x, kernel = integers(0, 3, 9, 8, 2), integers(1, 3, 2, 2, 4)
+    compiled = jax.jit(partial(convolve, lowering="xla", strides=(2, 1)))
+    close(compiled(x, kernel), definition(np.asarray(x), np.asarray(kernel), (2, 1)))
     # SAME with an odd window and no stride: half a window of zeros on every side.
     x, kernel = integers(2, 2, 5, 7, 3), integers(3, 3, 3, 3, 2)
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    compiled = jax.jit(partial(convolve, lowering=lowering, padding="SAME"))
+    compiled = jax.jit(partial(convolve, lowering="xla", padding="SAME"))
     close(compiled(x, kernel), definition(padded, np.asarray(kernel), (1, 1)))
 
 

@@ -286,7 +286,7 @@ def test_what_this_process_has_used_itself_is_known_to_its_pages(folder):
 # What a run was started with.
 
 LOSS = "def f(outputs, batch): return (outputs**2).sum(-1) + "
-RUN = {"steps": 20, "log_every": 10, "checkpoint_every": 10}
+RUN = {"steps": 20, "log_every": 10, "checkpoint_every": 0}
 OTHER = "another my_loss.py;"
 
 

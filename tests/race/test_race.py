@@ -103,17 +103,20 @@ def vector(workdir):
 
 
 def raced(config, values, workdir, connect):
-    summary = race(config({**values, "cluster.service.name": "race"}), workdir, connect)
+    values = {"checkpoint_every": 0, **values, "cluster.service.name": "race"}
+    summary = race(config(values), workdir, connect)
     return summary, pd.read_csv(workdir / "trace.csv")
+
+
+def traced(workdir):
+    path = str(workdir / "trace.csv")
+    return {"cluster.service.name": "trace", "cluster.service.path": path}
 
 
 def replayed(config, values, workdir):
     """The summary of the simulator's run of the same order; its parameters are the race's."""
-    source = {
-        "cluster.service.name": "trace",
-        "cluster.service.path": str(workdir / "race/trace.csv"),
-    }
-    summary = train(config({**values, **source}), workdir / "replay")
+    chosen = config({"checkpoint_every": 0, **values, **traced(workdir / "race")})
+    summary = train(chosen, workdir / "replay")
     one, other = vector(workdir / "race"), vector(workdir / "replay")
     # One program of both halves rounds otherwise than two: 1e-7 of a number an update.
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
@@ -150,15 +153,12 @@ def test_a_merged_server_races_too(config, mnist, tmp_path, case):
     values = {**mnist, **FRESH, **MERGED[case]}
     summary, trace = raced(config, values, tmp_path / "race", at_random(21))
     assert summary["status"] == "completed" and trace["control.batch"].is_unique
-    source = {
-        "cluster.service.name": "trace",
-        "cluster.service.path": str(tmp_path / "race/trace.csv"),
-    }
     again = replayed(config, values, tmp_path)
     assert again["staleness_histogram"] == summary["staleness_histogram"]
     if case == "metered":  # and it is not what it would be if those blocks were stale
         one = vector(tmp_path / "race")
-        train(config({**values, **source, "method.fresh": ()}), tmp_path / "stale")
+        stale = {**values, **traced(tmp_path / "race"), "method.fresh": ()}
+        train(config(stale), tmp_path / "stale")
         assert np.abs(one - vector(tmp_path / "stale")).max() > 1e-3 * np.abs(one).max()
 
 
