@@ -91,3 +91,7 @@ def test_every_logged_figure_has_a_group_and_a_name_of_its_own(config, tmp_path)
     names = {n for line in (tmp_path / "metrics.jsonl").open() for n in json.loads(line)}
     tags = {tag(name) for name in names}
     assert len(tags) == len(names) and all(one.count("/") == 1 for one in tags)
+
+
+def test_the_root_is_that_of_the_checkout():
+    assert (history.ROOT / "pyproject.toml").exists()

@@ -1,10 +1,8 @@
 """The events of a run, as arrays of one entry an update, or (replicas, steps).
 
-What a timeline decides of an update, besides when it is, has a type: that of the method whose clock
-made it. The types that several methods share are here, the others beside their method. Inside nodes
-a choice is the `inner` of what the nodes do, with an axis of nodes, just as their states are.
-
-A batch in whole examples, divided in proportion to rates, and whose examples are whose.
+What a timeline decides of an update, besides when it is, is its plan, a NamedTuple. Plans that
+several methods share are here, the others beside their method. Inside nodes a plan is the `inner`
+of what the nodes do, with an axis of nodes, just as their states are.
 """
 
 from typing import NamedTuple, TypeVar
@@ -83,22 +81,22 @@ class Timeline(NamedTuple):
     worker: np.ndarray  # (..., steps) int32, group that arrives, of several the last
     staleness: np.ndarray  # (..., steps) int32, updates between the read and the arrival
     seconds: np.ndarray  # (..., steps) float64, simulated time of the arrival
-    slots: int  # snapshots that the slots of a choice address
+    slots: int  # snapshots that the slots of a plan address
     plan: Plan = ()  # what else it decides: a NamedTuple of arrays (..., steps, ...)
     batch: np.ndarray | None = None  # (steps,) its number, or (steps, K) those of its parts
 
 
-def at(choice: T, index: int | slice | Array) -> T:
-    """The choice of one update, of those of a slice, or of some replicas."""
-    return jax.tree.map(lambda leaf: leaf[index], choice)
+def at(plan: T, index: int | slice | Array) -> T:
+    """The plan of one update, of those of a slice, or of some replicas."""
+    return jax.tree.map(lambda leaf: leaf[index], plan)
 
 
 def plan_of(line: Timeline, kind: type[T]) -> T | None:
-    """The choice of that type, wherever it is nested; None if there is none."""
-    choice = line.plan
-    while not isinstance(choice, kind) and hasattr(choice, "inner"):
-        choice = choice.inner
-    return choice if isinstance(choice, kind) else None
+    """The plan of that type, wherever it is nested; None if there is none."""
+    plan = line.plan
+    while not isinstance(plan, kind) and hasattr(plan, "inner"):
+        plan = plan.inner
+    return plan if isinstance(plan, kind) else None
 
 
 def staleness_of(read: np.ndarray, write: np.ndarray) -> np.ndarray:

@@ -331,9 +331,8 @@ def _line(config: Experiment, shapes: Shapes, window: UpdateRange) -> Timeline:
 def _pace(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
     """How fast it goes in the window."""
     cluster, methods = config.cluster, config.methods
-    workers, exchanges = cluster.worker_count, exchanging(line.plan)
-    if methods.mix:
-        exchanges = exchanging(getattr(line.plan, "inner", ()))
+    plan = getattr(line.plan, "inner", ()) if methods.mix else line.plan
+    workers, exchanges = cluster.worker_count, float(exchanging(plan).mean())
     if not (window.settled and methods.read and methods.read.workers) or methods.mix:
         seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
@@ -349,8 +348,7 @@ def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarra
     """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
-    usual = getattr(line.plan, "exchange", np.ones(len(order), bool))
-    exchange = np.asarray(getattr(line.plan, "part", usual))
+    exchange = np.broadcast_to(exchanging(line.plan), len(order))
     found = np.ones((3, workers))
     for worker, own in enumerate(np.split(order, ends[:-1])):
         (sent,) = np.nonzero(exchange[own])

@@ -19,7 +19,7 @@ import numpy as np
 
 from optdyn.base.trees import Plan
 from optdyn.clock.network import SERVER, busiest, one_way
-from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
+from optdyn.clock.timeline import Arrival, Meeting, Timeline, WorkerStep, plan_of
 from optdyn.experiment import Experiment
 from optdyn.methods import Methods, local
 from optdyn.methods.asynchronous import Asynchronous, Grouped
@@ -107,7 +107,7 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     all_read = arrivals + drops
     arrivals += drops / 2 if methods.get("allotted", 0) else drops  # who is late sends no gradient
     network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
-    if hasattr(line.plan, "peer"):
+    if isinstance(line.plan, WorkerStep) and "peer" in line.plan.numbers:
         return Sent(network, network / cluster.nodes)
     of_group = exchanges + one_way(cluster.collective, own_nodes)
     busy = max(exchanges * reads, of_group / methods.groups)
@@ -169,11 +169,16 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     return float((send * np.where(blocking, short, usual)).mean()), 0.0
 
 
-def exchanging(choice: Plan) -> float:
-    """The share of arrivals that exchange, or of the parameters, there and back, that they do."""
-    if hasattr(choice, "peer"):
-        return float(np.mean(np.asarray(choice.peer) != np.asarray(choice.worker)))
-    return float(np.mean(getattr(choice, "part", getattr(choice, "exchange", 1.0))))
+def exchanging(plan: Plan) -> np.ndarray:
+    """The part of the parameters that each arrival sends, and gets back; () where it is all."""
+    if not isinstance(plan, WorkerStep):
+        return np.ones(())
+    if "peer" in plan.numbers:
+        return np.asarray(plan.numbers["peer"] != plan.worker, float)
+    if "part" in plan.numbers:
+        return np.asarray(plan.numbers["part"])
+    is_gathered = plan.exchange is None or "table" in plan.numbers  # all gradients are sent
+    return np.ones(()) if is_gathered else np.asarray(plan.exchange, float)
 
 
 def at_work(config: Experiment) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from optdyn.base.files import WorkdirError, read_json, write, write_json
 from optdyn.base.trees import Json
 
-ROOT = Path(__file__).parent.parent.parent  # of the checkout, if this is one
+ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
 SMALL = 2**16  # characters of a difference that is kept
 
 
