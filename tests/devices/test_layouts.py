@@ -210,15 +210,15 @@ REAL = [(name, api) for name in OFTEN for api in METHODS[name][1]]
 # The meter makes a second, large program of every run: always tried where groups arrive; where
 # shares divide a batch, nodes have their own, and with all others if slow.
 PROBED = {"groups": ("shard_map",)}
+REPLAYED = ("daso-real", "measured")
 METERED_STREAMS = {"shares-real": "shares simulated", "nodes pmap": "nodes simulated"}
 # Held whole on every device, and streamed, each device its own.
 STREAMED = {
-    "shard_map2": SYNC["shard_map2"],
     "shares-real": VARIANTS["shares-real"],
     "nodes pmap": ONE_EACH | {"parallel.api": "pmap"},
 }
 OTHERS_STREAMED = {
-    "pmap2": SYNC["pmap2"],
+    **{name: SYNC[name] for name in ("shard_map2", "pmap2")},
     "shares pmap": VARIANTS["shares"] | {"parallel.api": "pmap"},
     "nodes overlap": ONE_EACH | {"parallel.api": "overlap"},
     "push-sum pmap": ONE_EACH | PUSH_SUM | {"parallel.api": "pmap"},
@@ -284,7 +284,7 @@ def parameters(folder, data_dir):
     configs["measured streamed"] = MEASURED | {"data.streaming": True}
     configs |= {f"{name} streamed": v | {"data.streaming": True} for name, v in STREAMED.items()}
     # In order: these are trained before.
-    for name in ("shard_map2", "daso-real", "measured"):
+    for name in REPLAYED:
         configs[f"{name}-replayed"] = replayed(configs[name], folder / name / "trace.csv")
     for name in OWN:
         trace, api = folder / name / "trace.csv", configs[name]["parallel.api"]
@@ -377,7 +377,7 @@ def test_measured_shares_are_not_seen_in_the_parameters(parameters, folder, name
     np.testing.assert_array_equal(work, np.repeat([1, 1, 6, 6, 1], 20))
 
 
-@pytest.mark.parametrize("name", ["shard_map2", "daso-real", "measured"])
+@pytest.mark.parametrize("name", REPLAYED)
 def test_a_real_run_is_replayed_from_its_trace(parameters, folder, name):
     np.testing.assert_allclose(parameters[f"{name}-replayed"], parameters[name], **CLOSE)
     trace = pd.read_csv(folder / name / "trace.csv")

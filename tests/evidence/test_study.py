@@ -1,12 +1,21 @@
 """What a study has run it never runs again, and what a kill has torn is no trouble."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 import optdyn
 from optdyn.base import progress
+from optdyn.evidence import study as study_of
 from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Experiment
 from tests.evidence.known import quadratic
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Trials run in threads of this process, as starting one takes two seconds."""
+    monkeypatch.setattr(study_of, "a_core_each", ThreadPoolExecutor)
 
 
 def jobs(**most):
@@ -28,7 +37,7 @@ def test_trials_are_remembered_by_what_they_are_of(tmp_path):
     assert len(lines.read_text().splitlines()) == 1  # rewritten, the longest of each
 
 
-def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path):
+def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path, here):
     """A user's claim is written with `optdyn.Experiment`."""
     model, data = optdyn.Quadratic(dimension=4), optdyn.MNIST5k(train_examples=20)
     made = optdyn.Experiment(model=model, data=data, batch_size=4, steps=20)
@@ -38,7 +47,7 @@ def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path):
     assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 1
 
 
-def test_whoever_waits_sees_how_many_trials_have_run(tmp_path, monkeypatch, capsys):
+def test_whoever_waits_sees_how_many_trials_have_run(tmp_path, monkeypatch, capsys, here):
     monkeypatch.setattr(progress, "PRINTED", 0.0)
     (job,) = jobs(most=10)
     other = job._replace(config=job.config.with_(seed=7))

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import ModuleType
 
@@ -24,6 +25,7 @@ from optdyn.base.fields import Text
 from optdyn.cli import app, configs, price, show
 from optdyn.cli import train as train_command
 from optdyn.cli.points import plan
+from optdyn.evidence import study as study_of
 from optdyn.evidence.study import Job, Study
 from optdyn.experiment import Experiment, read, to_json
 from optdyn.momentum.lags import groups_of
@@ -539,7 +541,8 @@ def test_a_race_is_refused_likewise(own, folder):
     assert told["train_loss"] > 900
 
 
-def test_a_trial_of_other_code_is_run_again(own, folder):
+def test_a_trial_of_other_code_is_run_again(own, folder, monkeypatch):
+    monkeypatch.setattr(study_of, "a_core_each", ThreadPoolExecutor)
     jobs = [Job(own(steps=5, **{"optimizer.momentum": 0.0}))]
     with Study(folder / "study", "small", (5,), (0,), processes=1) as study:
         (first,) = study.trials(jobs)
