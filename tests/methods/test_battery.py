@@ -145,7 +145,7 @@ def go_together(name):
         return False
 
 
-PLAIN, *OTHERS = CASES
+PLAIN, *OTHERS = (name for name in CASES if name not in EXAMPLES)
 PAIRED = [name for name in OTHERS if not CASES[name].like]
 PAIRS = tuple(filter(go_together, map("+".join, itertools.combinations(PAIRED, 2))))
 THREE = ("daso+asynchronous+local",)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optdyn.momentum.probes import alignment
-from optdyn.problem.problem import curvatures
+from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, trainer
 
 QUADRATIC = {
