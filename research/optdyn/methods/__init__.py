@@ -1,4 +1,4 @@
-"""Ways of parallelising SGD, one a file, and what they are put together of."""
+"""Ways of parallelising SGD, a family a file, and what they are put together of."""
 
 from optdyn.core import Event, Rule
 from optdyn.methods.compose import compose, pieces

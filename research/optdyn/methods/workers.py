@@ -332,8 +332,8 @@ def peers(worker: np.ndarray, workers: int, graph: str, rng: np.random.Generator
 class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
     """Asynchronous decentralized parallel SGD, AD-PSGD (Lian et al., arXiv 1710.06952).
 
-        x_i, x_j <- (x_i + x_j) / 2             an arrival of worker i meets one peer j of its graph
-        x_i      <- x_i - gamma grad f(x_i read),read: when its gradient was begun
+        x_i, x_j <- (x_i + x_j) / 2                 worker i arrives and meets a peer j in its graph
+        x_i      <- x_i - gamma grad f(x_i read)    read: when its gradient was begun
         x_i read <- x_i
 
     There is no server and nobody waits. In between others have met worker i and moved x_i, and so
