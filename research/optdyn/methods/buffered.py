@@ -135,6 +135,8 @@ class MindFlayer(Buffered, name="mindflayer"):
         at_least=0,
     )
 
+    laws = DRAWN  # in a race nobody begins again
+
     @property
     def policy(self) -> Policy:
         """That of `buffered`, and what takes longer than a is dropped."""
