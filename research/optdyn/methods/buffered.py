@@ -11,6 +11,7 @@ that an update is of as many examples as it is elsewhere.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +86,7 @@ class Buffered(Grouped, name="buffered"):
     waiting: str = field("k_batch_async", "buffered: who waits for whom meanwhile.", one_of=WAITING)
 
     single = False
-    laws = (*DRAWN, "race")
+    laws: ClassVar[tuple[str, ...]] = (*DRAWN, "race")
     cluster = ("split", "overlap", "speeds")
     info = ("sent_bytes",)
 
