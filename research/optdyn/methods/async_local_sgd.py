@@ -632,3 +632,7 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
         }
         plan = WorkerStep(line.worker, numbers=numbers)
         return line._replace(plan=plan, staleness=late.max(axis=1))
+
+    def exchanged(self, plan: WorkerStep) -> np.ndarray:
+        """The part of the fragments that are sent or received."""
+        return np.asarray(plan.numbers["part"])

@@ -143,6 +143,10 @@ class WorkerMethod(Reads):
         setup, cluster = setting.setup, slowed(setting, methods)
         return work_of(cluster, self.groups, setup.batch_size, setting.update_bytes, sent)
 
+    def exchanged(self, plan: WorkerStep) -> np.ndarray:
+        """The part of the parameters that each step sends, and gets back, (steps, ...)."""
+        return np.asarray(plan.exchange)
+
     def exchanging(
         self,
         setting: ClockInputs,
@@ -355,6 +359,10 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
         rng = seeds.generator(setting.setup.seed, "peers")
         met = peers(line.worker, self.groups, self.graph, rng)
         return line._replace(plan=WorkerStep(line.worker, numbers={"peer": met}))
+
+    def exchanged(self, plan: WorkerStep) -> np.ndarray:
+        """All, but where a worker is alone."""
+        return np.asarray(plan.numbers["peer"] != plan.worker)
 
     def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
         yield from super().joins(setup, methods)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.base.errors import ConfigError, Join, one_line, one_of_these
+from optdyn.base.trees import Plan
 from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN
@@ -29,8 +30,9 @@ from optdyn.methods import Methods
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.dynamic_batch import costs
 from optdyn.methods.method import slowed
+from optdyn.methods.workers import WorkerMethod
 from optdyn.price import sent_bytes
-from optdyn.price.sent_bytes import at_work, exchanging
+from optdyn.price.sent_bytes import at_work
 from optdyn.price.shapes import Shapes, setting, stages
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
@@ -331,24 +333,28 @@ def _line(config: Experiment, shapes: Shapes, window: UpdateRange) -> Timeline:
 def _pace(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
     """How fast it goes in the window."""
     cluster, methods = config.cluster, config.methods
-    plan = getattr(line.plan, "inner", ()) if methods.mix else line.plan
-    workers, exchanges = cluster.worker_count, float(exchanging(plan).mean())
-    if not (window.settled and methods.read and methods.read.workers) or methods.mix:
+    plan: Plan = getattr(line.plan, "inner", ()) if methods.mix else line.plan
+    workers, read = cluster.worker_count, methods.read
+    # Groups send all that they have at each arrival.
+    exchange = read.exchanged(plan) if isinstance(read, WorkerMethod) else np.ones(1)
+    exchanges = float(exchange.mean())
+    if not (window.settled and isinstance(read, WorkerMethod)) or methods.mix:
         seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
     # Every worker is a renewal process of its own, and begins anew with every exchange.
-    steps, rate, exchanged = _until_exchange(line, methods.groups)
+    steps, rate, exchanged = _until_exchange(line, methods.groups, exchange)
     means = compute_means(slowed(setting(config, shapes), methods), len(rate), config.batch_size)
     each = exchanged / steps if exchanges else 0 * steps
     share = float(rate @ means.sum(axis=1)) / workers
     return Pace(1 / float(rate.sum()), share, float(rate @ each / rate.sum()))
 
 
-def _until_exchange(line: Timeline, workers: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _until_exchange(
+    line: Timeline, workers: int, exchange: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Each worker's steps up to its last exchange, how many a second, and its exchanges."""
     order = np.argsort(line.worker, kind="stable")
     ends = np.cumsum(np.bincount(line.worker, minlength=workers))
-    exchange = np.broadcast_to(exchanging(line.plan), len(order))
     found = np.ones((3, workers))
     for worker, own in enumerate(np.split(order, ends[:-1])):
         (sent,) = np.nonzero(exchange[own])

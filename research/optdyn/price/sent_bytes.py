@@ -19,12 +19,13 @@ import numpy as np
 
 from optdyn.base.trees import Plan
 from optdyn.clock.network import SERVER, busiest, one_way
-from optdyn.clock.timeline import Arrival, Meeting, Timeline, WorkerStep, plan_of
+from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
 from optdyn.experiment import Experiment
 from optdyn.methods import Methods, local
 from optdyn.methods.asynchronous import Asynchronous, Grouped
 from optdyn.methods.averaging import ModelAveraging
 from optdyn.methods.gossip import Gossip, Neighbours
+from optdyn.methods.workers import ADPSGD
 from optdyn.price.shapes import Shapes, setting, stages
 
 
@@ -107,7 +108,7 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     all_read = arrivals + drops
     arrivals += drops / 2 if methods.get("allotted", 0) else drops  # who is late sends no gradient
     network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
-    if isinstance(line.plan, WorkerStep) and "peer" in line.plan.numbers:
+    if isinstance(methods.read, ADPSGD):
         return Sent(network, network / cluster.nodes)
     of_group = exchanges + one_way(cluster.collective, own_nodes)
     busy = max(exchanges * reads, of_group / methods.groups)
@@ -167,18 +168,6 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
         )
     )
     return float((send * np.where(blocking, short, usual)).mean()), 0.0
-
-
-def exchanging(plan: Plan) -> np.ndarray:
-    """The part of the parameters that each arrival sends, and gets back; () where it is all."""
-    if not isinstance(plan, WorkerStep):
-        return np.ones(())
-    if "peer" in plan.numbers:
-        return np.asarray(plan.numbers["peer"] != plan.worker, float)
-    if "part" in plan.numbers:
-        return np.asarray(plan.numbers["part"])
-    is_gathered = plan.exchange is None or "table" in plan.numbers  # all gradients are sent
-    return np.ones(()) if is_gathered else np.asarray(plan.exchange, float)
 
 
 def at_work(config: Experiment) -> float:
