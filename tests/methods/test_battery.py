@@ -10,7 +10,7 @@ import re
 import sys
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import jax
@@ -130,11 +130,11 @@ EXAMPLES = {
     ),
     "adacomm:AdaComm": Case({"method.period": 3}, ONE, like="model_averaging"),
 }
-FOLDER = mkdtemp()
-sys.path.insert(0, FOLDER)
+FOLDER = TemporaryDirectory()  # gone with this process
+sys.path.insert(0, FOLDER.name)
 for block in blocks(GUIDE):
     if block.file.removesuffix(".py") in [name.partition(":")[0] for name in EXAMPLES]:
-        Path(FOLDER, block.file).write_text(block.text)
+        Path(FOLDER.name, block.file).write_text(block.text)
 CASES |= EXAMPLES
 
 
