@@ -91,8 +91,8 @@ def updates(
     """The run's updates from `step` to the last of the `stops`, in chunks; one ends at each stop.
 
     The first chunk is empty, so that all is compiled with it; at least one follows. The state is
-    donated. The `log`, to which whoever iterates may append, decides timeline and momentum; a chunk
-    also ends where it does not do so yet. Updates in `windows` are metered. Examples are of `feed`.
+    donated. Whoever iterates appends to the `log`, by which timeline and momentum are decided; a
+    chunk ends where the timeline does so far. Updates in `windows` are metered, examples of `feed`.
     """
     feed, second = feed or feed_of(run), feed_of(run)
 
