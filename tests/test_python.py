@@ -51,7 +51,7 @@ def test_it_is_the_run_that_the_command_makes(tmp_path, monkeypatch):
         **{"optimizer.momentum": 0.3, "cluster.nodes": 4, "log_every": 20},
         **{"method.name": "asynchronous", "method.groups": 4},
     }
-    (tmp_path / "empty.py").write_text("from optdyn.experiment import Experiment as get_config\n")
+    (tmp_path / "empty.py").write_text("from optdyn.experiment import Config as get_config\n")
     given = [f"--config.{key}={value}" for key, value in keys.items()]
     for workdir in ("command", "python"):
         line = [f"--config={tmp_path / 'empty.py'}", *given, f"--workdir={tmp_path / workdir}"]
@@ -427,7 +427,7 @@ def test_joined_methods_have_each_their_own_numbers():
     method = optdyn.DiLoCo(period=2) + optdyn.AsyncLocalSGD(groups=2)
     cluster = optdyn.Cluster(nodes=2, devices_per_node=2)
     chosen = base(method=method, cluster=cluster)
-    nodes, workers = chosen.methods.every
+    nodes, workers = chosen.methods.members
     assert (nodes.period, workers.period, workers.groups) == (2, 8, 2)
     keys = {"method.diloco.period": 2, "method.async_local_sgd.groups": 2}
     named = base(cluster=cluster).with_({"method.name": "diloco+async_local_sgd", **keys})
