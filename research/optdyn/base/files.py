@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import InputError, first_line, shown
+from optdyn.base.errors import InputError, first_line, short_repr
 from optdyn.base.trees import Array, Json
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -232,5 +232,5 @@ def unlike(row: Mapping[str, object]) -> str:
         large = isinstance(value, int) and abs(value) >= 2**63
         odd = isinstance(value, bool) and key in KINDS
         if large or odd or not (value is None or isinstance(value, kind)):
-            return f"{key} = {shown(value)} is not what a run writes there"
+            return f"{key} = {short_repr(value)} is not what a run writes there"
     return ""

@@ -193,7 +193,7 @@ def _in_threads(going: Going, entries: Sequence[PlannedPoint]) -> None:
 
     with ThreadPoolExecutor(going.threads) as pool:
         try:
-            # In copies of the context, for `lookup.once`.
+            # In copies of the context, for `lookup.files_read_once`.
             started = [pool.submit(copy_context().run, work, entry) for entry in entries]
             for future in as_completed(started):
                 future.result()

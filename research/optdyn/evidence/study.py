@@ -113,7 +113,7 @@ class Study:
     def _known(self, key: str, job: Job) -> bool:
         """Whether what is remembered says all that the job asks for."""
         line = self._trials.at(key)
-        if line is None or lookup.changed(line.get("code"), job.config.code):
+        if line is None or lookup.changed_files(line.get("code"), job.config.code):
             return False
         return reaches(line, job.most)
 

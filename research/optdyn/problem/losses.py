@@ -119,7 +119,7 @@ def _found(key: str, name: str, known: Mapping[str, Each]) -> Each:
     found = lookup.find(key, name, known)
     if not callable(found):
         raise ConfigError(
-            f"{lookup.setting(key, name)}: must be a function (outputs, batch) -> (B,)"
+            f"{lookup.key_value(key, name)}: must be a function (outputs, batch) -> (B,)"
         )
     if ":" not in name:
         return found

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import lookup, seeds
-from optdyn.base.errors import ConfigError, Wrong, shown
+from optdyn.base.errors import Check, ConfigError, short_repr
 from optdyn.base.trees import Examples, Params, Tree, examples_in
 from optdyn.problem import losses
 from optdyn.problem.data import order
@@ -130,7 +130,7 @@ def check(of: Problem, examples: Examples, classes: int = 0) -> None:
     ConfigError.refuse(_wrong(of, examples, classes))
 
 
-def _wrong(of: Problem, examples: Examples, classes: int) -> Iterator[Wrong]:
+def _wrong(of: Problem, examples: Examples, classes: int) -> Iterator[Check]:
     """What does not fit, each traced when all before it does."""
     batch = {
         name: jax.ShapeDtypeStruct((SEVERAL, *leaf.shape[1:]), leaf.dtype)
@@ -138,17 +138,17 @@ def _wrong(of: Problem, examples: Examples, classes: int) -> Iterator[Wrong]:
     }
     data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
 
-    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Wrong]:
+    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Check]:
         """The shapes that it returns, and whether it draws."""
         try:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception as error:
-            why = lookup.told(error).replace(str(SEVERAL), "B")
+            why = lookup.describe_error(error).replace(str(SEVERAL), "B")
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
         draws = function != of.init and "random_bits" in str(program)
         return shapes, (draws, f"{key}: {DRAWS}")
 
-    def unlike(key: str, shape: jax.ShapeDtypeStruct) -> Wrong:
+    def unlike(key: str, shape: jax.ShapeDtypeStruct) -> Check:
         has = str(shape.shape).replace(str(SEVERAL), "B")
         line = f"{key}: must return one number an example, (B,), not {has}"
         return shape.shape != (SEVERAL,), line
@@ -182,7 +182,7 @@ def load_data(model: Model, chosen: Data, seed: int) -> Dataset:
     return data
 
 
-def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Wrong]:
+def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Check]:
     """What the model, or `config.data` besides, asks for and these examples cannot have."""
     augment = f"config.data.augment = {chosen.augment!r}: only of images, not "
     if isinstance(model, Quadratic):
@@ -200,7 +200,7 @@ def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Wrong]:
         said = f"must be a finite number{' above 0' * (not least)} for each of the {channels} "
         said += f"channels of {chosen.name!r}, as `optdyn prepare` prints them"
         wrong = (chosen.mean or chosen.std) and not good
-        yield wrong, f"config.data.{name} = {shown(values)}: {said}"
+        yield wrong, f"config.data.{name} = {short_repr(values)}: {said}"
 
 
 def shards(config: Drawing, nodes: int, data: Dataset) -> tuple[np.ndarray, ...]:

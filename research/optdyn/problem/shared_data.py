@@ -43,7 +43,7 @@ def load(config: Drawing) -> Dataset:
     """`problem.load_data`, the same object for all configs that name the same examples."""
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
-    own = lookup.objects(config, lookup.DATA)
+    own = lookup.user_objects(config, lookup.DATA)
     with COMPILE_LOCK:
         kind: Any = type(config.model)
         return _loaded(config.data, kind, own, config.data.data_root)

@@ -23,7 +23,7 @@ import pandas as pd
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import unlike, write
-from optdyn.base.lookup import entries
+from optdyn.base.lookup import hashes_of
 
 SELDOM = 20
 NAME, GROUPS = "method.name", "method.groups"
@@ -277,7 +277,7 @@ def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if prefix + key == "code":  # a key a file, so that runs differ in those that both have
-            flat |= {f"code.{file}": checksum for file, checksum in entries(value).items()}
+            flat |= {f"code.{file}": checksum for file, checksum in hashes_of(value).items()}
         elif isinstance(value, Mapping):
             flat |= _dotted(value, f"{prefix}{key}.")
         else:

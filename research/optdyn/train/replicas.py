@@ -57,7 +57,7 @@ class ReplicaGroup(NamedTuple):
     trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
-@lookup.once()
+@lookup.files_read_once()
 def record(config: Config, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 

@@ -78,7 +78,7 @@ def start_or_resume(
         tell("there is no checkpoint to go on from: it starts again")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
-    if said := lookup.changed(held["code"], run.code):
+    if said := lookup.changed_files(held["code"], run.code):
         tell(f"other code from here on: {said}")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from optdyn import methods, optimizers
 from optdyn.base import lookup, seeds
-from optdyn.base.errors import Join, refused_at
+from optdyn.base.errors import Join
 from optdyn.base.files import WorkdirError
 from optdyn.base.trees import Json, bytes_of, examples_in, head
 from optdyn.clock.timeline import Shares, Timeline, at, columns, cut, plan_of
@@ -53,7 +53,7 @@ class Run(NamedTuple):
         return examples_in(self.data.train)
 
 
-@lookup.once()
+@lookup.files_read_once()
 def prepare(
     config: Config,
     replicas: int = 0,
@@ -117,7 +117,7 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
 
     They must have the names, shapes and types of those that are `drawn`.
     """
-    with refused_at(f"config.init_from = {workdir!r}", WorkdirError):
+    with ConfigError.at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
 
     def shapes(tree: Params) -> dict[str, str]:

@@ -20,9 +20,9 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.files import read_json, sync
-from optdyn.base.hold import writable
 from optdyn.base.progress import Watch, say, watched
 from optdyn.base.trees import Json, Params, numbers_in
+from optdyn.base.workdir_lock import check_writable
 from optdyn.clock.timeline import Arrival, plan_of
 from optdyn.core import State
 from optdyn.devices.first_process import agreed, own, verdict
@@ -50,7 +50,7 @@ WORSE = 100  # times the first logged loss: the mark `worse` in a summary
 ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above it has diverged
 
 
-@lookup.once()
+@lookup.files_read_once()
 def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
@@ -66,7 +66,7 @@ def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Js
     is heeded.
     """
     folder = Path(workdir)
-    verdict(lambda: writable(folder))
+    verdict(lambda: check_writable(folder))
     return run_to_end(training(prepare(config, begun=begun(folder)), folder, more=hooks))
 
 
@@ -98,7 +98,7 @@ def training(
         held = verdict(lambda: claim(folder, config, free(config), run.code))
         before = agreed(read_json(folder / "summary.json"))
         if is_finished(before, config.steps) and not agreed(damaged(folder)):
-            said = lookup.changed(held["code"], run.code)
+            said = lookup.changed_files(held["code"], run.code)
             other = f", with other code of {said}" if said else ""
             tell(f"already finished at {before['step']:,}{other}: {workdir}")
             return finished_summary(folder, config, held, before)

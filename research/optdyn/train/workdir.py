@@ -93,7 +93,7 @@ def _is_of_another(
     summary = summary_of(workdir)
     yield too_few(workdir, config.steps, summary.get("step") or 0)
     if config.code != lookup.ANY and not is_finished(summary, config.steps):
-        other = lookup.changed(held["code"], json.loads(text)["code"])
+        other = lookup.changed_files(held["code"], json.loads(text)["code"])
         said = f"its run was last started with another {other}; give another --workdir"
         yield other, f"workdir {workdir}: {said}, or --config.code=any to go on with other code"
 

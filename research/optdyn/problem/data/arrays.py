@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from optdyn.base.errors import InputError, Wrong
+from optdyn.base.errors import Check, InputError
 from optdyn.base.ranges import LARGEST
 from optdyn.base.trees import examples_in
 
@@ -70,7 +70,7 @@ def _split(name: str, arrays: Mapping[str, ArrayLike], whole: str) -> Split:
     return {key: _as_taken(key, leaf) for key, leaf in made.items()}
 
 
-def _wrong_split(arrays: Split, of: str) -> Iterator[Wrong]:
+def _wrong_split(arrays: Split, of: str) -> Iterator[Check]:
     inputs = ", ".join(INPUTS)
     for key in arrays:
         line = f"{key!r} of {of}: must be one of {inputs}, with {' or '.join(TARGETS)}"
@@ -132,7 +132,7 @@ def dataset(splits: Mapping[str, Split], classes: int, where: str) -> Dataset:
 
 def _wrong(
     train: Split, test: Split, held_out: bool, counted: str, classes: int, whole: str
-) -> Iterator[Wrong]:
+) -> Iterator[Check]:
     """What keeps two splits, each good by itself, from being a data set."""
     few = f"{whole} has no test split, and too few to hold out any"
     yield held_out and not examples_in(test), few

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.problem.data.arrays import DataError, Dataset, Split, checked, dataset, shape_of
 from optdyn.problem.data.records import fitted
 
@@ -38,7 +38,7 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
     return dataset(splits, 0, f"in {folder}")
 
 
-def _wrong_folder(folder: Path, splits: Mapping[str, Split]) -> Iterator[Wrong]:
+def _wrong_folder(folder: Path, splits: Mapping[str, Split]) -> Iterator[Check]:
     is_there = folder.is_dir()
     yield not is_there, f"no folder {folder}, which config.data.name = 'folder:{folder}' names"
     found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
@@ -63,7 +63,7 @@ def _split(folder: Path, name: str) -> Split:
     return {"image": image, "label": label.astype(np.int32)}
 
 
-def _wrong_arrays(folder: Path, name: str, image: np.ndarray, label: np.ndarray) -> Iterator[Wrong]:
+def _wrong_arrays(folder: Path, name: str, image: np.ndarray, label: np.ndarray) -> Iterator[Check]:
     line = f"the {name} images in {folder} are {shape_of(image)}; they must be uint8 "
     line += "(examples, height, width) or (examples, height, width, channels)"
     yield image.ndim not in (3, 4) or image.dtype != np.uint8, line

@@ -32,9 +32,9 @@ from pathlib import Path
 
 import numpy as np
 
-from optdyn.base.arguments import Parser
 from optdyn.base.errors import first_line
 from optdyn.base.files import write
+from optdyn.base.flag_parser import Parser
 from optdyn.problem.data import folder as files
 from optdyn.problem.data import records, text
 from optdyn.problem.data.arrays import SEED, DataError, Split, stratified, take

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.problem.data.arrays import DataError, Dataset, Split, dataset
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _images(folder: Path, image_size: int) -> tuple[dict[str, ImageRows], int]:
     return splits, getattr(builder.info.features["label"], "num_classes", None) or 0
 
 
-def _wrong(builder: "DatasetBuilder", whole: str) -> Iterator[Wrong]:
+def _wrong(builder: "DatasetBuilder", whole: str) -> Iterator[Check]:
     """Whether the records do not hold what is needed, by what TFDS says of them."""
     features = builder.info.features
     for key in ("image", "label"):

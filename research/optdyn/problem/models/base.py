@@ -14,8 +14,8 @@ import flax.linen as nn
 import jax
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, shown
-from optdyn.base.fields import Custom, Returns, Value, field, plain
+from optdyn.base.errors import ConfigError, short_repr
+from optdyn.base.fields import Constant, Custom, Value, field, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import BLOCKS, WIDE
 from optdyn.base.trees import Params, Tree
@@ -60,24 +60,24 @@ class Model(Value, section="model", union=True):
         return ""
 
     @classmethod
-    def of(cls, given: Any) -> Any:
+    def from_object(cls, thing: Any) -> Any:
         """The model of a flax module, of a pair (init, apply) or of a function; others unchanged.
 
         Raises `ConfigError` for a module of another library, or its class.
         """
-        if isinstance(given, nn.Module):
-            words = f"the module {type(given).__name__}"
-            return OwnModel(name=name_of(Returns(given), words, given))
-        if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-            return OwnModel(name=name_of(Returns(Pure(*given)), "two functions", *given))
-        kind = given if isinstance(given, type) else type(given)
+        if isinstance(thing, nn.Module):
+            words = f"the module {type(thing).__name__}"
+            return OwnModel(name=name_of(Constant(thing), words, thing))
+        if isinstance(thing, tuple) and len(thing) == 2 and all(map(callable, thing)):
+            return OwnModel(name=name_of(Constant(Pure(*thing)), "two functions", *thing))
+        kind = thing if isinstance(thing, type) else type(thing)
         for library, pair in PAIRS.items():
             if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
                 raise ConfigError(
                     f"Experiment.model: {kind.__name__} is of {library}, so it must be given as a "
                     f"pair of functions (init, apply): {pair.format(kind.__name__)}"
                 )
-        return super().of(given)
+        return super().from_object(thing)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class OwnModel(Model, Custom, custom=True):
     def blocks_for(self, classes: int) -> Blocks:
         """Raises `ConfigError` where the function fails or returns something else."""
         function = lookup.find(KEY, self.name, {})
-        made = lookup.call(KEY, self.name, function, classes, **plain(self.options))
+        made = lookup.call_user_code(KEY, self.name, function, classes, **plain(self.options))
         pairs = (("model", made),) if isinstance(made, nn.Module) else made
         try:
             blocks = tuple((block, module) for block, module in pairs)
@@ -118,8 +118,8 @@ class OwnModel(Model, Custom, custom=True):
         good = [isinstance(block, str) and isinstance(m, nn.Module) for block, m in blocks]
         if not blocks or not all(good) or len(dict(blocks)) < len(blocks):
             raise ConfigError(
-                f"{lookup.setting(KEY, self.name)}: must return a flax.linen module or a sequence "
-                f"of (name, module), all names different, and returned {shown(made)}"
+                f"{lookup.key_value(KEY, self.name)}: must return a flax.linen module or a "
+                f"sequence of (name, module), all names different, and returned {short_repr(made)}"
             )
         return blocks
 

@@ -32,7 +32,7 @@ from itertools import islice
 import flax.linen as nn
 import jax
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.base.fields import field
 from optdyn.base.ranges import BLOCKS, WIDTHS, counts
 from optdyn.problem.models.base import Blocks, LayeredModel
@@ -225,7 +225,7 @@ class ResNet(ConvolutionalModel, name="resnet"):
         named = ((f"block{i}", block) for i, block in enumerate(trunk))
         return (*named, ("output", PooledOutput(classes, self.norm, self.dtype)))
 
-    def _wrong(self) -> Iterator[Wrong]:
+    def _wrong(self) -> Iterator[Check]:
         stages = len(self.channels)
         uneven = not stages or self.blocks % stages
         yield (
