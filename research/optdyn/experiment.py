@@ -218,8 +218,8 @@ def _names(config: Config) -> Iterator[Join]:
     }
     for key, (names, known) in named.items():
         for name in (name for name in names if not lookup.is_user_name(name) and name not in known):
-            good = f"one of {', '.join(known)}, or {lookup.USER_NAMES}"
-            yield Join(key, True, f"must be {good}{did_you_mean(name, known)}")
+            valid = f"one of {', '.join(known)}, or {lookup.USER_NAMES}"
+            yield Join(key, True, f"must be {valid}{did_you_mean(name, known)}")
 
 
 def _cluster(config: Config) -> Iterator[Join]:

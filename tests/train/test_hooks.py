@@ -37,7 +37,7 @@ def chunk_of(start=0, losses=(), row=None, status="", metered=False, run=None, *
 
 
 def quiet(stopped=0, asked=0):
-    return Watch(lambda: stopped, lambda step, text: None, asked=lambda: asked)
+    return Watch(lambda: stopped, lambda step, text: None, saves=lambda: asked)
 
 
 class Calls:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from optdyn.base.files import WorkdirError, failing, line_of, read_json, writing
+from optdyn.base.files import WorkdirError, disk_full_errors, read_json, short_line, workdir_errors
 from optdyn.base.progress import say
 
 LOCK = ".lock"  # JSON about the process that has the lock, else empty
@@ -26,8 +26,8 @@ def locked(workdir: Path, name: str = LOCK) -> Iterator[None]:
     path = workdir / name
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     try:
-        with writing(workdir):
-            with failing(f"workdir {workdir}: cannot be written"):
+        with disk_full_errors(workdir):
+            with workdir_errors(f"workdir {workdir}: cannot be written"):
                 workdir.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
     except Timeout:
@@ -37,7 +37,7 @@ def locked(workdir: Path, name: str = LOCK) -> Iterator[None]:
     except (OSError, NotImplementedError) as error:
         if os.access(workdir, os.W_OK):  # else only a finished run can be read
             say(
-                f"workdir {workdir} cannot be locked ({line_of(error)}): see to it that only one "
+                f"workdir {workdir} cannot be locked ({short_line(error)}): see that only one "
                 "process uses it"
             )
         yield

@@ -71,7 +71,7 @@ def _call(
     # Here, for they import jax and numpy.
     from optdyn.base import lookup, processes
     from optdyn.base.fields import Text
-    from optdyn.base.files import permitted, writing
+    from optdyn.base.files import disk_full_errors, permission_errors
     from optdyn.base.progress import end_line, say
     from optdyn.base.workdir_lock import check_writable
     from optdyn.devices.first_process import verdict
@@ -92,7 +92,7 @@ def _call(
                 workdir = Path(folder)
                 if folder != NONE:
                     verdict(lambda: check_writable(workdir))
-                with writing(), permitted():
+                with disk_full_errors(), permission_errors():
                     return main(_settled(config, workdir), workdir)
     except KeyboardInterrupt:
         end_line()

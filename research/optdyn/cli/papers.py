@@ -31,7 +31,13 @@ from matplotlib.figure import Figure
 
 from optdyn.base import lookup, processes
 from optdyn.base.errors import ConfigError, InputError, did_you_mean
-from optdyn.base.files import WorkdirError, permitted, read_json, write_json, writing
+from optdyn.base.files import (
+    WorkdirError,
+    disk_full_errors,
+    permission_errors,
+    read_json,
+    write_json,
+)
 from optdyn.base.progress import say
 from optdyn.base.streams import tell
 from optdyn.base.workdir_lock import check_writable, locked
@@ -228,7 +234,7 @@ def main(_: Sequence[str]) -> int:
             InputError.refuse(_cannot_be_judged(folder, every, chosen))
             processes.devices()
             check_writable(workdir)
-            with locked(workdir), writing(), permitted():
+            with locked(workdir), disk_full_errors(), permission_errors():
                 board = run(workdir, chosen, given.scale, given.seed, folder)
     except KeyboardInterrupt:
         say("stopped: the same command goes on")

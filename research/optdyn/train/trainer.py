@@ -20,7 +20,7 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.files import read_json, sync
-from optdyn.base.progress import Watch, say, watched
+from optdyn.base.progress import Watch, say, watch_or_default
 from optdyn.base.trees import Json, Params, numbers_in
 from optdyn.base.workdir_lock import check_writable
 from optdyn.clock.timeline import Arrival, plan_of
@@ -115,7 +115,7 @@ def training(
             with Metrics(folder, held_in(checkpoints.recorded(), LOG)) as metrics:
                 metrics.rows[:] = agreed(metrics.rows)
                 so_far, last = _of_workdir(run, folder, metrics, checkpoints, about)
-                watching = watched(workdir.name, config.steps, step, watch)
+                watching = watch_or_default(workdir.name, config.steps, step, watch)
                 summary = yield from _trained(run, step, state, so_far, watching, more, last)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
@@ -129,7 +129,7 @@ def in_memory(run: Run, watch: Watch | None = None, more: Sequence[Hook] = ()) -
     sums = dict.fromkeys(program.sums, 0.0)
     told = {"init_from": run.origin} if run.origin else {}
     before = Before(rows, hooks.Log(rows), sums, meter, lambda: told)
-    watching = watched(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
+    watching = watch_or_default(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
     state = program.layout.put_state(program.init(run.params))
     summary = yield from _trained(run, 0, state, before, watching, more, [params])
     return Kept(summary, rows, params.found)
