@@ -115,7 +115,7 @@ def test_a_stranger_that_says_nothing_keeps_nobody_waiting(door):
 
 def test_strangers_that_come_all_the_time_do_not_stop_the_race(door, monkeypatch):
     """`receive` ends when its time has come though there is always somebody at the door."""
-    monkeypatch.setattr(door, "came", list)
+    monkeypatch.setattr(door, "accept", list)
     with at_work(door, KNOWN, 1, fine) as workers, stranger(door):
         assert workers.receive(0.1) is None
 

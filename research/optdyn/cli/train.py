@@ -162,7 +162,9 @@ def seconds_per_update(run: trainer.Run) -> float:
 
 def seconds_per_evaluation(run: trainer.Run) -> float:
     """The seconds of a log point's figures, measured at the second time."""
-    _, sample, test = shared_data.put(run.data, run.program.layout.put_examples, run.config)
+    _, sample, test = shared_data.put_on_devices(
+        run.data, run.program.layout.put_examples, run.config
+    )
     taken = 0.0
     for _ in range(2):
         begun = time.monotonic()

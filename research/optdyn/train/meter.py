@@ -72,9 +72,9 @@ def _away(config: Config, examples: int, start: int, stop: int, past: int) -> np
         config.cluster.nodes if config.data.dirichlet else 1,
         config.data.replacement,
     )
-    sizes = {int(size) for size in order.sizes(examples, nodes)}
+    sizes = {int(size) for size in order.shard_sizes(examples, nodes)}
     batch = config.batch_size // nodes
-    each = [order.away(start, stop, batch, size, past, replacement) for size in sizes]
+    each = [order.distance_to_epoch(start, stop, batch, size, past, replacement) for size in sizes]
     return np.minimum.reduce(each)
 
 

@@ -211,7 +211,7 @@ def _problem(of: ProblemKey) -> tuple[Problem, Callable[..., Params]]:
 @lru_cache(maxsize=32)
 def _checked(of: ProblemKey, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
-    classes = of.classes if losses.chooses(of.loss, examples) else 0
+    classes = of.classes if losses.has_class_outputs(of.loss, examples) else 0
     problem.check(_problem(of)[0], examples, classes)
 
 

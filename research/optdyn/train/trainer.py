@@ -175,7 +175,9 @@ def _trained(
     config, steps, every, feed = run.config, run.config.steps, run.config.log_every, feed_of(run)
     rows, meter = before.rows, before.meter
     windows = meter.windows if meter else None
-    _, sample, test_set = shared_data.put(run.data, run.program.layout.put_examples, config)
+    _, sample, test_set = shared_data.put_on_devices(
+        run.data, run.program.layout.put_examples, config
+    )
     begun = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
     with ExitStack() as stack:
         watch = cache(partial(stack.enter_context, watching))  # when all is compiled

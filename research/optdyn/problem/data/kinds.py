@@ -20,7 +20,15 @@ from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import A_CHANNEL, PIXELS
 from optdyn.base.trees import examples_in
 from optdyn.problem.data import folder, records, text, tokenizers
-from optdyn.problem.data.arrays import SEED, DataError, Dataset, Split, checked, stratified, take
+from optdyn.problem.data.arrays import (
+    SEED,
+    DataError,
+    Dataset,
+    Split,
+    make_dataset,
+    stratified,
+    take,
+)
 
 
 @dataclass(frozen=True)
@@ -103,16 +111,16 @@ class Data(Value, section="data", union=True):
         same data.
         """
         if isinstance(thing, Mapping):
-            copied = _copied(thing if "train" in thing else {"train": thing})
+            copied = _copy_arrays(thing if "train" in thing else {"train": thing})
             numbers = sys.intern(lookup.digest(copied))  # one text of equal numbers, as a key
             return OwnData(name=name_of(Constant(copied), "arrays", numbers))
         return super().from_object(thing)
 
 
-def _copied(given: Any) -> Any:
+def _copy_arrays(given: Any) -> Any:
     """Arrays of NumPy of whatever holds numbers, in dicts; what cannot be one stays as it is."""
     if isinstance(given, Mapping):
-        return {key: _copied(value) for key, value in given.items()}
+        return {key: _copy_arrays(value) for key, value in given.items()}
     try:
         return given if given is None else np.array(given)
     except ValueError:  # rows of unlike length, which are refused later
@@ -151,7 +159,7 @@ class Sequences(Data):
     tokenizer: str = field(
         "character",
         "Tokenizer of text.",
-        expected=tokenizers.WANTED,
+        expected=tokenizers.EXPECTED,
         is_valid=tokenizers.is_known,
     )
     sequence_length: int = field(
@@ -184,7 +192,7 @@ class Records(Images, Sequences):
 
     def read_records(self, where: Path) -> Dataset:
         """The images in a folder, or as much of a text as is asked for. Raises DataError."""
-        if feature := text.feature(where):
+        if feature := text.text_feature(where):
             asked = self.tokenizer, self.sequence_length, self.train_examples
             return self.windows(text.records(where, feature, *asked), f"in {where}")
         return records.load(where, self.image_size)
@@ -208,7 +216,7 @@ class KJV(Sequences, name="kjv"):
     """The King James Bible, 4 million characters, the last twentieth held out."""
 
     def read(self) -> Dataset:
-        return self.windows(text.cut(text.verses()), "of 'kjv'")
+        return self.windows(text.hold_lines_out(text.verses()), "of 'kjv'")
 
 
 @dataclass(frozen=True)
@@ -277,12 +285,12 @@ class OwnData(Images, Sequences, Custom, custom=True):
         if isinstance(made, Dataset):
             made = made._asdict()
         where = f"of {lookup.key_value(key, self.name)}"
-        DataError.refuse(_wrong_return(made, f"the data set {where}"))
+        DataError.refuse(_return_checks(made, f"the data set {where}"))
         splits = {key: made[key] for key in ("train", "test") if made.get(key) is not None}
-        return checked(splits, normalize(made.get("classes"), 0) or 0, where)
+        return make_dataset(splits, normalize(made.get("classes"), 0) or 0, where)
 
 
-def _wrong_return(made: Any, whole: str) -> Iterator[Check]:
+def _return_checks(made: Any, whole: str) -> Iterator[Check]:
     """What keeps what a function returned from being a data set."""
     expected = "must be optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of "
     line = f"{whole} is a {type(made).__name__}: {expected}arrays, and maybe 'classes'"

@@ -23,7 +23,7 @@ from optdyn.base.trees import Params, Tree
 KEY = "config.model.name"
 Blocks = tuple[tuple[str, nn.Module], ...]
 # A module of another library, {0}, as a pair (init, apply).
-PAIRS = {
+PAIR_EXAMPLES = {
     "flax.nnx": (
         "lambda key, x: nnx.state({0}(..., rngs=nnx.Rngs(key)), nnx.Param) and lambda params, x: "
         "nnx.merge(graph, params, rest)(x), where graph, _, rest = nnx.split({0}(..., "
@@ -71,7 +71,7 @@ class Model(Value, section="model", union=True):
         if isinstance(thing, tuple) and len(thing) == 2 and all(map(callable, thing)):
             return OwnModel(name=name_of(Constant(Pure(*thing)), "two functions", *thing))
         kind = thing if isinstance(thing, type) else type(thing)
-        for library, pair in PAIRS.items():
+        for library, pair in PAIR_EXAMPLES.items():
             if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
                 raise ConfigError(
                     f"Experiment.model: {kind.__name__} is of {library}, so it must be given as a "
@@ -147,11 +147,11 @@ def make(model: Model, classes: int) -> Blocks:
     """
     *trunk, head = model.blocks_for(classes)
     if model.remat:
-        trunk = [(name, _checkpointed(module)) for name, module in trunk]
+        trunk = [(name, _with_remat(module)) for name, module in trunk]
     return (*trunk, head)
 
 
-def _checkpointed(module: nn.Module) -> nn.Module:
+def _with_remat(module: nn.Module) -> nn.Module:
     fields = (field.name for field in dataclasses.fields(module) if field.init)
     values = {name: getattr(module, name) for name in fields if name not in ("parent", "name")}
     kind: Callable[..., nn.Module] = type(module)
