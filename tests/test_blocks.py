@@ -76,7 +76,7 @@ def can_be_given(command: Command) -> None:
         assert own == 1 or rest[:2] == ["python", "-m"]
         can_be_given(Command(command.line, {}, module, rest[own:]))
         arguments = arguments[: arguments.index("--")]
-    rest, _ = app.split(arguments)
+    rest, _ = app.split_keys(arguments)
     given = {word.partition("=")[0] for word in rest if word.startswith("--")}
     assert given <= set(main.flags_of(main.COMMANDS[name])), command.line
     if any(re.match("--config[.=]", word) for word in arguments):
@@ -93,7 +93,7 @@ def of_a_module(module: str, arguments: list[str]) -> None:
 
 def of_a_config(arguments: list[str]) -> None:
     """The config with what is set in it; tests/test_grids.py has all points of a grid."""
-    rest, changes = app.split(arguments)
+    rest, changes = app.split_keys(arguments)
     (name,) = [word.partition("=")[2] for word in rest if word.startswith("--config=")] or ["price"]
     config = configs.config(name, {key: Text(value) for key, value in changes.items()})
     if isinstance(config, Grid):

@@ -23,7 +23,7 @@ from optdyn.base.errors import InputError
 from optdyn.base.files import write_json
 from optdyn.base.progress import Watch
 from optdyn.base.workdir_lock import LOCK
-from optdyn.cli.points import described, plan
+from optdyn.cli.points import dry_run_lines, plan
 from optdyn.clock.trace import read
 from optdyn.problem.data import folder as own_images
 from optdyn.race import race as racing
@@ -166,7 +166,7 @@ def test_workdirs(config, workdir, tmp_path, seed, count, reports, least):
     uses = {
         "train": lambda folder: train(config({"seed": 0}), folder / "points" / "seed=0"),
         "resume": lambda folder: train(config({"seed": 1}), folder / "points" / "seed=1"),
-        "sweep": lambda folder: list(described(plan(seeds, folder), 1)),
+        "sweep": lambda folder: list(dry_run_lines(plan(seeds, folder), 1)),
         "results": tables.write_results,
     }
     found = every(workdir, tmp_path / "aside", uses | reports, seed, count)

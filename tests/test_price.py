@@ -457,7 +457,7 @@ def test_rho_is_an_all_reduce_over_the_computing_of_a_noise_scale():
     assert (slow["DiLoCo"], slow["top-k"]) == (0.444, 0.402)  # the contest's slowest network
     (alone,) = who_pays.pays(price.with_nodes(config, 1), SHAPES.bytes, noise, [1.0])
     assert (alone["rho"], alone["top-k"]) == (0, pytest.approx(1.017 / 0.651))  # its fastest
-    lines = list(command.table_of_pays([ten, slow], noise))
+    lines = list(command.pays_table([ten, slow], noise))
     assert lines[0].split() == ["Gbit/s", "rho", "DiLoCo", "top-k"] and max(map(len, lines)) <= 100
 
 

@@ -226,7 +226,7 @@ def test_flags_of_a_penalty_need_one():
         ({"penalty": ["nowhere"]}, "there is no 'nowhere'"),
     ):
         with pytest.raises(InputError, match=said):
-            InputError.refuse(command._wrong_flags(SimpleNamespace(**usual | given)))
+            InputError.refuse(command._flag_checks(SimpleNamespace(**usual | given)))
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from optdyn.cli.local import bound_to_parent
+from optdyn.cli.local import die_with_parent
 
 FRAME, PAYLOAD = 1514, 1448  # bytes of an Ethernet frame, and of the data in it
 BURST = 6e-4  # seconds of its rate that a token bucket lets pass at once
@@ -128,7 +128,7 @@ def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
 @contextlib.contextmanager
 def _held(command: Sequence[str]) -> Iterator[int]:
     """A process that is there until the end, from when it has said that it is."""
-    held = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=bound_to_parent())
+    held = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=die_with_parent())
     with held:
         assert held.stdout
         try:

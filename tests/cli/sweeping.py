@@ -42,7 +42,7 @@ def command(arguments, capsys, monkeypatch, main=sweep.main):
     code = 0
     with called(monkeypatch, "launch.sweep", arguments):
         try:
-            sweep.define()
+            sweep.define_flags()
             app.run(main)
         except SystemExit as exited:
             code = exited.code

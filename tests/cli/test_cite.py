@@ -56,5 +56,5 @@ def test_what_cannot_be_cited_is_one_line(tmp_path, capsys):
 
 
 def test_a_paper_without_an_entry_is_its_number():
-    entry = cite.bare("2605.09126")
+    entry = cite.bare_entry("2605.09126")
     assert "title = {arXiv:2605.09126}" in entry and entry.count("{") == entry.count("}")

@@ -84,12 +84,12 @@ def test_the_keys_that_are_listed_are_those_of_all_configs():
 @pytest.mark.parametrize("module", [sweep, train])
 def test_the_flags_read_off_the_files_are_those_that_are_defined(module):
     before = set(flags.FLAGS)
-    module.define()
+    module.define_flags()
     defined = set(flags.FLAGS) - before
     for name in defined:
         delattr(flags.FLAGS, name)
     assert {f"--{name}" for name in defined} == set(
-        main.flags(module.__name__.removeprefix("optdyn."))
+        main.flags_in(module.__name__.removeprefix("optdyn."))
     )
 
 
@@ -107,7 +107,7 @@ def test_every_command_is_a_module_that_explains_itself(optdyn):
     for name, command in main.COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(command.about)}$", usage, re.M)
         code, help_, _ = optdyn(name, "--help")
-        assert code == 0 and help_.startswith(main.doc(command.module)[:9])
+        assert code == 0 and help_.startswith(main.docstring(command.module)[:9])
         for flag, about in main.flags_of(command).items():
             assert f"  {flag}" in help_ and about in help_
         assert "python -m launch" not in help_ or name == "local"
@@ -419,7 +419,7 @@ def test_lists_have_a_line_each(optdyn, kind):
     names = [line.split()[0] for line in out.splitlines()]
     assert all(re.fullmatch(r"\S+ +\S.*|[\w.]+", line) for line in out.splitlines())
     if kind in listing.REGISTERED:
-        lines = listing.registered(kind)
+        lines = listing.registry(kind)
         assert all(lines.values()) and set(lines) == set(names)
     expected = SOME[kind] if kind in SOME else set(keys())
     assert expected <= set(names) and len(names) == len(set(names))

@@ -144,7 +144,7 @@ def test_the_meters_space_is_taken_before_it_measures(config, disk):
         ((hooks, "write_json", lambda *_: True), "points"),
         ((tables, "write_results", lambda *_: True), "results.csv"),
         ((report, "write", lambda *_: True), "sweep"),
-        ((sweep.Going, "end", lambda *_: True), "sweep"),
+        ((sweep.SweepState, "end", lambda *_: True), "sweep"),
     ],
     ids=["checkpoint", "summary", "results", "report", "between points"],
 )

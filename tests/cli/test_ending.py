@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from optdyn.base.flag_parser import invocation
-from optdyn.cli.train import ending
-from optdyn.cli.tune import told
+from optdyn.cli.train import ending_lines
+from optdyn.cli.tune import tuning_lines
 
 RUN = {
     **{"status": "completed", "step": 2000, "steps": 2000, "simulated_seconds": 13.4371},
@@ -50,28 +50,31 @@ RUN = {
 )
 def test_a_run_says_three_lines(monkeypatch, changes, then, expected):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "launch.train"])
-    assert list(ending(RUN | changes, Path("a b"), then)) == expected
+    assert list(ending_lines(RUN | changes, Path("a b"), then)) == expected
 
 
 def test_what_else_a_run_measured_is_told(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/optdyn", "train"])
     low, high = {"implicit_momentum_low": 0.456}, {"implicit_momentum_high": 0.598}
     meter = {"implicit_momentum": 0.527, "implicit_momentum_p": 0.3, **low, **high}
-    metered = list(ending(RUN | meter, Path("a"), "report"))
+    metered = list(ending_lines(RUN | meter, Path("a"), "report"))
     assert metered[1].endswith(", implicit momentum 0.527 (0.456 to 0.598)")
     assert metered[2] == "next: optdyn report --workdir=a"
-    doubted = list(ending(RUN | meter | {"implicit_momentum_p": 2e-7}, Path("a"), "report"))
+    doubted = list(ending_lines(RUN | meter | {"implicit_momentum_p": 2e-7}, Path("a"), "report"))
     assert doubted[1].endswith(" (0.456 to 0.598; but no one term of momentum, p = 2e-07)")
     # A meter that refuses to say anything has no figure.
-    assert "momentum" not in list(ending(RUN | {"implicit_momentum": None}, Path("a"), "report"))[1]
+    assert (
+        "momentum"
+        not in list(ending_lines(RUN | {"implicit_momentum": None}, Path("a"), "report"))[1]
+    )
     recording = {"status": "completed", "step": 10, "steps": 10, "replicas": 400, "train_loss": 2.0}
-    assert list(ending(recording, Path("a"), "momentum")) == [
+    assert list(ending_lines(recording, Path("a"), "momentum")) == [
         "completed: 400 replicas of 10 updates",
         "training loss 2",
         "next: optdyn momentum --workdir=a",
     ]
     # It was interrupted before it had any figure.
-    assert list(ending({"status": "interrupted", "signal": 15}, Path("a"), "report")) == [
+    assert list(ending_lines({"status": "interrupted", "signal": 15}, Path("a"), "report")) == [
         "interrupted: no update",
         "a: the same command goes on",
     ]
@@ -97,7 +100,7 @@ def test_a_command_is_named_as_it_can_be_called(monkeypatch, program, expected):
 def test_the_tuner_says_how_to_train_with_its_choice():
     row = {"seconds_to_target": 4.85, "with_probes": 5.63}
     row |= {"overhead": 0.1, "updates": 2300, "picked": "2/0.3/0.0893", "settings": "x " * 50}
-    table, where, use = told(row, Path("a"))
+    table, where, use = tuning_lines(row, Path("a"))
     assert "2300" in table and "x x" not in table and len(table.splitlines()[0]) < 90
     assert where.startswith("a/results.csv")
     assert use.endswith(

@@ -47,7 +47,7 @@ def ours(tmp_path, monkeypatch):
 
 def test_the_projects_own_claims_have_no_lock_and_name_no_files(ours, tmp_path):
     every = papers.claims(ours)
-    assert list(every) == papers.short(every) == ["arithmetic"]
+    assert list(every) == papers.quick(every) == ["arithmetic"]
     board = papers.run(tmp_path / "board", ["arithmetic"], "small", 0, ours)
     assert "files" not in board["claims"]["arithmetic"] and "deviations" not in board
     assert not (ours / lock.LOCK).exists()

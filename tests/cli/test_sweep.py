@@ -140,13 +140,13 @@ def test_a_sweep_is_of_one_code_whoever_edits_it_meanwhile(
     mine = tmp_path / "my_loss.py"
     loss = "def f(outputs, batch): return (outputs**2).sum(-1) + "
     mine.write_text(f"{loss}0")
-    path, ended = grid_file(tmp_path, OWN), sweep.Going.end
+    path, ended = grid_file(tmp_path, OWN), sweep.SweepState.end
 
     def edited(going, entry, summary):
         mine.write_text(f"{loss}1000")
         ended(going, entry, summary)
 
-    monkeypatch.setattr(sweep.Going, "end", edited)
+    monkeypatch.setattr(sweep.SweepState, "end", edited)
     made = program._make.cache_info().misses
     arguments = f"--workdir={tmp_path / 'w'}", "--threads=1", f"--together={together}"
     assert sweeping(f"--config={path}", *arguments)[0] == 0

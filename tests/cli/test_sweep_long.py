@@ -71,13 +71,13 @@ def resident():
 @pytest.mark.parametrize("way", ["threads", "vmap"])
 def test_a_thousand_points_in_flat_memory(reporting, tmp_path, monkeypatch, way):
     """After the first 250, when all is loaded and compiled, no more than noise of the allocator."""
-    held, end = [], sweep.Going.end
+    held, end = [], sweep.SweepState.end
 
     def counted(self, entry, summary):
         end(self, entry, summary)
         held.append(resident())
 
-    monkeypatch.setattr(sweep.Going, "end", counted)
+    monkeypatch.setattr(sweep.SweepState, "end", counted)
     path, workdir = grid_file(tmp_path), tmp_path / "sweep"
     arguments = f"--config={path}:334,20", f"--workdir={workdir}", f"--together={way}"
     code, _, _ = reporting(*arguments)

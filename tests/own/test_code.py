@@ -113,10 +113,10 @@ def command(folder, monkeypatch, capsys):
             given.append(f"--workdir={folder / 'run'}")
         with called(monkeypatch, "optdyn", given), pytest.raises(SystemExit) as exited:
             if main is price.main:
-                price.define()
+                price.define_flags()
             if main is show.main:
                 flags.DEFINE_bool("changed", False, "As the command has it.")
-            app.run(main, *([app.NONE] if main is not train_command.main else []))
+            app.run(main, *([app.NO_WORKDIR] if main is not train_command.main else []))
         return exited.value.code, capsys.readouterr().err
 
     return run
@@ -253,7 +253,7 @@ def test_pages_on_a_strangers_runs_run_none_of_it(trained, folder, there, keys):
     write_json(run, held)
     assert report.main([f"--workdir={run}"]) == 0
     assert implicit_momentum.main([f"--workdir={run}"]) == 2
-    assert any("theirs" in line for line in show.between(trained[1], run))
+    assert any("theirs" in line for line in show.difference_lines(trained[1], run))
     metered = windows.Metered("theirs", held, [], 0.1, 0.0)
     for page, error in (
         (lambda: windows.load(run), TableError),
@@ -562,5 +562,5 @@ def test_tables_and_configs_name_the_files_whose_code_differs(own, config, folde
     train(own(), other)
     found = tables.load(folder)[0].set_index("point")["code.my_loss.py"]
     assert found["one"] != found["other"] and found.isna()["registered"]
-    (line,) = show.between(one, other)
+    (line,) = show.difference_lines(one, other)
     assert re.fullmatch(r'code.my_loss.py: "[0-9a-f]{12}" -> "[0-9a-f]{12}"', line)

@@ -537,7 +537,7 @@ def test_the_server_gets_all_signals(tmp_path, monkeypatch, ends, number):
 
     thread = threading.Thread(target=signalled, daemon=True)
     thread.start()
-    assert launched.supervised([], str(tmp_path)) == 128 + number
+    assert launched.supervise([], str(tmp_path)) == 128 + number
     thread.join()
     assert len(started) == 1
 

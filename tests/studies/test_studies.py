@@ -66,7 +66,7 @@ def test_the_contests_table_has_every_arm_on_every_network():
 
 
 def test_those_that_take_hours_are_run_where_they_are_named(tmp_path):
-    assert papers.short(papers.claims(STUDIES)) == [
+    assert papers.quick(papers.claims(STUDIES)) == [
         "implicit_momentum",
         "keeping_momentum",
         "merged_servers",

@@ -9,7 +9,7 @@ import pytest
 
 from optdyn.base import seeds
 from optdyn.base.workdir_lock import LOCK
-from optdyn.cli.train import ended
+from optdyn.cli.train import print_ending
 from optdyn.clock.timeline import at
 from optdyn.methods import Event
 from optdyn.optimizers.kinds import SGD
@@ -247,7 +247,7 @@ def test_interrupted_and_resumed_is_whole(config, small, tmp_path, monkeypatch, 
     monkeypatch.setattr(replicas, "write_npz", signalled)
     summary = record(config(SMALL), tmp_path)
     assert summary == {"status": "interrupted", "signal": signal.SIGINT}
-    assert ended(summary, tmp_path, "momentum") == 130
+    assert print_ending(summary, tmp_path, "momentum") == 130
     assert len(written) == stop and not (tmp_path / "trajectories.npz").exists()
     assert record(config(SMALL), tmp_path)["status"] == "completed"
     assert len(written) == len(set(written)) == 13

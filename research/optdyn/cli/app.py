@@ -1,4 +1,4 @@
-"""Command lines: absl flags, a config file, and one line for each thing that is wrong."""
+"""Command lines with a config file: absl flags, config keys, and errors in one line."""
 
 import re
 import signal
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
     from optdyn.experiment import Config  # whose methods need jax
     from optdyn.train.grid import Grid
 
-NONE = "none"  # --workdir of a command that writes nothing
+NO_WORKDIR = "none"  # --workdir of a command that writes nothing
 KEY = re.compile(r"--?(no)?config\.([^=]+?)(?:=(.*))?", re.S)
 REQUIRED = {
     "config": ": a file, or a name that `optdyn list configs` shows",
     "workdir": ": a folder, to write to and to resume from",
 }
 LIBRARIES = ("absl", "orbax")  # define flags of their own
-A_GRID = "a grid of runs; `optdyn sweep` (python -m launch.sweep) runs its points"
-A_RUN = (
+GRID_NEEDED = "a grid of runs; `optdyn sweep` (python -m launch.sweep) runs its points"
+RUN_NEEDED = (
     "one of a single run, which `optdyn train` (python -m launch.train) runs; a grid is a "
     "Grid(base, points) of optdyn.train.grid"
 )
-EXHAUSTED = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 
 
 def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
-    """Calls `main(config, workdir)` with the flags' values and exits with what it returns.
+    """Calls `main(config, workdir)` with the values of the flags and exits with its result.
 
-    `config` is the `Config`, or the `Grid`, of `--config=FILE` or `--config=NAME`, a shipped
-    one, with the values of `--config.KEY=VALUE`. `--workdir=DIR` has the default `workdir`. Bad
-    input is one line on standard error and exit code 2.
+    `config` is the `Config` or `Grid` of `--config=FILE`, or of a shipped `--config=NAME`, with the
+    values of `--config.KEY=VALUE`. `workdir` is the default of `--workdir=DIR`. Bad input is one
+    line on standard error and exit code 2.
     """
     name = flags.DEFINE_string("config", None, "Config file, or the name of a shipped one.")
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
     flags.mark_flags_as_required(["config", *(["workdir"] if workdir is None else [])])
     with _reading_flags():
-        argv, changes = split(flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False))
+        argv, changes = split_keys(flags.FLAGS.read_flags_from_files(sys.argv, force_gnu=False))
 
     def guarded(arguments: Sequence[str]) -> int:
         quiet = not flags.FLAGS["verbosity"].present
@@ -57,7 +57,7 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
         cache.enable()
         return _call(main, str(name.value), changes, folder.value, quiet)
 
-    app.run(guarded, argv=argv, flags_parser=parse)
+    app.run(guarded, argv=argv, flags_parser=parse_flags)
 
 
 def _call(
@@ -67,7 +67,7 @@ def _call(
     folder: str,
     quiet: bool,
 ) -> int:
-    """What `main` returns, or the exit code of an interrupt; called as one process of the job."""
+    """Joins the job of processes and returns `main`'s result, or the exit code of an interrupt."""
     # Here, for they import jax and numpy.
     from optdyn.base import lookup, processes
     from optdyn.base.fields import Text
@@ -78,22 +78,21 @@ def _call(
 
     interruptible()
     try:
-        # Not around the regular end: there the processes wait for one another.
-        with processes.leaving_on_failure(), failing():
+        # Not around the regular end, where the processes wait for one another.
+        with processes.leaving_on_failure(), one_line_errors():
             processes.initialize()
             processes.devices()
-            # Each process saves whole states by itself. Orbax warns all but the first that there
-            # are no parts of one to be merged, at every checkpoint.
+            # Processes save whole states separately, so Orbax would warn all but the first at all
+            # checkpoints that there are no parts to merge.
             if quiet and not processes.is_writer():
                 logging.set_verbosity(logging.ERROR)
             with lookup.files_read_once():
-                asked = {key: Text(value) for key, value in changes.items()}
-                config = configs.config(name, asked)
+                config = configs.config(name, {key: Text(v) for key, v in changes.items()})
                 workdir = Path(folder)
-                if folder != NONE:
+                if folder != NO_WORKDIR:
                     verdict(lambda: check_writable(workdir))
                 with disk_full_errors(), permission_errors():
-                    return main(_settled(config, workdir), workdir)
+                    return main(_with_measured_lowerings(config, workdir), workdir)
     except KeyboardInterrupt:
         end_line()
         say("interrupted")
@@ -101,8 +100,8 @@ def _call(
 
 
 @contextmanager
-def failing() -> Iterator[None]:
-    """Inside, bad input, a full disk and memory that runs out end the program with one line."""
+def one_line_errors() -> Iterator[None]:
+    """Inside, bad input, a full disk and a lack of memory end the program with one line."""
     import jax  # here, for it takes long
 
     from optdyn.base.files import DiskFull
@@ -111,48 +110,45 @@ def failing() -> Iterator[None]:
     try:
         yield
     except (InputError, DiskFull, jax.errors.JaxRuntimeError) as error:
-        said = str(error)
+        line = str(error)
         if isinstance(error, jax.errors.JaxRuntimeError):
-            if EXHAUSTED not in said:
+            if OUT_OF_MEMORY not in line:
                 raise
-            wanted = re.search(r"allocating (\d+) bytes", said)
-            size = f", of {int(wanted[1]):,} bytes at once" if wanted else ""
-            said = (
+            match = re.search(r"allocating (\d+) bytes", line)
+            size = f", of {int(match[1]):,} bytes at once" if match else ""
+            line = (
                 f"out of memory{size}; less is taken with a smaller config.batch_size (of text "
                 "config.data.sequence_length), config.parallel.accumulation, or config.model.remat"
             )
         end_line()
-        fail(said, code=2 if isinstance(error, InputError) else 1)
+        fail(line, code=2 if isinstance(error, InputError) else 1)
 
 
 def warn(config: "Config") -> None:
-    """A line on standard error for everything in a checked config that is hardly meant."""
+    """Prints a line on standard error for every probable mistake in a checked config."""
     from optdyn.base.processes import is_writer
     from optdyn.train.warnings import probable_mistakes  # here, for they import jax
 
-    given = split(sys.argv)[1]
-    for doubt in probable_mistakes(config, given) if is_writer() else ():
+    changes = split_keys(sys.argv)[1]
+    for doubt in probable_mistakes(config, changes) if is_writer() else ():
         put(f"warning: {doubt}\n")
 
 
 def in_json() -> bool:
-    """Whether `--json` was given to a command that has the flag."""
+    """Returns whether the command has a flag `--json`, which is set."""
     return "json" in flags.FLAGS and bool(flags.FLAGS.json)
 
 
 def check_kind(config: "Config | Grid", is_grid: bool = False) -> None:
-    """Raises `ConfigError` if a grid was given to a command that takes a run, or a run for a grid.
-
-    `is_grid`: whether the command takes a grid.
-    """
+    """Raises `ConfigError` unless the config is a grid, or with `is_grid` False a single run."""
     if hasattr(config, "points") != is_grid:
-        raise ConfigError(f"the config is {A_RUN if is_grid else A_GRID}")
+        raise ConfigError(f"the config is {RUN_NEEDED if is_grid else GRID_NEEDED}")
 
 
-def split(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without those of keys, and these: `--config.KEY=VALUE` or `--config.KEY VALUE`.
+def split_keys(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns the other arguments, and the values of keys, `--config.KEY=VALUE` or `... VALUE`.
 
-    `--config.KEY` alone is true, and `--noconfig.KEY` false.
+    `--config.KEY` without a value is true, and `--noconfig.KEY` false.
     """
     rest, changes, left = list[str](), dict[str, str](), list(argv)
     while left:
@@ -170,46 +166,46 @@ def split(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return rest, changes
 
 
-def _settled(config: Any, workdir: Path) -> Any:
-    """The config with the lowerings that this machine measures, if they are to be measured."""
+def _with_measured_lowerings(config: Any, workdir: Path) -> Any:
+    """Returns the config with 'measured' replaced by the lowerings that are fastest here."""
     run = getattr(config, "base", config)
     if run.model.lowering != "measured":
         return config
     from optdyn.devices.first_process import verdict
     from optdyn.plan.lowered import resolved
 
-    kept, plain = cache.place() / "lowerings.json", run.with_({"model.lowering": ""})
-    lowering = verdict(lambda: resolved(plain, kept, workdir))
+    store, plain = cache.place() / "lowerings.json", run.with_({"model.lowering": ""})
+    lowering = verdict(lambda: resolved(plain, store, workdir))
     key = "base.model.lowering" if run is not config else "model.lowering"
     return config.with_({key: lowering})
 
 
-def parse(argv: Sequence[str]) -> list[str]:
-    """What is left of the arguments once the flags are set. What is wrong is one line."""
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """Sets the flags and returns the other arguments. Errors are one line."""
     with _reading_flags():
         return flags.FLAGS(argv)
 
 
 @contextmanager
 def _reading_flags() -> Iterator[None]:
-    """Inside, an error of absl's ends the program with one line."""
+    """Inside, an error of absl ends the program with one line."""
     try:
         yield
     except flags.Error as error:
-        said = str(error).removeprefix("ERROR:: ")
+        line = str(error).removeprefix("ERROR:: ")
         if isinstance(error, flags.UnrecognizedFlagError):
-            said = _no_flag(error.flagname)
-        elif left_out := re.match(r"flag --(\w+)=None: .* must have a value", said):
-            said = f"--{left_out[1]} is required{REQUIRED.get(left_out[1], '')}"
-        fail(said)
+            line = _no_flag(error.flagname)
+        elif missing := re.match(r"flag --(\w+)=None: .* must have a value", line):
+            line = f"--{missing[1]} is required{REQUIRED.get(missing[1], '')}"
+        fail(line)
 
 
 def _no_flag(name: str) -> str:
-    """A line on a flag that there is not, and may be meant to be another or a key."""
-    every = flags.FLAGS.flags_by_module_dict().items()
-    modules = sorted(every, key=lambda named: named[0] != __name__)  # those of all commands first
-    own = [its for module, its in modules if module.partition(".")[0] not in LIBRARIES]
-    known = [f"--{flag.name}" for its in own for flag in its]
+    """Returns a line on an unknown flag, with similar flags and keys."""
+    modules = flags.FLAGS.flags_by_module_dict().items()
+    ordered = sorted(modules, key=lambda item: item[0] != __name__)  # flags of all commands first
+    ours = [group for module, group in ordered if module.partition(".")[0] not in LIBRARIES]
+    known = [f"--{flag.name}" for group in ours for flag in group]
     keys: Mapping[str, Any] = {}
     if "--config" in known:
         from optdyn.cli.keys import keys as keys_of

@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk, so that the second start of a run compiles nothing."""
+"""JAX's cache of compiled programs on disk, so that the second start of a run compiles nothing."""
 
 import os
 import re
@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-SIZE = 2**30  # bytes; what was not used for the longest time goes first
+SIZE = 2**30  # bytes; the least recently used programs go first
 CPU = Path("/proc/cpuinfo")
 DIR = "jax_compilation_cache_dir"
 SET, SWITCH = "JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"
 
 
 def enable() -> None:
-    """Makes JAX keep compiled programs in `folder`, if the environment says nothing of it.
-
-    Whatever is wrong with the folder, programs are then compiled as without one.
-    """
+    """Sets JAX's cache to `folder`, unless the environment sets it or the folder is not usable."""
     import jax  # here, for it takes long
 
     if SET in os.environ or SWITCH in os.environ or getattr(jax.config, DIR):
@@ -42,19 +39,19 @@ def enable() -> None:
 
 
 def place() -> Path:
-    """`folder` for this process's JAX."""
+    """Returns the cache folder of this process's JAX."""
     import jax
 
     return folder(os.environ, jax.__version__, jax.lib.__version__)
 
 
 def folder(environ: Mapping[str, str], *versions: str) -> Path:
-    """Where programs are kept that these versions compiled for a CPU like this one."""
+    """Returns the cache folder of these versions and of the instruction set of this CPU."""
     text = ""
     with suppress(OSError):
         text = CPU.read_text()
-    # What the CPU can do: a program compiled for another one may end in a fault.
-    able = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.M)
-    cpu = zlib.crc32(" ".join(sorted(able[1].split() if able else [])).encode())
+    # A program that was compiled for the features of another CPU may end in a fault.
+    features = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.M)
+    cpu = zlib.crc32(" ".join(sorted(features[1].split() if features else [])).encode())
     home = environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache"
     return Path(home) / "optdyn" / "-".join(["jax", *versions, f"cpu{cpu:08x}"])

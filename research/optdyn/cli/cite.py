@@ -1,9 +1,8 @@
-"""BibTeX of the papers that a run used: `optdyn cite DIR [DIR ...]`, of runs or of sweeps.
+"""BibTeX of the papers that a run used: `optdyn cite DIR [DIR ...]`, for runs or sweeps.
 
-Of its methods, its compression, its rules of staleness and its closed loop of momentum; their
-docstrings name the papers by arXiv numbers, and `cli/references.bib` has an entry of each. optdyn
-itself is the first. More papers may be named there than a run with its settings needs; of some that
-are named beside a method's own the entry is the number alone.
+They are the papers on its methods, compression, staleness rules and closed loop of momentum, after
+an entry of optdyn. Docstrings name them by arXiv numbers, and `cli/references.bib` has entries;
+papers without one there are printed as their number. A run may need fewer papers than are printed.
 """
 
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from optdyn.base.errors import InputError, print_error
-from optdyn.cli.main import doc
+from optdyn.cli.main import docstring
 
 REFERENCES = Path(__file__).with_name("references.bib")
 NUMBER = re.compile(r"\b\d{4}\.\d{4,5}\b")
@@ -28,19 +27,19 @@ OPTDYN = """\
 
 
 def references() -> dict[str, str]:
-    """{arXiv number: its BibTeX entry}."""
+    """Returns the BibTeX entries of `references.bib` by arXiv number."""
     entries = re.findall(r"^@\w+\{.*?^\}", REFERENCES.read_text(), re.M | re.S)
     return {NUMBER.findall(entry)[0]: entry for entry in entries}
 
 
-def bare(number: str) -> str:
-    """The entry of a paper that `references.bib` does not have."""
+def bare_entry(number: str) -> str:
+    """Returns an entry for a paper that `references.bib` lacks."""
     url = f"https://arxiv.org/abs/{number}"
     return f"@misc{{arxiv{number},\n  title = {{arXiv:{number}}},\n  url = {{{url}}}\n}}"
 
 
 def papers(config: Mapping[str, Any]) -> list[str]:
-    """The arXiv numbers that docstrings of what a run used name, each once."""
+    """Returns the arXiv numbers in docstrings of the parts of a run, without repetitions."""
     from optdyn.methods import Method, built_in  # here, for it takes long
 
     method, optimizer = config.get("method", {}), config.get("optimizer", {})
@@ -50,14 +49,14 @@ def papers(config: Mapping[str, Any]) -> list[str]:
         if isinstance(keys, Mapping) and (compression := keys.get("compression")):
             texts.append(POWERSGD if compression == "powersgd" else EF_SIGN_SGD)
     if optimizer.get("name") == "closed_loop":
-        texts.append(doc("optimizers.closed_loop"))
+        texts.append(docstring("optimizers.closed_loop"))
     if not STALENESS.isdisjoint(optimizer.get("chain", ())):
-        texts.append(doc("optimizers.staleness"))
+        texts.append(docstring("optimizers.staleness"))
     return list(dict.fromkeys(number for text in texts for number in NUMBER.findall(text)))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the entries; 2 and one line on standard error for folders without a run."""
+    """Prints the entries; returns 2 after one error line for folders without a run."""
     from optdyn.base.files import read_json  # here, for it takes long
 
     if not arguments or arguments[0].startswith("-"):
@@ -74,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
             return print_error(error)
     numbers = dict.fromkeys(number for config in configs for number in papers(config))
     known = references()
-    print("\n\n".join([OPTDYN, *(known.get(number) or bare(number) for number in numbers)]))
+    print("\n\n".join([OPTDYN, *(known.get(number) or bare_entry(number) for number in numbers)]))
     return 0
 
 

@@ -1,7 +1,6 @@
-"""Experiments from Python, compared: `optdyn.compare`.
+"""`optdyn.compare`: experiments trained with the same seeds and compared in one table.
 
-All are trained with the same seeds, and told by one table: updates x seconds an update = seconds to
-a loss, with intervals over pairs of seeds.
+Updates x seconds an update = seconds to a loss, with intervals over pairs of seeds.
 """
 
 import itertools
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 
 from optdyn.base import errors
 from optdyn.base.arguments import check_arguments
-from optdyn.cli.python import Experiment, MomentumEstimate, Trained, in_memory, trained
+from optdyn.cli.python import Experiment, MomentumEstimate, Trained, read_run, run_of_memory
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.report import efficiency, figures, headline, tables
@@ -28,7 +27,7 @@ from optdyn.train.trainer import Kept
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Several experiments, each trained with the same seeds. `runs[name]` is a `SeedRuns`."""
+    """Experiments trained with the same seeds. `comparison[name]` is a `SeedRuns`."""
 
     runs: Mapping[str, tuple[Trained, ...]]
 
@@ -41,42 +40,39 @@ class Comparison:
 
     @cached_property
     def target(self) -> float:
-        """The lowest training loss that every run reaches that did not diverge.
-
-        All are compared by it. NaN if all have diverged.
-        """
-        every = [run for arm in self.runs.values() for run in arm if not run.diverged]
-        return float(max((run.log["train_loss"].min() for run in every), default=np.nan))
+        """Returns the lowest training loss that all runs reach that did not diverge, else NaN."""
+        runs = [run for arm in self.runs.values() for run in arm if not run.diverged]
+        return float(max((run.log["train_loss"].min() for run in runs), default=np.nan))
 
     @check_arguments
     def table(self, target: float | None = None) -> pd.DataFrame:
-        """Updates and seconds to a training loss, a row an experiment, medians over the seeds.
+        """Returns updates and seconds to a training loss, a row an experiment, medians over seeds.
 
-        Columns: `updates` and simulated `seconds` to the loss `target`, by default that of the
-        comparison, with the `least` and `most` of each that the log leaves possible; the ratio of
-        each to the first experiment's, with the ends of its 95 % interval over pairs of seeds (NaN
-        with fewer than 5, which give none) and over what the log leaves possible; the `loss` at the
-        end; the number of `seeds`, and of those that `diverged`. A run that misses the loss or
-        diverges counts as infinite.
+        `updates` and simulated `seconds` are those to the loss `target`, by default that of the
+        comparison; `_least` and `_most` are the bounds between log points. `_ratio` is that to the
+        first experiment, `_low` and `_high` the ends of its 95 % interval over pairs of seeds,
+        which includes the bounds; NaN with fewer than 5 seeds. `loss` is the last one, `seeds`
+        counts runs, and `diverged` those that did. Runs that miss the loss or diverge count as
+        infinite.
         """
         loss = self.target if target is None else target
-        way = {
+        crossings = {
             name: [
                 efficiency.crossings(run.log, [np.nan if run.diverged else loss])[0] for run in arm
             ]
             for name, arm in self.runs.items()
         }
-        first = next(iter(way))
+        first = next(iter(crossings))
         rows = []
         for name, arm in self.runs.items():
             row: dict[str, Any] = {"experiment": name}
             for i, clock in enumerate(("updates", "seconds")):
-                its, base = of_runs(way[name], i), of_runs(way[first], i)
-                same = name == first  # to itself, whatever the log leaves open
+                its, base = of_runs(crossings[name], i), of_runs(crossings[first], i)
+                same = name == first  # exactly 1, also with wide bounds
                 value, low, high = ratio(its.value, base.value) if same else ratio(its, base)
                 if len(arm) < FEWEST:
                     low = high = np.nan
-                least, middle, most = (float(np.median(each)) for each in its)
+                least, middle, most = (float(np.median(values)) for values in its)
                 row |= {clock: middle, f"{clock}_least": least, f"{clock}_most": most}
                 row |= {f"{clock}_ratio": value, f"{clock}_low": low, f"{clock}_high": high}
             ends = [np.inf if run.diverged else run.log["train_loss"].iloc[-1] for run in arm]
@@ -85,44 +81,44 @@ class Comparison:
         return pd.DataFrame(rows).set_index("experiment")
 
     def __str__(self) -> str:
-        """What `table` says at the comparison's own loss, to be read."""
+        """Returns the table at the comparison's target as text."""
         table, first = self.table(), next(iter(self.runs))
         rows = [["", "updates", "x seconds an update", "= simulated seconds"]]
         for name, row in table.iterrows():
-            own = {clock: f"{row[clock]:.3g}" for clock in ("updates", "seconds")}
+            cells = {clock: f"{row[clock]:.3g}" for clock in ("updates", "seconds")}
             if name != first:
-                for clock in own:
-                    found = row[[f"{clock}_ratio", f"{clock}_low", f"{clock}_high"]]
-                    own[clock] += f" ({shown(found)} times)"
+                for clock in cells:
+                    interval = row[[f"{clock}_ratio", f"{clock}_low", f"{clock}_high"]]
+                    cells[clock] += f" ({shown(interval)} times)"
             reached = 0 < row["updates"] < np.inf
-            each = f"{row['seconds'] / row['updates']:.3g}" if reached else ""
-            rows.append([str(name), own["updates"], each, own["seconds"]])
-        lost = [
+            per_update = f"{row['seconds'] / row['updates']:.3g}" if reached else ""
+            rows.append([str(name), cells["updates"], per_update, cells["seconds"]])
+        notes = [
             f"{row['diverged']:g} of {row['seeds']:g} runs of {name} diverged."
             for name, row in table.iterrows()
             if row["diverged"]
         ]
         n = int(table["seeds"].iloc[0])
         ends = "with 95 % intervals" if n >= FEWEST else f"without intervals, for which {n} is few"
-        said = (
+        text = (
             f"To a training loss of {self.target:.3g}; medians of {n} seeds, and times those of "
             f"{first} {ends}\n\n{headline.aligned(rows)}"
         )
         known = table[np.isfinite(table["updates_most"])]
         left = known["updates_most"] - known["updates_least"]
         if n >= FEWEST and left.max() > 0:
-            lost.append(
+            notes.append(
                 f"Between log points the loss is not known, which leaves {left.max():.0f} updates "
                 f"of {left.idxmax()} open. The intervals include it; a smaller log_every leaves "
                 "less open."
             )
-        return "\n\n".join([said, *lost])
+        return "\n\n".join([text, *notes])
 
     @check_arguments
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
-        """A figure of one column of the log against another: medians and ranges over seeds.
+        """Returns a figure of one log column against another, medians and ranges over seeds.
 
-        Raises `ConfigError` for a column that the log does not have.
+        Raises `ConfigError` for an unknown column.
         """
         for axis, column in (("x", x), ("y", y)):
             errors.one_of(axis, column, [*self[next(iter(self.runs))].log])
@@ -138,7 +134,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class SeedRuns:
-    """The runs of one experiment of a comparison, a sequence of `Trained` in the seeds' order."""
+    """The runs of one experiment: a sequence of `Trained` in the order of seeds."""
 
     runs: tuple[Trained, ...]
 
@@ -151,14 +147,14 @@ class SeedRuns:
 
     @property
     def log(self) -> pd.DataFrame:
-        """The log points of all seeds, with a column `seed`."""
-        of = {run.experiment.seed: run.log for run in self.runs}
-        return pd.concat(of, names=["seed"]).reset_index(level=0)
+        """Returns the log points of all seeds, with a column `seed`."""
+        logs = {run.experiment.seed: run.log for run in self.runs}
+        return pd.concat(logs, names=["seed"]).reset_index(level=0)
 
     def implicit_momentum(self) -> pd.DataFrame:
-        """The momentum meter's readings (`MomentumEstimate`), a row a seed."""
-        found = {run.experiment.seed: run.implicit_momentum() for run in self.runs}
-        return pd.DataFrame.from_dict(found, "index", columns=MomentumEstimate._fields)
+        """Returns the momentum meter's readings (`MomentumEstimate`), a row a seed."""
+        readings = {run.experiment.seed: run.implicit_momentum() for run in self.runs}
+        return pd.DataFrame.from_dict(readings, "index", columns=MomentumEstimate._fields)
 
 
 @check_arguments
@@ -170,44 +166,44 @@ def compare(
 ) -> Comparison:
     """Trains all experiments with all seeds, in threads that share compiled programs.
 
-    `steps` replaces each experiment's own number of updates. With a `workdir` the runs are the
-    points of a sweep: they resume there, and `optdyn report` reads them. Without one no file is
-    written. Warns of settings that
-    nothing reads, or that are hardly meant. Raises `ConfigError`, which names the point, also if
-    there is no experiment or no seed.
+    `steps` replaces the experiments' numbers of updates. With a `workdir` the runs are the points
+    of a sweep: they resume there, and `optdyn report` reads them. Without one no file is written.
+    Warns of unused settings and probable mistakes. Raises `ConfigError`, which names the point.
     """
     from optdyn.cli import points, sweep
+    from optdyn.cli.local import cores
 
-    drawn = tuple(seeds)
-    errors.ConfigError.refuse(_cannot_be_compared(experiments, drawn))
+    seeds = tuple(seeds)
+    errors.ConfigError.refuse(_comparison_checks(experiments, seeds))
     chosen = [
         (name, one.with_(seed=seed, steps=one.steps if steps is None else steps))
         for name, one in experiments.items()
-        for seed in drawn
+        for seed in seeds
     ]
-    listed = [{"name": f"{name},seed={one.seed}"} | one.changed_keys() for name, one in chosen]
-    config, path = Grid(Experiment(), listed), Path(workdir) if workdir else None
+    rows = [{"name": f"{name},seed={one.seed}"} | one.changed_keys() for name, one in chosen]
+    config, path = Grid(Experiment(), rows), Path(workdir) if workdir else None
     kept: dict[str, Kept] = {}
     entries = points.plan(config, path)
-    for _, one in chosen[:: len(drawn)]:
+    for _, one in chosen[:: len(seeds)]:
         one.warn()
-    if sweep.sweep(config, path, entries, "threads", sweep.cores(), kept):
+    if sweep.sweep(config, path, entries, "threads", cores(), kept):
         raise KeyboardInterrupt
     if path:
         tables.write_results(path)
-    found: dict[str, list[Trained]] = {}
+    runs: dict[str, list[Trained]] = {}
     for (point, _), (name, one) in zip(named(config), chosen, strict=True):
-        run = trained(one, points.folder_of(path, point)) if path else in_memory(one, kept[point])
-        found.setdefault(name, []).append(run)
-    return Comparison({name: tuple(runs) for name, runs in found.items()})
+        folder = path and points.folder_of(path, point)
+        run = read_run(one, folder) if folder else run_of_memory(one, kept[point])
+        runs.setdefault(name, []).append(run)
+    return Comparison({name: tuple(arm) for name, arm in runs.items()})
 
 
-def _cannot_be_compared(
+def _comparison_checks(
     experiments: Mapping[str, Experiment], seeds: Sequence[int]
-) -> Iterator[tuple[object, str]]:
+) -> Iterator[errors.Check]:
     for name, one in experiments.items():
-        said = f"{errors.short_repr(name)} must be of type Experiment, not {type(one).__name__}"
-        yield not isinstance(one, Experiment), f"compare: {said}"
-        said = "config.replicas.count: must be 0, as recordings of replicas have no log"
-        yield one.replicas.count, f"compare: {said}"
+        line = f"{errors.short_repr(name)} must be of type Experiment, not {type(one).__name__}"
+        yield not isinstance(one, Experiment), f"compare: {line}"
+        line = "config.replicas.count: must be 0, as recordings of replicas have no log"
+        yield one.replicas.count, f"compare: {line}"
     yield not experiments or not seeds, "compare: needs an experiment and a seed at least"

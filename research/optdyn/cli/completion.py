@@ -1,10 +1,10 @@
-"""Completion in a shell: `optdyn completion bash`, or zsh, or fish, prints a script.
+"""Shell completion: `optdyn completion bash`, or zsh, or fish, prints a script.
 
     eval "$(optdyn completion bash)"        in ~/.bashrc; likewise zsh in ~/.zshrc
     optdyn completion fish | source         in ~/.config/fish/config.fish
 
-It completes commands, flags, the names of shipped configs, and keys, as `--config.method.gr`. The
-script asks `optdyn completion words LINE`.
+It completes commands, flags, names of shipped configs, and keys such as `--config.method.gr`. The
+script calls `optdyn completion words LINE`.
 """
 
 import shlex
@@ -43,15 +43,15 @@ SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 def words(line: str) -> list[str]:
-    """What the last word of a command line, as far as it is typed, may become."""
+    """Returns the completions of the last word of a command line that is being typed."""
     try:
-        given = shlex.split(line)
+        typed = shlex.split(line)
     except ValueError:  # a quote that is still open
         return []
-    last = "" if not given or line[-1:].isspace() else given.pop()
-    if len(given) < 2:
+    last = "" if not typed or line[-1:].isspace() else typed.pop()
+    if len(typed) < 2:
         return _beginning(last, COMMANDS)
-    name = given[1]
+    name = typed[1]
     if name in ("list", "completion"):
         return _beginning(last, listing.KINDS if name == "list" else SCRIPTS)
     if name not in COMMANDS:
@@ -63,8 +63,8 @@ def words(line: str) -> list[str]:
     if command.also and last.startswith("--config."):
         from optdyn.cli.keys import keys  # here, for it takes long
 
-        every, base = keys(), "base." if last.startswith("--config.base.") else ""
-        flags += [f"--config.{base}{key}=" for key in every]
+        base = "base." if last.startswith("--config.base.") else ""
+        flags += [f"--config.{base}{key}=" for key in keys()]
     return _beginning(last, flags)
 
 
@@ -79,8 +79,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _beginning(last: str, every: Iterable[str]) -> list[str]:
-    return [word for word in every if word.startswith(last)]
+def _beginning(prefix: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(prefix)]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The keys of a config, of all that can be chosen in it, from the fields of the classes."""
+"""The keys of a config and of all members of its unions, from the fields of the classes."""
 
 from dataclasses import Field
 from operator import attrgetter
@@ -8,7 +8,7 @@ from optdyn.base.fields import Value, all_fields
 from optdyn.experiment import Config
 from optdyn.methods.method import Method, built_in
 
-NAMES = {  # what a name is, by its section
+NAMES = {  # descriptions of `name`, by section
     "model": "Model, of `optdyn list models` or your own.",
     "data": "Data set, of `optdyn list data` or your own.",
     "optimizer": "Optimizer of `optdyn list optimizers`, or your own.",
@@ -18,7 +18,7 @@ NAMES = {  # what a name is, by its section
 
 
 class Key(NamedTuple):
-    """A key: what it is, its default, and which members of its union have it; () if all do."""
+    """A key's description and default, and the members of its union that have it; () for all."""
 
     about: str
     default: Any
@@ -26,20 +26,20 @@ class Key(NamedTuple):
 
 
 def keys() -> dict[str, Key]:
-    """The keys by their dotted names, in order. Of several owners the first says what it is."""
-    usual = Config()
-    found = {name: _key(each) for name, each in all_fields(usual)}
+    """Returns the keys by dotted name, sorted; the first owner's field describes a key."""
+    default = Config()
+    found = {name: _key(field) for name, field in all_fields(default)}
     for root in Value.roots:
-        found[root.key("name")] = Key(NAMES[root.section], attrgetter(root.section)(usual).name)
-        owned = dict[str, list[str]]()
+        found[root.key("name")] = Key(NAMES[root.section], attrgetter(root.section)(default).name)
+        owners = dict[str, list[str]]()
         for name, member in _members(root).items():
-            for key, each in member.field_table().items():
-                if "about" in each.metadata and key != "name":
-                    found.setdefault(root.key(key), _key(each))
-                    owned.setdefault(key, []).append(name)
-        for key in owned.keys() - root.field_table().keys():
-            at = root.key(key)
-            found[at] = found[at]._replace(owners=tuple(owned[key]))
+            for key, field in member.field_table().items():
+                if "about" in field.metadata and key != "name":
+                    found.setdefault(root.key(key), _key(field))
+                    owners.setdefault(key, []).append(name)
+        for key in owners.keys() - root.field_table().keys():
+            dotted = root.key(key)
+            found[dotted] = found[dotted]._replace(owners=tuple(owners[key]))
     return dict(sorted(found.items()))
 
 
@@ -48,7 +48,7 @@ def _key(field: Field[Any]) -> Key:
 
 
 def _members(root: type[Value]) -> dict[str, type[Value]]:
-    """The members of a union by their names, and the one of one's own, or of all others."""
+    """Returns the members of a union by name, with that for functions of the user's."""
     if root is Method:
         return {name: root.members[name] for name in built_in()}
     others = "others" if root.section == "optimizer" else "your own"

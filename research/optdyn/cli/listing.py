@@ -1,12 +1,12 @@
-"""What there is to choose from: `optdyn list KIND [PREFIX] [--json]`.
+"""Lists what a config can name: `optdyn list KIND [PREFIX] [--json]`.
 
 KIND is one of models, data, losses, metrics, optimizers, transforms, schedules, methods, names,
-laws, configs and keys; `names` are other names of methods, and how each is asked for. PREFIX keeps
-the names that begin with it, as in `optdyn list keys method.` and `optdyn list names rennala`.
-Each line has a name and what it is, that of a key its default, what its field says, and last, if
-not all models, data sets, optimizers, methods or laws have it, which do. A word after `keys`, as in
-`optdyn list keys momentum`, finds every key that has it in its name or in its line.
-`--json` prints an object, {name: what it is}.
+laws, configs and keys; `names` are other names of methods and the flags for them. PREFIX selects
+names that begin with it, as in `optdyn list keys method.` and `optdyn list names rennala`. A line
+has a name and a description; that of a key has its default and description, and the models, data
+sets, optimizers, methods or laws that have it if not all do. A word after `keys`, as in
+`optdyn list keys momentum`, also finds keys with it in their names or descriptions. `--json` prints
+an object, {name: description}.
 """
 
 import ast
@@ -19,11 +19,11 @@ from functools import partial
 from optdyn.base.errors import did_you_mean, print_error
 from optdyn.cli import configs as shipped
 
-Listed = Mapping[str, str]  # name: what it is, in a line
+Listed = Mapping[str, str]  # descriptions of one line by name
 
 
-def registered(kind: str) -> Listed:
-    """What can be chosen by name in a config, and the first line that each says of itself."""
+def registry(kind: str) -> Listed:
+    """Returns the names of a kind with the first lines of their docstrings."""
     from optdyn import methods, optimizers  # here, for they take long
     from optdyn.clock.service import Law
     from optdyn.methods import names
@@ -39,31 +39,33 @@ def registered(kind: str) -> Listed:
         "data": Data.members,
         "losses": losses.LOSSES,
         "metrics": losses.METRICS,
-        # Some of optax are another with some arguments fixed, whose line they then have.
+        # Some of optax are partial functions, which have the line of the function.
         "optimizers": {n: getattr(f, "func", f) for n, f in optimizers.known().items()},
         "transforms": optimizers.TRANSFORMS,
         "schedules": schedules.SCHEDULES,
         "methods": {name: methods.load(name) for name in methods.built_in()},
         "laws": Law.members,
     }[kind]
-    return {name: _first(getattr(thing, "__doc__", "") or "") for name, thing in things.items()}
+    return {
+        name: _first_line(getattr(thing, "__doc__", "") or "") for name, thing in things.items()
+    }
 
 
 def configs() -> Listed:
-    """The shipped config files."""
+    """Returns the shipped config files with the first lines of their docstrings."""
     files = shipped.configs()
     docs = {name: ast.get_docstring(ast.parse(path.read_text())) for name, path in files.items()}
-    return {name: _first(text or "") for name, text in docs.items()}
+    return {name: _first_line(text or "") for name, text in docs.items()}
 
 
 def keys() -> Listed:
-    """The keys of a run's config, with their defaults."""
+    """Returns the keys of a config with their defaults, descriptions and owners."""
     from optdyn.cli.keys import keys as known  # here, for it takes long
 
     found = {}
     for name, (about, default, owners) in known().items():
-        whose = f"  ({', '.join(owners)})" * bool(owners)
-        found[name] = f"= {default!r}" + f"  {about}" * bool(about) + whose
+        suffix = f"  ({', '.join(owners)})" * bool(owners)
+        found[name] = f"= {default!r}" + f"  {about}" * bool(about) + suffix
     return found
 
 
@@ -72,7 +74,7 @@ REGISTERED = (
     *("methods", "names", "laws"),
 )
 KINDS: dict[str, Callable[[], Listed]] = {
-    **{kind: partial(registered, kind) for kind in REGISTERED},
+    **{kind: partial(registry, kind) for kind in REGISTERED},
     "configs": configs,
     "keys": keys,
 }
@@ -82,12 +84,12 @@ def main(arguments: Sequence[str]) -> int:
     in_json, words = "--json" in arguments, [word for word in arguments if word != "--json"]
     kind, prefix, *more = [*words, "", ""]
     if kind not in KINDS or any(more):
-        said = f"KIND is {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
-        return print_error(f"optdyn list KIND [PREFIX] [--json]: {said}")
-    found = chosen(kind, KINDS[kind](), prefix)
+        kinds = f"KIND is {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
+        return print_error(f"optdyn list KIND [PREFIX] [--json]: {kinds}")
+    found = select(kind, KINDS[kind](), prefix)
     if not found:
         have = "begin with" if kind != "keys" else "begin with or have"
-        hint = _method_meant(prefix) if kind == "methods" else ""
+        hint = _method_hint(prefix) if kind == "methods" else ""
         return print_error(f"there are no {kind} that {have} {prefix!r}{hint}")
     if in_json:
         print(json.dumps(found, indent=2))
@@ -98,23 +100,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def chosen(kind: str, found: Listed, text: str) -> Listed:
-    """The names that begin with `text`; keys also where the word is anywhere in name or line."""
+def select(kind: str, found: Listed, text: str) -> Listed:
+    """Returns the names that begin with `text`; also keys with the word in name or description."""
     begin = {name: about for name, about in found.items() if name.startswith(text)}
     if kind != "keys" or re.search(r"\W", text):
         return begin
     return {n: about for n, about in found.items() if text.lower() in f"{n} {about}".lower()}
 
 
-def _method_meant(name: str) -> str:
-    """The end of a line on a name that no method has here, where one is known by it; else ''."""
+def _method_hint(name: str) -> str:
+    """Returns the end of a line on an unknown method's name: the method that it means, or ''."""
     from optdyn import methods
     from optdyn.methods import names
 
     return names.meant(name, dict.fromkeys(methods.built_in()))
 
 
-def _first(text: str) -> str:
+def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 

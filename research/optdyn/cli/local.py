@@ -2,11 +2,10 @@
 
     python -m launch.local --processes=4 -- python -m launch.train --config=FILE --workdir=DIR
 
-Starts the command that many times and prints what the processes write, line by line, with the
-number of the process before each line. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 go to all of them, and
-one of the first two once more kills them. If one fails the others are ended, and what it last said
-is printed last. The exit code is 0, or that of the first process that failed (128 + the number of
-the signal, if one ended it).
+Starts the command that many times and prints the lines of the processes after their numbers.
+Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 go to all of them, and a second Ctrl-C or SIGTERM kills them. If
+one fails, the others are ended, and its last lines are printed last. The exit code is 0, or that of
+the first process that failed (128 + the signal's number, if a signal ended it).
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from absl import app, flags
 
 from optdyn.base import signals
 from optdyn.base.errors import fail
-from optdyn.cli.app import parse
+from optdyn.cli.app import parse_flags
 
 GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 DRAIN = 2.0  # seconds to wait for output whose writer is gone
@@ -36,19 +35,19 @@ STDOUT, STDERR = 1, 2
 
 
 class Child(NamedTuple):
-    """A process, leader of its own group, and the last lines it wrote to standard error."""
+    """A process, leader of a process group, and its last lines on standard error."""
 
     rank: int
     process: subprocess.Popen[bytes]
     errors: deque[bytes]
 
     def send(self, number: int) -> None:
-        """Signals the process and all that it started."""
+        """Signals the process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
     def code(self) -> int:
-        """The exit code as a shell gives it: 128 + the signal's number if one ended it."""
+        """Returns the exit code of a shell: 128 + the signal's number if a signal ended it."""
         code = self.process.wait()
         return code if code >= 0 else 128 - code
 
@@ -57,11 +56,11 @@ Event = int | Child  # a signal that came, or a process that ended
 
 
 def run(command: Sequence[str], processes: int, devices: int | None = None) -> int:
-    """Runs `command` `processes` times until all have ended; returns the exit code for the whole.
+    """Runs `command` in so many processes until all have ended; returns the exit code for all.
 
-    `devices` is the number of devices of each process: virtual ones on the CPU, where None leaves
-    XLA_FLAGS as it is, or that many GPUs, where None is one. Raises OSError if the command cannot
-    be started. Takes over signals.
+    `devices` is the number of devices a process: virtual ones on the CPU, where None leaves
+    XLA_FLAGS unchanged, or GPUs, where None is one. Handles signals. Raises `OSError` if the
+    command cannot be started.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     signals.take(lambda number, _: events.put(number), *signals.ENDING, *signals.SAVING)
@@ -70,7 +69,7 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
     output = Lock()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]  # that nothing uses now
+        port = probe.getsockname()[1]  # which is free now
     try:
         for rank in range(processes):
             process = subprocess.Popen(
@@ -80,11 +79,11 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=bound_to_parent(),
+                preexec_fn=die_with_parent(),
             )
             children.append(Child(rank, process, deque(maxlen=LAST_LINES)))
         for child in children:
-            threads += _attend(child, events, output)
+            threads += _start_threads(child, events, output)
         stopped, failed = _watch(children, events)
     finally:
         for child in children:
@@ -97,7 +96,7 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
             thread.join(max(0.0, deadline - time.monotonic()))
     if failed:
         with contextlib.suppress(OSError):
-            _write(STDERR, _obituary(failed))
+            _write(STDERR, _end_of_child(failed))
         return failed.code()
     return 128 + stopped if any(child.code() for child in children) else 0
 
@@ -105,19 +104,16 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
 def environment(
     base: Mapping[str, str], rank: int, processes: int, port: int, devices: int | None = None
 ) -> dict[str, str]:
-    """Environment of process `rank`: `base`, and what `base/processes.py` reads."""
-    address = f"127.0.0.1:{port}"
-    # One for each device, for all may wait in a collective at once; beyond the cores each takes
-    # time from the others by watching for work.
-    affinity = getattr(os, "sched_getaffinity", None)  # of Linux
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    each = devices or 1
-    threads, first = str(max(each, cores // processes)), rank * each
+    """Returns the environment of process `rank`: `base`, and what `base/processes.py` reads."""
+    address, count = f"127.0.0.1:{port}", devices or 1
+    # A thread a device, for all may wait in a collective at once; threads beyond the cores take
+    # time from others by watching for work.
+    threads, first = str(max(count, cores() // processes)), rank * count
     env = {
         "PYTHONUNBUFFERED": "1",  # a line is forwarded when it is printed
         "NPROC": threads,  # XLA's thread pool on the CPU
         "OMP_NUM_THREADS": threads,
-        "JAX_LOCAL_DEVICE_IDS": ",".join(str(first + i) for i in range(each)),  # GPUs
+        "JAX_LOCAL_DEVICE_IDS": ",".join(str(first + i) for i in range(count)),  # GPUs
         **base,
         "OPTDYN_COORDINATOR": address,
         "OPTDYN_PROCESSES": str(processes),
@@ -125,18 +121,15 @@ def environment(
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # by default it listens to the whole network
     }
     if any("_proxy" in name.lower() for name in base):
-        env["no_grpc_proxy"] = "127.0.0.1"  # or they would look for each other beyond the proxy
+        env["no_grpc_proxy"] = "127.0.0.1"  # or processes would look for others beyond the proxy
     if devices:
         flag = f"--xla_force_host_platform_device_count={devices}"
         env["XLA_FLAGS"] = f"{base.get('XLA_FLAGS', '')} {flag}".strip()
     return env
 
 
-def bound_to_parent() -> Callable[[], None] | None:
-    """What a new process does first, so that the kernel kills it should this one be killed.
-
-    It is for `preexec_fn`.
-    """
+def die_with_parent() -> Callable[[], None] | None:
+    """Returns a `preexec_fn` with which the kernel kills the new process if this one is killed."""
     if sys.platform != "linux":
         return None
     prctl, parent, set_death_signal = ctypes.CDLL(None).prctl, os.getpid(), 1
@@ -149,24 +142,24 @@ def bound_to_parent() -> Callable[[], None] | None:
     return bind
 
 
-def _attend(child: Child, events: queue.SimpleQueue[Event], output: Lock) -> list[Thread]:
-    """Threads that forward a process's output and report its end."""
+def _start_threads(child: Child, events: queue.SimpleQueue[Event], output: Lock) -> list[Thread]:
+    """Starts and returns threads that forward a process's output and report its end."""
     process, prefix = child.process, f"[{child.rank}] ".encode()
 
-    def forward(source: IO[bytes], target: int, kept: deque[bytes]) -> None:
+    def forward(source: IO[bytes], target: int, last: deque[bytes]) -> None:
         with source:
             for line in source:
-                kept.append(prefix + line.removesuffix(b"\n"))
+                last.append(prefix + line.removesuffix(b"\n"))
                 try:
                     with output:
-                        _write(target, kept[-1] + b"\n")
+                        _write(target, last[-1] + b"\n")
                 except OSError:  # nobody reads any more
                     if target == STDOUT:
-                        return  # which the process learns, as it would alone
+                        return  # so that the process's next write fails, too
 
     def wait() -> None:
         process.wait()
-        child.send(signal.SIGKILL)  # to what it started and left behind
+        child.send(signal.SIGKILL)  # to processes that it left behind
         events.put(child)
 
     assert process.stdout and process.stderr
@@ -181,13 +174,13 @@ def _attend(child: Child, events: queue.SimpleQueue[Event], output: Lock) -> lis
 
 
 def _write(target: int, data: bytes) -> None:
-    # Unbuffered: Python could not end while a thread waits in a buffer for a reader that sleeps.
+    # Unbuffered, for Python could not end while a thread waits in a buffer for a sleeping reader.
     while data:
         data = data[os.write(target, data) :]
 
 
 def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple[int, Child | None]:
-    """Until all have ended, or are to be killed: the signal that came, and who failed first."""
+    """Waits until all have ended or must be killed; returns the signal and who failed first."""
     running = list(children)
     stopped = pressed = 0
     failed: Child | None = None
@@ -220,7 +213,13 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
     return stopped, failed
 
 
-def _obituary(child: Child) -> bytes:
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # of Linux
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _end_of_child(child: Child) -> bytes:
     code = child.process.returncode
     how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
     how += ":" if child.errors else " and wrote nothing to standard error"
@@ -229,10 +228,10 @@ def _obituary(child: Child) -> bytes:
 
 def main() -> None:
     processes = flags.DEFINE_integer(
-        "processes", None, "How many to start.", lower_bound=1, required=True
+        "processes", None, "Number of processes.", lower_bound=1, required=True
     )
     devices = flags.DEFINE_integer(
-        "devices_per_process", None, "Virtual CPU devices, or GPUs, of each.", lower_bound=1
+        "devices_per_process", None, "Virtual CPU devices, or GPUs, a process.", lower_bound=1
     )
 
     def start(arguments: Sequence[str]) -> int:
@@ -243,7 +242,7 @@ def main() -> None:
         except OSError as error:
             fail(f"cannot start {arguments[1]}: {error.strerror}")
 
-    app.run(start, flags_parser=parse)
+    app.run(start, flags_parser=parse_flags)
 
 
 if __name__ == "__main__":

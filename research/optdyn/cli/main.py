@@ -56,7 +56,7 @@ COMMANDS = {
     "completion": Command("cli.completion", "a script that completes commands in a shell"),
 }
 # These may be cut off, as by `| head`: they have written all their files before they print.
-CUT = (
+MAY_BE_CUT = (
     *("list", "config", "cite", "completion"),
     *("reality", "momentum", "efficiency"),
     *("plan", "price", "profile", "report"),
@@ -71,9 +71,9 @@ def main() -> None:
     name, *rest = argv[1:] or ["--help"]
     given = takewhile(lambda argument: argument != "--", rest)  # what follows is another command's
     asks_help = any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in given)
-    may_be_cut = asks_help or name in CUT or name not in COMMANDS
+    may_be_cut = asks_help or name in MAY_BE_CUT or name not in COMMANDS
     try:
-        with cut_off() if may_be_cut else nullcontext():
+        with quiet_broken_pipe() if may_be_cut else nullcontext():
             if name in ("-h", "--help", "--helpfull", "help"):
                 print(usage())
             elif name in ("-V", "--version", "version"):
@@ -82,7 +82,7 @@ def main() -> None:
                 hint = did_you_mean(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
                 fail(f"no command {name!r}{hint}")
             elif asks_help:
-                print(described(name))
+                print(help_text(name))
             else:
                 sys.argv = [f"optdyn {name}", *rest]
                 module = f"optdyn.{COMMANDS[name].module}"
@@ -98,7 +98,7 @@ def run(command: str) -> None:
 
 
 @contextmanager
-def cut_off() -> Iterator[None]:
+def quiet_broken_pipe() -> Iterator[None]:
     """Ends the command without a word where nobody reads what it prints any more."""
     try:
         try:
@@ -126,10 +126,10 @@ def usage() -> str:
     )
 
 
-def described(name: str) -> str:
+def help_text(name: str) -> str:
     """What `optdyn COMMAND --help` prints: the module's words and its flags."""
     command = COMMANDS[name]
-    text = re.sub(r"python -m launch\.(\w+)", r"optdyn \1", doc(command.module))
+    text = re.sub(r"python -m launch\.(\w+)", r"optdyn \1", docstring(command.module))
     given = flags_of(command)
     width = max(map(len, given), default=0)
     lines = [text, "", *(f"  {flag:{width}}  {about}".rstrip() for flag, about in given.items())]
@@ -158,13 +158,13 @@ def version() -> str:
 def flags_of(command: Command) -> dict[str, str]:
     """The flags of a command, with the help of each."""
     modules = (*reversed(command.also), command.module)
-    return {flag: about for module in modules for flag, about in flags(module).items()}
+    return {flag: about for module in modules for flag, about in flags_in(module).items()}
 
 
-def flags(module: str) -> dict[str, str]:
+def flags_in(module: str) -> dict[str, str]:
     """What a module defines by `flags.DEFINE_...` or `add_argument`: {"--name": its help}."""
     found = {}
-    for node in ast.walk(tree(module)):
+    for node in ast.walk(syntax_tree(module)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
             if name.startswith("DEFINE_") or name == "add_argument":
@@ -176,13 +176,13 @@ def flags(module: str) -> dict[str, str]:
     return found
 
 
-def doc(module: str) -> str:
+def docstring(module: str) -> str:
     """The docstring of a module."""
-    return ast.get_docstring(tree(module)) or ""
+    return ast.get_docstring(syntax_tree(module)) or ""
 
 
 @cache
-def tree(module: str) -> ast.Module:
+def syntax_tree(module: str) -> ast.Module:
     """The syntax of a module, named as it is below `optdyn`."""
     return ast.parse(PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text())
 

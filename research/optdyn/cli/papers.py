@@ -50,7 +50,7 @@ from optdyn.report.tables import replace
 
 STUDIES = Path("analysis/studies")  # the project's own claims, in a checkout: they have no lock
 SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
-BETWEEN = 1000  # seeds of one --seed and the next
+SEED_STRIDE = 1000  # seeds of one --seed and the next
 
 
 def claims(folder: Path) -> dict[str, ModuleType]:
@@ -64,7 +64,7 @@ def claims(folder: Path) -> dict[str, ModuleType]:
     return dict(sorted(found.items(), key=lambda claim: int(claim[1].CLAIM.number)))
 
 
-def short(every: Mapping[str, ModuleType]) -> list[str]:
+def quick(every: Mapping[str, ModuleType]) -> list[str]:
     """The names of those that do not take hours."""
     return [name for name, module in every.items() if not getattr(module, "LONG", False)]
 
@@ -78,11 +78,11 @@ def load(name: str, folder: Path) -> ModuleType:
         module = importlib.import_module(name)
     except Exception as error:
         raise InputError(f"{file}: cannot be imported ({lookup.describe_error(error)})") from error
-    InputError.refuse(_lacks(module, file))
+    InputError.refuse(_claim_checks(module, file))
     return module
 
 
-def _lacks(module: ModuleType, file: Path) -> Iterator[tuple[object, str]]:
+def _claim_checks(module: ModuleType, file: Path) -> Iterator[tuple[object, str]]:
     """What the module of a claim, which is to be that of the file, is or lacks."""
     hidden = lookup.file_of(module) != file
     yield hidden, f"{file}: another module is called {file.stem!r}; it needs another name"
@@ -108,7 +108,7 @@ def study_of(module: ModuleType, workdir: Path, scale: str, seed: int) -> Study:
     if scale not in scales:
         raise InputError(f"{module.__name__}: has no --scale={scale}, but {', '.join(scales)}")
     choose, report = scales[scale]
-    first = BETWEEN * seed
+    first = SEED_STRIDE * seed
     choosing = range(first + 500, first + 500 + choose)
     return Study(workdir, scale, choosing, range(first, first + report))
 
@@ -161,7 +161,7 @@ def run(
 
     Where claims are locked, all of them are locked first.
     """
-    board, every = opened(workdir, scale, seed), claims(folder)
+    board, every = read_board(workdir, scale, seed), claims(folder)
     if is_locked(folder):
         board["deviations"] = lock.lock(folder, every)
         for name, said in board["deviations"].items():
@@ -188,7 +188,7 @@ def rows(board: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(board["claims"].values(), key=lambda row: int(row["number"]))
 
 
-def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
+def read_board(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
     """The scoreboard of a workdir; `WorkdirError` if it is of another scale or seed."""
     workdir.mkdir(parents=True, exist_ok=True)
     board = read_json(workdir / "scoreboard.json")
@@ -202,7 +202,7 @@ def opened(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
     return board
 
 
-def _cannot_be_judged(
+def _choice_checks(
     folder: Path, every: Mapping[str, ModuleType], chosen: Sequence[str]
 ) -> Iterator[tuple[object, str]]:
     """Whether there are no claims in the folder, or none of those that are chosen."""
@@ -222,7 +222,7 @@ def main(_: Sequence[str]) -> int:
     given = flags.FLAGS
     workdir, folder = Path(given.workdir), Path(given.claims or STUDIES)
     try:
-        with app.failing():
+        with app.one_line_errors():
             if not folder.is_dir():
                 said = f"--claims={folder}: no such folder"
                 if not given.claims:
@@ -230,8 +230,8 @@ def main(_: Sequence[str]) -> int:
                     said += "name claims of yours"
                 raise InputError(said)
             every = claims(folder)
-            chosen = given.only or short(every)
-            InputError.refuse(_cannot_be_judged(folder, every, chosen))
+            chosen = given.only or quick(every)
+            InputError.refuse(_choice_checks(folder, every, chosen))
             processes.devices()
             check_writable(workdir)
             with locked(workdir), disk_full_errors(), permission_errors():
@@ -250,4 +250,4 @@ if __name__ == "__main__":
     flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
     flags.DEFINE_string("claims", "", "Folder of claims; by default analysis/studies below here.")
     flags.mark_flag_as_required("workdir")
-    absl_app.run(main, flags_parser=app.parse)
+    absl_app.run(main, flags_parser=app.parse_flags)

@@ -104,7 +104,7 @@ def cluster(config: Config, size: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def described(config: Config) -> Iterator[str]:
+def dry_run_lines(config: Config) -> Iterator[str]:
     """Lines on what would be measured. Raises what `run` raises."""
     check(config)
     (known, source), of = updates_to_train(config), plans.start(config)
@@ -130,4 +130,4 @@ def main(config: Config, workdir: Path) -> int:
 
 if __name__ == "__main__":
     flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
-    app.run(train.or_dry(main, described))
+    app.run(train.with_dry_run(main, dry_run_lines))

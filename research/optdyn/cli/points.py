@@ -14,8 +14,10 @@ from optdyn.train.grid import Grid, Point, named, resolve
 from optdyn.train.workdir import claim, damaged, free, summary_of
 
 DONE = ("completed", "diverged")
-SHOWN = 12  # points of a compilation that a dry run names
-SHORT = "to go on"  # it has ended, with fewer steps than the grid has now, or its files are damaged
+MOST_SHOWN = 12  # points of a compilation that a dry run names
+UNFINISHED = (
+    "to go on"  # it has ended, with fewer steps than the grid has now, or its files are damaged
+)
 
 
 class PlannedPoint(NamedTuple):
@@ -59,7 +61,7 @@ def compilations(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
     return [list(group) for _, group in groupby(entries, lambda entry: entry.compilation)]
 
 
-def described(entries: Sequence[PlannedPoint], at_a_time: int) -> Iterator[str]:
+def dry_run_lines(entries: Sequence[PlannedPoint], at_a_time: int) -> Iterator[str]:
     """Lines for who wants to know what would run; seconds are those of finished points."""
     groups = compilations(entries)
     statuses = Counter(entry.status or "new" for entry in entries)
@@ -67,11 +69,11 @@ def described(entries: Sequence[PlannedPoint], at_a_time: int) -> Iterator[str]:
     yield f"{len(entries)} points, {len(groups)} compilations: {counted}"
     for number, group in enumerate(groups, start=1):
         yield f"compilation {number}: {len(group)} points, {_cost(group, at_a_time)}"
-        for entry in group[:SHOWN]:
+        for entry in group[:MOST_SHOWN]:
             updates = f"{entry.updates:,} updates of {entry.examples:,} examples"
             yield f"  {entry.name}  {updates}  {entry.status or 'new'}"
-        if len(group) > SHOWN:
-            yield f"  and {len(group) - SHOWN:,} more"
+        if len(group) > MOST_SHOWN:
+            yield f"  and {len(group) - MOST_SHOWN:,} more"
     yield f"in all: {_cost(entries, at_a_time)}"
 
 
@@ -97,7 +99,9 @@ def _seconds(group: Sequence[PlannedPoint]) -> float | None:
 
 def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> PlannedPoint:
     resolved = resolve(config, name, point)
-    summary, status = _held(folder_of(workdir, name), resolved) if workdir else ({}, "")
+    summary, status = (
+        _summary_and_status(folder_of(workdir, name), resolved) if workdir else ({}, "")
+    )
     replicas = resolved.replicas.count
     return PlannedPoint(
         name=name,
@@ -114,11 +118,11 @@ def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> Plann
     )
 
 
-def _held(folder: Path, config: Config) -> tuple[Json, str]:
+def _summary_and_status(folder: Path, config: Config) -> tuple[Json, str]:
     """The summary of a point's folder, {} if it has none, and the status that it counts with."""
     if (folder / "config.json").exists():
         claim(folder, config, free(config))
     summary = summary_of(folder)
     status = summary.get("status") or ""
     is_short = summary.get("steps", config.steps) != config.steps
-    return summary, SHORT if status in DONE and (is_short or damaged(folder)) else status
+    return summary, UNFINISHED if status in DONE and (is_short or damaged(folder)) else status

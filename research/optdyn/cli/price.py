@@ -45,8 +45,8 @@ from optdyn.methods.messages import COMPRESSIONS
 from optdyn.price import price, who_pays
 from optdyn.price.shapes import Shapes, of_model, of_parameters
 
-USUAL = "price"  # the config without a --config
-LONGEST = 10_000  # updates of a period
+DEFAULT_CONFIG = "price"  # the config without a --config
+MOST_PERIOD = 10_000  # updates of a period
 MOST_NODES = 2**20
 WIDE = 100  # characters of a line of notes
 NONE = "none"  # in a list of compressions
@@ -59,7 +59,7 @@ UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 Rows = Sequence[dict[str, Any]]
 
 
-def define() -> None:
+def define_flags() -> None:
     """The flags of this command besides those of all (`app.run`)."""
     flags.DEFINE_list("methods", [], "Names of methods, or 'all'; by default the config's.")
     flags.DEFINE_list("bandwidths", ["1", "0.1", "10", "100"], "Gbit/s between nodes.")
@@ -89,7 +89,7 @@ def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
     price.check(config)
     given = flags.FLAGS
-    InputError.refuse(_wrong_flags(given))
+    InputError.refuse(_flag_checks(given))
     penalties = _penalties(given) if given.penalty else None
     noise_scale = given.noise_scale
     if noise_scale is not None:
@@ -111,7 +111,7 @@ def main(config: Config, workdir: Path) -> int:
         figures["who_pays"] = list[Any]()
         for each in clusters:
             paid = who_pays.pays(each, shapes.bytes, noise_scale, bandwidths)
-            lines += ["", *table_of_pays(paid, noise_scale)]
+            lines += ["", *pays_table(paid, noise_scale)]
             figures["who_pays"] += [{"nodes": each.cluster.nodes, **row} for row in paid]
     if penalties:
         figures["which"] = []
@@ -134,7 +134,7 @@ def main(config: Config, workdir: Path) -> int:
 # What the flags say.
 
 
-def _wrong_flags(given: flags.FlagValues) -> Iterator[tuple[object, str]]:
+def _flag_checks(given: flags.FlagValues) -> Iterator[tuple[object, str]]:
     """Flags that say something of another, or name what is not there."""
     of_penalty = {"target": given.target is not None, "where": given.where}
     for flag, is_given in of_penalty.items():
@@ -168,7 +168,7 @@ def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str,
     """Values of keys of config.method, every one with every other. Raises `InputError`."""
     every: list[dict[str, Any]] = [{}]
     if periods:
-        every = [{"period": int(_number("periods", text, LONGEST))} for text in periods]
+        every = [{"period": int(_number("periods", text, MOST_PERIOD))} for text in periods]
     for name in compressions:
         one_of("--compression", name, (NONE, *filter(None, COMPRESSIONS)))
     if compressions:
@@ -268,7 +268,7 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
     """The rows as text, the fastest on the first network on top."""
     first, ordered = bandwidths[0], sorted(bandwidths)
     several = len({row["nodes"] for row in found}) > 1
-    named = partial(_named, several=several)
+    named = partial(_label, several=several)
     priced = [row for row in found if "prices" in row]
     priced.sort(key=lambda row: -row["prices"][first]["examples_per_second"])
     if priced:
@@ -298,7 +298,7 @@ def table(found: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
         yield f"No price of {named(row)}: {row['refused']}"
 
 
-def _named(row: dict[str, Any], several: bool) -> str:
+def _label(row: dict[str, Any], several: bool) -> str:
     """A row's method, with the nodes that it is on where there are `several` numbers of them."""
     parts = row["method"], str(row.get("period", "")), row.get("compression")
     return " ".join(filter(None, parts)) + f", {row['nodes']:,} nodes" * several
@@ -339,7 +339,7 @@ def notes(config: Config, found: Rows, assumed: bool = False) -> Iterator[str]:
         yield from textwrap.wrap(sentence, WIDE)
 
 
-def table_of_pays(found: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
+def pays_table(found: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
     """The same as text, with what it is."""
     names = list(found[0])[2:]
     yield "Gbit/s".rjust(8) + "rho".rjust(10) + "".join(f"{name:>10}" for name in names)
@@ -404,6 +404,6 @@ def _page(
 
 if __name__ == "__main__":
     if not any(argument.lstrip("-").split("=")[0] == "config" for argument in sys.argv[1:]):
-        sys.argv.insert(1, f"--config={USUAL}")
-    define()
-    app.run(main, workdir=app.NONE)
+        sys.argv.insert(1, f"--config={DEFAULT_CONFIG}")
+    define_flags()
+    app.run(main, workdir=app.NO_WORKDIR)

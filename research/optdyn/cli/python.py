@@ -51,7 +51,7 @@ from optdyn.train.warnings import probable_mistakes
 if TYPE_CHECKING:
     import pandas as pd  # takes long, and a run needs none
 
-__all__ = ["Clock", "Experiment", "MomentumEstimate", "Trained", "rule", "timeline", "trained"]
+__all__ = ["Clock", "Experiment", "MomentumEstimate", "Trained", "rule", "timeline"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +92,10 @@ class Experiment(experiment.Config):
         self.warn()
         if workdir:
             trainer.train(self, workdir, tuple(hooks))
-            return trained(self, Path(workdir))
+            return read_run(self, Path(workdir))
         with lookup.files_read_once():
             run = trainer.prepare(self)
-            return in_memory(self, run_to_end(trainer.in_memory(run, more=tuple(hooks))))
+            return run_of_memory(self, run_to_end(trainer.in_memory(run, more=tuple(hooks))))
 
     def timeline(self, **known: Any) -> Timeline:
         """Who reads and writes which version when, and the simulated seconds, without training.
@@ -300,7 +300,7 @@ class Trained:
         return metered.train().implicit_momentum()
 
 
-def trained(of: Experiment, folder: Path) -> Trained:
+def read_run(of: Experiment, folder: Path) -> Trained:
     """The run of an experiment that has ended in a folder."""
     from optdyn.report import tables
 
@@ -310,7 +310,7 @@ def trained(of: Experiment, folder: Path) -> Trained:
     return Trained(of, tables.logged(point.log), point.summary, params)
 
 
-def in_memory(of: Experiment, kept: trainer.Kept) -> Trained:
+def run_of_memory(of: Experiment, kept: trainer.Kept) -> Trained:
     """The run of an experiment that has ended without a workdir."""
     from optdyn.report import tables
 

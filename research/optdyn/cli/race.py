@@ -31,11 +31,11 @@ from optdyn.base.streams import put
 from optdyn.experiment import Config
 
 SERVER = "OPTDYN_RACE_SERVER"  # set in the process that is the server
-LOST = 75  # exit status of a server of which a part died
-DEATHS = 3  # one after the other without a new checkpoint, after which it is given up
+PART_LOST = 75  # exit status of a server of which a part died
+MOST_DEATHS = 3  # one after the other without a new checkpoint, after which it is given up
 
 
-def raced(config: Config) -> Config:
+def race_config(config: Config) -> Config:
     """The experiment as a race of real workers. Raises `ConfigError`."""
     from optdyn.cli import app
     from optdyn.train.checks import check
@@ -46,7 +46,7 @@ def raced(config: Config) -> Config:
     return config
 
 
-def served(config: Config, workdir: Path) -> int:
+def serve(config: Config, workdir: Path) -> int:
     """The server, in a process of its own."""
     from functools import partial
 
@@ -55,7 +55,7 @@ def served(config: Config, workdir: Path) -> int:
     from optdyn.race.race import race
     from optdyn.race.shards import PartLost
 
-    config = raced(config)
+    config = race_config(config)
     app.warn(config)
     given, servers = flags.FLAGS, flags.FLAGS.servers
     connect = partial(
@@ -63,24 +63,24 @@ def served(config: Config, workdir: Path) -> int:
     )
     try:
         summary = race(config, workdir, connect, servers)
-        return train.ended(summary, workdir, "reality")
+        return train.print_ending(summary, workdir, "reality")
     except PartLost:
-        return LOST
+        return PART_LOST
 
 
-def described(config: Config) -> Iterator[str]:
+def dry_run_lines(config: Config) -> Iterator[str]:
     """Lines on what workers compute and send. Raises what a race raises before it begins."""
     from optdyn.base.progress import clock, number
     from optdyn.base.trees import bytes_of
-    from optdyn.cli.train import SECONDS
+    from optdyn.cli.train import TIMED_SECONDS
     from optdyn.race.race import prepared
     from optdyn.race.worker import asked, parts_of, worker
 
-    config = raced(config)
+    config = race_config(config)
     run = prepared(config, flags.FLAGS.servers)
     send, given, batches = asked(run, worker(run), 0)
     sent, taken, done = send(), 0.0, 0
-    while taken < SECONDS:
+    while taken < TIMED_SECONDS:
         begun = time.monotonic()
         send()
         taken, done = taken + time.monotonic() - begun, done + 1
@@ -94,9 +94,9 @@ def described(config: Config) -> Iterator[str]:
     yield f"in all          {clock(config.steps / rate)} at least"
 
 
-def supervised(arguments: list[str], workdir: str) -> int:
+def supervise(arguments: list[str], workdir: str) -> int:
     """Runs the server, and anew from its last checkpoint if it is killed; its exit code."""
-    from optdyn.cli.local import bound_to_parent
+    from optdyn.cli.local import die_with_parent
 
     command = [sys.executable, "-m", "optdyn.cli.race", *arguments]
     process: subprocess.Popen[bytes] | None = None
@@ -115,19 +115,19 @@ def supervised(arguments: list[str], workdir: str) -> int:
             command,
             env={**os.environ, SERVER: "1"},
             start_new_session=True,  # signals come through this process, once
-            preexec_fn=bound_to_parent(),
+            preexec_fn=die_with_parent(),
         )
         if stopped:  # meanwhile
             process.send_signal(stopped)
         code = process.wait()
-        if code != LOST and (code >= 0 or -code in signals.ENDING):
+        if code != PART_LOST and (code >= 0 or -code in signals.ENDING):
             return code if code >= 0 else 128 - code
         from optdyn.train.checkpoints import latest  # only here, for it takes long
 
         found = latest(Path(workdir)) or 0
         deaths, saved = (1 if found > saved else deaths + 1), found
         how = f"the server was ended by signal {-code}" if code < 0 else "a part of the server died"
-        if deaths == DEATHS:
+        if deaths == MOST_DEATHS:
             print_error(f"{how}, {deaths} times at {found:,} saved updates")
             return 128 - code if code < 0 else code
         if not stopped:
@@ -144,10 +144,10 @@ def main() -> None:
         )
         flags.DEFINE_float("gpus_per_worker", 0.0, "GPUs of each worker, 0.5 for two on one.")
         flags.DEFINE_integer("servers", 1, "Processes that the server's blocks are spread over.")
-        app.run(train.or_dry(served, described))
+        app.run(train.with_dry_run(serve, dry_run_lines))
     else:
         named = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]
-        sys.exit(supervised(sys.argv[1:], (named or [""])[-1]))
+        sys.exit(supervise(sys.argv[1:], (named or [""])[-1]))
 
 
 if __name__ == "__main__":

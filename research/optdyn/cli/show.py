@@ -22,33 +22,33 @@ from optdyn.experiment import Config, check_whole, differences, to_json
 from optdyn.train.grid import Grid
 
 
-def shown(config: Config | Grid, changed: bool) -> dict[str, Any]:
+def config_dict(config: Config | Grid, changed: bool) -> dict[str, Any]:
     """What is printed of a config; `changed`: {dotted name: value} of what is not the default."""
     if isinstance(config, Grid):
         points = list(config.points)
-        return {"base": shown(config.base, changed), "note": config.note, "points": points}
+        return {"base": config_dict(config.base, changed), "note": config.note, "points": points}
     return config.changed_keys() if changed else json.loads(to_json(config))
 
 
-def between(one: Path, other: Path) -> Iterator[str]:
+def difference_lines(one: Path, other: Path) -> Iterator[str]:
     """A line for every key in which the configs of two workdirs differ. Raises `InputError`."""
-    first, second = (_held(workdir / "config.json") for workdir in (one, other))
+    first, second = (_read_config(workdir / "config.json") for workdir in (one, other))
     check_whole(first, second, one / "config.json")
     check_whole(second, first, other / "config.json")
     ours, theirs = (hashes_of(config.pop("code")) for config in (first, second))
     for name in differences(first, second):
-        yield f"{name}: {_text(first, *name.split('.'))} -> {_text(second, *name.split('.'))}"
+        yield f"{name}: {_json_at(first, *name.split('.'))} -> {_json_at(second, *name.split('.'))}"
     for name in differences(ours, theirs):
-        yield f"code.{name}: {_text(ours, name)} -> {_text(theirs, name)}"
+        yield f"code.{name}: {_json_at(ours, name)} -> {_json_at(theirs, name)}"
 
 
-def _held(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
     if not (held := read_json(path)):
         raise InputError(f"{path}: cannot be read (there is none)")
     return held
 
 
-def _text(value: Any, *parts: str) -> str:
+def _json_at(value: Any, *parts: str) -> str:
     """What a nested dict holds, as JSON; `none` where it holds nothing."""
     for part in parts:
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -56,16 +56,16 @@ def _text(value: Any, *parts: str) -> str:
 
 
 def main(config: Config | Grid, workdir: Path) -> int:
-    print(json.dumps(shown(config, flags.FLAGS.changed), indent=2, default=repr))
+    print(json.dumps(config_dict(config, flags.FLAGS.changed), indent=2, default=repr))
     return 0
 
 
 if __name__ == "__main__":
     folders = sys.argv[1:]
     if len(folders) == 2 and not any(name.startswith("-") for name in folders):
-        with app.failing():
-            lines = list(between(*map(Path, folders)))
+        with app.one_line_errors():
+            lines = list(difference_lines(*map(Path, folders)))
         print(*(lines or ["the configs are the same"]), sep="\n")
         sys.exit()
     flags.DEFINE_bool("changed", False, "Print only what is not the default.")
-    app.run(main, workdir=app.NONE)
+    app.run(main, workdir=app.NO_WORKDIR)

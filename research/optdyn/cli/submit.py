@@ -116,5 +116,5 @@ def resources(text: str) -> dict[str, int | str]:
 if __name__ == "__main__":
     given, rest = arguments()
     sys.argv[1:] = rest
-    sweep.define()
+    sweep.define_flags()
     app.run(partial(main, given, rest))

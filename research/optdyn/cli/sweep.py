@@ -37,7 +37,8 @@ from optdyn.base.processes import is_writer
 from optdyn.base.progress import NotedSignals, Sweep, Watch, note_signals, say
 from optdyn.base.streams import tell
 from optdyn.cli import app
-from optdyn.cli.points import DONE, PlannedPoint, described, folder_of, plan
+from optdyn.cli.local import cores
+from optdyn.cli.points import DONE, PlannedPoint, dry_run_lines, folder_of, plan
 from optdyn.devices.first_process import agreed, own
 from optdyn.experiment import ConfigError
 from optdyn.problem import shared_data
@@ -52,7 +53,7 @@ from optdyn.train.run import Run
 from optdyn.train.trainer import Kept
 
 
-class Going(NamedTuple):
+class SweepState(NamedTuple):
     """What all points of a sweep look at while they run."""
 
     config: Grid
@@ -108,7 +109,7 @@ def main(config: Grid, workdir: Path) -> int:
     threads = chosen.threads or cores()
     if chosen.dry_run:
         if is_writer():
-            tell(*described(entries, threads))
+            tell(*dry_run_lines(entries, threads))
         return 0
     shard = chosen.shard.replace("/", "-of-")
     with own(workdir, f".lock.{shard}"):  # shards have no point in common
@@ -128,14 +129,14 @@ def write(config: Grid, workdir: Path) -> None:
             implicit_momentum.fit_workdir(file.parent)
     if config.note:
         tables.replace(workdir / tables.NOTE, config.note)
-    tables.write_results(workdir, _swept(config))
+    tables.write_results(workdir, _swept_keys(config))
     target = math.nan if flags.FLAGS.target is None else flags.FLAGS.target
     path = report.write(workdir, target=target)
     best = report.best(workdir, target)
     tell(*[best] * bool(best), path)
 
 
-def _swept(config: Grid) -> tuple[str, ...]:
+def _swept_keys(config: Grid) -> tuple[str, ...]:
     """The keys that the grid's points name, each a column of the results."""
     return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
 
@@ -156,9 +157,11 @@ def sweep(
     name = workdir.name if workdir else "compare"
     line = Sweep(name, {entry.name: entry.updates for entry in entries}, done)
     with note_signals() as noted:
-        results = tables.following(workdir, _swept(config)) if workdir and is_writer() else None
+        results = (
+            tables.following(workdir, _swept_keys(config)) if workdir and is_writer() else None
+        )
         memory = available() / 2
-        going = Going(
+        going = SweepState(
             config,
             workdir,
             threads,
@@ -171,13 +174,13 @@ def sweep(
         )
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
-            left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]
-        _in_threads(going, [entry for entry in left if entry.threaded])
-        number = _one_by_one(going, [entry for entry in left if not entry.threaded])
+            left = [entry for group in _groups(left) for entry in _run_lanes(going, group, way)]
+        _run_threads(going, [entry for entry in left if entry.threaded])
+        number = _run_others(going, [entry for entry in left if not entry.threaded])
         return number or (0 if line.is_done else noted.stopped)
 
 
-def _in_threads(going: Going, entries: Sequence[PlannedPoint]) -> None:
+def _run_threads(going: SweepState, entries: Sequence[PlannedPoint]) -> None:
     budget = batched_runs.MemoryBudget(going.memory)
     sizes = dict[Hashable, int]()
 
@@ -204,7 +207,9 @@ def _in_threads(going: Going, entries: Sequence[PlannedPoint]) -> None:
             raise
 
 
-def _in_lanes(going: Going, group: Sequence[PlannedPoint], way: str) -> Sequence[PlannedPoint]:
+def _run_lanes(
+    going: SweepState, group: Sequence[PlannedPoint], way: str
+) -> Sequence[PlannedPoint]:
     """Runs a group as lanes of one program; returns it if it is to be run otherwise."""
     if not group[0].batched:
         return group
@@ -233,7 +238,7 @@ def _in_lanes(going: Going, group: Sequence[PlannedPoint], way: str) -> Sequence
     return ()
 
 
-def _choose(going: Going, group: Sequence[PlannedPoint], way: str) -> dict[str, Any]:
+def _choose(going: SweepState, group: Sequence[PlannedPoint], way: str) -> dict[str, Any]:
     """How to run a group, and on what grounds; says so."""
     runs = [going.prepare(entry) for entry in group[: batched_runs.LANES]]
     lanes = batched_runs.lanes_of(runs, batched_runs.LANES, going.memory)
@@ -255,7 +260,7 @@ def _choose(going: Going, group: Sequence[PlannedPoint], way: str) -> dict[str, 
     return choice
 
 
-def _one_by_one(going: Going, entries: Sequence[PlannedPoint]) -> int:
+def _run_others(going: SweepState, entries: Sequence[PlannedPoint]) -> int:
     """Runs on all devices, and recordings of replicas; the number of the signal that stopped it."""
     for entry in entries:
         if going.noted.stopped:
@@ -271,7 +276,7 @@ def _one_by_one(going: Going, entries: Sequence[PlannedPoint]) -> int:
     return 0
 
 
-def _in_step(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
+def _groups(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
     """Groups of one compilation that log at the same updates."""
     groups: dict[Any, list[PlannedPoint]] = {}
     for entry in entries:
@@ -279,13 +284,7 @@ def _in_step(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
     return list(groups.values())
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def define() -> None:
+def define_flags() -> None:
     """The flags of this command besides those of all (`app.run`)."""
     flags.DEFINE_enum("together", "threads", ["threads", "vmap", "auto"], "How points share.")
     flags.DEFINE_integer("threads", 0, "Points at a time; 0: as many as cores.", lower_bound=0)
@@ -295,5 +294,5 @@ def define() -> None:
 
 
 if __name__ == "__main__":
-    define()
+    define_flags()
     app.run(main)

@@ -32,15 +32,17 @@ from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 
 LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
-CLOCKS = {"reality": "real seconds"}  # of what commands read; of others they are simulated
-SECONDS = 0.5  # of updates that a dry run times, at least
+SECONDS_OF_COMMAND = {
+    "reality": "real seconds"
+}  # of what commands read; of others they are simulated
+TIMED_SECONDS = 0.5  # of updates that a dry run times, at least
 Main = Callable[[Config, Path], int]
 
 
 def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
     reader = "momentum" if config.replicas.count else "report"
-    return ended(run(config, workdir), workdir, reader)
+    return print_ending(run(config, workdir), workdir, reader)
 
 
 def run(config: Config, workdir: Path) -> dict[str, Any]:
@@ -53,17 +55,17 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
 # What a run says at its end: how it ended, the figures that count, and what to do next.
 
 
-def ended(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
+def print_ending(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
     """Prints how a run ended; returns its exit code, of an interrupt 128 + the signal's number.
 
     `then` is the command that reads such a workdir.
     """
     if is_writer():
-        tell(*ending(summary, workdir, then))
+        tell(*ending_lines(summary, workdir, then))
     return 128 + summary["signal"] if summary["status"] == "interrupted" else 0
 
 
-def ending(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterator[str]:
+def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterator[str]:
     """The three lines of how a run ended. All figures are in the workdir's `summary.json`."""
     done = []
     if replicas := summary.get("replicas"):
@@ -72,7 +74,7 @@ def ending(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterator[str
         of = f" of {summary['steps']:,}" * (summary["step"] != summary["steps"])
         done.append(f"{summary['step']:,}{of} updates")
     if not replicas and (seconds := summary.get("simulated_seconds")):
-        done.append(f"{number(seconds)} {CLOCKS.get(then, 'simulated seconds')}")
+        done.append(f"{number(seconds)} {SECONDS_OF_COMMAND.get(then, 'simulated seconds')}")
     yield f"{summary['status']}: {', '.join(done) or 'no update'}"
     stopped = summary["status"] == "interrupted"
     if figures := list(_figures(summary)):
@@ -100,14 +102,14 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
 # What a command would take, measured before it: `--dry_run`. Nothing is written.
 
 
-def define() -> None:
+def define_flags() -> None:
     """The flag of this command, and others, besides those of all (`app.run`)."""
     flags.DEFINE_bool("dry_run", False, "Only say what it would take; write nothing.")
 
 
-def or_dry(main: Main, said: Callable[[Config], Iterator[str]]) -> Main:
+def with_dry_run(main: Main, said: Callable[[Config], Iterator[str]]) -> Main:
     """`main`, or with `--dry_run` the lines that say what it would take."""
-    define()
+    define_flags()
 
     def run(config: Config, workdir: Path) -> int:
         if not flags.FLAGS.dry_run:
@@ -122,7 +124,7 @@ def or_dry(main: Main, said: Callable[[Config], Iterator[str]]) -> Main:
     return run
 
 
-def described(config: Config) -> Iterator[str]:
+def dry_run_lines(config: Config) -> Iterator[str]:
     """Lines on a run's size, memory and time. Raises what `trainer.prepare` raises."""
     if config.replicas.count:
         raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")
@@ -149,13 +151,13 @@ def described(config: Config) -> Iterator[str]:
 def seconds_per_update(run: trainer.Run) -> float:
     """Measured over the first ones, after what is compiled at the first call."""
     length, done, taken = 1, 0, 0.0
-    while taken < SECONDS:
+    while taken < TIMED_SECONDS:
         for chunk in updates(run, initial(run), 0, [len(run.timeline.seconds)]):
             chunk.make(length)
             if chunk.n:
                 length, done = 2 * length, done + chunk.step - chunk.start
                 taken += time.monotonic() - chunk.begun
-            if taken >= SECONDS:
+            if taken >= TIMED_SECONDS:
                 break
     return taken / done
 
@@ -175,4 +177,4 @@ def seconds_per_evaluation(run: trainer.Run) -> float:
 
 
 if __name__ == "__main__":
-    app.run(or_dry(main, described))
+    app.run(with_dry_run(main, dry_run_lines))

@@ -39,7 +39,7 @@ from optdyn.tune.journal import Bench, Journal
 from optdyn.tune.omnivore import omnivore
 from optdyn.tune.predictive import predictive
 
-SHOWN = {  # columns of the result that are printed
+PRINTED_COLUMNS = {  # columns of the result that are printed
     "seconds_to_target": "seconds to the target",
     "with_probes": "with probes",
     "updates": "updates",
@@ -66,10 +66,10 @@ def tune(config: Config, workdir: Path) -> dict[str, Any]:
         write(folder / "config.json", text_of(config))
         history.started(folder, 0, config.steps)
         if cluster:
-            found = {"tuned": _tuned(config, cluster, folder)}
+            search_lines = {"tuned": _tuned(config, cluster, folder)}
         else:
-            found = {"search": ladders.tuned(config, folder)}
-        summary = {"status": "completed", **found, **trainer.provenance(run)}
+            search_lines = {"search": ladders.tuned(config, folder)}
+        summary = {"status": "completed", **search_lines, **trainer.provenance(run)}
         summary |= history.told(folder)
         write_json(folder / "summary.json", summary)
         return summary
@@ -106,12 +106,12 @@ def result(lines: Sequence[Json]) -> dict[str, Any]:
         "train_seconds": trained,
         "probes": len(probes),
         "updates": sum(line["updates"] for line in epochs),
-        "picked": _shown(epochs[0]) if epochs else "",
-        "settings": " ".join(map(_shown, epochs)),
+        "picked": _setting(epochs[0]) if epochs else "",
+        "settings": " ".join(map(_setting, epochs)),
     }
 
 
-def _shown(line: Json) -> str:
+def _setting(line: Json) -> str:
     return f"{line['groups']}/{line['momentum']:.3g}/{line['learning_rate']:.3g}"
 
 
@@ -124,10 +124,10 @@ def _seconds(attempts: Sequence[Json]) -> float:
     return sum(longest.values())
 
 
-def described(config: Config) -> Iterator[str]:
+def dry_run_lines(config: Config) -> Iterator[str]:
     """Lines on what is tried and how long it can take. Raises what `bench.prepare` raises."""
     if config.tune.mode == LADDERS:
-        yield from _climbed(config)
+        yield from _ladder_lines(config)
         return
     cluster, given = bench.prepare(config), config.tune
     most = given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
@@ -148,7 +148,7 @@ def described(config: Config) -> Iterator[str]:
     )
 
 
-def _climbed(config: Config) -> Iterator[str]:
+def _ladder_lines(config: Config) -> Iterator[str]:
     """Lines on the ladders, and on what a run of the search takes at most."""
     run, start = trainer.prepare(config), ladders.arm(config)
     for key, ladder in start.ladders.items():
@@ -163,7 +163,7 @@ def _climbed(config: Config) -> Iterator[str]:
     yield f"a run           {clock(config.steps * each)} at most: {config.steps:,} updates"
 
 
-def found(search: dict[str, Any], workdir: Path) -> Iterator[str]:
+def search_lines(search: dict[str, Any], workdir: Path) -> Iterator[str]:
     """The setting that a search on ladders ended with, what it took, and how to train with it."""
     read = {  # a run that missed is null where a summary is read again
         key: [math.inf if each is None else each for each in search[key]]
@@ -185,9 +185,9 @@ def found(search: dict[str, Any], workdir: Path) -> Iterator[str]:
     yield f"next: train with {flags}"
 
 
-def told(tuned: dict[str, Any], workdir: Path) -> Iterator[str]:
+def tuning_lines(tuned: dict[str, Any], workdir: Path) -> Iterator[str]:
     """What tuning took, where the rest is, and how to train with what was chosen."""
-    table = pd.DataFrame([tuned])[list(SHOWN)].rename(columns=SHOWN)
+    table = pd.DataFrame([tuned])[list(PRINTED_COLUMNS)].rename(columns=PRINTED_COLUMNS)
     yield table.to_string(index=False, float_format="{:.3g}".format)
     yield f"{workdir}/results.csv: all that was measured, and the settings of every epoch"
     if picked := tuned["picked"]:
@@ -204,12 +204,12 @@ def main(config: Config, workdir: Path) -> int:
     if app.in_json():
         tell(as_json(summary))
     elif config.tune.mode == LADDERS:
-        tell(*found(summary["search"], workdir))
+        tell(*search_lines(summary["search"], workdir))
     else:
-        tell(*told(summary["tuned"], workdir))
+        tell(*tuning_lines(summary["tuned"], workdir))
     return 0
 
 
 if __name__ == "__main__":
     flags.DEFINE_bool("json", False, "Print all figures as JSON in place of the tables.")
-    app.run(train.or_dry(main, described))
+    app.run(train.with_dry_run(main, dry_run_lines))

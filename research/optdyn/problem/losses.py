@@ -1,7 +1,7 @@
-"""Losses and metrics: `(outputs, batch) -> (B,)`, float32, by names or of the user's own.
+"""Losses and metrics: `(outputs, batch) -> (B,)`, float32, by name or the user's.
 
-`outputs` is what the last block makes of a batch: logits of a `label`, (B, classes), or of the next
-token, (B, T, classes), or numbers of the shape of the target `y`, (B, ..., D).
+`outputs` are those of the last block: logits of a `label`, (B, classes), or of the next token,
+(B, T, classes), or numbers of the shape of the target `y`, (B, ..., D).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Batch = Mapping[str, jax.Array]
 
 
 def cross_entropy(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """The cross-entropy of the outputs' softmax with `label`, nats."""
+    """Cross-entropy of the outputs' softmax with `label`, nats."""
     return optax.softmax_cross_entropy_with_integer_labels(_logits(outputs, batch), batch["label"])
 
 
@@ -61,8 +61,8 @@ def absolute_error(outputs: jax.Array, batch: Batch) -> jax.Array:
 
 
 LOSSES: Mapping[str, ExampleLoss] = {
-    each.__name__: each
-    for each in (cross_entropy, label_smoothing, next_token, squared_error, huber)
+    function.__name__: function
+    for function in (cross_entropy, label_smoothing, next_token, squared_error, huber)
 }
 METRICS: Mapping[str, ExampleLoss] = {
     "accuracy": accuracy,
@@ -72,28 +72,29 @@ METRICS: Mapping[str, ExampleLoss] = {
 
 
 def loss(name: str) -> ExampleLoss:
-    """The loss `config.loss`; '' is the one that the data are usual with. Raises `ConfigError`."""
+    """Returns the loss of that name; '' is the default for the data. Raises `ConfigError`."""
     return _find("config.loss", name, LOSSES) if name else default_loss
 
 
 def default_loss(outputs: jax.Array, batch: Batch) -> jax.Array:
-    """The loss that the target asks for: of `label` cross-entropy, of `y` the squared error."""
+    """The default loss: cross-entropy with `label`, squared error to `y`, or next tokens."""
     if "label" in batch:
         return cross_entropy(outputs, batch)
     return squared_error(outputs, batch) if "y" in batch else next_token(outputs, batch)
 
 
 def has_class_outputs(name: str, batch: Mapping[str, object]) -> bool:
-    """Whether the loss of that name has an output for every class of such a batch."""
-    if not name:  # as `default_loss` has it
+    """Returns whether the loss of that name needs an output a class for such a batch."""
+    if not name:  # as in `default_loss`
         return "label" in batch or ("text" in batch and "y" not in batch)
     return name in ("cross_entropy", "label_smoothing", "next_token")
 
 
 def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.Array]]:
-    """All of `config.metrics`, by name, one's own by that of the function. Raises `ConfigError`.
+    """Returns a function of outputs and batch that returns the named metrics.
 
-    () are the usual ones: the accuracy where the outputs are logits of labels or of next tokens.
+    Those of the user have the names of their functions. The default, (), is the accuracy if outputs
+    are logits of labels or next tokens. Raises `ConfigError`.
     """
     chosen: dict[str, ExampleLoss] = {}
     for name in names:
@@ -107,28 +108,28 @@ def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.
             )
         chosen[short] = metric
 
-    def measured(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        default_loss = {"accuracy": accuracy} if _is_logits(outputs, batch) else {}
-        return {name: metric(outputs, batch) for name, metric in (chosen or default_loss).items()}
+    def measure(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        default = {"accuracy": accuracy} if _is_logits(outputs, batch) else {}
+        return {name: metric(outputs, batch) for name, metric in (chosen or default).items()}
 
-    return measured
+    return measure
 
 
 def _find(key: str, name: str, known: Mapping[str, ExampleLoss]) -> ExampleLoss:
-    """One's own gives numbers of any type, which become float32."""
-    found = lookup.find(key, name, known)
-    if not callable(found):
+    """Returns the function of that name; the user's returns any type, converted to float32."""
+    function = lookup.find(key, name, known)
+    if not callable(function):
         raise ConfigError(
             f"{lookup.key_value(key, name)}: must be a function (outputs, batch) -> (B,)"
         )
     if ":" not in name:
-        return found
+        return function
 
-    @wraps(found)
-    def own(outputs: jax.Array, batch: Batch) -> jax.Array:
-        return jnp.asarray(found(outputs, batch), jnp.float32)
+    @wraps(function)
+    def as_float32(outputs: jax.Array, batch: Batch) -> jax.Array:
+        return jnp.asarray(function(outputs, batch), jnp.float32)
 
-    return own
+    return as_float32
 
 
 def _is_logits(outputs: jax.Array, batch: Batch) -> bool:
@@ -155,7 +156,7 @@ def _next_tokens(batch: Batch) -> jax.Array:
 
 
 def _outputs_and_target(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Outputs and target, of one shape, so that nothing is broadcast."""
+    """Returns outputs and target, which must have one shape, so that nothing is broadcast."""
     y = _array(batch, "y")
     if outputs.shape != y.shape:
         raise ValueError(f"needs outputs like y, {y.shape}, and they are {outputs.shape}")

@@ -1,4 +1,4 @@
-"""What is minimized: a model as a sequence of blocks, a loss, metrics and data."""
+"""The objective: a model as a sequence of blocks, a loss, metrics and data."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,25 +24,25 @@ from optdyn.problem.models.transformer import TransformerBase
 
 CONTENTS = {"text": "text", "image": "images", "x": "numbers"}
 NO_DRAWS = (
-    "must not draw random numbers: no key comes with an update, so they would be the same in all "
-    "(dropout is not possible; what is fixed can be drawn before)"
+    "must not draw random numbers: updates have no key, so all would have the same numbers "
+    "(dropout is not possible; fixed numbers can be drawn before)"
 )
-TRACED_BATCH = 7919  # examples of a batch that is only traced: a size that nothing else has
+TRACED_BATCH = 7919  # examples of a batch that is only traced, a size that nothing else has
 
 
 class Pixels(NamedTuple):
-    """What images go through before the first block: (x - mean) / std, of x from 0 to 1."""
+    """The preprocessing of images: (x - mean) / std, with x from 0 to 1."""
 
-    mean: tuple[float, ...] = ()  # of each channel; (): x itself
+    mean: tuple[float, ...] = ()  # a number a channel; (): no normalization
     std: tuple[float, ...] = ()
-    augment: str = ""  # of `data/augment.py`, of what is trained on
+    augment: str = ""  # of training images (`data/augment.py`)
 
 
 UNCHANGED = Pixels()
 
 
 class BatchSettings(Protocol):
-    """What of an experiment says which examples an update is of."""
+    """The part of an experiment that determines the examples of updates."""
 
     @property
     def seed(self) -> int: ...
@@ -55,19 +55,19 @@ class BatchSettings(Protocol):
 
 
 class Problem(NamedTuple):
-    """Pure functions; `outputs` is what the last block makes of a batch."""
+    """The objective as pure functions; `outputs` are those of the last block."""
 
     blocks: Blocks
-    input: Callable[[Examples], jax.Array]  # batch -> what the first block takes
+    input: Callable[[Examples], jax.Array]  # batch -> input of the first block
     losses: Callable[[jax.Array, Examples], jax.Array]  # (outputs, batch) -> (B,)
-    metrics: Callable[[jax.Array, Examples], dict[str, jax.Array]]  # likewise, by name
-    heads: tuple[str, ...] = ()  # the blocks that have an auxiliary head
+    metrics: Callable[[jax.Array, Examples], dict[str, jax.Array]]  # (outputs, batch) -> (B,) each
+    heads: tuple[str, ...] = ()  # blocks with an auxiliary head
     augment: str = ""
 
     def batch(self, examples: Examples, chosen: jax.Array) -> Examples:
-        """The examples that an update is trained on.
+        """Returns the chosen examples.
 
-        `chosen` is their numbers, (B,); or (B, 2), with the seeds of their augmentation.
+        `chosen` has their numbers, (B,), or with augmentation numbers and seeds, (B, 2).
         """
         if chosen.ndim == 1:
             return {name: leaf[chosen] for name, leaf in examples.items()}
@@ -75,26 +75,26 @@ class Problem(NamedTuple):
         return batch | {"image": augment(self.augment, chosen[:, 1], batch["image"])}
 
     def init(self, key: jax.Array, examples: Examples) -> Params:
-        """Parameters of all blocks and auxiliary heads, float32."""
+        """Returns the parameters of all blocks and auxiliary heads, float32."""
         return base.init(self.blocks, key, self.input(examples), self.heads)
 
     def outputs(self, params: Params, batch: Examples) -> jax.Array:
-        """What the last block makes of a batch."""
+        """Returns the outputs of the last block for a batch."""
         return base.apply(self.blocks, params, self.input(batch))
 
     def each_loss(self, params: Params, batch: Examples) -> jax.Array:
-        """Loss of every example, (B,) float32."""
+        """Returns the losses of the examples, float32 (B,)."""
         return self.losses(self.outputs(params, batch), batch)
 
     def loss(self, params: Params, batch: Examples) -> jax.Array:
-        """Mean loss of the batch, float32."""
+        """Returns the mean loss of the batch, float32."""
         return jnp.mean(self.each_loss(params, batch))
 
 
 def _input(pixels: Pixels, batch: Examples) -> jax.Array:
-    """What the first block takes: of the one array that is no target, by its name.
+    """Returns the input of the first block: the array that is no target, preprocessed by its name.
 
-    Of `text` without a target all but the last token, which is predicted only.
+    Without a target, `text` lacks its last token, which is only predicted.
     """
     if "image" in batch:
         image = batch["image"]
@@ -114,66 +114,63 @@ def make(
     loss: str = "",
     metrics: Sequence[str] = (),
 ) -> Problem:
-    """The problem of `config.model`, `.loss` and `.metrics`, with heads on the named blocks."""
-    blocks, measured = base.make(model, classes), losses.metrics(metrics)
-    bowl = model if isinstance(model, Quadratic) and not loss else None
-    of_each = bowl.losses if bowl else losses.loss(loss)
-    return Problem(blocks, partial(_input, pixels), of_each, measured, heads, pixels.augment)
+    """Returns the problem of a model, a loss and metrics, with heads on the named blocks."""
+    function = model.losses if isinstance(model, Quadratic) and not loss else losses.loss(loss)
+    blocks, measures = base.make(model, classes), losses.metrics(metrics)
+    return Problem(blocks, partial(_input, pixels), function, measures, heads, pixels.augment)
 
 
-def check(of: Problem, examples: Examples, classes: int = 0) -> None:
-    """Traces the model, its loss and its metrics for a batch of examples like these.
+def check(problem: Problem, examples: Examples, classes: int = 0) -> None:
+    """Traces the model, its loss and its metrics on a batch of examples like these.
 
-    `classes` are those that the loss chooses from; 0: it does not. Raises `ConfigError`, in one
-    line, at whatever does not fit or fails, before anything is run.
+    `classes` is the number that the loss chooses from, or 0. Raises `ConfigError` at what fails or
+    does not fit, before anything is run.
     """
-    ConfigError.refuse(_fit_checks(of, examples, classes))
+    ConfigError.refuse(_fit_checks(problem, examples, classes))
 
 
-def _fit_checks(of: Problem, examples: Examples, classes: int) -> Iterator[Check]:
-    """What does not fit, each traced when all before it does."""
+def _fit_checks(problem: Problem, examples: Examples, classes: int) -> Iterator[Check]:
+    """Yields checks, each traced after those before it have passed."""
     batch = {
         name: jax.ShapeDtypeStruct((TRACED_BATCH, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in examples.items()
     }
     data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
 
-    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Check]:
-        """The shapes that it returns, and whether it draws."""
+    def trace(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Check]:
+        """Returns the shapes of the results, and the check that no random numbers are drawn."""
         try:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception as error:
             why = lookup.describe_error(error).replace(str(TRACED_BATCH), "B")
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
-        draws = function != of.init and "random_bits" in str(program)
+        draws = function != problem.init and "random_bits" in str(program)
         return shapes, (draws, f"{key}: {NO_DRAWS}")
 
-    def unlike(key: str, shape: jax.ShapeDtypeStruct) -> Check:
-        has = str(shape.shape).replace(str(TRACED_BATCH), "B")
-        line = f"{key}: must return one number an example, (B,), not {has}"
+    def one_a_example(key: str, shape: jax.ShapeDtypeStruct) -> Check:
+        found = str(shape.shape).replace(str(TRACED_BATCH), "B")
+        line = f"{key}: must return one number an example, (B,), not {found}"
         return shape.shape != (TRACED_BATCH,), line
 
-    params, _ = traced("config.model", of.init, jax.random.key(0), batch)
-    outputs, draws = traced("config.model", of.outputs, params, batch)
+    params, _ = trace("config.model", problem.init, jax.random.key(0), batch)
+    outputs, draws = trace("config.model", problem.outputs, params, batch)
     yield draws
-    is_one = isinstance(outputs, jax.ShapeDtypeStruct)
-    yield not is_one, "config.model: the last block must return one array"
-    for many in outputs.shape[-1:]:
-        said = f"config.model: has {many} outputs, and the data {classes} classes, of which none "
-        yield many < classes, f"{said}may be missing"
-    of_loss, draws = traced("config.loss", of.losses, outputs, batch)
+    is_array = isinstance(outputs, jax.ShapeDtypeStruct)
+    yield not is_array, "config.model: the last block must return one array"
+    for count in outputs.shape[-1:]:
+        line = f"config.model: has {count} outputs, and the data {classes} classes, of which none "
+        yield count < classes, f"{line}may be missing"
+    loss, draws = trace("config.loss", problem.losses, outputs, batch)
     yield draws
-    yield unlike("config.loss", of_loss)
-    of_metrics, draws = traced("config.metrics", of.metrics, outputs, batch)
+    yield one_a_example("config.loss", loss)
+    metrics, draws = trace("config.metrics", problem.metrics, outputs, batch)
     yield draws
-    yield from (unlike(f"config.metrics, {name!r}", shape) for name, shape in of_metrics.items())
+    for name, shape in metrics.items():
+        yield one_a_example(f"config.metrics, {name!r}", shape)
 
 
 def load_data(model: Model, chosen: Data, seed: int) -> Dataset:
-    """The examples of `config.data`, or those of the quadratic (whose test set is noiseless).
-
-    `seed` is what the quadratic's are drawn by.
-    """
+    """Returns the data set, or that of the quadratic, which `seed` draws, with a noiseless test."""
     if isinstance(model, Quadratic):
         data = model.dataset(chosen.train_examples or 1000, seed)
     else:
@@ -183,31 +180,31 @@ def load_data(model: Model, chosen: Data, seed: int) -> Dataset:
 
 
 def _data_checks(model: Model, chosen: Data, train: Examples) -> Iterator[Check]:
-    """What the model, or `config.data` besides, asks for and these examples cannot have."""
+    """Yields checks of the model and of `config.data` against the examples."""
     augment = f"config.data.augment = {chosen.augment!r}: only of images, not "
     if isinstance(model, Quadratic):
         yield chosen.augment, f"{augment}of config.model.name = 'quadratic'"
         return
-    held = next(name for kind, name in CONTENTS.items() if kind in train)
+    contents = next(name for kind, name in CONTENTS.items() if kind in train)
     expected = "text" if isinstance(model, TransformerBase) else "images"
-    apart = not isinstance(model, OwnModel) and (held == "text") != (expected == "text")
-    said = f"needs {expected}: config.data.name = {chosen.name!r} holds {held}"
-    yield apart, f"config.model.name = {model.name!r} {said}"
+    mismatch = not isinstance(model, OwnModel) and (contents == "text") != (expected == "text")
+    need = f"needs {expected}: config.data.name = {chosen.name!r} holds {contents}"
+    yield mismatch, f"config.model.name = {model.name!r} {need}"
     channels = train["image"].shape[-1] if "image" in train else 0
     yield chosen.augment and not channels, f"{augment}{chosen.name!r}"
     for name, values, least in (("mean", chosen.mean, -math.inf), ("std", chosen.std, 0)):
         good = len(values) == channels and all(least < value < math.inf for value in values)
-        said = f"must be a finite number{' above 0' * (not least)} for each of the {channels} "
-        said += f"channels of {chosen.name!r}, as `optdyn prepare` prints them"
-        wrong = (chosen.mean or chosen.std) and not good
-        yield wrong, f"config.data.{name} = {short_repr(values)}: {said}"
+        line = f"config.data.{name} = {short_repr(values)}: must be a finite number"
+        line += f"{' above 0' * (not least)} for each of the {channels} channels of "
+        line += f"{chosen.name!r}, as `optdyn prepare` prints them"
+        yield (chosen.mean or chosen.std) and not good, line
 
 
 def shards(config: BatchSettings, nodes: int, data: Dataset) -> tuple[np.ndarray, ...]:
-    """The numbers of each node's own examples, where nodes have some (`config.data.dirichlet`).
+    """Returns the examples of each node with `config.data.dirichlet`; () without it.
 
-    By their labels, or where there are none one stretch of the training set after the other. Raises
-    `ConfigError` where there are fewer examples than nodes.
+    They are divided by label; without labels nodes have consecutive examples. Raises `ConfigError`
+    if there are fewer examples than nodes.
     """
     alpha = config.data.dirichlet
     if not alpha:
@@ -232,35 +229,35 @@ def batches(
     shards: Sequence[np.ndarray] = (),
     worker: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What updates start..stop-1 are trained on: int32 (stop - start, B) numbers of examples.
+    """Returns the examples of updates start..stop-1, int32 (stop - start, B).
 
-    With augmentation (stop - start, B, 2), each with its seed, as `Problem.batch` takes it. With
-    `independent`, second mini-batches beside those, of the same conditional mean. With `shards`
-    every node has an even part of B, from epochs over its own, one node after the other. With
-    `worker` besides, (stop,) at least, all of B is of the node whose gradient an update is of.
+    With augmentation it is (stop - start, B, 2), with a seed an example, as in `Problem.batch`.
+    `independent` returns second mini-batches of the same conditional mean. With `shards` nodes have
+    equal parts of B, in order, from epochs over their shards. With `worker` besides, the node whose
+    gradient each update applies, (stop,) or longer, all of B is from that node's shard.
     """
     seed, replacement = partial(seeds.number, config.seed), config.data.replacement
 
-    def drawn(
-        size: int, count: int, of: str = "", first: int = start, last: int = stop
+    def draw(
+        size: int, count: int, suffix: str = "", first: int = start, last: int = stop
     ) -> np.ndarray:
-        first_seed, asked = seed("batches" + of), (first, last, size, count, replacement)
+        order_seed, sizes = seed("batches" + suffix), (first, last, size, count, replacement)
         if independent:
-            return order.independent(seed("second" + of), first_seed, *asked)
-        return order.batches(first_seed, *asked)
+            return order.independent(seed("second" + suffix), order_seed, *sizes)
+        return order.batches(order_seed, *sizes)
 
     if shards and worker is not None:
         chosen = np.empty((stop - start, config.batch_size), np.int32)
-        for i, own in enumerate(shards):
-            now, of = worker[start:stop] == i, f" of node {i}"
+        for i, shard in enumerate(shards):
             first, last = (int(np.count_nonzero(worker[:end] == i)) for end in (start, stop))
-            chosen[now] = own[drawn(config.batch_size, len(own), of, first, last)]
+            places = draw(config.batch_size, len(shard), f" of node {i}", first, last)
+            chosen[worker[start:stop] == i] = shard[places]
     elif shards:
         size = config.batch_size // len(shards)
-        each = [own[drawn(size, len(own), f" of node {i}")] for i, own in enumerate(shards)]
-        chosen = np.concatenate(each, axis=1, dtype=np.int32)
+        parts = [s[draw(size, len(s), f" of node {i}")] for i, s in enumerate(shards)]
+        chosen = np.concatenate(parts, axis=1, dtype=np.int32)
     else:
-        chosen = drawn(config.batch_size, examples)
+        chosen = draw(config.batch_size, examples)
     if not config.data.augment:
         return chosen
     pixels = seed("second augmentation" if independent else "augmentation")

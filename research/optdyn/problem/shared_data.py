@@ -1,4 +1,4 @@
-"""The examples, which runs of one process share: loaded and put on their devices once."""
+"""Data sets that the runs of a process share: loaded and put on the devices once."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -18,10 +18,9 @@ from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import Quadratic
 from optdyn.problem.problem import BatchSettings, Examples
 
-# Held while something is made that other threads then find in a cache.
-COMPILE_LOCK = RLock()
+COMPILE_LOCK = RLock()  # for things that other threads will find in a cache
 Put = Callable[[Examples], Examples]
-EVALUATED_AT_ONCE = 1000  # examples evaluated at a time
+EVALUATED_AT_ONCE = 1000  # examples
 Parts = tuple[Examples, ...]  # of EVALUATED examples each; the last has what is left
 CACHED = 2  # data sets: a sweep's threads may be in two groups of points at a time
 
@@ -35,22 +34,22 @@ class DeviceData(NamedTuple):
 
 
 def is_drawn(config: BatchSettings) -> bool:
-    """Whether every seed has examples of its own."""
+    """Returns whether different seeds have different examples."""
     return isinstance(config.model, Quadratic)
 
 
 def load(config: BatchSettings) -> Dataset:
-    """`problem.load_data`, the same object for all configs that name the same examples."""
+    """Returns `problem.load_data`, the same object for all configs with the same examples."""
     if is_drawn(config):
         return problem.load_data(config.model, config.data, config.seed)
-    own = lookup.user_objects(config, lookup.DATA)
+    code = lookup.user_objects(config, lookup.DATA)
     with COMPILE_LOCK:
         kind: Any = type(config.model)
-        return _loaded(config.data, kind, own, config.data.data_root)
+        return _loaded(config.data, kind, code, config.data.data_root)
 
 
 def put_on_devices(data: Dataset, put_examples: Put, config: BatchSettings) -> DeviceData:
-    """The examples on devices, the same arrays for the same arguments."""
+    """Returns the examples on devices, the same arrays for the same arguments."""
     chosen = config.data
     evaluated = chosen.train_evaluated, chosen.test_evaluated
     with COMPILE_LOCK:
@@ -58,19 +57,19 @@ def put_on_devices(data: Dataset, put_examples: Put, config: BatchSettings) -> D
 
 
 @lru_cache(maxsize=CACHED)
-def _loaded(chosen: Data, model: Any, own: Key, root: Path) -> Dataset:
+def _loaded(chosen: Data, model: Any, code: Key, root: Path) -> Dataset:
     return problem.load_data(model(), chosen, seed=0)
 
 
 @lru_cache(maxsize=CACHED)
-def _put(of: Is, put_examples: Put, streaming: bool, train: int, test: int) -> DeviceData:
-    train_set, test_set = of.thing.train, of.thing.test
-    whole = {} if streaming else put_examples(train_set)
-    return DeviceData(whole, sample(train_set, train), sample(test_set, test))
+def _put(data: Is, put_examples: Put, streaming: bool, train: int, test: int) -> DeviceData:
+    train_set, test_set = data.thing.train, data.thing.test
+    on_devices = {} if streaming else put_examples(train_set)
+    return DeviceData(on_devices, sample(train_set, train), sample(test_set, test))
 
 
 def sample(examples: Examples, most: int) -> Parts:
-    """So many of the examples, evenly spread, or all of them."""
+    """Returns at most `most` examples, evenly spread, in parts; all for 0."""
     count = examples_in(examples)
     chosen = np.linspace(0, count - 1, min(most or count, count)).astype(np.int32)
     parts = (

@@ -1,6 +1,6 @@
-"""The data of an experiment: one of the embedded sets, of those that are prepared, or one's own.
+"""The data sets of an experiment: embedded ones, prepared ones, and the user's.
 
-Nothing here goes to the network or imports TensorFlow.
+Nothing here uses the network or imports TensorFlow.
 """
 
 import copy
@@ -33,38 +33,38 @@ from optdyn.problem.data.arrays import (
 
 @dataclass(frozen=True)
 class Data(Value, section="data", union=True):
-    """What is trained on, and how a run draws its batches from it."""
+    """The data set, and how batches are drawn from it."""
 
     _: KW_ONLY
     dir: str = field(
-        "", "Where prepared data lies; '': OPTDYN_DATA_DIR, or where tensorflow-datasets has it."
+        "", "Folder of prepared data; '': OPTDYN_DATA_DIR, or that of tensorflow-datasets."
     )
     train_examples: int = field(
-        0, "Images, or sequences of text, that are trained on; 0: all.", at_least=0
+        0, "Training examples: images, or sequences of text; 0: all.", at_least=0
     )
     train_evaluated: int = field(
         5000,
-        "Most examples that the log's train_loss is the mean over; 0: all. daso heeds it.",
+        "Most training examples that train_loss in the log is the mean over; 0: all. daso uses it.",
         at_least=0,
     )
     test_evaluated: int = field(
-        0, "Most examples that the log's test figures are the mean over; 0: all.", at_least=0
+        0, "Most test examples that test figures in the log are means over; 0: all.", at_least=0
     )
-    replacement: bool = field(False, "Whether batches are drawn independently, as theory assumes.")
+    replacement: bool = field(False, "Draw examples independently, with replacement, as in theory.")
     dirichlet: float = field(
         0.0,
-        "Concentration of the labels' proportions in the shard of each node, or of each group; 0: "
-        "all draw from one set.",
+        "Dirichlet concentration of label proportions in the shards of nodes, or of groups; 0: no "
+        "shards, all draw from one set.",
         at_least=0,
     )
-    streaming: bool = field(False, "Whether examples are brought to devices as they are needed.")
+    streaming: bool = field(False, "Bring examples to the devices block by block, when needed.")
 
     def load(self) -> Dataset:
-        """The examples, of which at most `train_examples` are trained on.
+        """Returns the data set with `train_examples` training examples.
 
-        Of what has labels those are the first of a seeded stratified order, of the rest the first;
-        so smaller training sets lie within larger ones. Raises DataError, and ConfigError where a
-        function of the user's own cannot be used.
+        They are the first of a seeded order, stratified by label, or without labels the first of
+        all; smaller training sets lie within larger ones. Raises `DataError`, and `ConfigError` if
+        a function of the user's cannot be used.
         """
         data, count = self.read(), self.train_examples
         available = examples_in(data.train)
@@ -78,53 +78,52 @@ class Data(Value, section="data", union=True):
         return data._replace(train=take(data.train, order[:count])) if count else data
 
     def read(self) -> Dataset:
-        """All examples. Raises DataError."""
+        """Returns all examples. Raises `DataError`."""
         raise NotImplementedError
 
     @property
     def data_root(self) -> Path:
-        """The folder of prepared data sets."""
+        """Returns the folder of prepared data sets."""
         env = os.environ
-        usual = env.get("OPTDYN_DATA_DIR") or env.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-        return Path(self.dir or usual).expanduser()
+        default = env.get("OPTDYN_DATA_DIR") or env.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+        return Path(self.dir or default).expanduser()
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of pixels, a number a channel; () of what has none."""
+        """Returns the mean of pixels, a number a channel; () if there is none."""
         return ()
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of pixels; () of what has none."""
+        """Returns the standard deviation of pixels, a number a channel; () if there is none."""
         return ()
 
     @property
     def augment(self) -> str:
-        """What is done to training images at random; '' if nothing is."""
+        """Returns the augmentation of training images; '' if there is none."""
         return ""
 
     @classmethod
     def from_object(cls, thing: Any) -> Any:
-        """The data of a dict of arrays, or of a function that returns some.
+        """Returns the data set of a dict of arrays, or of a function that returns one.
 
-        Arrays are copied: what is written into them later is other data. The same numbers are the
-        same data.
+        Arrays are copied; equal numbers are the same data set.
         """
         if isinstance(thing, Mapping):
-            copied = _copy_arrays(thing if "train" in thing else {"train": thing})
-            numbers = sys.intern(lookup.digest(copied))  # one text of equal numbers, as a key
-            return OwnData(name=name_of(Constant(copied), "arrays", numbers))
+            arrays = _copy_arrays(thing if "train" in thing else {"train": thing})
+            digest = sys.intern(lookup.digest(arrays))  # interned, for it is compared by identity
+            return OwnData(name=name_of(Constant(arrays), "arrays", digest))
         return super().from_object(thing)
 
 
-def _copy_arrays(given: Any) -> Any:
-    """Arrays of NumPy of whatever holds numbers, in dicts; what cannot be one stays as it is."""
-    if isinstance(given, Mapping):
-        return {key: _copy_arrays(value) for key, value in given.items()}
+def _copy_arrays(tree: Any) -> Any:
+    """Returns nested dicts with NumPy copies of their arrays; deep copies of other things."""
+    if isinstance(tree, Mapping):
+        return {key: _copy_arrays(value) for key, value in tree.items()}
     try:
-        return given if given is None else np.array(given)
+        return tree if tree is None else np.array(tree)
     except ValueError:  # rows of unlike length, which are refused later
-        return copy.deepcopy(given)
+        return copy.deepcopy(tree)
 
 
 @dataclass(frozen=True)
@@ -133,20 +132,20 @@ class Images(Data):
 
     _: KW_ONLY
     image_size: int = field(
-        0, "Pixels a side that images are cut and scaled to; 0: as they are.",
+        0, "Pixels a side that images are cropped and scaled to; 0: unchanged.",
         at_least=0, at_most=PIXELS,
     )  # fmt: skip
     mean: tuple[float, ...] = field(
-        (), "Mean of pixels (0 to 1), a number a channel, which is subtracted.", **A_CHANNEL
+        (), "Mean of pixels (0 to 1), a number a channel, that is subtracted.", **A_CHANNEL
     )
     std: tuple[float, ...] = field(
         (),
-        "Standard deviation of pixels, a number a channel, by which they are divided.",
+        "Standard deviation of pixels, a number a channel, that they are divided by.",
         **A_CHANNEL,
     )
     augment: str = field(
         "",
-        "What is done to training images at random: 'crop', 'flip', 'crop_flip'.",
+        "Random augmentation of training images: 'crop', 'flip' or 'crop_flip'.",
         one_of=("", "crop", "flip", "crop_flip"),
     )
 
@@ -163,19 +162,20 @@ class Sequences(Data):
         is_valid=tokenizers.is_known,
     )
     sequence_length: int = field(
-        128, "Tokens of text that are predicted in an example.", at_least=1
+        128, "Tokens that are predicted in an example of text.", at_least=1
     )
 
     def windows(self, texts: text.Texts, where: str) -> Dataset:
-        """Both texts in windows of the tokens made for the first.
+        """Returns both texts in windows of tokens, of a tokenizer for the training text.
 
-        Byte pairs are kept beside the data. `where` ends "the training text ...". DataError.
+        Byte pairs are stored beside the data. `where` ends "the training text ...". Raises
+        `DataError`.
         """
         train, test = texts
-        made = tokenizers.make(self.tokenizer, train, self.data_root / "tokenizers")
+        tokenizer = tokenizers.make(self.tokenizer, train, self.data_root / "tokenizers")
 
-        def split(name: str, text_of: str) -> Split:
-            tokens = made.encode(text_of)
+        def split(name: str, content: str) -> Split:
+            tokens = tokenizer.encode(content)
             if len(tokens) <= self.sequence_length:
                 raise DataError(
                     f"sequence_length={self.sequence_length}: must be less than the "
@@ -183,7 +183,7 @@ class Sequences(Data):
                 )
             return {"text": text.windows(tokens, self.sequence_length)}
 
-        return Dataset(split("training", train), split("held-out", test), made.vocabulary)
+        return Dataset(split("training", train), split("held-out", test), tokenizer.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ class Records(Images, Sequences):
     """Images or text in records of tensorflow-datasets."""
 
     def read_records(self, where: Path) -> Dataset:
-        """The images in a folder, or as much of a text as is asked for. Raises DataError."""
+        """Returns the images in a folder, or as much text as is needed. Raises `DataError`."""
         if feature := text.text_feature(where):
-            asked = self.tokenizer, self.sequence_length, self.train_examples
-            return self.windows(text.records(where, feature, *asked), f"in {where}")
+            size = self.tokenizer, self.sequence_length, self.train_examples
+            return self.windows(text.records(where, feature, *size), f"in {where}")
         return records.load(where, self.image_size)
 
 
@@ -229,7 +229,7 @@ class StandardLibrary(Sequences, name="stdlib"):
 
 @dataclass(frozen=True)
 class Packages(Sequences, name="packages"):
-    """The sources of the installed packages, 100 MB and more, once `prepare packages` was run."""
+    """The sources of installed packages, 100 MB and more; needs `optdyn prepare packages`."""
 
     def read(self) -> Dataset:
         return self.windows(text.packages(self.data_root), "of 'packages'")
@@ -237,7 +237,7 @@ class Packages(Sequences, name="packages"):
 
 @dataclass(frozen=True)
 class TFDS(Records, name="tfds"):
-    """Images or text that TFDS has prepared on this disk (`optdyn prepare`)."""
+    """Images or text that tensorflow-datasets has prepared on this disk (`optdyn prepare`)."""
 
     dataset: str = field("", "NAME, NAME/CONFIG or NAME:VERSION of tensorflow-datasets.")
 
@@ -247,7 +247,7 @@ class TFDS(Records, name="tfds"):
 
 @dataclass(frozen=True)
 class Folder(Records, name="folder"):
-    """A folder of one's own: TFDS's records, images as idx files, or arrays as npz files."""
+    """A folder of yours: TFDS's records, images as idx files, or arrays as npz files."""
 
     path: str = field("", "The folder, or the text file.")
 
@@ -261,7 +261,7 @@ class Folder(Records, name="folder"):
 
 @dataclass(frozen=True)
 class TextFiles(Sequences, name="text"):
-    """A text file of one's own, or all *.txt of a folder, the last twentieth of lines held out."""
+    """A text file of yours, or all *.txt of a folder, the last twentieth of lines held out."""
 
     path: str = field("", "The folder, or the text file.")
 
@@ -273,32 +273,31 @@ class TextFiles(Sequences, name="text"):
 
 @dataclass(frozen=True)
 class OwnData(Images, Sequences, Custom, custom=True):
-    """Data that a function of one's own returns, `function(**options)` (`data/arrays.py`).
+    """Data that your `function(**options)` returns (`data/arrays.py`).
 
-    It returns a `Dataset`, or a dict of `train`, and maybe `test` and `classes`.
+    It returns a `Dataset`, or a dict of `train` and optionally `test` and `classes`.
     """
 
     def read(self) -> Dataset:
         key = "config.data.name"
         function = lookup.find(key, self.name, {})
-        made = lookup.call_user_code(key, self.name, function, **plain(self.options))
-        if isinstance(made, Dataset):
-            made = made._asdict()
+        result = lookup.call_user_code(key, self.name, function, **plain(self.options))
+        if isinstance(result, Dataset):
+            result = result._asdict()
         where = f"of {lookup.key_value(key, self.name)}"
-        DataError.refuse(_return_checks(made, f"the data set {where}"))
-        splits = {key: made[key] for key in ("train", "test") if made.get(key) is not None}
-        return make_dataset(splits, normalize(made.get("classes"), 0) or 0, where)
+        DataError.refuse(_return_checks(result, f"the data set {where}"))
+        splits = {key: result[key] for key in ("train", "test") if result.get(key) is not None}
+        return make_dataset(splits, normalize(result.get("classes"), 0) or 0, where)
 
 
-def _return_checks(made: Any, whole: str) -> Iterator[Check]:
-    """What keeps what a function returned from being a data set."""
+def _return_checks(result: Any, whole: str) -> Iterator[Check]:
     expected = "must be optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of "
-    line = f"{whole} is a {type(made).__name__}: {expected}arrays, and maybe 'classes'"
-    yield not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping), line
-    for key in sorted(set(made) - {"train", "test", "classes"}):
+    line = f"{whole} is a {type(result).__name__}: {expected}arrays, and maybe 'classes'"
+    yield not isinstance(result, Mapping) or not isinstance(result.get("train"), Mapping), line
+    for key in sorted(set(result) - {"train", "test", "classes"}):
         yield True, f"{whole} has {key!r}: only train, test and classes"
-    is_split = isinstance(made.get("test"), Mapping | None)
+    is_split = isinstance(result.get("test"), Mapping | None)
     yield not is_split, f"the test split of {whole} must be a dict of arrays"
-    classes = normalize(made.get("classes"), 0)
+    classes = normalize(result.get("classes"), 0)
     count = classes is None or (type(classes) is int and classes >= 0)
     yield not count, f"{whole} has classes = {short_repr(classes)}: must count them"

@@ -1,4 +1,4 @@
-"""The order in which examples are seen, whose they are, and how they reach the devices."""
+"""The order of examples, their division into shards, and their way to the devices."""
 
 import sys
 from collections.abc import Callable
@@ -12,9 +12,7 @@ from optdyn.problem.data.arrays import Split, take
 
 EPOCH_RAMP = 8  # updates
 BLOCK = 2**16  # draws with replacement are generated in blocks of this many positions
-BLOCK_BYTES = (
-    2**26
-)  # of a block of streamed examples, on all devices together; two of them are there
+BLOCK_BYTES = 2**26  # of a block of streamed examples, over all devices; two exist at a time
 
 
 # Batches: pure functions of seeds and step numbers.
@@ -23,12 +21,12 @@ BLOCK_BYTES = (
 def batches(
     seed: int, start: int, stop: int, batch_size: int, examples: int, replacement: bool = False
 ) -> np.ndarray:
-    """Indices of the batches of updates start..stop-1, int32 (stop - start, batch_size).
+    """Returns the examples of the batches of updates start..stop-1, int32 (stop - start, B).
 
-    The indices are an endless stream, of which batch t takes positions t*B .. (t+1)*B - 1. The
-    stream is a permutation of range(examples) an epoch, so that batches run across epochs and no
-    example is dropped, or with `replacement` independent uniform draws. Block k of the stream
-    depends on (seed, k) only: any window equals the same window of the whole, without replay.
+    They are an endless stream, of which batch t takes positions t*B .. (t+1)*B - 1: a permutation
+    of all examples an epoch, so that batches cross epochs and no example is dropped, or with
+    `replacement` independent uniform draws. Block k of the stream depends on (seed, k) only, so any
+    window can be computed by itself.
     """
     if examples < 1 or batch_size < 1 or not 0 <= start <= stop:
         raise ValueError(f"no batches {start}..{stop} of {batch_size} from {examples} examples")
@@ -56,12 +54,12 @@ def independent(
     examples: int,
     replacement: bool = False,
 ) -> np.ndarray:
-    """Second mini-batches of updates start..stop-1, int32 (stop - start, batch_size).
+    """Returns second mini-batches of updates start..stop-1, int32 (stop - start, batch_size).
 
-    A gradient of theirs has the conditional mean of the first's, `batches(order, ...)`, given all
-    batches before: each example is drawn, by itself, from those that the first could still be,
-    which are what is left of the epoch, or of later ones all. Those of update t depend on
-    (seed, order, t) only. `seed` says nothing of the batches to come.
+    Given all batches before, their gradients have the conditional mean of those of the first,
+    `batches(order, ...)`: examples are drawn independently from what is left of the epoch, and from
+    all examples where the batch reaches into later epochs. Those of update t depend on
+    (seed, order, t) only, and say nothing about the batches to come.
     """
     t = np.arange(start, stop)[:, None]
     chance = np.array([np.random.default_rng([seed, u]).random(batch_size) for u in t[:, 0]])
@@ -81,10 +79,10 @@ def independent(
 def distance_to_epoch(
     start: int, stop: int, batch_size: int, examples: int, past: int, replacement: bool = False
 ) -> np.ndarray:
-    """How far updates start..stop-1 are from where an epoch begins, 0 to 1, float64 (T,).
+    """Returns the distances of updates start..stop-1 from an epoch's begin, 0 to 1, float64 (T,).
 
-    0 where one begins between the first of the `past` updates before and its own last example;
-    1 from RAMP updates on, or where examples are drawn `replacement`.
+    It is 0 if an epoch begins between the first of the `past` updates before and the update's last
+    example, and 1 from EPOCH_RAMP updates on, and with `replacement`.
     """
     if replacement:
         return np.ones(stop - start)
@@ -97,9 +95,9 @@ def distance_to_epoch(
 
 
 def augmentation_seeds(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:
-    """A seed for each example of the batches of updates start..stop-1, int32 (stop - start, B).
+    """Returns a seed an example of the batches of updates start..stop-1, int32 (stop - start, B).
 
-    Those of update t depend on (seed, t) and the example's place in the batch only.
+    It depends on `seed`, the update, and the example's place in the batch only.
     """
     most = np.iinfo(np.int32).max
     rows = [
@@ -109,28 +107,28 @@ def augmentation_seeds(seed: int, start: int, stop: int, batch_size: int) -> np.
     return np.array(rows, np.int32).reshape(-1, batch_size)
 
 
-# Shards of the training set, where nodes hold unlike examples.
+# Shards: the examples of each node.
 
 
 def shard_sizes(examples: int, nodes: int) -> np.ndarray:
-    """(nodes,) int64, equal but for one example; the larger ones first."""
+    """Returns equal sizes but for one example, the larger ones first, int64 (nodes,)."""
     return examples // nodes + (np.arange(nodes) < examples % nodes)
 
 
 def contiguous(examples: int, nodes: int) -> tuple[np.ndarray, ...]:
-    """The numbers of each node's examples, one stretch after the other."""
+    """Returns the examples of each node, consecutive ones."""
     return tuple(np.split(np.arange(examples), np.cumsum(shard_sizes(examples, nodes))[:-1]))
 
 
 def dirichlet(
     labels: np.ndarray, nodes: int, alpha: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, ...]:
-    """The numbers of each node's examples, ascending; each example is one node's.
+    """Returns the examples of each node, ascending; together all, each once.
 
-    Node i asks for labels in proportion to q_i ~ Dirichlet(alpha), as in arXiv 1909.06335 (there
-    alpha times the classes' shares): a small alpha leaves it one or two labels, a large one all
-    alike. All shards have one size, to one example, so what nodes ask for cannot be had by all to
-    the last: labels that are in short supply are divided in proportion.
+    Node i demands labels in proportion to q_i ~ Dirichlet(alpha), as in arXiv 1909.06335 (there
+    alpha times the classes' shares): with a small alpha one or two labels, with a large one all
+    alike. Shards have one size, to one example, so that demands cannot all be met; labels in short
+    supply are divided in proportion.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     mixtures = rng.dirichlet(np.full(len(classes), alpha), nodes)
@@ -142,56 +140,56 @@ def dirichlet(
     return tuple(np.flatnonzero(node_of == node) for node in range(nodes))
 
 
-def divide(mixtures: np.ndarray, supply: np.ndarray, shard_sizes: np.ndarray) -> np.ndarray:
-    """(nodes, classes) int64 whose rows sum to `shard_sizes` and whose columns sum to `supply`.
+def divide(mixtures: np.ndarray, supply: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Returns counts, int64 (nodes, classes), with row sums `sizes` and column sums `supply`.
 
-    In rounds: each node asks for what it lacks, by its mixture of what is left; what is asked for
-    too often is divided in proportion. Crumbs below one example go to who wants them most, one
-    class a node and round. ValueError if the sums are not those of one table.
+    In rounds nodes demand what they lack, by their mixtures of what is left; scarce classes are
+    divided in proportion. Where that leaves less than one example to all, each node takes one of
+    the class that it wants most. Raises `ValueError` if the sums disagree.
     """
-    if supply.sum() != shard_sizes.sum():
-        raise ValueError(f"{supply.sum()} examples for shards of {shard_sizes.sum()}")
+    if supply.sum() != sizes.sum():
+        raise ValueError(f"{supply.sum()} examples for shards of {sizes.sum()}")
     counts = np.zeros(mixtures.shape, np.int64)
-    while (lack := shard_sizes - counts.sum(axis=1)).any():
+    while (lack := sizes - counts.sum(axis=1)).any():
         left = supply - counts.sum(axis=0)
         expected = mixtures * (left > 0)
-        nothing = expected.sum(axis=1) < 1e-9  # of what is left a node wants any
+        nothing = expected.sum(axis=1) < 1e-9  # where a node wants nothing that is left
         expected[nothing] = left
-        asked = lack[:, None] * expected / expected.sum(axis=1, keepdims=True)
-        many = asked.sum(axis=0)
-        given = np.floor(asked * np.minimum(1, left / np.maximum(many, 1e-9))).astype(np.int64)
-        if not given.any():
+        demand = lack[:, None] * expected / expected.sum(axis=1, keepdims=True)
+        total = demand.sum(axis=0)
+        granted = np.floor(demand * np.minimum(1, left / np.maximum(total, 1e-9))).astype(np.int64)
+        if not granted.any():
             for node in np.flatnonzero(lack):
                 first = np.argmax(np.where(left > 0, expected[node], -1))
-                given[node, first] += 1
+                granted[node, first] += 1
                 left[first] -= 1
-        counts += given
+        counts += granted
     return counts
 
 
-# Feeds: all examples on the devices at once, or block by block beside the updates. While the
+# Feeds: all examples on the devices at once, or block by block during the updates. While the
 # devices work on one block, a thread of the host gathers the next, so a training set need not fit
-# the devices' memory, nor the host's if it is mapped from files. Where devices are given blocks of
-# their own, a process reads those of its own devices and no others.
+# the devices' memory, nor the host's if it is mapped from files. Where devices have different
+# blocks, a process reads those of its devices only.
 
-# (start, stop) -> (n, C) or (n, C, 2): what each device is given, one after the other, of the
-# updates start..start+n-1; n is stop - start, or less where the timeline is not decided that far.
+# (start, stop) -> (n, C) or (n, C, 2): the examples of updates start..start+n-1, device by device;
+# n is stop - start, or less where the timeline is not decided that far.
 Batches = Callable[[int, int], np.ndarray]
 
 
 class DataBlock(NamedTuple):
-    """Examples on the devices, which the updates up to one before `stop` find all theirs in."""
+    """Examples on the devices: all those of the updates before `stop`."""
 
     examples: Examples
     stop: int
-    batches: Batches  # of some of those updates, by the numbers of the examples in this block
+    batches: Batches  # of those updates, by places in this block
 
 
-Feed = Callable[[int, Batches], DataBlock]  # the block that holds the examples of an update
+Feed = Callable[[int, Batches], DataBlock]  # returns the block with the examples of an update
 
 
 def whole_set(examples: Examples) -> Feed:
-    """The training set as one block, from the devices that it is on."""
+    """Returns a feed of the training set, which is on the devices, as one block."""
     return lambda step, batches: DataBlock(examples, sys.maxsize, batches)
 
 
@@ -202,18 +200,18 @@ def streamed(
     batch_size: int,
     most: int,
 ) -> Feed:
-    """Blocks for as many updates as BYTES hold, from 1 to `most`.
+    """Returns a feed of blocks of BLOCK_BYTES at most, with 1 to `most` updates.
 
-    `put(of)` brings what `of(i)` gathers, the examples of device i of `devices`, to those of them
-    that are this process's. A block ends early where batches are not known yet; its arrays have
-    the shapes of a full one, so that nothing is compiled anew.
+    `put(gather)` puts `gather(i)`, the examples of device i of `devices`, on those devices that are
+    this process's. A block ends early where batches are not known yet; its arrays have the shapes
+    of a full one, so that nothing is compiled again.
     """
     example = sum(leaf.nbytes // len(leaf) for leaf in train.values())
     updates = int(np.clip(BLOCK_BYTES // (example * batch_size), 1, most))
     pool = ThreadPoolExecutor(1, "feed")
-    coming: dict[int, Future[DataBlock]] = {}  # by their first updates
+    blocks: dict[int, Future[DataBlock]] = {}  # this one and the next, by their first updates
 
-    def gathered(start: int, batches: Batches) -> DataBlock:
+    def gather(start: int, batches: Batches) -> DataBlock:
         chosen = batches(start, start + updates)
         if not len(chosen):
             return DataBlock({}, start, batches)
@@ -228,25 +226,25 @@ def streamed(
         return DataBlock(examples, stop, lambda first, last: here[first - start : last - start])
 
     def feed(step: int, batches: Batches) -> DataBlock:
-        for start, future in coming.items():
+        for start, future in blocks.items():
             if start <= step < future.result().stop:
                 break
         else:
-            coming.clear()
-            start, future = step, pool.submit(gathered, step, batches)
+            blocks.clear()
+            start, future = step, pool.submit(gather, step, batches)
         block = future.result()
-        following = coming.get(block.stop)
-        coming.clear()
-        coming[start] = future
-        coming[block.stop] = following or pool.submit(gathered, block.stop, batches)
+        following = blocks.get(block.stop)
+        blocks.clear()
+        blocks[start] = future
+        blocks[block.stop] = following or pool.submit(gather, block.stop, batches)
         return block
 
     return feed
 
 
 def _rows(train: Split, numbers: np.ndarray, rows: int) -> Split:
-    """The examples of those numbers, and nothing in the rest of so many rows."""
-    some = {name: np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in train.items()}
+    """Returns the examples of these numbers, padded with zeros to `rows`."""
+    padded = {name: np.zeros((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in train.items()}
     for name, chosen in take(train, numbers).items():
-        some[name][: len(numbers)] = chosen
-    return some
+        padded[name][: len(numbers)] = chosen
+    return padded

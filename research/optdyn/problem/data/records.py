@@ -1,11 +1,11 @@
-"""Images in the records of a data set that TFDS has prepared, and their decoded arrays beside them.
+"""Images in the records of a data set that TFDS has prepared, and their decoded arrays.
 
-They are decoded by PIL and not by TFDS, which without TensorFlow takes the indices of an image
-with a palette for its pixels, and does not convert between numbers of channels.
+PIL decodes them, for TFDS without TensorFlow takes the indices of images with a palette for pixels
+and does not convert between numbers of channels.
 
-Decoded images are kept as .npy files that are mapped into memory: a mapped array is read when it is
-used and shared by all processes of a machine, so a run starts at once, imports neither
-tensorflow-datasets nor array_record, and can stream a set that exceeds the memory.
+Decoded arrays are stored beside the records as .npy files and mapped into memory. All processes of
+a machine share them, a run starts at once without importing tensorflow-datasets or array_record,
+and a data set may exceed the memory.
 """
 
 import io
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]  # an example: an image, a label, or what else the data set has
 SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
-VERSION = "1.0.0"  # of what is prepared without TFDS
+VERSION = "1.0.0"  # of data sets that this package prepares
 CACHE = "optdyn_arrays_2"
 ABOUT = "about.json"
 MOST_CHECKED = 2**30  # bytes: larger files are not read through to see whether they are whole
@@ -46,9 +46,9 @@ MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of 
 
 
 def find(spec: str, root: Path) -> Path:
-    """The folder root/NAME[/CONFIG]/VERSION of NAME[/CONFIG][:VERSION]. Raises DataError.
+    """Returns the folder root/NAME[/CONFIG]/VERSION of NAME[/CONFIG][:VERSION].
 
-    The highest version is taken if none is given, and the only config if there is but one.
+    The default is the highest version, and the config if there is only one. Raises `DataError`.
     """
     match = SPEC.fullmatch(spec)
     name, config, version = match.groups() if match else ("", "", "")
@@ -70,18 +70,17 @@ def find(spec: str, root: Path) -> Path:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether TFDS has finished there; not where it is forbidden to look."""
+    """Returns whether TFDS has finished there; False where reading is not permitted."""
     return os.path.exists(folder / "features.json")
 
 
 def load(folder: Path, image_size: int = 0) -> Dataset:
-    """The images whose records lie in `folder`, decoded once. Raises DataError.
+    """Returns the images of the records in `folder`, which are decoded once.
 
-    image_size: if positive, each is cut to the square in its middle and scaled to so many pixels a
-    side; else all must have one shape. The test split is "test", or where there is none (or its
-    images have no labels) "validation", or where there is only "train" a part of it.
-
-    A folder that cannot be written is no error: then images are decoded in memory, every time.
+    A positive `image_size` crops images to the square in their middle and scales it to so many
+    pixels a side; otherwise all must have one shape. The test split is "test", or "validation" if
+    there is none or its images have no labels, or else a part of "train". If the folder cannot be
+    written, images are decoded in memory, every time. Raises `DataError`.
     """
     stored = folder / (f"{CACHE}_{image_size}" if image_size else CACHE)
     try:
@@ -94,7 +93,7 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
         except DataError:
             raise
         except DAMAGED:
-            splits = {name: _in_memory(each) for name, each in images.items()}
+            splits = {name: _in_memory(rows) for name, rows in images.items()}
     return dataset(splits, classes, f"in {folder}")
 
 
@@ -102,7 +101,7 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
 
 
 def open_builder(folder: Path) -> "DatasetBuilder":
-    """The TFDS builder of the records in `folder`, which TFDS can read. Raises DataError."""
+    """Returns the TFDS builder of the records in `folder`. Raises `DataError`."""
     import tensorflow_datasets as tfds
 
     with reading_errors(folder):
@@ -122,55 +121,55 @@ def open_builder(folder: Path) -> "DatasetBuilder":
 
 
 def _foreign_classes(value: Any) -> Iterator[str]:
-    """The classes that a `features.json` names and TFDS would import, which are not its own."""
+    """Yields the classes outside TFDS that a `features.json` names, and TFDS would import."""
     if isinstance(value, str):
         with suppress(ValueError):  # there may be JSON in a text of JSON
             value = json.loads(value)
     if isinstance(value, Mapping):
-        named = (value.get(key) for key in CLASS_KEYS)
-        yield from (name for name in named if isinstance(name, str) and not name.startswith(TFDS))
+        names = (value.get(key) for key in CLASS_KEYS)
+        yield from (name for name in names if isinstance(name, str) and not name.startswith(TFDS))
         value = [*value.values()]
-    for each in value if isinstance(value, list) else ():
-        yield from _foreign_classes(each)
+    for part in value if isinstance(value, list) else ():
+        yield from _foreign_classes(part)
 
 
 def held_out_split(builder: "DatasetBuilder") -> str:
-    """The split to test on; '' if there is none."""
+    """Returns "test" or "validation", if there is one; else ''."""
     return next((name for name in ("test", "validation") if name in builder.info.splits), "")
 
 
 def reading_errors(folder: Path) -> AbstractContextManager[None]:
-    """Inside, an error met while reading records becomes a DataError."""
+    """Returns a context in which errors of reading records become `DataError`."""
     then = "; delete the folder and prepare the data set again"
     return DataError.at(f"cannot read the records in {folder}", OSError, RuntimeError, then=then)
 
 
 class ImageRows(NamedTuple):
-    """Images of one shape, to be gone through in order, as often as is needed."""
+    """Images of one shape, which can be iterated over repeatedly."""
 
     examples: int
     shape: tuple[int, ...]  # of an image
-    rows: Callable[[], Iterator[tuple[np.ndarray, int]]]  # uint8 image and label of each
+    rows: Callable[[], Iterator[tuple[np.ndarray, int]]]  # yields uint8 images and labels
 
 
 def _image_rows(folder: Path, image_size: int) -> tuple[dict[str, ImageRows], int]:
-    """The splits of the records, and the number of classes."""
+    """Returns the splits of the records, and the number of classes; 0 if it is unknown."""
     builder = open_builder(folder)
     DataError.refuse(_record_checks(builder, f"the data set in {folder}"))
-    named = {"train": "train"} | ({"test": test} if (test := held_out_split(builder)) else {})
+    names = {"train": "train"} | ({"test": test} if (test := held_out_split(builder)) else {})
     with reading_errors(folder):
         if test == "test" and "validation" in builder.info.splits:
             first = next(iter(_undecoded(builder, test)), {"label": -1})
             if first["label"] < 0:  # ImageNet's have no labels
-                named["test"] = "validation"
+                names["test"] = "validation"
         splits = {
-            key: _rows_of_split(builder, name, folder, image_size) for key, name in named.items()
+            key: _rows_of_split(builder, name, folder, image_size) for key, name in names.items()
         }
     return splits, getattr(builder.info.features["label"], "num_classes", None) or 0
 
 
 def _record_checks(builder: "DatasetBuilder", whole: str) -> Iterator[Check]:
-    """Whether the records do not hold what is needed, by what TFDS says of them."""
+    """Yields checks that the records have images and labels, by their TFDS features."""
     features = builder.info.features
     for key in ("image", "label"):
         yield key not in features, f"{whole} has no {key!r}, only {', '.join(sorted(features))}"
@@ -182,7 +181,7 @@ def _record_checks(builder: "DatasetBuilder", whole: str) -> Iterator[Check]:
 
 
 def _undecoded(builder: "DatasetBuilder", name: str) -> "Sequence[Record]":
-    """The records of a split, with images as they are encoded."""
+    """Returns the records of a split with encoded images."""
     import tensorflow_datasets as tfds
 
     encoded = isinstance(builder.info.features["image"], tfds.features.Image)
@@ -212,7 +211,7 @@ def _rows_of_split(
 
 
 def _pixels(channels: int | None, image_size: int, image: bytes | np.ndarray) -> np.ndarray:
-    """An image of the records, encoded or an array, as uint8 (H, W, C)."""
+    """Returns a record's image, encoded or an array, as uint8 (H, W, C)."""
     from PIL import Image
 
     if not isinstance(image, np.ndarray):
@@ -222,7 +221,7 @@ def _pixels(channels: int | None, image_size: int, image: bytes | np.ndarray) ->
 
 
 def fit_square(image: np.ndarray, size: int) -> np.ndarray:
-    """The square in the middle of a uint8 (H, W, C), scaled to (size, size, C); all of it for 0."""
+    """Returns the middle square of a uint8 (H, W, C) scaled to (size, size, C); all for size 0."""
     from PIL import Image, ImageOps
 
     if not size:
@@ -247,14 +246,14 @@ def _map_arrays(stored: Path) -> tuple[dict[str, Split], int]:
 
 
 def _write(stored: Path, splits: Mapping[str, ImageRows], classes: int) -> None:
-    """Whole or not at all, whoever else is doing the same."""
-    with tempfile.TemporaryDirectory(prefix=".arrays-", dir=stored.parent) as aside:
-        made = Path(aside, "made")
-        made.mkdir()
+    """Writes the arrays in one step, also if other processes do the same."""
+    with tempfile.TemporaryDirectory(prefix=".arrays-", dir=stored.parent) as temporary:
+        written = Path(temporary, "written")
+        written.mkdir()
         crc32: dict[str, int] = {}
         for split, images in splits.items():
             labels, crc = np.empty(images.examples, np.int32), 0
-            with open(made / f"{split}_image.npy", "wb") as file:
+            with open(written / f"{split}_image.npy", "wb") as file:
                 header = {"descr": "|u1", "fortran_order": False}
                 header["shape"] = (images.examples, *images.shape)
                 np.lib.format.write_array_header_1_0(file, header)
@@ -262,17 +261,17 @@ def _write(stored: Path, splits: Mapping[str, ImageRows], classes: int) -> None:
                     labels[i], content = label, image.tobytes()
                     file.write(content)  # not through a map, which a full disk would kill
                     crc = zlib.crc32(content, crc)
-            np.save(made / f"{split}_label.npy", labels)
+            np.save(written / f"{split}_label.npy", labels)
             crc32 |= {f"{split}_image": crc, f"{split}_label": zlib.crc32(labels.data)}
-        (made / ABOUT).write_text(json.dumps({"classes": classes, "crc32": crc32}))
+        (written / ABOUT).write_text(json.dumps({"classes": classes, "crc32": crc32}))
         rmtree(stored, ignore_errors=True)  # a damaged one
         with suppress(OSError):  # another process was first, with the same arrays
-            made.rename(stored)
+            written.rename(stored)
 
 
-def _in_memory(of: ImageRows) -> Split:
-    images = np.empty((of.examples, *of.shape), np.uint8)
-    labels = np.empty(of.examples, np.int32)
-    for i, (image, label) in enumerate(of.rows()):
-        images[i], labels[i] = image, label
-    return {"image": images, "label": labels}
+def _in_memory(images: ImageRows) -> Split:
+    pixels = np.empty((images.examples, *images.shape), np.uint8)
+    labels = np.empty(images.examples, np.int32)
+    for i, (image, label) in enumerate(images.rows()):
+        pixels[i], labels[i] = image, label
+    return {"image": pixels, "label": labels}

@@ -1,9 +1,9 @@
-"""Drawn data of any shape, to measure models and pipelines of real size where no real data are.
+"""Synthetic images and tokens of any shape, to measure models and pipelines of real size.
 
     --config.data.name=optdyn.problem.data.synthetic:images --config.data.options.side=224
     --config.data.name=optdyn.problem.data.synthetic:tokens --config.data.options.vocabulary=50257
 
-The same arguments draw the same examples. A model can learn both, and learns nothing of the world.
+The same arguments give the same examples. A model can learn them, but they mean nothing.
 """
 
 import numpy as np
@@ -11,15 +11,15 @@ import numpy as np
 from optdyn.base.trees import examples_in
 from optdyn.problem.data.arrays import Dataset, Split
 
-PATCHES = 4  # a side, of the picture that a class is
-TESTED = 5  # one example is held out for so many drawn
+PATCHES = 4  # a side, of the picture of a class
+TESTED = 5  # of so many examples one is held out
 
 
 def images(side: int = 32, classes: int = 10, examples: int = 1000, channels: int = 3) -> Dataset:
-    """uint8 images (side, side, channels): coarse patches, those of the class, and white noise.
+    """Returns uint8 images (side, side, channels): the coarse patches of their class, and noise.
 
-    `side` is a multiple of 4, and `examples` those of both splits, a fifth of them held out.
-    ValueError for other numbers.
+    `side` is a multiple of 4, and `examples` counts both splits; a fifth is held out. Raises
+    `ValueError` for other numbers.
     """
     if side < PATCHES or side % PATCHES or min(classes, channels) < 1 or examples < TESTED:
         raise ValueError(
@@ -37,9 +37,9 @@ def images(side: int = 32, classes: int = 10, examples: int = 1000, channels: in
 
 
 def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Dataset:
-    """Sequences (length + 1,): walks through the vocabulary, by one of four steps each time.
+    """Returns sequences (length + 1,): random walks through the vocabulary with four steps.
 
-    So the least loss is ln 4. ValueError for numbers that make none.
+    The least loss is ln 4. Raises `ValueError` for invalid numbers.
     """
     if vocabulary < 2 or length < 1 or examples < TESTED:
         raise ValueError(
@@ -52,6 +52,6 @@ def tokens(vocabulary: int = 256, length: int = 128, examples: int = 1000) -> Da
 
 
 def _split(examples: Split, classes: int) -> Dataset:
-    tested = examples_in(examples) // TESTED
-    train = {key: leaf[tested:] for key, leaf in examples.items()}
-    return Dataset(train, {key: leaf[:tested] for key, leaf in examples.items()}, classes)
+    test = examples_in(examples) // TESTED
+    train = {key: leaf[test:] for key, leaf in examples.items()}
+    return Dataset(train, {key: leaf[:test] for key, leaf in examples.items()}, classes)

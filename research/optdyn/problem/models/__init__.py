@@ -1,4 +1,4 @@
-"""Models: sequences of named blocks (flax modules), each with parameters of its own."""
+"""Models: sequences of named blocks, flax modules with separate parameters."""
 
 from optdyn.problem.models.base import Blocks, Model, OwnModel, make
 from optdyn.problem.models.convnets import CNN, ResNet

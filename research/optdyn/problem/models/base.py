@@ -1,7 +1,7 @@
 """A model is a tuple of (name, flax module); its parameters are a dict with the same names.
 
-The last block is the output head. An auxiliary head of another block is the same module, applied to
-that block's output, with parameters of its own.
+The last block is the output head. An auxiliary head of another block is the same module with other
+parameters, applied to that block's output.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from optdyn.base.trees import Params, Tree
 
 KEY = "config.model.name"
 Blocks = tuple[tuple[str, nn.Module], ...]
-# A module of another library, {0}, as a pair (init, apply).
+# How to write a module {0} of another library as a pair (init, apply).
 PAIR_EXAMPLES = {
     "flax.nnx": (
         "lambda key, x: nnx.state({0}(..., rngs=nnx.Rngs(key)), nnx.Param) and lambda params, x: "
@@ -44,24 +44,21 @@ class Model(Value, section="model", union=True):
     _: KW_ONLY
     remat: bool = field(
         False,
-        "Whether blocks keep only their inputs, and the backward pass computes the rest again.",
+        "Keep only the inputs of blocks and compute the rest again in the backward pass.",
     )
 
     def blocks_for(self, classes: int) -> Blocks:
-        """The blocks, whose outputs are to count `classes`.
-
-        Raises ValueError for numbers that do not make a model.
-        """
+        """Returns the blocks, the last with `classes` outputs. Raises `ValueError`."""
         raise NotImplementedError
 
     @property
     def lowering(self) -> str:
-        """How convolutions are computed; '' of models without any."""
+        """Returns how convolutions are computed; '' if there are none."""
         return ""
 
     @classmethod
     def from_object(cls, thing: Any) -> Any:
-        """The model of a flax module, of a pair (init, apply) or of a function; others unchanged.
+        """Returns the model of a flax module, a pair (init, apply) or a function; others unchanged.
 
         Raises `ConfigError` for a module of another library, or its class.
         """
@@ -82,7 +79,7 @@ class Model(Value, section="model", union=True):
 
 @dataclass(frozen=True)
 class LayeredModel(Model):
-    """A model of layers, which compute in some type."""
+    """A model of layers with a type of computation."""
 
     _: KW_ONLY
     dtype: str = field(
@@ -101,16 +98,13 @@ class ResidualModel(LayeredModel):
 
 @dataclass(frozen=True)
 class OwnModel(Model, Custom, custom=True):
-    """A model of one's own.
-
-    `make(classes, **options)` returns a flax module or a sequence of (name, module).
-    """
+    """Your model: `make(classes, **options)` returns a flax module or (name, module) pairs."""
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Raises `ConfigError` where the function fails or returns something else."""
+        """Returns the blocks. Raises `ConfigError` if the function fails or returns others."""
         function = lookup.find(KEY, self.name, {})
-        made = lookup.call_user_code(KEY, self.name, function, classes, **plain(self.options))
-        pairs = (("model", made),) if isinstance(made, nn.Module) else made
+        result = lookup.call_user_code(KEY, self.name, function, classes, **plain(self.options))
+        pairs = (("model", result),) if isinstance(result, nn.Module) else result
         try:
             blocks = tuple((block, module) for block, module in pairs)
         except (TypeError, ValueError):
@@ -119,13 +113,14 @@ class OwnModel(Model, Custom, custom=True):
         if not blocks or not all(good) or len(dict(blocks)) < len(blocks):
             raise ConfigError(
                 f"{lookup.key_value(KEY, self.name)}: must return a flax.linen module or a "
-                f"sequence of (name, module), all names different, and returned {short_repr(made)}"
+                "sequence of (name, module), all names different, and returned "
+                f"{short_repr(result)}"
             )
         return blocks
 
 
 class Pure(nn.Module):
-    """A pair of functions as a flax module, its parameters one tree."""
+    """A pair of functions as a flax module with one tree of parameters."""
 
     init_params: Callable[[jax.Array, jax.Array], Any]
     apply_params: Callable[[Any, jax.Array], jax.Array]
@@ -136,14 +131,13 @@ class Pure(nn.Module):
 
 
 def make(model: Model, classes: int) -> Blocks:
-    """The blocks of a model; `classes` is what its outputs are to count, in `data.Dataset`.
+    """Returns the blocks of a model with `classes` outputs.
 
-    With `remat` blocks keep their inputs only for the gradient, and compute the rest once more.
-    The function and its parameters stay what they are. The last block keeps all: its gradient comes
-    first, so that there is nothing to save. On a CPU memory falls only where XLA schedules for it,
-    and not for concurrency: with XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false 8
-    blocks of a transformer need 83 MB rather than 365, and as XLA is by default 696 rather than
-    716.
+    With `remat` blocks keep only their inputs for the gradient and compute the rest again, with the
+    same results. The last block keeps all, for its gradient comes first. On a CPU this saves memory
+    only if XLA schedules for it: with
+    XLA_FLAGS=--xla_cpu_enable_concurrency_optimized_scheduler=false 8 blocks of a transformer need
+    83 MB in place of 365, and by default 696 in place of 716.
     """
     *trunk, head = model.blocks_for(classes)
     if model.remat:
@@ -164,10 +158,10 @@ def _rematerialized(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 
 def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()) -> Params:
-    """Parameters of every block, for an input like `x`, and of the heads of the blocks in `heads`.
+    """Returns parameters of all blocks, for an input like `x`, and of auxiliary heads.
 
-    No parameter depends on which heads there are. `ValueError` if `heads` names anything but a
-    block before the last, or if a block has other variables than parameters, float32.
+    No parameter depends on which heads there are. Raises `ValueError` if `heads` names anything but
+    blocks before the last, or if a block has variables that are no float32 parameters.
     """
     trunk, (_, last) = [name for name, _ in blocks[:-1]], blocks[-1]
     if unknown := sorted(set(heads) - set(trunk)):
@@ -185,7 +179,7 @@ def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = 
 
 
 def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
-    """A block's parameters, which may be none. ValueError for other state, or if not float32."""
+    """Returns a block's parameters. Raises `ValueError` for other state and other types."""
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(
             f"block {name!r} has variables {others[0]!r}: blocks have parameters only (a norm over "
@@ -198,17 +192,17 @@ def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
 
 
 def head_of(block: str) -> str:
-    """The key of the parameters of a block's auxiliary head."""
+    """Returns the key of the parameters of a block's auxiliary head."""
     return f"{block}_head"
 
 
 def apply(blocks: Blocks, params: Params, x: jax.Array) -> jax.Array:
-    """The last block's output for a batch `x`."""
+    """Returns the last block's output for a batch `x`."""
     return activations(blocks, params, x)[-1]
 
 
 def activations(blocks: Blocks, params: Params, x: jax.Array) -> list[jax.Array]:
-    """`x` and the output of every block in turn, each the input of the next."""
+    """Returns `x` and the outputs of all blocks in order."""
     hs: list[Tree] = [x]
     for name, module in blocks:
         hs.append(module.apply({"params": params[name]}, hs[-1]))

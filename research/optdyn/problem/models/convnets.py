@@ -3,26 +3,25 @@
     y = relu(norm(x)),     f(x) = s(x) + conv(relu(norm(conv(y))))                      basic
                            f(x) = s(x) + conv(relu(norm(conv(relu(norm(conv(y)))))))    bottleneck
 
-is a residual block (He et al., arXiv 1603.05027). A basic block's convolutions are of 3 x 3. Those
-of a bottleneck are of 1 x 1, 3 x 3 and 1 x 1, and the last has four times the channels of the
-others (arXiv 1512.03385). s(x) = x; where the shape changes, s is a 1 x 1 convolution of y. Every
-stage after the first halves height and width in its first block, the bottleneck's in its 3 x 3.
-block0 begins with the stem:
+is a residual block (He et al., arXiv 1603.05027). The convolutions of a basic block are 3 x 3, of a
+bottleneck 1 x 1, 3 x 3 and 1 x 1, the last with four times the channels of the others
+(arXiv 1512.03385). s(x) = x; where the shape changes, s is a 1 x 1 convolution of y. Stages after
+the first halve height and width in their first block, a bottleneck in its 3 x 3. block0 begins with
+the stem:
 
-    half     3 x 3 at every second pixel: the trunk of an image of 28 x 28 runs at 14 x 14
-    whole    3 x 3 at every pixel, as is usual for CIFAR
-    quarter  7 x 7 at every second pixel, then the largest of 3 x 3 at every second: ImageNet's
+    half     3 x 3 with stride 2: the trunk of an image of 28 x 28 runs at 14 x 14
+    whole    3 x 3 with stride 1, as usual for CIFAR
+    quarter  7 x 7 with stride 2, then max pooling of 3 x 3 with stride 2, as for ImageNet
 
 ResNet-18 has the stages (2, 2, 2, 2) of channels (64, 128, 256, 512), ResNet-50 bottlenecks in the
 stages (3, 4, 6, 3) of the same channels. For ImageNet's 1,000 classes they have 11,692,520 and
 25,575,912 parameters. The originals (torchvision's 11,689,512 and 25,557,032) normalize after each
 convolution rather than before, shortcuts and stem too, and their convolutions have no biases.
 
-norm 'group' is group normalization (Wu & He, arXiv 1803.08494), of each example by itself. 'batch'
-is a batch normalization without state: it takes the mean and variance of each channel over the
-batch that it is given, in training and in evaluation alike, and keeps no running averages. What
-the network makes of an example so depends on the others of its batch, and the evaluation set is
-normalized in the batches in which it is evaluated.
+norm 'group' is group normalization (Wu & He, arXiv 1803.08494) of single examples. 'batch' is batch
+normalization without state: mean and variance of a channel are those of the batch, in training and
+in evaluation, without running averages. So outputs depend on the other examples of the batch, in
+evaluation on those that are evaluated together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,15 +39,15 @@ from optdyn.problem.models.convolution import Conv, Shape, lowerings_of, max_poo
 from optdyn.problem.models.mlp import dense_layers
 
 WINDOW = (5, 5)  # of LeNet
-SMALLEST = 6  # pixels a side, of which a window and a pooling leave one
+SMALLEST = 6  # pixels a side, of which a window and pooling leave one
 NORMS = ("group", "batch")
 STEMS: dict[str, Shape] = {
     "half": ((3, 3), (2, 2)),
     "whole": ((3, 3), (1, 1)),
     "quarter": ((7, 7), (2, 2)),
 }
-WIDER = 4  # a bottleneck's output than the channels inside
-GROUPS = 8  # of group normalization, or as many as there are channels
+WIDER = 4  # output channels of a bottleneck over those inside
+GROUPS = 8  # of group normalization, if there are so many channels
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,15 @@ class ConvolutionalModel(LayeredModel):
     _: KW_ONLY
     lowering: str = field(
         "",
-        "How convolutions are computed, or a list 'gemm,fft' in their order; '': as the backend "
-        "does; 'measured': the fastest here.",
+        "Lowering of convolutions, or a list 'gemm,fft' in their order; '': the backend's "
+        "default; 'measured': the fastest here.",
     )
 
 
 class ConvPool(nn.Module):
     """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels). ValueError for less than a pixel.
 
-    ReLU after pooling: the same function as before it, on a quarter of the numbers.
+    ReLU follows pooling, which gives the same results from a quarter of the work.
     """
 
     channels: int
@@ -89,13 +88,14 @@ class ConvPool(nn.Module):
 class CNN(ConvolutionalModel, name="cnn"):
     """LeNet-style network: 5x5 convolutions with ReLU and 2x2 max-pooling, then dense layers."""
 
-    channels: tuple[int, ...] = field((6, 16), "Channels of its convolutions.", **WIDTHS)
-    hidden: tuple[int, ...] = field((256, 256), "Widths of its dense layers.", **WIDTHS)
+    channels: tuple[int, ...] = field((6, 16), "Channels of the convolutions.", **WIDTHS)
+    hidden: tuple[int, ...] = field((256, 256), "Widths of the dense layers.", **WIDTHS)
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Blocks `conv0`, ... then those of the MLP. (6, 16) and (120, 84) make LeNet-5.
+        """Returns blocks `conv0`, ... and those of the MLP.
 
-        That has 61,706 parameters on 32 x 32 x 1 images, 44,426 on 28 x 28 x 1.
+        (6, 16) and (120, 84) are LeNet-5, with 61,706 parameters on 32 x 32 x 1 images and 44,426
+        on 28 x 28 x 1.
         """
         ways = lowerings_of(self.lowering, [(WINDOW, (1, 1))] * len(self.channels))
         convolutions = tuple(
@@ -106,7 +106,7 @@ class CNN(ConvolutionalModel, name="cnn"):
 
 
 def normalize(x: jax.Array, norm: str, dtype: str) -> jax.Array:
-    """x (B, H, W, C), normalized and scaled by parameters of the module that calls this."""
+    """Returns x (B, H, W, C), normalized and scaled by parameters of the calling module."""
     if norm == "batch":  # groups of one channel, which extend over the batch
         layer = nn.GroupNorm(None, group_size=1, reduction_axes=(0, 1, 2, 3), dtype=dtype)
     else:
@@ -115,7 +115,7 @@ def normalize(x: jax.Array, norm: str, dtype: str) -> jax.Array:
 
 
 def convolutions(stride: int, stem: str, bottleneck: bool) -> dict[str, Shape]:
-    """Kernel and strides of the convolutions of a block, in the order they are computed in."""
+    """Returns kernel and strides of a block's convolutions, in the order of computation."""
     first = {"stem": STEMS[stem]} if stem else {}
     strides = (stride, stride)
     if stride > 1 or (stem and bottleneck):
@@ -127,9 +127,9 @@ def convolutions(stride: int, stem: str, bottleneck: bool) -> dict[str, Shape]:
 
 
 class ResidualConv(nn.Module):
-    """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), channels).
+    """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), channels, or 4 channels).
 
-    Of a bottleneck 4 channels. With a stem, H and W are what it leaves of them.
+    A bottleneck has 4 channels. With a stem, H and W are those after it.
     """
 
     channels: int
@@ -183,7 +183,7 @@ class ResNet(ConvolutionalModel, name="resnet"):
 
     channels: tuple[int, ...] = field((6, 16), "Channels of each stage's blocks.", **WIDTHS)
     blocks: int = field(8, "Residual blocks.", at_least=1, at_most=BLOCKS)
-    norm: str = field("group", "Its normalization, 'group' or 'batch'.", one_of=NORMS)
+    norm: str = field("group", "Normalization, 'group' or 'batch'.", one_of=NORMS)
     stages: tuple[int, ...] = field(
         (),
         "Blocks of each stage, as (3, 4, 6, 3); (): model.blocks evenly.",
@@ -192,13 +192,13 @@ class ResNet(ConvolutionalModel, name="resnet"):
     )
     stem: str = field(
         "half",
-        "3 x 3 at 'half' or the 'whole' size, or ImageNet's at a 'quarter'.",
+        "First convolution: 3 x 3 at 'half' or 'whole' size, or ImageNet's at a 'quarter'.",
         one_of=[*STEMS],
     )
     bottleneck: bool = field(False, "Blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions.")
 
     def blocks_for(self, classes: int) -> Blocks:
-        """`block0`, which holds the stem, `block1`, ... and the head, `output`."""
+        """Returns `block0`, with the stem, `block1`, ... and the head, `output`."""
         for wrong, line in self._wrong():
             if wrong:
                 raise ValueError(line)
@@ -224,8 +224,8 @@ class ResNet(ConvolutionalModel, name="resnet"):
             )
             for (channels, stride, stem), block in zip(kinds, shapes, strict=True)
         ]
-        named = ((f"block{i}", block) for i, block in enumerate(trunk))
-        return (*named, ("output", PooledOutput(classes, self.norm, self.dtype)))
+        blocks = ((f"block{i}", block) for i, block in enumerate(trunk))
+        return (*blocks, ("output", PooledOutput(classes, self.norm, self.dtype)))
 
     def _wrong(self) -> Iterator[Check]:
         stages = len(self.channels)

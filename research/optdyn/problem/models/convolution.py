@@ -1,11 +1,11 @@
 """Convolution and max pooling, lowered for the backend they run on.
 
-`xla` is the compiler's own convolution. `gemm` writes the kernel windows of the whole batch as the
+`xla` is the compiler's convolution. `gemm` writes the kernel windows of the whole batch as the
 columns of one matrix and multiplies by the kernel once (Hadjis et al., "Omnivore", arXiv
-1606.04487, section 3, on lowering a batch into one GEMM). Inside, arrays are (C, H, W, B): with the
-batch innermost every window is a copy of long contiguous runs, however few the channels, and so are
-the additions of its gradient. `max_pool` works in the same order, and the transposes between the
-two cancel when compiled.
+1606.04487, section 3, on lowering a batch into one GEMM). Its arrays are (C, H, W, B), so that
+windows are copies of long contiguous runs even with few channels, and so are the additions of the
+gradient. `max_pool` works in the same order, and the transposes between the two cancel when
+compiled.
 
 `fft` is convolution in the frequency domain (Mathieu, Henaff and LeCun, arXiv 1312.5851). A
 cross-correlation over positions is, frequency by frequency, a product:
@@ -49,7 +49,7 @@ def _xla(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str) 
 
 
 def _batch_last(x: jax.Array) -> jax.Array:
-    """(B, H, W, C) to (C, H, W, B); its own inverse."""
+    """Returns (C, H, W, B) for (B, H, W, C), and the reverse."""
     return x.transpose(3, 1, 2, 0)
 
 
@@ -70,9 +70,9 @@ def _gemm(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str)
 
 @jax.custom_vjp
 def _product(kernel: jax.Array, columns: jax.Array) -> jax.Array:
-    """(n, O) and (n, H, W, B) to (O, H, W, B).
+    """Returns (O, H, W, B) for (n, O) and (n, H, W, B).
 
-    The batch stays an axis of its own: where it is split over devices, so are the columns.
+    The batch stays a separate axis: where it is split over devices, so are the columns.
     """
     return jnp.tensordot(kernel.T, columns, 1)
 
@@ -146,13 +146,13 @@ def _winograd(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: 
 
 
 def _positions(x: jax.Array, axis: int, tiles: int) -> jax.Array:
-    """Every M-th number of an axis from its first, its second, ... on, stacked: (M + 2, ...)."""
+    """Returns every M-th number of an axis from its first, second, ... on, (M + 2, ...)."""
     last = M * (tiles - 1) + 1
     return jnp.stack([lax.slice_in_dim(x, i, i + last, M, axis) for i in range(M + 2)])
 
 
 def _both_sides(matrix: Sequence[Sequence[float]], x: jax.Array) -> jax.Array:
-    """matrix x matrix^T over the first two axes of x, as one matrix product."""
+    """Returns matrix x matrix^T over the first two axes of x, as one matrix product."""
     both = np.einsum("ki,lj->klij", matrix, matrix).astype(x.dtype)
     return jnp.tensordot(both, x, 2)
 
@@ -161,12 +161,12 @@ LOWERINGS: dict[str, Lowering] = {"xla": _xla, "gemm": _gemm, "fft": _fft, "wino
 
 
 def serves(lowering: str, kernel_shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a lowering can do a kernel of shape (kh, kw, ...) at these strides."""
+    """Returns whether a lowering can do a kernel of shape (kh, kw, ...) with these strides."""
     return lowering != "winograd" or (*kernel_shape[:2], *strides) == (3, 3, 1, 1)
 
 
 def require(lowering: str | None, kernel_shape: Sequence[int], strides: Sequence[int]) -> None:
-    """ValueError unless the lowering, None for the default, is known and serves the layer."""
+    """Raises `ValueError` unless the lowering, None for the default, can do the layer."""
     if lowering is None:
         return
     if lowering not in LOWERINGS:
@@ -180,10 +180,10 @@ def require(lowering: str | None, kernel_shape: Sequence[int], strides: Sequence
 
 
 def lowerings_of(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | None, ...]:
-    """One lowering for each convolution, in the order in which they are computed.
+    """Returns the lowerings of the convolutions, in the order of computation.
 
-    'gemm' is that for all of them, 'gemm,fft' names them in order, None is the default. ValueError
-    if there are as many names as neither, or if one does not serve its convolution.
+    'gemm' is for all, 'gemm,fft' for one after the other, None the default. Raises `ValueError` for
+    another number of names, or if one cannot do its convolution.
     """
     names = lowering.split(",") if lowering else [None]
     if len(names) not in (1, len(shapes)):
@@ -198,8 +198,8 @@ def lowerings_of(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | N
 
 
 def default_lowering() -> str:
-    """One that serves every layer, and is fast inside small networks: not the fastest of each."""
-    # XLA's own convolution is slow on the CPU, the more so inside a loop such as lax.scan.
+    """Returns a lowering that can do all layers and is fast in small networks."""
+    # XLA's convolution is slow on the CPU, even more so inside a loop such as lax.scan.
     return "gemm" if jax.default_backend() == "cpu" else "xla"
 
 
@@ -212,13 +212,13 @@ def convolve(
     lowering: str | None = None,
     lowering_batch: int | None = None,
 ) -> jax.Array:
-    """Cross-correlate x (B, H, W, C) with kernel (kh, kw, C, O) into (B, H', W', O).
+    """Returns the cross-correlation of x (B, H, W, C) with kernel (kh, kw, C, O), (B, H', W', O).
 
     `padding` is 'VALID' or 'SAME'. `lowering` is a name of LOWERINGS; None is the backend's
     default. `lowering_batch` is Omnivore's b_p: the batch is lowered in groups of so many images,
-    one after the other, in the workspace of one group, and lowered again for the gradient; None
-    is the whole batch, lowered once and kept for the gradient. ValueError if the name is unknown,
-    if the lowering does not serve the layer, or if the groups do not divide the batch.
+    one after the other, in the workspace of one group, and again for the gradient; None is the
+    whole batch, lowered once and kept for the gradient. Raises `ValueError` for an unknown
+    lowering, one that cannot do the layer, or groups that do not divide the batch.
     """
     require(lowering, kernel.shape, strides)
 
@@ -255,10 +255,10 @@ class Conv(nn.Module):
 
 
 def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
-    """Largest of each window x window square: (B, H, W, C) to (B, H // window, W // window, C).
+    """Returns the maxima of window x window squares, (B, H // window, W // window, C).
 
-    Rows and columns beyond the last whole square are dropped. The gradient of a square whose
-    largest number occurs n times is shared equally, 1 / n to each.
+    Rows and columns beyond the last whole square are dropped. Equal maxima of a square share its
+    gradient equally.
     """
     x = _batch_last(x)
     h, w = x.shape[1] // window, x.shape[2] // window

@@ -2,7 +2,7 @@
 
     x_{k+1} = x_k + W2 relu(W1 LN(x_k) + b1) + b2,     x_0 = W0 x + b0,     logits = W LN(x_K) + b
 
-is the residual one, with all of x_k, W1 and W2 of one width and LN layer normalization. It has
+is the residual one, with x_k, W1 and W2 of one width and LN layer normalization. It has
 blocks 2 width (width + 2) + (inputs + 1) width + (width + 1) classes + 2 width parameters.
 """
 
@@ -31,7 +31,7 @@ class DenseLayer(nn.Module):
 
 
 def dense_layers(hidden: Sequence[int], classes: int, dtype: str) -> Blocks:
-    """Blocks `hidden0`, `hidden1`, ... and `classifier`."""
+    """Returns blocks `hidden0`, `hidden1`, ... and `classifier`."""
     layers = ((f"hidden{i}", DenseLayer(width, dtype, True)) for i, width in enumerate(hidden))
     return (*layers, ("classifier", DenseLayer(classes, dtype)))
 
@@ -40,14 +40,14 @@ def dense_layers(hidden: Sequence[int], classes: int, dtype: str) -> Blocks:
 class MLP(LayeredModel, name="mlp"):
     """Multi-layer perceptron: dense layers with ReLU, one a block, then the classifier."""
 
-    hidden: tuple[int, ...] = field((256, 256), "Widths of its hidden layers.", **WIDTHS)
+    hidden: tuple[int, ...] = field((256, 256), "Widths of the hidden layers.", **WIDTHS)
 
     def blocks_for(self, classes: int) -> Blocks:
         return dense_layers(self.hidden, classes, self.dtype)
 
 
 class Residual(nn.Module):
-    """(B, width) -> (B, width); with the stem, (B, ...) is first flattened and projected."""
+    """(B, width) -> (B, width); with a stem, (B, ...) is first flattened and projected."""
 
     width: int
     dtype: str
@@ -75,10 +75,10 @@ class Output(nn.Module):
 
 @dataclass(frozen=True)
 class ResMLP(ResidualModel, name="resmlp"):
-    """Residual multi-layer perceptron: one hidden layer a block, added to what it is given."""
+    """Residual multi-layer perceptron: one hidden layer a block, added to the block's input."""
 
     def blocks_for(self, classes: int) -> Blocks:
-        """`block0`, which holds the stem, `block1`, ... and the head, `output`."""
+        """Returns `block0`, with the stem, `block1`, ... and the head, `output`."""
         trunk = (
             (f"block{k}", Residual(self.width, self.dtype, k == 0)) for k in range(self.blocks)
         )

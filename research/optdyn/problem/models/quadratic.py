@@ -1,12 +1,11 @@
-"""Noisy quadratic: a bowl whose examples disagree about where its bottom is.
+"""Noisy quadratic: examples with different minima of a quadratic loss.
 
     f(x) = E 1/2 (x - xi)' H (x - xi),     H = diag(h),  h from 1/kappa to 1,  E xi = 0
 
-so the gradient of a batch is H (x - mean xi). With noise 0 every batch has the gradient H x.
+so the gradient of a batch is H (x - mean xi). With noise 0 all batches have the gradient H x.
 
-Then all parts of the data have one curvature, and the mean of nodes that train apart and average is
-synchronous SGD, however seldom they do. With a spread examples have H_e = H diag(s), E s = 1 and
-E s xi = 0, so the bowl is the same and its parts are not.
+All examples have one curvature, so local SGD with averaging is synchronous SGD with any period.
+With a spread examples have H_e = H diag(s), E s = 1 and E s xi = 0, which leaves f as it is.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from optdyn.problem.models.base import Blocks, Model
 
 
 class Displacement(nn.Module):
-    """(B, dimension) optima of the examples -> (B, dimension) x - xi; x starts at all ones."""
+    """(B, dimension) minima of the examples -> (B, dimension) x - xi; x starts at all ones."""
 
     dimension: int
 
@@ -36,28 +35,28 @@ class Displacement(nn.Module):
 
 @dataclass(frozen=True)
 class Quadratic(Model, name="quadratic"):
-    """Noisy quadratic: a bowl whose examples disagree about where its bottom is."""
+    """Noisy quadratic: examples with different minima of a quadratic loss."""
 
-    dimension: int = field(16, "Its dimension.", **WIDE)
+    dimension: int = field(16, "Dimension.", **WIDE)
     condition: float = field(10.0, "Largest over smallest curvature; the largest is 1.", at_least=1)
-    noise: float = field(0.0, "Standard deviation of an example's optimum.", at_least=0)
+    noise: float = field(0.0, "Standard deviation of an example's minimum.", at_least=0)
     spread: float = field(
         0.0, "Standard deviation of an example's curvatures, over their mean.",
         at_least=0, at_most=10,
     )  # fmt: skip
 
     def blocks_for(self, classes: int) -> Blocks:
-        """One block, `x`; it has no classes."""
+        """Returns one block, `x`; there are no classes."""
         return (("x", Displacement(self.dimension)),)
 
     def losses(self, displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """f of each example, (B,)."""
+        """Returns the losses of the examples, (B,)."""
         h = jnp.asarray(curvatures(self.dimension, self.condition))
         h = h * batch["curvature"] if "curvature" in batch else h
         return jnp.sum(h * displacement**2, -1) / 2
 
     def dataset(self, examples: int, seed: int) -> Dataset:
-        """The examples that a seed draws, and a noiseless one to test on."""
+        """Returns the data set that a seed draws, with one noiseless example to test on."""
         rng = seeds.generator(seed, "quadratic")
         count = examples if self.noise or self.spread else 1
         train = {"optimum": optima(rng, count, self.dimension, self.noise)}
@@ -70,12 +69,12 @@ class Quadratic(Model, name="quadratic"):
 
 
 def curvatures(dimension: int, condition: float) -> np.ndarray:
-    """h, (dimension,), geometrically spaced from 1 / condition to 1."""
+    """Returns h, geometrically spaced from 1 / condition to 1, (dimension,)."""
     return np.geomspace(1 / condition, 1, dimension).astype(np.float32)
 
 
 def optima(rng: np.random.Generator, examples: int, dimension: int, noise: float) -> np.ndarray:
-    """xi, (examples, dimension): standard deviation `noise`, mean exactly zero over the set."""
+    """Returns xi with standard deviation `noise` and mean exactly 0, (examples, dimension)."""
     xi = noise * rng.standard_normal((examples, dimension))
     return (xi - xi.mean(axis=0)).astype(np.float32)
 
@@ -83,12 +82,12 @@ def optima(rng: np.random.Generator, examples: int, dimension: int, noise: float
 def curvature_factors(
     rng: np.random.Generator, examples: int, dimension: int, spread: float
 ) -> np.ndarray:
-    """s, (examples, dimension), of gamma laws: mean 1 over the set, standard deviation `spread`."""
+    """Returns s of gamma laws with mean 1 and deviation `spread`, (examples, dimension)."""
     s = rng.gamma(spread**-2, spread**2, (examples, dimension))
     return (s / s.mean(axis=0)).astype(np.float32)
 
 
 def centre(xi: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """The optima moved so that the bottom of the whole bowl is 0, E s xi = 0."""
+    """Returns the minima shifted so that the minimum of f is 0, E s xi = 0."""
     weighted = np.mean(s.astype(np.float64) * xi, axis=0) / s.mean(axis=0, dtype=np.float64)
     return (xi - weighted).astype(np.float32)

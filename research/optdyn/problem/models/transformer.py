@@ -1,4 +1,4 @@
-"""Decoder-only transformers, normalized before each branch: of GPT-2's kind, and of the 2020s.
+"""Decoder-only transformers with pre-normalization: like GPT-2, and of the 2020s.
 
     x' = x + attention(LN(x)),     f(x) = x' + W2 gelu(W1 LN(x') + b1) + b2          transformer
 
@@ -11,12 +11,12 @@ blocks width (12 width + 13) + (V + T) width + (width + 1) V + 2 width parameter
     f(x) = x' + Wd (silu(Wg m) * Wu m),                             m = norm(x')
     norm(x) = scale * x / sqrt(mean(x^2) + 1e-6)
 
-norm is RMSNorm (arXiv 1910.07467), inside of attention over each head, with a scale that the heads
-share (QK-norm, arXiv 2010.04245). R_t turns the pairs of a head's numbers by t times their
-frequency (RoPE, arXiv 2104.09864), so that a query meets a key by their distance alone, and no
-length is built in. silu(a) * b is SwiGLU (arXiv 2002.05202). The output is not tied to the
-embeddings. There are blocks (4 width^2 + 3 width h + 2 width + 2 d) + 2 V width + width
-parameters, with h = 8 ceil(width / 3) and d = width / attention heads.
+norm is RMSNorm (arXiv 1910.07467), inside attention over a head, with a scale that the heads share
+(QK-norm, arXiv 2010.04245). R_t rotates the pairs of a head's numbers by t times their frequency
+(RoPE, arXiv 2104.09864), so that queries and keys interact by their distance only, at any length.
+silu(a) * b is SwiGLU (arXiv 2002.05202). The output is not tied to the embeddings. There are
+blocks (4 width^2 + 3 width h + 2 width + 2 d) + 2 V width + width parameters, with
+h = 8 ceil(width / 3) and d = width / attention heads.
 """
 
 from dataclasses import dataclass
@@ -40,26 +40,26 @@ class Block(nn.Module):
 
     width: int
     attention_heads: int
-    branches: int  # added to x in the whole model, two a block
+    branches: int  # residual branches of the model, two a block
     dtype: str
     vocabulary: int = 0
 
     def joining(self) -> nn.initializers.Initializer:
-        """The initializer of a layer whose output is added to x."""
+        """Returns the initializer of a layer whose output is added to x."""
         return nn.initializers.variance_scaling(1 / self.branches, "fan_in", "truncated_normal")
 
     def embedded(self, tokens: jax.Array) -> jax.Array:
-        """What is learned of each token, (B, T, width)."""
+        """Returns the embeddings of tokens, (B, T, width)."""
         return nn.Embed(self.vocabulary, self.width, dtype=self.dtype, name="tokens")(tokens)
 
 
 class TransformerBlock(Block):
-    """T is that of initialization, to which the learned positions belong."""
+    """A block with learned positions, for the T of initialization."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.vocabulary:
-            normal = nn.initializers.normal(self.width**-0.5)  # as that of tokens
+            normal = nn.initializers.normal(self.width**-0.5)  # as of tokens
             positions = self.param("positions", normal, (x.shape[1], self.width))
             x = self.embedded(x) + positions.astype(self.dtype)
         joining = self.joining()
@@ -74,7 +74,7 @@ class TransformerBlock(Block):
 
 
 def rotate(x: jax.Array) -> jax.Array:
-    """(B, T, heads, d) with (x_2i, x_2i+1) at position t turned by the angle t BASE^(-2i / d)."""
+    """Returns x (B, T, heads, d), (x_2i, x_2i+1) at t rotated by the angle t BASE^(-2i / d)."""
     length, size = x.shape[1], x.shape[-1]
     frequencies = BASE ** (-jnp.arange(0, size, 2) / size)
     angles = (jnp.arange(length)[:, None] * frequencies)[:, None]  # (T, 1, d / 2)
@@ -85,7 +85,7 @@ def rotate(x: jax.Array) -> jax.Array:
 
 
 class ModernBlock(Block):
-    """Of any T."""
+    """A block with rotary positions, for any T."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -103,17 +103,17 @@ class ModernBlock(Block):
         return x + self.dense("down", joins=True)(y)
 
     def norm(self, name: str) -> nn.RMSNorm:
-        """The normalization of that name, without a bias."""
+        """Returns the normalization of that name, without a bias."""
         return nn.RMSNorm(EPSILON, dtype=self.dtype, name=name)
 
     def dense(self, name: str, features: int = 0, joins: bool = False) -> nn.Dense:
-        """A linear layer of that name; one that `joins` the residual stream starts smaller."""
-        usual = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+        """Returns a linear layer; one that `joins` the residual stream starts smaller."""
+        default = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
         return nn.Dense(
             features or self.width,
             use_bias=False,
             dtype=self.dtype,
-            kernel_init=self.joining() if joins else usual,
+            kernel_init=self.joining() if joins else default,
             name=name,
         )
 
@@ -140,9 +140,10 @@ class TransformerBase(ResidualModel):
     attention_heads: int = field(4, "Attention heads of a block.", **WIDE)
 
     def blocks_for(self, classes: int) -> Blocks:
-        """`block0`, which holds the embeddings, `block1`, ... and the head, `output`.
+        """Returns `block0`, with the embeddings, `block1`, ... and the head, `output`.
 
-        ValueError if the width is no multiple of the attention heads, or of pairs for them.
+        Raises `ValueError` if the width is no multiple of the attention heads, or of twice them for
+        rotations.
         """
         rotates = self.block is ModernBlock
         if self.width % (self.attention_heads * (1 + rotates)):
@@ -163,7 +164,7 @@ class TransformerBase(ResidualModel):
 
 @dataclass(frozen=True)
 class Transformer(TransformerBase, name="transformer"):
-    """Decoder-only transformer (arXiv 1706.03762), normalized before each branch."""
+    """Decoder-only transformer (arXiv 1706.03762) with pre-normalization, as GPT-2."""
 
     block = TransformerBlock
     output = Output
