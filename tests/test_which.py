@@ -221,8 +221,8 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, changes, kept, where, tar
 def test_flags_of_a_penalty_need_one():
     usual = {"penalty": [], "target": None, "where": [], "bandwidths": ["1"], "out": "", "page": ""}
     for given, said in (
-        ({"target": 0.0}, "--target: says something of --penalty"),
-        ({"where": ["seed=1"]}, "--where: says something of --penalty"),
+        ({"target": 0.0}, "--target: needs --penalty"),
+        ({"where": ["seed=1"]}, "--where: needs --penalty"),
         ({"penalty": ["nowhere"]}, "there is no 'nowhere'"),
     ):
         with pytest.raises(InputError, match=said):

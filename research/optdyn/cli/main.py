@@ -1,7 +1,7 @@
-"""The command `optdyn`: finds the command that is meant, and imports nothing of the others.
+"""The command `optdyn`: runs one command's module without importing the others.
 
-`optdyn train ...` is `python -m launch.train ...`, wherever it is called. Help is read off the
-commands' files, for to import them takes long.
+`optdyn train ...` is `python -m launch.train ...` in any folder. Help comes from the syntax trees
+of the commands' files, for importing them takes long.
 """
 
 import ast
@@ -21,12 +21,12 @@ from optdyn.base.errors import did_you_mean, fail
 from optdyn.base.streams import drop
 
 PACKAGE = Path(__file__).parents[1]
-APP = ("cli.app",)  # whose flags are those of every command with a config
-DRY = ("cli.train", *APP)  # likewise of those that can say what they would take
+APP = ("cli.app",)  # defines the flags of commands with a config
+DRY = ("cli.train", *APP)  # defines those of commands with --dry_run
 
 
 class Command(NamedTuple):
-    """A module of optdyn that is run as `__main__`, and those besides it whose flags it takes."""
+    """A module of optdyn that is run as `__main__`, and other modules whose flags it has."""
 
     module: str
     about: str
@@ -55,7 +55,7 @@ COMMANDS = {
     "cite": Command("cli.cite", "BibTeX of the papers that a run used"),
     "completion": Command("cli.completion", "a script that completes commands in a shell"),
 }
-# These may be cut off, as by `| head`: they have written all their files before they print.
+# Commands that write all files before they print, so that a reader such as `head` may close early.
 MAY_BE_CUT = (
     *("list", "config", "cite", "completion"),
     *("reality", "momentum", "efficiency"),
@@ -64,13 +64,13 @@ MAY_BE_CUT = (
 
 
 def main() -> None:
-    """Runs the command that `sys.argv` names; the process is afterwards as it was before."""
+    """Runs the command that `sys.argv` names, and restores `sys.argv` and `sys.path` afterwards."""
     argv, path = sys.argv, list(sys.path)
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: own modules are found, and none of ours is hidden
+        sys.path.append(os.getcwd())  # last, so that the user's modules hide none
     name, *rest = argv[1:] or ["--help"]
-    given = takewhile(lambda argument: argument != "--", rest)  # what follows is another command's
-    asks_help = any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in given)
+    ours = takewhile(lambda argument: argument != "--", rest)  # then another command follows
+    asks_help = any(re.fullmatch("--?(h|help|helpshort)", argument) for argument in ours)
     may_be_cut = asks_help or name in MAY_BE_CUT or name not in COMMANDS
     try:
         with quiet_broken_pipe() if may_be_cut else nullcontext():
@@ -92,14 +92,14 @@ def main() -> None:
 
 
 def run(command: str) -> None:
-    """Runs a command with the arguments of this program, as `python -m launch.COMMAND` does."""
+    """Runs a command with this program's arguments, for `python -m launch.COMMAND`."""
     sys.argv[:] = ["optdyn", command, *sys.argv[1:]]
     main()
 
 
 @contextmanager
 def quiet_broken_pipe() -> Iterator[None]:
-    """Ends the command without a word where nobody reads what it prints any more."""
+    """Inside, a broken pipe ends the command silently."""
     try:
         try:
             yield
@@ -111,7 +111,7 @@ def quiet_broken_pipe() -> Iterator[None]:
 
 
 def usage() -> str:
-    """What `optdyn --help` prints."""
+    """Returns what `optdyn --help` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.about}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -127,20 +127,20 @@ def usage() -> str:
 
 
 def help_text(name: str) -> str:
-    """What `optdyn COMMAND --help` prints: the module's words and its flags."""
+    """Returns what `optdyn COMMAND --help` prints: the module's docstring and flags."""
     command = COMMANDS[name]
     text = re.sub(r"python -m launch\.(\w+)", r"optdyn \1", docstring(command.module))
-    given = flags_of(command)
-    width = max(map(len, given), default=0)
-    lines = [text, "", *(f"  {flag:{width}}  {about}".rstrip() for flag, about in given.items())]
+    flags = flags_of(command)
+    width = max(map(len, flags), default=0)
+    lines = [text, "", *(f"  {flag:{width}}  {about}".rstrip() for flag, about in flags.items())]
     if command.also:
         lines += [
             "",
-            "--config takes a file, or a name that `optdyn list configs` shows; what follows a",
-            "colon goes to the config, as in --config=images:fashion_mnist. The config.json of a",
-            "run is a config too. --config.KEY=VALUE sets a key: `optdyn list keys [PREFIX]` shows",
+            "--config takes a file, or a name that `optdyn list configs` shows; text after a colon",
+            "is passed to the config, as in --config=images:fashion_mnist. The config.json of",
+            "a run is a config. --config.KEY=VALUE sets a key: `optdyn list keys [PREFIX]` lists",
             "them all, with their defaults.",
-            f"optdyn {name} --helpfull has the flags of all libraries too.",
+            f"optdyn {name} --helpfull has the flags of all libraries, too.",
         ]
     return "\n".join(lines)
 
@@ -156,34 +156,34 @@ def version() -> str:
 
 
 def flags_of(command: Command) -> dict[str, str]:
-    """The flags of a command, with the help of each."""
+    """Returns the flags of a command with their help."""
     modules = (*reversed(command.also), command.module)
     return {flag: about for module in modules for flag, about in flags_in(module).items()}
 
 
 def flags_in(module: str) -> dict[str, str]:
-    """What a module defines by `flags.DEFINE_...` or `add_argument`: {"--name": its help}."""
+    """Returns help by flag for `flags.DEFINE_...` and `add_argument` in a module."""
     found = {}
     for node in ast.walk(syntax_tree(module)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
             if name.startswith("DEFINE_") or name == "add_argument":
                 more = [k.value for k in node.keywords if k.arg in ("help", "help_string")]
-                given = [n.value for n in (*node.args, *more) if isinstance(n, ast.Constant)]
-                first, *words = [text for text in given if isinstance(text, str)]
+                values = [n.value for n in (*node.args, *more) if isinstance(n, ast.Constant)]
+                first, *words = [text for text in values if isinstance(text, str)]
                 about = words[-1] if words else ""
                 found["--" * name.startswith("DEFINE_") + first] = about
     return found
 
 
 def docstring(module: str) -> str:
-    """The docstring of a module."""
+    """Returns the docstring of a module."""
     return ast.get_docstring(syntax_tree(module)) or ""
 
 
 @cache
 def syntax_tree(module: str) -> ast.Module:
-    """The syntax of a module, named as it is below `optdyn`."""
+    """Returns the syntax tree of a module, named relative to `optdyn`."""
     return ast.parse(PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text())
 
 

@@ -1,16 +1,14 @@
-"""The papers' claims, with verdicts: `python -m launch.papers --workdir=DIR [--only=CLAIM,...]`.
+"""Judges the papers' claims: `python -m launch.papers --workdir=DIR [--only=CLAIM,...]`.
 
-Every claim is a file of a folder, by default of `analysis/studies` below the current one: a
-sentence, what is measured against which tuned opponent, and the rule of the verdict, which is
-committed before the run that counts. Settings are chosen on some seeds and judged on others;
-`--seed=N` takes other seeds for both. `--scale=full` measures more and longer. Writes
-`scoreboard.json`, and as pages with a picture a claim `scoreboard.html` and `scoreboard.md`. Claims
-that are `LONG` are judged only where they are named. Interrupted or killed, the same command goes
-on: trials that ended are remembered.
+A claim is a file of a folder, by default `analysis/studies` below the current one: a sentence, a
+measurement against a tuned opponent, and the rule of the verdict, which is committed before the run
+that counts. Settings are chosen with some seeds and judged with others; `--seed=N` changes both.
+`--scale=full` measures more and longer. Writes `scoreboard.json`, and `scoreboard.html` and
+`scoreboard.md` with a picture a claim. Claims that are `LONG` are judged only if they are named.
+After an interrupt or a kill the same command goes on; trials that ended are remembered.
 
-`--claims=FOLDER` judges the claims of your own that are files there. Their rules and files are
-written into `FOLDER/claims.lock` before the run, and what differs from it later is listed
-(`evidence/lock.py`).
+`--claims=FOLDER` judges your claims in a folder. Their rules and files are written into
+`FOLDER/claims.lock` before the run, and later differences are listed (`evidence/lock.py`).
 """
 
 import importlib
@@ -48,29 +46,29 @@ from optdyn.evidence.study import Study
 from optdyn.report import figures, scoreboard
 from optdyn.report.tables import replace
 
-STUDIES = Path("analysis/studies")  # the project's own claims, in a checkout: they have no lock
-SCALES = {"small": (2, 5), "full": (3, 10)}  # seeds that choose and that report
-SEED_STRIDE = 1000  # seeds of one --seed and the next
+STUDIES = Path("analysis/studies")  # the project's claims in a checkout, which have no lock
+SCALES = {"small": (2, 5), "full": (3, 10)}  # numbers of seeds that choose and that report
+SEED_STRIDE = 1000  # between the seeds of one --seed and the next
 
 
 def claims(folder: Path) -> dict[str, ModuleType]:
-    """The modules of a folder's claims by their names, in the order of the scoreboard.
+    """Returns the modules of a folder's claims by name, in the order of the scoreboard.
 
-    A file whose CLAIM is None is no claim. Raises `InputError` where a claim is not whole.
+    A file whose CLAIM is None is no claim. Raises `InputError` if a claim is incomplete.
     """
     files = [module.name for module in pkgutil.iter_modules([str(folder)])]
-    every = {name: load(name, folder) for name in files if not name.startswith("_")}
-    found = {name: module for name, module in every.items() if module.CLAIM is not None}
+    modules = {name: load(name, folder) for name in files if not name.startswith("_")}
+    found = {name: module for name, module in modules.items() if module.CLAIM is not None}
     return dict(sorted(found.items(), key=lambda claim: int(claim[1].CLAIM.number)))
 
 
-def quick(every: Mapping[str, ModuleType]) -> list[str]:
-    """The names of those that do not take hours."""
-    return [name for name, module in every.items() if not getattr(module, "LONG", False)]
+def quick(modules: Mapping[str, ModuleType]) -> list[str]:
+    """Returns the names of claims that do not take hours."""
+    return [name for name, module in modules.items() if not getattr(module, "LONG", False)]
 
 
 def load(name: str, folder: Path) -> ModuleType:
-    """The module of a claim. Raises `InputError` where it is not whole."""
+    """Returns the module of a claim. Raises `InputError` if it is incomplete."""
     file = folder.resolve() / f"{name}.py"
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # for processes that measure, too
@@ -83,27 +81,27 @@ def load(name: str, folder: Path) -> ModuleType:
 
 
 def _claim_checks(module: ModuleType, file: Path) -> Iterator[tuple[object, str]]:
-    """What the module of a claim, which is to be that of the file, is or lacks."""
+    """Yields checks that the module is that of the file and has the parts of a claim."""
     hidden = lookup.file_of(module) != file
     yield hidden, f"{file}: another module is called {file.stem!r}; it needs another name"
     claim = getattr(module, "CLAIM", "")
     if claim is None:
         return
     for part in ("measure", "verdict", "picture"):
-        without = not callable(getattr(module, part, None))
-        yield without, f"{file}: has no function {part!r} (optdyn.evidence.claim)"
+        missing = not callable(getattr(module, part, None))
+        yield missing, f"{file}: has no function {part!r} (optdyn.evidence.claim)"
     is_claim = isinstance(claim, Claim) and isinstance(claim.number, int)
-    said = f"{file}: has no CLAIM that is an optdyn.evidence.claim.Claim of a number"
-    yield not is_claim, said
+    line = f"{file}: has no CLAIM that is an optdyn.evidence.claim.Claim of a number"
+    yield not is_claim, line
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a folder's claims have a lock file: all but the project's own."""
+    """Returns whether a folder's claims have a lock file, as all but the project's have."""
     return folder.resolve() != STUDIES.resolve()
 
 
 def study_of(module: ModuleType, workdir: Path, scale: str, seed: int) -> Study:
-    """The study of a claim; seeds of different `seed` have nothing in common."""
+    """Returns the study of a claim; studies of different `seed` have no common seeds."""
     scales = getattr(module, "SEEDS", SCALES)
     if scale not in scales:
         raise InputError(f"{module.__name__}: has no --scale={scale}, but {', '.join(scales)}")
@@ -114,7 +112,7 @@ def study_of(module: ModuleType, workdir: Path, scale: str, seed: int) -> Study:
 
 
 def judge(module: ModuleType, study: Study, files: Mapping[str, str]) -> dict[str, Any]:
-    """Measures a claim and judges it: its row of the scoreboard, with the `files` that it is of."""
+    """Measures and judges a claim; returns its row of the scoreboard, with its `files`."""
     name, begun = module.__name__, time.monotonic()
     result = module.measure(study)
     with ConfigError.at(f"{module.__file__}: measure() must return JSON values", TypeError):
@@ -141,7 +139,7 @@ def judge(module: ModuleType, study: Study, files: Mapping[str, str]) -> dict[st
 
 
 def committed(file: Path) -> str:
-    """The commit that a claim's file was last changed in, with '+' if it has changed since."""
+    """Returns the last commit of a claim's file, with '+' if it has changed since; else ''."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(file.parent), *arguments]
@@ -157,17 +155,17 @@ def committed(file: Path) -> str:
 def run(
     workdir: Path, chosen: Sequence[str], scale: str, seed: int, folder: Path
 ) -> dict[str, Any]:
-    """The scoreboard with the chosen claims judged; those that are in it already stay.
+    """Judges the chosen claims that the scoreboard lacks; returns and writes the scoreboard.
 
-    Where claims are locked, all of them are locked first.
+    Claims of the user's are all locked first.
     """
-    board, every = read_board(workdir, scale, seed), claims(folder)
+    board, modules = read_board(workdir, scale, seed), claims(folder)
     if is_locked(folder):
-        board["deviations"] = lock.lock(folder, every)
-        for name, said in board["deviations"].items():
-            say(f"{name}: {'; '.join(said)}")
+        board["deviations"] = lock.lock(folder, modules)
+        for name, deviations in board["deviations"].items():
+            say(f"{name}: {'; '.join(deviations)}")
     for name in chosen:
-        module, row = every[name], board["claims"].get(name)
+        module, row = modules[name], board["claims"].get(name)
         if row is None:
             say(f"{name}: {module.CLAIM.sentence}")
             files = lock.blobs(module) if is_locked(folder) else {}
@@ -184,12 +182,12 @@ def run(
 
 
 def rows(board: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The claims that are judged, in the order of the scoreboard."""
+    """Returns the judged claims in the order of the scoreboard."""
     return sorted(board["claims"].values(), key=lambda row: int(row["number"]))
 
 
 def read_board(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
-    """The scoreboard of a workdir; `WorkdirError` if it is of another scale or seed."""
+    """Returns a workdir's scoreboard. Raises `WorkdirError` if it has another scale or seed."""
     workdir.mkdir(parents=True, exist_ok=True)
     board = read_json(workdir / "scoreboard.json")
     if not board:
@@ -203,39 +201,38 @@ def read_board(workdir: Path, scale: str, seed: int) -> dict[str, Any]:
 
 
 def _choice_checks(
-    folder: Path, every: Mapping[str, ModuleType], chosen: Sequence[str]
+    folder: Path, known: Sequence[str], chosen: Sequence[str]
 ) -> Iterator[tuple[object, str]]:
-    """Whether there are no claims in the folder, or none of those that are chosen."""
-    said = f"--claims={folder}: has no claims; a claim is a file there (evidence/claim.py)"
-    yield not every, said
-    said = f"--only is empty, and all claims take hours: {', '.join(every)}; name some"
-    yield not chosen, said
+    names = ", ".join(known)
+    line = f"--claims={folder}: has no claims; a claim is a file there (evidence/claim.py)"
+    yield not known, line
+    yield not chosen, f"--only is empty, and all claims take hours: {names}; name some"
     for name in chosen:
-        hint = did_you_mean(name, every) or f"; there are {', '.join(every)}"
-        yield name not in every, f"--only={name}: no such claim{hint}"
+        hint = did_you_mean(name, known) or f"; there are {names}"
+        yield name not in known, f"--only={name}: no such claim{hint}"
 
 
 def main(_: Sequence[str]) -> int:
     interruptible()
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
-    given = flags.FLAGS
-    workdir, folder = Path(given.workdir), Path(given.claims or STUDIES)
+    values = flags.FLAGS
+    workdir, folder = Path(values.workdir), Path(values.claims or STUDIES)
     try:
         with app.one_line_errors():
             if not folder.is_dir():
-                said = f"--claims={folder}: no such folder"
-                if not given.claims:
-                    said += ", which is the default and lies in the project's checkout; "
-                    said += "name claims of yours"
-                raise InputError(said)
-            every = claims(folder)
-            chosen = given.only or quick(every)
-            InputError.refuse(_choice_checks(folder, every, chosen))
+                line = f"--claims={folder}: no such folder"
+                if not values.claims:
+                    line += ", which is the default and lies in the project's checkout; "
+                    line += "name claims of yours"
+                raise InputError(line)
+            modules = claims(folder)
+            chosen = values.only or quick(modules)
+            InputError.refuse(_choice_checks(folder, [*modules], chosen))
             processes.devices()
             check_writable(workdir)
             with locked(workdir), disk_full_errors(), permission_errors():
-                board = run(workdir, chosen, given.scale, given.seed, folder)
+                board = run(workdir, chosen, values.scale, values.seed, folder)
     except KeyboardInterrupt:
         say("stopped: the same command goes on")
         return 130
@@ -247,7 +244,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "Folder to write to and to resume from.")
     flags.DEFINE_list("only", None, "Claims to judge; by default all that do not take hours.")
     flags.DEFINE_enum("scale", "small", list(SCALES), "How much is measured.")
-    flags.DEFINE_integer("seed", 0, "Which seeds: those of two numbers have none in common.")
+    flags.DEFINE_integer("seed", 0, "Set of seeds; two sets have none in common.")
     flags.DEFINE_string("claims", "", "Folder of claims; by default analysis/studies below here.")
     flags.mark_flag_as_required("workdir")
     absl_app.run(main, flags_parser=app.parse_flags)

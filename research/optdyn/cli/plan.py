@@ -1,15 +1,15 @@
-"""What to train with: `python -m launch.plan --config=configs/plan.py --workdir=DIR`.
+"""Plans the resources of training: `python -m launch.plan --config=configs/plan.py --workdir=DIR`.
 
-Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709.06622), for one
+Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709.06622), for a
 device of `config.plan.memory` bytes and the network of `config.cluster`: the largest mini-batch,
-the mini-batch and the algorithm of every convolution that train soonest, how many devices keep
+the mini-batch and convolution algorithms that train fastest, the number of devices that keeps
 `config.plan.efficiency` (lemma 1), and the parameter servers that hide their communication (lemma
-2). Everything is measured on this machine, with the program that `launch.train` runs. The answer is
-a table and DIR/plan.json; the same command prints it again.
+2). All is measured on this machine with the program that `launch.train` runs. The result is a
+table and DIR/plan.json; the same command prints it again.
 
-Updates to train are `config.steps` at `config.batch_size`; `config.plan.noise_scale` says what they
-are at another mini-batch. If it is 0, the worst of all noise scales is reckoned with, under which
-no larger mini-batch pays. `--dry_run` says what would be measured.
+Training takes `config.steps` updates at `config.batch_size`, and at other mini-batches as many as
+`config.plan.noise_scale` implies. 0 is the worst noise scale, for which no larger mini-batch pays.
+`--dry_run` says what would be measured.
 """
 
 import time
@@ -37,35 +37,35 @@ from optdyn.train.workdir import claim, text_of
 
 
 def run(config: Config, workdir: Path) -> dict[str, Any]:
-    """The plan: measured, or as `plan.json` of this workdir has it.
+    """Returns the plan, measured or from the workdir's `plan.json`.
 
-    Nothing is written before it is known that an update of one example fits.
+    Nothing is written if an update of one example does not fit.
     """
     check(config)
-    said = "the lemmas know one link, by config.cluster.bandwidth and latency"
+    line = "the lemmas know one link, by config.cluster.bandwidth and latency"
     keys = ("bandwidths", "latencies")
-    joins = (Join(f"cluster.{key}", getattr(config.cluster, key), said) for key in keys)
+    joins = (Join(f"cluster.{key}", getattr(config.cluster, key), line) for key in keys)
     refuse_first(config, joins)
     if (workdir / "config.json").exists():
         claim(workdir, config)
-        if made := read_json(workdir / "plan.json"):
-            return made
+        if stored := read_json(workdir / "plan.json"):
+            return stored
     updates, source = updates_to_train(config)
-    of = plans.device(config)
+    device = plans.device(config)
     with own(workdir) as folder:
         claim(folder, config)
         write(folder / "config.json", text_of(config))
         plan: dict[str, Any] = {"memory": config.plan.memory}
-        plan |= {"largest": plans.proof(of), "source": source}
-        plan |= plans.decision(config.plan, of, updates)
+        plan |= {"largest": plans.proof(device), "source": source}
+        plan |= plans.decision(config.plan, device, updates)
         (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
-        plan |= cluster(config, bytes_of(of.run.params), update["seconds"]["median"])
-        write_json(folder / "plan.json", plan | trainer.provenance(of.run))
+        plan |= cluster(config, bytes_of(device.run.params), update["seconds"]["median"])
+        write_json(folder / "plan.json", plan | trainer.provenance(device.run))
         return read_json(folder / "plan.json")
 
 
 def updates_to_train(config: Config) -> tuple[Updates, str]:
-    """How many updates training takes at a mini-batch, and where that is from."""
+    """Returns the updates that training takes, by mini-batch, and the source of that."""
     known, batch, noise = Interval(*[config.steps] * 3), config.batch_size, config.plan.noise_scale
     if not noise:
         return convergence.unknown(known, batch), "config.steps, the worst of all noise scales"
@@ -73,7 +73,7 @@ def updates_to_train(config: Config) -> tuple[Updates, str]:
 
 
 def cluster(config: Config, size: int, seconds: float) -> dict[str, Any]:
-    """Devices by lemma 1 and parameter servers by lemma 2, for T_C = `seconds`, S_p = `size`.
+    """Returns devices by lemma 1 and servers by lemma 2, for T_C = `seconds`, S_p = `size` bytes.
 
     Devices divide the mini-batch, so that a worker of lemma 2 computes for T_C / N_w.
     """
@@ -105,19 +105,19 @@ def cluster(config: Config, size: int, seconds: float) -> dict[str, Any]:
 
 
 def dry_run_lines(config: Config) -> Iterator[str]:
-    """Lines on what would be measured. Raises what `run` raises."""
+    """Yields lines on what would be measured. Raises what `run` raises."""
     check(config)
-    (known, source), of = updates_to_train(config), plans.start(config)
-    kinds, batch, begun = layers.distinct(of.convolutions), of.batch, time.monotonic()
-    need = of.update(batch, of.own).bytes
-    each = time.monotonic() - begun
-    wanted = ", ".join(f"{b:,}" for b in config.plan.batches)
-    yield f"convolutions    {len(of.convolutions)}, of {len(kinds)} kinds"
+    (known, source), start = updates_to_train(config), plans.start(config)
+    kinds, batch, begun = layers.distinct(start.convolutions), start.batch, time.monotonic()
+    need = start.update(batch, start.own).bytes
+    seconds = time.monotonic() - begun
+    batches = ", ".join(f"{b:,}" for b in config.plan.batches)
+    yield f"convolutions    {len(start.convolutions)}, of {len(kinds)} kinds"
     yield f"memory          {config.plan.memory:,} bytes; an update of {batch:,} takes {need:,}"
-    yield f"mini-batches    {wanted or f'{batch:,}, the largest that fits, and one in between'}"
+    yield f"mini-batches    {batches or f'{batch:,}, the largest that fits, and one in between'}"
     yield f"updates         {known(batch).median:,.0f} at {batch:,}, from {source}"
-    yield f"programs        about {of.programs}, to be made and measured"
-    yield f"one of them     {number(each)} s to make, less than others if it was kept from before"
+    yield f"programs        about {start.programs}, to be made and measured"
+    yield f"one of them     {number(seconds)} s to make, less than others if it was cached"
 
 
 def main(config: Config, workdir: Path) -> int:

@@ -1,4 +1,4 @@
-"""The points of a grid before they run: which are here, what they share, what they will cost."""
+"""The points of a grid before they run: their state, their compilations and their cost."""
 
 import re
 from collections import Counter
@@ -15,54 +15,52 @@ from optdyn.train.workdir import claim, damaged, free, summary_of
 
 DONE = ("completed", "diverged")
 MOST_SHOWN = 12  # points of a compilation that a dry run names
-UNFINISHED = (
-    "to go on"  # it has ended, with fewer steps than the grid has now, or its files are damaged
-)
+UNFINISHED = "to go on"  # ended with fewer steps than the grid has now, or with damaged files
 
 
 class PlannedPoint(NamedTuple):
-    """A point of the grid and what is known of it beforehand."""
+    """A point of the grid before it runs."""
 
     name: str
     point: Point
-    compilation: Hashable  # equal where one serves
+    compilation: Hashable  # equal for points that share compiled programs
     log_every: int
     updates: int  # of all replicas together
     left: int  # of these, not made yet
     examples: int  # an update
-    batched: bool  # it can be one of many in a program
-    threaded: bool  # it can run beside others; else it occupies all devices, or is a recording
-    status: str  # of its summary, or SHORT; '': it has none
-    seconds_per_update: float  # wall-clock, of a finished one
+    batched: bool  # can share a program with other points
+    threaded: bool  # can run beside others; else it occupies all devices, or is a recording
+    status: str  # of its summary, or UNFINISHED; '' without a summary
+    seconds_per_update: float  # wall-clock, of a finished point
 
 
 def plan(config: Grid, workdir: Path | None, shard: str = "0/1") -> list[PlannedPoint]:
-    """The checked points of a shard of the grid; those of one compilation follow one another.
+    """Returns the checked points of a shard of the grid, ordered by compilation.
 
     Writes nothing. Without a workdir all are new. Raises `ConfigError`, and `WorkdirError` if a
-    point's folder holds another run.
+    point's folder has another run.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if not match or int(match[1]) >= int(match[2]):
         raise ConfigError(f"--shard={shard}: must be i/n, number i from 0 to n - 1 of n shards")
-    mine = islice(list(named(config)), int(match[1]), None, int(match[2]))
-    entries = [_entry(config, workdir, name, point) for name, point in mine]
+    points = islice(list(named(config)), int(match[1]), None, int(match[2]))
+    entries = [_entry(config, workdir, name, point) for name, point in points]
     first = {entry.compilation: i for i, entry in reversed(list(enumerate(entries)))}
     return sorted(entries, key=lambda entry: first[entry.compilation])
 
 
 def folder_of(workdir: Path, name: str) -> Path:
-    """The workdir of a point."""
+    """Returns the workdir of a point."""
     return workdir / "points" / name
 
 
 def compilations(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
-    """The entries, as `plan` orders them, that share a compilation."""
+    """Returns the entries of `plan` in groups that share a compilation."""
     return [list(group) for _, group in groupby(entries, lambda entry: entry.compilation)]
 
 
 def dry_run_lines(entries: Sequence[PlannedPoint], at_a_time: int) -> Iterator[str]:
-    """Lines for who wants to know what would run; seconds are those of finished points."""
+    """Yields lines on what would run; seconds are extrapolated from finished points."""
     groups = compilations(entries)
     statuses = Counter(entry.status or "new" for entry in entries)
     counted = ", ".join(f"{count} {status}" for status, count in statuses.items())
@@ -89,7 +87,7 @@ def _cost(entries: Sequence[PlannedPoint], at_a_time: int) -> str:
 
 
 def _seconds(group: Sequence[PlannedPoint]) -> float | None:
-    """The seconds of what is left, one after the other; None if no such point has finished."""
+    """Returns the seconds that a group still takes, in sequence; None if no point has finished."""
     left = sum(entry.left for entry in group if entry.status not in DONE)
     known = [e.seconds_per_update for e in group if e.status in DONE and e.seconds_per_update]
     if not left:
@@ -119,7 +117,7 @@ def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> Plann
 
 
 def _summary_and_status(folder: Path, config: Config) -> tuple[Json, str]:
-    """The summary of a point's folder, {} if it has none, and the status that it counts with."""
+    """Returns the summary in a point's folder, {} if there is none, and the point's status."""
     if (folder / "config.json").exists():
         claim(folder, config, free(config))
     summary = summary_of(folder)

@@ -1,9 +1,9 @@
-"""What an update is made of here: `python -m launch.profile --config=FILE --workdir=DIR`.
+"""Profiles an update on this machine: `python -m launch.profile --config=FILE --workdir=DIR`.
 
-Measures the pieces of the hardware model (`plan/phases.py`), writes `pieces.json`, and
-prints them and the flags with which a run's simulated seconds are made of them.
-`python -m launch.local --processes=N -- python -m launch.profile ...` measures an all-reduce of N
-processes in place of the config's network.
+Measures the parts of the hardware model (`plan/phases.py`), writes `pieces.json`, and prints them
+with the flags that make simulated seconds of them. With
+`python -m launch.local --processes=N -- python -m launch.profile ...` the network is an all-reduce
+of N processes in place of the config's.
 """
 
 from pathlib import Path
@@ -26,8 +26,8 @@ def main(config: Config, workdir: Path) -> int:
     with own(workdir) as folder:
         claim(folder, config)
         write(folder / "config.json", text_of(config))
-        taken = pd.DataFrame(measure(work.loops) | work.known).sort_index(axis=1)
-        table = taken.quantile([0.5, 0.25, 0.75]).T
+        samples = pd.DataFrame(measure(work.loops) | work.known).sort_index(axis=1)
+        table = samples.quantile([0.5, 0.25, 0.75]).T
         table.columns = ["seconds", "lower quartile", "upper quartile"]
         about = {"device": jax.devices()[0].device_kind, "devices": jax.device_count()}
         write_json(folder / "pieces.json", {**about, "blocks": work.blocks, **table.to_dict()})

@@ -1,4 +1,4 @@
-"""The door from Python: `import optdyn as od`.
+"""The interface for Python: `import optdyn as od`.
 
     base = od.Experiment(
         model=od.MLP(hidden=(32,)),
@@ -14,7 +14,7 @@
     )
     print(runs)
 
-An experiment is a value, and the one that every command makes of its config.
+An experiment is a frozen value; commands make the same one of their config.
 """
 
 import warnings
@@ -84,10 +84,10 @@ class Experiment(experiment.Config):
     def train(self, workdir: str | Path | None = None, hooks: Iterable[Hook] = ()) -> "Trained":
         """Trains, and returns the log, the summary and the parameters.
 
-        With a `workdir` this is the run of the command: it resumes there, and `optdyn report` reads
-        it. Without one no file is written. `hooks` are told of the updates as they are made; a run
-        that is finished in its workdir tells them nothing. Warns of settings that nothing reads, or
-        that are hardly meant. Raises `ConfigError`.
+        With a `workdir` it is the run of `optdyn train`: it resumes there, and `optdyn report`
+        reads it. Without one no file is written. `hooks` are called with the updates as they are
+        made, and not for a run that is finished in its workdir. Warns of unused settings and
+        probable mistakes. Raises `ConfigError`.
         """
         self.warn()
         if workdir:
@@ -98,21 +98,20 @@ class Experiment(experiment.Config):
             return run_of_memory(self, run_to_end(trainer.in_memory(run, more=tuple(hooks))))
 
     def timeline(self, **known: Any) -> Timeline:
-        """Who reads and writes which version when, and the simulated seconds, without training.
+        """Returns who reads and writes which version when, and the simulated seconds.
 
-        `known` are fields of `ClockInputs`; without any they are those of the run. Raises
-        `ConfigError` and `TimelineError`.
+        `known` are fields of `ClockInputs`, by default those of the run. Raises `ConfigError` and
+        `TimelineError`.
         """
         return super().timeline(**known) if known else trainer.prepare(self).timeline
 
     @check_arguments
     def price(self, bandwidth: float | None = None, settled: bool = False) -> Price:
-        """The simulated seconds of its method on its cluster, without training.
+        """Returns the simulated seconds of the method on the cluster, without training.
 
-        The price is that of this run, from its first update to its last. With `settled` it is that
-        of the steady state, which has no beginning and no end; DASO has only this one. `bandwidth`,
-        in bytes a second between nodes, replaces the cluster's, also those of single links. Raises
-        `ConfigError` and `TimelineError`.
+        They are those of this run from its first update to its last, or with `settled` of the
+        steady state, the only ones for DASO. `bandwidth`, in bytes a second between nodes, replaces
+        the cluster's, also of single links. Raises `ConfigError` and `TimelineError`.
         """
         config = self
         if bandwidth is not None:
@@ -127,13 +126,13 @@ class Experiment(experiment.Config):
         where: Mapping[str, Any] = MappingProxyType({}),
         bandwidth: float | None = None,
     ) -> "pd.DataFrame":
-        """Which of the measured methods takes the least time on this cluster.
+        """Returns which of the measured methods takes the least time on this cluster.
 
-        The runs of `penalty`, workdirs of sweeps, say how many updates each method takes to the
-        training loss `target`, over tuned synchronous training. The seconds of an update are priced
-        for this model and cluster; `batch_size` is taken as that of synchronous training, whatever
-        this experiment's own method. `where` has the values of keys by which runs are chosen.
-        `bandwidth` replaces the cluster's, in bytes a second between nodes.
+        The runs of `penalty`, workdirs of sweeps, give the updates of methods to the training loss
+        `target` over those of tuned synchronous training. The seconds of an update are priced for
+        this model and cluster, with `batch_size` as that of synchronous training. `where` has
+        values of keys that select runs. `bandwidth` replaces the cluster's, in bytes a second
+        between nodes.
 
         The table has a row a method, the best first: `updates` and `time` over those of synchronous
         training with the ends of their 95 % intervals, `seconds` an update with the least and most
@@ -174,22 +173,22 @@ class Clock(NamedTuple):
 
     @property
     def seconds(self) -> np.ndarray:
-        """(steps,) simulated seconds of the updates."""
+        """Returns the simulated seconds at which updates are made, (steps,)."""
         return self.timeline.seconds
 
     @property
     def staleness(self) -> np.ndarray:
-        """(steps,) updates between a gradient's reading and its arrival."""
+        """Returns the updates between a gradient's read and its arrival, (steps,)."""
         return self.timeline.staleness
 
     @property
     def slots(self) -> int:
-        """How many versions of the parameters are kept."""
+        """Returns how many versions of the parameters are kept."""
         return self.timeline.slots
 
     @property
     def events(self) -> Event:
-        """The events of all updates, with an axis of `steps` before all others, for `lax.scan`."""
+        """Returns the events of all updates with a leading axis of `steps`, for `lax.scan`."""
         return Event(self.timeline.plan, {}, self.timeline.staleness)
 
 
@@ -200,19 +199,18 @@ def rule(
     optimizer: optax.GradientTransformation,
     slots: int | None = None,
 ) -> Rule:
-    """The update rule of a method alone, for a training loop of your own.
+    """Returns the update rule of a method, for your training loop.
 
     `loss(params, batch)` is the mean loss of a batch, a scalar; `optimizer` is any optax
     transformation. The rule's `init(params)` returns the first state; methods that keep older
-    versions want a dict of parameters, of any trees. Its `step(state, event, batch)` returns the
-    next state and a dict of scalars, `loss` among them; `Clock.events` has the events. `slots` is
-    the number of versions that are kept, `Clock.slots`; the default is the number of groups. Raises
-    `ConfigError` for methods that take gradients in another way, and for those whose nodes have
-    parameters of their own.
+    versions need a dict of trees. Its `step(state, event, batch)` returns the next state and a dict
+    of scalars with `loss`; `Clock.events` has the events. `slots` is the number of versions that
+    are kept, `Clock.slots`; the default is the number of groups. Raises `ConfigError` for methods
+    that compute gradients in another way or whose nodes have different parameters.
     """
     methods = MethodStack.wrap(method)
     if methods.gradient or methods.mix:
-        raise ConfigError(f"{methods.name}: only a method of reading is a rule by itself")
+        raise ConfigError(f"{methods.name}: must be a method that only reads older versions")
     update = single_optimizer(optax.with_extra_args_support(optimizer))
     return reading(methods, full_gradient(loss), update, slots or methods.groups)
 
@@ -226,12 +224,12 @@ def timeline(
     batch_size: int = 64,
     update_bytes: int = 0,
 ) -> Clock:
-    """Who reads and writes which version when, and the simulated seconds. It needs no model.
+    """Returns who reads and writes which version when, and the simulated seconds, without a model.
 
-    `update_bytes` is the size of the parameters, float32, and so of a message. A method that cuts
-    or compresses them sees an array for each fragment, all of one size. Raises `ConfigError` for a
-    setting that cannot be, or whose seconds depend on the model's layers, and `TimelineError` for a
-    trace that does not fit.
+    `update_bytes` is the size of the float32 parameters, and so of a message. For methods that
+    divide or compress them, fragments are arrays of one size. Raises `ConfigError` for invalid
+    settings and for seconds that depend on the model's layers, and `TimelineError` for a trace that
+    does not fit.
     """
     refuse((update_bytes < 0, f"update_bytes = {update_bytes}: must be at least 0"))
     its = Experiment(method=method, cluster=cluster, steps=steps, seed=seed, batch_size=batch_size)
@@ -248,7 +246,7 @@ def timeline(
 class MomentumEstimate(NamedTuple):
     """Implicit momentum with its 95 % interval, and the p-value of the model.
 
-    Where p is small, what asynchrony does is not one term of momentum, and the value says little.
+    With a small p, asynchrony does not act as one term of momentum, and the value says little.
     """
 
     implicit_momentum: float
@@ -262,8 +260,8 @@ class Trained:
     """A run that has ended.
 
     `log` has a row a log point: `step`, `simulated_seconds`, `train_loss` and others. `params` are
-    those of the end, or None if the run diverged. With a workdir they are those of its last
-    checkpoint, also of a run that diverged after it.
+    the last ones, or None if the run diverged. With a workdir they are those of its last
+    checkpoint, also if the run diverged after it.
     """
 
     experiment: Experiment
@@ -285,9 +283,9 @@ class Trained:
         return bool(self.summary["status"] == "diverged")
 
     def implicit_momentum(self) -> MomentumEstimate:
-        """The momentum meter's reading over the run.
+        """Returns the momentum meter's reading over the run.
 
-        A run without a meter is trained once more with it, to the same floats. Raises `ConfigError`
+        A run without the meter is trained again with it, to the same floats. Raises `ConfigError`
         if the run is too short or the meter refuses.
         """
         if "implicit_momentum" in self.summary:
@@ -300,19 +298,19 @@ class Trained:
         return metered.train().implicit_momentum()
 
 
-def read_run(of: Experiment, folder: Path) -> Trained:
-    """The run of an experiment that has ended in a folder."""
+def read_run(experiment: Experiment, folder: Path) -> Trained:
+    """Returns the run of an experiment that has ended in a folder."""
     from optdyn.report import tables
 
     (point,) = tables.points(folder)
-    kept = any((folder / "checkpoints").glob("*"))
-    params = parameters(folder)[1] if kept else None
-    return Trained(of, tables.logged(point.log), point.summary, params)
+    has_checkpoint = any((folder / "checkpoints").glob("*"))
+    params = parameters(folder)[1] if has_checkpoint else None
+    return Trained(experiment, tables.logged(point.log), point.summary, params)
 
 
-def run_of_memory(of: Experiment, kept: trainer.Kept) -> Trained:
-    """The run of an experiment that has ended without a workdir."""
+def run_of_memory(experiment: Experiment, kept: trainer.Kept) -> Trained:
+    """Returns the run of an experiment that has ended without a workdir."""
     from optdyn.report import tables
 
     log = tables.logged([finite(row) for row in kept.log])
-    return Trained(of, log, finite(kept.summary), kept.params)
+    return Trained(experiment, log, finite(kept.summary), kept.params)

@@ -1,19 +1,19 @@
-"""A real race: `python -m launch.race --config=configs/quickstart.py --workdir=DIR`.
+"""Runs a real race: `python -m launch.race --config=configs/quickstart.py --workdir=DIR`.
 
-The compute groups of `config.method.groups` are workers that compute at their own pace, actors
-of Ray (pip install 'optdyn[ray]'), and this process is the server that applies each gradient as it
-arrives. The workdir, the log and the report are those of `launch.train`; the seconds are real.
-`trace.csv` there has who arrived when, with which version. The simulator replays it:
+The `config.method.groups` compute groups are workers, actors of Ray (pip install 'optdyn[ray]'),
+that do not wait for one another, and this process is the server that applies gradients as they
+arrive. Workdir, log and report are those of `launch.train`; the seconds are real. `trace.csv` there
+has the arrivals with their times and versions. The simulator replays it:
 
     python -m launch.train --config=... --workdir=DIR2 --config.cluster.service.name=trace
         --config.cluster.service.path=DIR/trace.csv
 
-With --servers=S its blocks are spread over S processes, which workers send their gradients to. All
-of them have one order of updates.
+With --servers=S the parameter blocks are spread over S processes, to which workers send gradients.
+All have one order of updates.
 
 A worker that dies is replaced. A server that dies is started again from its last checkpoint
 (config.checkpoint_every). Ctrl-C, SIGTERM and SIGHUP save, and the same command goes on; SIGUSR1
-saves only. `--dry_run` says what workers compute and send, and starts none.
+only saves. `--dry_run` prints what workers compute and send, and starts none.
 """
 
 import os
@@ -30,13 +30,13 @@ from optdyn.base.errors import print_error
 from optdyn.base.streams import put
 from optdyn.experiment import Config
 
-SERVER = "OPTDYN_RACE_SERVER"  # set in the process that is the server
-PART_LOST = 75  # exit status of a server of which a part died
-MOST_DEATHS = 3  # one after the other without a new checkpoint, after which it is given up
+SERVER = "OPTDYN_RACE_SERVER"  # a variable that is set in the server's process
+PART_LOST = 75  # exit status of a server if one of its parts died
+MOST_DEATHS = 3  # without a new checkpoint between them, after which the race is given up
 
 
 def race_config(config: Config) -> Config:
-    """The experiment as a race of real workers. Raises `ConfigError`."""
+    """Returns the experiment as a race of real workers. Raises `ConfigError`."""
     from optdyn.cli import app
     from optdyn.train.checks import check
 
@@ -47,7 +47,7 @@ def race_config(config: Config) -> Config:
 
 
 def serve(config: Config, workdir: Path) -> int:
-    """The server, in a process of its own."""
+    """Runs the server, in a separate process; returns its exit code."""
     from functools import partial
 
     from optdyn.cli import app, train
@@ -57,9 +57,9 @@ def serve(config: Config, workdir: Path) -> int:
 
     config = race_config(config)
     app.warn(config)
-    given, servers = flags.FLAGS, flags.FLAGS.servers
+    values, servers = flags.FLAGS, flags.FLAGS.servers
     connect = partial(
-        ray_workers, gpus=given.gpus_per_worker, servers=servers, address=given.address
+        ray_workers, gpus=values.gpus_per_worker, servers=servers, address=values.address
     )
     try:
         summary = race(config, workdir, connect, servers)
@@ -69,7 +69,7 @@ def serve(config: Config, workdir: Path) -> int:
 
 
 def dry_run_lines(config: Config) -> Iterator[str]:
-    """Lines on what workers compute and send. Raises what a race raises before it begins."""
+    """Yields lines on what workers compute and send. Raises what a race raises before it begins."""
     from optdyn.base.progress import clock, number
     from optdyn.base.trees import bytes_of
     from optdyn.cli.train import TIMED_SECONDS
@@ -78,24 +78,24 @@ def dry_run_lines(config: Config) -> Iterator[str]:
 
     config = race_config(config)
     run = prepared(config, flags.FLAGS.servers)
-    send, given, batches = asked(run, worker(run), 0)
-    sent, taken, done = send(), 0.0, 0
-    while taken < TIMED_SECONDS:
+    send, received, batches = asked(run, worker(run), 0)
+    sent, total, done = send(), 0.0, 0
+    while total < TIMED_SECONDS:
         begun = time.monotonic()
         send()
-        taken, done = taken + time.monotonic() - begun, done + 1
-    each, updates = taken / done, batches / parts_of(run)
-    rate = config.methods.groups * updates / each
+        total, done = total + time.monotonic() - begun, done + 1
+    seconds, updates = total / done, batches / parts_of(run)
+    rate = config.methods.groups * updates / seconds
     yield f"parameters      {bytes_of(run.params):,} bytes"
-    yield f"a message       {number(each)} s of a worker alone with all cores, {updates:g} updates"
-    yield f"it is given     {bytes_of(given):,} bytes"
+    yield f"a message       {number(seconds)} s of one worker with all cores, {updates:g} updates"
+    yield f"it is given     {bytes_of(received):,} bytes"
     yield f"it sends        {bytes_of(sent):,} bytes"
     yield f"at most         {number(rate)} updates/s, if nobody slowed or waited for anybody"
     yield f"in all          {clock(config.steps / rate)} at least"
 
 
 def supervise(arguments: list[str], workdir: str) -> int:
-    """Runs the server, and anew from its last checkpoint if it is killed; its exit code."""
+    """Runs the server, again from its last checkpoint if it is killed; returns its exit code."""
     from optdyn.cli.local import die_with_parent
 
     command = [sys.executable, "-m", "optdyn.cli.race", *arguments]
@@ -117,7 +117,7 @@ def supervise(arguments: list[str], workdir: str) -> int:
             start_new_session=True,  # signals come through this process, once
             preexec_fn=die_with_parent(),
         )
-        if stopped:  # meanwhile
+        if stopped:  # in the meantime
             process.send_signal(stopped)
         code = process.wait()
         if code != PART_LOST and (code >= 0 or -code in signals.ENDING):
@@ -143,11 +143,11 @@ def main() -> None:
             "address", "", "Ray cluster, or 'auto'; by default one on this machine."
         )
         flags.DEFINE_float("gpus_per_worker", 0.0, "GPUs of each worker, 0.5 for two on one.")
-        flags.DEFINE_integer("servers", 1, "Processes that the server's blocks are spread over.")
+        flags.DEFINE_integer("servers", 1, "Server processes that share the parameter blocks.")
         app.run(train.with_dry_run(serve, dry_run_lines))
     else:
-        named = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]
-        sys.exit(supervise(sys.argv[1:], (named or [""])[-1]))
+        workdirs = [a.partition("=")[2] for a in sys.argv if a.startswith("--workdir=")]
+        sys.exit(supervise(sys.argv[1:], (workdirs or [""])[-1]))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A config as it is resolved: `optdyn config --config=NAME [--config.KEY=VALUE]`, as JSON.
+"""Prints a config as JSON: `optdyn config --config=NAME [--config.KEY=VALUE]`.
 
-`--changed` prints only the keys that differ from the defaults, by their dotted names. Of a grid the
-base is printed, and the points. Nothing is checked, run or written.
+`--changed` prints only keys that differ from the defaults, by their dotted names. A grid is printed
+as its base and its points. Nothing is checked, run or written.
 
-`optdyn config DIR1 DIR2` prints in which keys the configs of two workdirs differ.
+`optdyn config DIR1 DIR2` prints the keys in which the configs of two workdirs differ.
 """
 
 import json
@@ -23,7 +23,7 @@ from optdyn.train.grid import Grid
 
 
 def config_dict(config: Config | Grid, changed: bool) -> dict[str, Any]:
-    """What is printed of a config; `changed`: {dotted name: value} of what is not the default."""
+    """Returns a config as a nested dict, or with `changed` the changed keys by dotted name."""
     if isinstance(config, Grid):
         points = list(config.points)
         return {"base": config_dict(config.base, changed), "note": config.note, "points": points}
@@ -31,25 +31,25 @@ def config_dict(config: Config | Grid, changed: bool) -> dict[str, Any]:
 
 
 def difference_lines(one: Path, other: Path) -> Iterator[str]:
-    """A line for every key in which the configs of two workdirs differ. Raises `InputError`."""
+    """Yields a line a key in which the configs of two workdirs differ. Raises `InputError`."""
     first, second = (_read_config(workdir / "config.json") for workdir in (one, other))
     check_whole(first, second, one / "config.json")
     check_whole(second, first, other / "config.json")
-    ours, theirs = (hashes_of(config.pop("code")) for config in (first, second))
+    codes = [hashes_of(config.pop("code")) for config in (first, second)]
     for name in differences(first, second):
         yield f"{name}: {_json_at(first, *name.split('.'))} -> {_json_at(second, *name.split('.'))}"
-    for name in differences(ours, theirs):
-        yield f"code.{name}: {_json_at(ours, name)} -> {_json_at(theirs, name)}"
+    for name in differences(codes[0], codes[1]):
+        yield f"code.{name}: {_json_at(codes[0], name)} -> {_json_at(codes[1], name)}"
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if not (held := read_json(path)):
+    if not (config := read_json(path)):
         raise InputError(f"{path}: cannot be read (there is none)")
-    return held
+    return config
 
 
 def _json_at(value: Any, *parts: str) -> str:
-    """What a nested dict holds, as JSON; `none` where it holds nothing."""
+    """Returns a value of a nested dict as JSON; `none` if it is not there."""
     for part in parts:
         value = value.get(part) if isinstance(value, Mapping) else None
     return "none" if value is None else json.dumps(value)
@@ -67,5 +67,5 @@ if __name__ == "__main__":
             lines = list(difference_lines(*map(Path, folders)))
         print(*(lines or ["the configs are the same"]), sep="\n")
         sys.exit()
-    flags.DEFINE_bool("changed", False, "Print only what is not the default.")
+    flags.DEFINE_bool("changed", False, "Print only keys that differ from the defaults.")
     app.run(main, workdir=app.NO_WORKDIR)

@@ -1,21 +1,21 @@
-"""A grid of runs: `python -m launch.sweep --config=configs/grids/NAME.py --workdir=DIR`.
+"""Trains a grid of runs: `python -m launch.sweep --config=configs/grids/NAME.py --workdir=DIR`.
 
-Each point has a workdir of its own, `DIR/points/NAME`, as `launch.train` would leave it. The same
-command resumes, runs what a grown grid has new, and goes on with points where `base.steps` is more
-now. `results.csv` has the points that have ended, also while others run. At the end implicit
-momentum is fitted to recorded replicas, `results.csv` and `report.html` are written of all points
-that are there, and the best of them are shown.
+A point's workdir, `DIR/points/NAME`, is as `launch.train` would leave it. The same command resumes,
+runs points that were added to the grid, and continues points if `base.steps` has grown.
+`results.csv` has the points that have ended, also while others run. At the end implicit momentum is
+fitted to recorded replicas, `results.csv` and `report.html` are written for all points, and the
+best of them are printed.
 
-    --together=threads   several at a time, each with the floats of `launch.train`; the default
+    --together=threads   several at a time, with the floats of `launch.train`; the default
               =vmap      many of one compilation as one program; floats differ by rounding
               =auto      the faster of the two on this backend, which is measured
-    --threads=N          how many at a time; 0: the cores of this machine
+    --threads=N          number of points at a time; 0: the cores of this machine
     --shard=i/n          every n-th point from number i on: n such commands, i = 0, ..., n - 1,
-                         share a grid and know nothing of one another
-    --target=LOSS        training loss that the points are compared by their way to
-    --dry_run            only shows the points, what they share and what they will cost
+                         share a grid independently
+    --target=LOSS        training loss to which the points are compared
+    --dry_run            only prints the points, their compilations and their cost
 
-`DIR/together/` keeps how the points of a compilation are run, and what was measured.
+`DIR/together/` stores how the points of a compilation are run, and the measurements.
 """
 
 import math
@@ -54,17 +54,17 @@ from optdyn.train.trainer import Kept
 
 
 class SweepState(NamedTuple):
-    """What all points of a sweep look at while they run."""
+    """The state that all points of a sweep share while they run."""
 
     config: Grid
-    workdir: Path | None  # None: no file is left of the points
+    workdir: Path | None  # None: points write no files
     threads: int
-    memory: float  # bytes for what runs at a time
+    memory: float  # bytes for the points that run at a time
     line: Sweep
     noted: NotedSignals
-    failed: Event  # one of them has: the others are to stop
-    results: Callable[[str], None] | None  # writes what there is of `results.csv`, this with it
-    kept: dict[str, Kept]  # of each point, where there is no workdir
+    failed: Event  # set if a point has failed, so that the others stop
+    results: Callable[[str], None] | None  # writes `results.csv` with that point and those before
+    kept: dict[str, Kept]  # results by point, without a workdir
 
     def prepare(self, entry: PlannedPoint) -> Run:
         is_begun = self.workdir is not None and begun(folder_of(self.workdir, entry.name))
@@ -73,7 +73,7 @@ class SweepState(NamedTuple):
             return trainer.prepare(config, begun=is_begun)
 
     def train(self, entry: PlannedPoint, run: Run) -> dict[str, Any]:
-        """Trains the point by itself, to its end; returns its summary."""
+        """Trains the point separately to its end; returns its summary."""
         watch = self.watch(entry)
         if self.workdir:
             folder = folder_of(self.workdir, entry.name)
@@ -121,7 +121,7 @@ def main(config: Grid, workdir: Path) -> int:
 
 
 def write(config: Grid, workdir: Path) -> None:
-    """Fits what is recorded and not fitted, and writes the tables of all points that are there."""
+    """Fits recordings without a fit, and writes the tables of all points in the workdir."""
     if not is_writer():
         return
     for file in workdir.glob("points/*/trajectories.npz"):
@@ -137,7 +137,7 @@ def write(config: Grid, workdir: Path) -> None:
 
 
 def _swept_keys(config: Grid) -> tuple[str, ...]:
-    """The keys that the grid's points name, each a column of the results."""
+    """Returns the keys that the grid's points set, which are columns of the results."""
     return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
 
 
@@ -149,9 +149,9 @@ def sweep(
     threads: int,
     kept: dict[str, Kept] | None = None,
 ) -> int:
-    """Runs the points that are not done; the number of the signal that stopped it, else 0.
+    """Runs the points that are not done; returns the number of the signal that stopped it, or 0.
 
-    Without a workdir no file is written: what is left of each point is put into `kept`.
+    Without a workdir no file is written, and `kept` receives the results of points.
     """
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}
     name = workdir.name if workdir else "compare"
@@ -210,7 +210,7 @@ def _run_threads(going: SweepState, entries: Sequence[PlannedPoint]) -> None:
 def _run_lanes(
     going: SweepState, group: Sequence[PlannedPoint], way: str
 ) -> Sequence[PlannedPoint]:
-    """Runs a group as lanes of one program; returns it if it is to be run otherwise."""
+    """Runs a group as lanes of one program; returns the points to be run otherwise."""
     if not group[0].batched:
         return group
     key = repr((jax.default_backend(), group[0].compilation, group[0].updates, group[0].log_every))
@@ -239,7 +239,7 @@ def _run_lanes(
 
 
 def _choose(going: SweepState, group: Sequence[PlannedPoint], way: str) -> dict[str, Any]:
-    """How to run a group, and on what grounds; says so."""
+    """Decides how to run a group, prints it, and returns it with the measurements."""
     runs = [going.prepare(entry) for entry in group[: batched_runs.LANES]]
     lanes = batched_runs.lanes_of(runs, batched_runs.LANES, going.memory)
     choice: dict[str, Any] = {
@@ -247,21 +247,20 @@ def _choose(going: SweepState, group: Sequence[PlannedPoint], way: str) -> dict[
         "together": "vmap" if lanes > 1 else "threads",
         "lanes": lanes,
     }
-    said = f"{len(group)} points like {group[0].name}: "
+    text = f"{len(group)} points like {group[0].name}: "
     if way == "auto" and lanes > 1:
         rates = batched_runs.measure(runs, lanes, going.threads)
         choice |= {"together": "vmap" if rates.vmap > rates.threads else "threads"}
         choice |= {"threads": going.threads, "measured": rates._asdict()}
-        said += f"{rates.threads:.3g} updates/s in {going.threads} threads, {rates.vmap:.3g} as "
-        said += f"{lanes} lanes, whose parameters differ by {rates.difference:.2g} of the largest "
-        said += f"after {rates.updates} updates; "
-    taken = f"{lanes} lanes of one program" if choice["together"] == "vmap" else "threads"
-    say(said + taken)
+        text += f"{rates.threads:.3g} updates/s in {going.threads} threads, {rates.vmap:.3g} as "
+        text += f"{lanes} lanes, whose parameters differ by {rates.difference:.2g} of the largest "
+        text += f"after {rates.updates} updates; "
+    say(text + (f"{lanes} lanes of one program" if choice["together"] == "vmap" else "threads"))
     return choice
 
 
 def _run_others(going: SweepState, entries: Sequence[PlannedPoint]) -> int:
-    """Runs on all devices, and recordings of replicas; the number of the signal that stopped it."""
+    """Runs points on all devices and recordings, in sequence; returns the signal or 0."""
     for entry in entries:
         if going.noted.stopped:
             break
@@ -277,7 +276,7 @@ def _run_others(going: SweepState, entries: Sequence[PlannedPoint]) -> int:
 
 
 def _groups(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
-    """Groups of one compilation that log at the same updates."""
+    """Returns groups with one compilation that log at the same updates."""
     groups: dict[Any, list[PlannedPoint]] = {}
     for entry in entries:
         groups.setdefault((entry.compilation, entry.updates, entry.log_every), []).append(entry)
@@ -285,12 +284,11 @@ def _groups(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
 
 
 def define_flags() -> None:
-    """The flags of this command besides those of all (`app.run`)."""
-    flags.DEFINE_enum("together", "threads", ["threads", "vmap", "auto"], "How points share.")
+    flags.DEFINE_enum("together", "threads", ["threads", "vmap", "auto"], "How points are run.")
     flags.DEFINE_integer("threads", 0, "Points at a time; 0: as many as cores.", lower_bound=0)
     flags.DEFINE_string("shard", "0/1", "i/n: every n-th point, from number i on.")
     flags.DEFINE_float("target", None, "Training loss to compare the points by.")
-    flags.DEFINE_bool("dry_run", False, "Only show what would run.")
+    flags.DEFINE_bool("dry_run", False, "Only print what would run.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""One run: `python -m launch.train --config=configs/quickstart.py --workdir=DIR`.
+"""Trains one run: `python -m launch.train --config=configs/quickstart.py --workdir=DIR`.
 
 The same command resumes an interrupted or killed run and leaves a finished one as it is. Ctrl-C,
 SIGTERM and SIGHUP save the run and end it; SIGUSR1 saves it, and it goes on.
-`--config.replicas.count=N` records the trajectories of N replicas instead, for
-`optdyn momentum`. `--dry_run` checks everything, measures a few updates, and says what
-the run would take: its memory, its updates and epochs, and its time. It writes nothing.
+`--config.replicas.count=N` records the trajectories of N replicas instead, for `optdyn momentum`.
+`--dry_run` checks everything, measures a few updates, and prints the memory, the updates and epochs
+and the time of the run. It writes nothing.
 """
 
 import shlex
@@ -46,17 +46,17 @@ def main(config: Config, workdir: Path) -> int:
 
 
 def run(config: Config, workdir: Path) -> dict[str, Any]:
-    """Trains, or records replicas if the config asks for any; returns the summary."""
+    """Trains, or records replicas if the config has any; returns the summary."""
     check(config)
     app.warn(config)
     return record(config, workdir) if config.replicas.count else train(config, workdir)
 
 
-# What a run says at its end: how it ended, the figures that count, and what to do next.
+# The end of a run: its status, its figures, and what to do next.
 
 
 def print_ending(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
-    """Prints how a run ended; returns its exit code, of an interrupt 128 + the signal's number.
+    """Prints how a run ended; returns its exit code, 128 + the signal's number if one ended it.
 
     `then` is the command that reads such a workdir.
     """
@@ -66,7 +66,7 @@ def print_ending(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
 
 
 def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterator[str]:
-    """The three lines of how a run ended. All figures are in the workdir's `summary.json`."""
+    """Yields the lines on how a run ended, from the workdir's `summary.json`."""
     done = []
     if replicas := summary.get("replicas"):
         done.append(f"{replicas:,} replicas of {summary['step']:,} updates")
@@ -86,7 +86,7 @@ def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterat
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Losses and metrics of the last finite log point, and what a meter read."""
+    """Yields losses and metrics of the last finite log point, and the meter's reading."""
     for key, value in summary.items():
         if (key in LOSSES or key.startswith("test_")) and isinstance(value, (int, float)):
             yield f"{LOSSES.get(key, key.replace('_', ' '))} {value:.4g}"
@@ -99,23 +99,22 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"implicit momentum {momentum:.3g} ({low:.3g} to {high:.3g}{wrong})"
 
 
-# What a command would take, measured before it: `--dry_run`. Nothing is written.
+# `--dry_run`: what a command would take, from a short measurement.
 
 
 def define_flags() -> None:
-    """The flag of this command, and others, besides those of all (`app.run`)."""
-    flags.DEFINE_bool("dry_run", False, "Only say what it would take; write nothing.")
+    flags.DEFINE_bool("dry_run", False, "Print what it would take; write nothing.")
 
 
-def with_dry_run(main: Main, said: Callable[[Config], Iterator[str]]) -> Main:
-    """`main`, or with `--dry_run` the lines that say what it would take."""
+def with_dry_run(main: Main, dry_run_lines: Callable[[Config], Iterator[str]]) -> Main:
+    """Returns `main` with a flag `--dry_run`, which prints these lines instead."""
     define_flags()
 
     def run(config: Config, workdir: Path) -> int:
         if not flags.FLAGS.dry_run:
             return main(config, workdir)
         app.check_kind(config)
-        lines = list(said(config))
+        lines = list(dry_run_lines(config))
         app.warn(config)
         if is_writer():
             tell(*lines)
@@ -125,7 +124,7 @@ def with_dry_run(main: Main, said: Callable[[Config], Iterator[str]]) -> Main:
 
 
 def dry_run_lines(config: Config) -> Iterator[str]:
-    """Lines on a run's size, memory and time. Raises what `trainer.prepare` raises."""
+    """Yields lines on a run's size, memory and time. Raises what `trainer.prepare` raises."""
     if config.replicas.count:
         raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")
     run = trainer.prepare(config)
@@ -140,40 +139,39 @@ def dry_run_lines(config: Config) -> Iterator[str]:
     )
     if batched_runs.is_one_program(config):
         yield f"program         {batched_runs.memory(run):,} bytes besides the examples, by XLA"
-    each, evaluation = seconds_per_update(run), seconds_per_evaluation(run)
+    seconds, evaluation = seconds_per_update(run), seconds_per_evaluation(run)
     logged = config.steps // config.log_every + 1
     yield f"updates         {config.steps:,}, {epochs:.3g} epochs of {run.examples:,} examples"
-    yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
+    yield f"an update       {number(seconds)} s, {number(1 / seconds)} updates/s"
     yield f"a log point     {number(evaluation)} s, {logged:,} of them"
-    yield f"in all          about {clock(config.steps * each + logged * evaluation)}"
+    yield f"in all          about {clock(config.steps * seconds + logged * evaluation)}"
 
 
 def seconds_per_update(run: trainer.Run) -> float:
-    """Measured over the first ones, after what is compiled at the first call."""
-    length, done, taken = 1, 0, 0.0
-    while taken < TIMED_SECONDS:
+    """Returns the measured seconds of an update, without compilation."""
+    length, done, seconds = 1, 0, 0.0
+    while seconds < TIMED_SECONDS:
         for chunk in updates(run, initial(run), 0, [len(run.timeline.seconds)]):
             chunk.make(length)
             if chunk.n:
                 length, done = 2 * length, done + chunk.step - chunk.start
-                taken += time.monotonic() - chunk.begun
-            if taken >= TIMED_SECONDS:
+                seconds += time.monotonic() - chunk.begun
+            if seconds >= TIMED_SECONDS:
                 break
-    return taken / done
+    return seconds / done
 
 
 def seconds_per_evaluation(run: trainer.Run) -> float:
-    """The seconds of a log point's figures, measured at the second time."""
+    """Returns the seconds of a log point's figures, measured at the second time."""
     _, sample, test = shared_data.put_on_devices(
         run.data, run.program.layout.put_examples, run.config
     )
-    taken = 0.0
     for _ in range(2):
         begun = time.monotonic()
         for examples in (sample, test):
             program.evaluate(run.program, run.params, examples)
-        taken = time.monotonic() - begun
-    return taken
+        seconds = time.monotonic() - begun
+    return seconds
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""Tuning groups, momentum and learning rate: `python -m launch.tune --config=... --workdir=DIR`.
+"""Tunes groups, momentum and learning rate: `python -m launch.tune --config=... --workdir=DIR`.
 
-Tunes and trains in turn on the simulated cluster, until the training loss is at
-`config.tune.target`: in a mode that predicts what it can (`tune/predictive.py`), or as
-the authors of Omnivore's automatic optimizer do it (`omnivore.py`). `decisions.jsonl` has every
-probe and decision as it is made; interrupted or killed, the same command goes on from there. At the
-end: `results.csv` and `summary.json`. `--dry_run` says what there is to choose from and how long it
-can take, at most.
+Tunes and trains in turn on the simulated cluster until the training loss reaches
+`config.tune.target`: in a mode that predicts what it can (`tune/predictive.py`), or by Omnivore's
+automatic optimizer (`omnivore.py`). `decisions.jsonl` has all probes and decisions; after an
+interrupt or a kill the same command goes on from there. At the end it writes `results.csv` and
+`summary.json`. `--dry_run` prints the choices and the longest possible time.
 
-With `config.tune.mode=ladders` it is any method with any optimizer: learning rate, momentum,
-period, outer numbers and compression, by simulated seconds to the target, each run of
-`config.steps` updates at most (`ladders.py`). `trials.jsonl` has every run.
+`config.tune.mode=ladders` is for any method and optimizer: it tunes learning rate, momentum,
+period, outer numbers and compression by simulated seconds to the target, with runs of at most
+`config.steps` updates (`ladders.py`). `trials.jsonl` has all runs.
 """
 
 import math
@@ -39,7 +38,7 @@ from optdyn.tune.journal import Bench, Journal
 from optdyn.tune.omnivore import omnivore
 from optdyn.tune.predictive import predictive
 
-PRINTED_COLUMNS = {  # columns of the result that are printed
+PRINTED_COLUMNS = {
     "seconds_to_target": "seconds to the target",
     "with_probes": "with probes",
     "updates": "updates",
@@ -50,7 +49,7 @@ LADDERS = "ladders"
 
 
 def tune(config: Config, workdir: Path) -> dict[str, Any]:
-    """Tunes and trains, or goes on with it, and returns the summary: `tuned` or `search`.
+    """Tunes and trains, or goes on with it; returns the summary with `tuned` or `search`.
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
     """
@@ -66,32 +65,32 @@ def tune(config: Config, workdir: Path) -> dict[str, Any]:
         write(folder / "config.json", text_of(config))
         history.started(folder, 0, config.steps)
         if cluster:
-            search_lines = {"tuned": _tuned(config, cluster, folder)}
+            outcome = {"tuned": _tuned(config, cluster, folder)}
         else:
-            search_lines = {"search": ladders.tuned(config, folder)}
-        summary = {"status": "completed", **search_lines, **trainer.provenance(run)}
+            outcome = {"search": ladders.tuned(config, folder)}
+        summary = {"status": "completed", **outcome, **trainer.provenance(run)}
         summary |= history.told(folder)
         write_json(folder / "summary.json", summary)
         return summary
 
 
 def _tuned(config: Config, cluster: SimulatedCluster, workdir: Path) -> dict[str, Any]:
-    given = config.tune
+    settings = config.tune
     with Checkpoints(workdir) as checkpoints:
-        journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
-        method = Bench(cluster, journal, given.target, checkpoints)
-        MODES[given.mode](method, cluster.groups, given)
+        journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, settings.seconds)
+        method = Bench(cluster, journal, settings.target, checkpoints)
+        MODES[settings.mode](method, cluster.groups, settings)
     tuned = result(journal.lines)
     replace(workdir / "results.csv", pd.DataFrame([tuned]).to_csv(index=False))
     return tuned
 
 
 def result(lines: Sequence[Json]) -> dict[str, Any]:
-    """Seconds to the target without the probes (infinite: not reached) and with, and the settings.
+    """Returns seconds to the target, infinite if it was missed, and the settings.
 
-    A probe that is gone on with, as a longer one or as an epoch, is the beginning of it, and counts
-    once. `overhead` is the other probes' part of all seconds; `settings`, g/mu/alpha, are what it
-    trained with, `picked` the first of them.
+    `seconds_to_target` leaves out probes, `with_probes` has them. A probe that continues as a
+    longer one or as an epoch counts once; `overhead` is the share of the other probes. `settings`,
+    g/mu/alpha, are those of training, and `picked` is the first of them.
     """
     probes = [line for line in lines if line["what"] in ("probe", "limits")]
     epochs = [line for line in lines if line["what"] == "train"]
@@ -116,7 +115,7 @@ def _setting(line: Json) -> str:
 
 
 def _seconds(attempts: Sequence[Json]) -> float:
-    """The seconds of probes; those of one point and setting are one run, as long as the longest."""
+    """Returns the seconds of probes, of which those of one point and setting are one run."""
     longest: dict[tuple[Any, ...], float] = {}
     for line in attempts:
         key = tuple(line.get(name) for name in (*EpochPoint._fields, *Choice._fields))
@@ -125,31 +124,31 @@ def _seconds(attempts: Sequence[Json]) -> float:
 
 
 def dry_run_lines(config: Config) -> Iterator[str]:
-    """Lines on what is tried and how long it can take. Raises what `bench.prepare` raises."""
+    """Yields lines on the choices and the longest time. Raises what `bench.prepare` raises."""
     if config.tune.mode == LADDERS:
         yield from _ladder_lines(config)
         return
-    cluster, given = bench.prepare(config), config.tune
-    most = given.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
-    each = train.seconds_per_update(cluster.run)
-    searched = "momentum and learning rate from the measured noise scale and sharpness, at first"
-    if given.mode == "omnivore":
-        momenta = ", ".join(f"{value:g}" for value in given.momenta)
-        rates = ", ".join(f"{value:g}" for value in given.learning_rates)
-        searched = f"momentum {momenta}; learning rates {rates}, at first"
+    cluster, settings = bench.prepare(config), config.tune
+    most = settings.seconds / bench.seconds_per_update(cluster, cluster.groups[-1])
+    seconds = train.seconds_per_update(cluster.run)
+    search = "momentum and learning rate from the measured noise scale and sharpness, at first"
+    if settings.mode == "omnivore":
+        momenta = ", ".join(f"{value:g}" for value in settings.momenta)
+        rates = ", ".join(f"{value:g}" for value in settings.learning_rates)
+        search = f"momentum {momenta}; learning rates {rates}, at first"
     yield f"groups          {', '.join(map(str, cluster.groups))}"
-    yield f"{given.mode:15} {searched}"
-    yield f"target          a training loss of {given.target:g}"
-    yield f"seconds         {number(given.seconds)} of training at most, simulated"
-    yield f"an update       {number(each)} s, {number(1 / each)} updates/s"
+    yield f"{settings.mode:15} {search}"
+    yield f"target          a training loss of {settings.target:g}"
+    yield f"seconds         {number(settings.seconds)} of training at most, simulated"
+    yield f"an update       {number(seconds)} s, {number(1 / seconds)} updates/s"
     yield (
-        f"in all          {clock(most * each)} at most, besides probes: {most:,.0f} updates, if "
+        f"in all          {clock(most * seconds)} at most, besides probes: {most:,.0f} updates, if "
         f"{cluster.groups[-1]} groups never get there"
     )
 
 
 def _ladder_lines(config: Config) -> Iterator[str]:
-    """Lines on the ladders, and on what a run of the search takes at most."""
+    """Yields lines on the ladders, and on the longest time of a run of the search."""
     run, start = trainer.prepare(config), ladders.arm(config)
     for key, ladder in start.ladders.items():
         i = start.start[key]
@@ -159,17 +158,18 @@ def _ladder_lines(config: Config) -> Iterator[str]:
         f"seeds           {ladders.CHOOSE} choose, {ladders.REPORT} report, to a training loss of "
         f"{config.tune.target:g}"
     )
-    each = train.seconds_per_update(run)
-    yield f"a run           {clock(config.steps * each)} at most: {config.steps:,} updates"
+    seconds = config.steps * train.seconds_per_update(run)
+    yield f"a run           {clock(seconds)} at most: {config.steps:,} updates"
 
 
 def search_lines(search: dict[str, Any], workdir: Path) -> Iterator[str]:
-    """The setting that a search on ladders ended with, what it took, and how to train with it."""
-    read = {  # a run that missed is null where a summary is read again
-        key: [math.inf if each is None else each for each in search[key]]
+    """Yields lines on the setting that a search on ladders found, and how to train with it."""
+    # A run that missed the target is null in a summary that is read again.
+    updates, all_seconds = (
+        [math.inf if value is None else value for value in search[key]]
         for key in ("updates", "seconds")
-    }
-    seconds, updates = np.median(read["seconds"]), read["updates"]
+    )
+    seconds = np.median(all_seconds)
     missed = sum(map(math.isinf, updates))
     for key, value in search["setting"].items():
         yield f"{key} = {value:g}"
@@ -186,7 +186,7 @@ def search_lines(search: dict[str, Any], workdir: Path) -> Iterator[str]:
 
 
 def tuning_lines(tuned: dict[str, Any], workdir: Path) -> Iterator[str]:
-    """What tuning took, where the rest is, and how to train with what was chosen."""
+    """Yields lines on what tuning took, and how to train with the settings it picked."""
     table = pd.DataFrame([tuned])[list(PRINTED_COLUMNS)].rename(columns=PRINTED_COLUMNS)
     yield table.to_string(index=False, float_format="{:.3g}".format)
     yield f"{workdir}/results.csv: all that was measured, and the settings of every epoch"

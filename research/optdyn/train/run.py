@@ -213,9 +213,9 @@ def parted(every: Batches, numbers: np.ndarray, count: int) -> np.ndarray:
 
     Example i of batch b is in part b count + i mod count.
     """
-    whole_set = by_number(every, numbers // count)
-    n, size, *rest = whole_set.shape
-    cut = whole_set.reshape(n, size // count, count, *rest)
+    whole = by_number(every, numbers // count)
+    n, size, *rest = whole.shape
+    cut = whole.reshape(n, size // count, count, *rest)
     return cut[np.arange(n), :, numbers % count]
 
 
