@@ -207,7 +207,7 @@ def fitted(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> dic
     moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
     replacement = bool(config.data.replacement)
     past = max(lags, 1 + late)
-    heed = order.away(start, stop, config.batch_size, examples, past, replacement)
+    heed = order.distance_to_epoch(start, stop, config.batch_size, examples, past, replacement)
     try:
         it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, late, heed=[heed])
     except NotIdentified as error:

@@ -17,8 +17,8 @@ import numpy as np
 
 from optdyn import optimizers
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Join, meant, one_of_these, refused_at, shown
-from optdyn.base.fields import Value, default_of, every_field, not_one, plain
+from optdyn.base.errors import ConfigError, Join, did_you_mean, one_of_these, short_repr
+from optdyn.base.fields import Value, all_fields, default_of, plain, wrong_type_line
 from optdyn.base.ranges import WIDTH
 from optdyn.clock import service
 from optdyn.clock.cluster import Cluster, Pieces
@@ -48,7 +48,7 @@ class Config(Setup):
         object.__setattr__(self, "method", MethodStack.wrap(self.method))
         super().__post_init__()
         if not isinstance(self.method, MethodStack):
-            raise ConfigError(not_one("config.method", self.method, Method))
+            raise ConfigError(wrong_type_line("config.method", self.method, Method))
         self.method.checked()
 
     @classmethod
@@ -59,10 +59,10 @@ class Config(Setup):
     def _no_key(self, key: str) -> str:
         """With a hint of all keys there are, also of other models, methods and so on."""
         built_in()
-        known = [*self.field_table(), *(name for name, _ in every_field(self))]
+        known = [*self.field_table(), *(name for name, _ in all_fields(self))]
         for kind in (kind for root in Value.roots for kind in root.members.values()):
             known += [kind.key(name) for name in kind.field_table()]
-        return f"config has no key {key!r}{meant(key, dict.fromkeys(known))}"
+        return f"config has no key {key!r}{did_you_mean(key, dict.fromkeys(known))}"
 
     def changed_keys(self) -> dict[str, Any]:
         """The dotted keys whose values are not the defaults, with their values."""
@@ -95,8 +95,10 @@ class Config(Setup):
         """One screen of what differs from the defaults."""
         changed = self.changed_keys()
         width = max(map(len, changed), default=0)
-        words = {k: lookup.words(v) for k, v in changed.items() if lookup.words(str(v))}
-        said = {key: shown(value) for key, value in changed.items()} | words
+        words = {
+            k: lookup.kind_in_memory(v) for k, v in changed.items() if lookup.kind_in_memory(str(v))
+        }
+        said = {key: short_repr(value) for key, value in changed.items()} | words
         lines = [f"  {key:{width}}  {text}" for key, text in said.items()]
         return "\n".join(["Config, all defaults but", *lines] if lines else ["Experiment()"])
 
@@ -118,7 +120,7 @@ def read(
     Raises `ConfigError`, also where it lacks a key, or where one of the keys names what is not to
     be run (`check_read`).
     """
-    lookup.check_read(held, file, keys)
+    lookup.check_names_in_file(held, file, keys)
     experiment = Config.read(held)
     check_whole(held, experiment.to_dict(), file)
     return experiment
@@ -163,7 +165,7 @@ def differences(
 def check(config: Config) -> None:
     """Raises `ConfigError` at the first value that cannot run, though it is in its range."""
     refuse_first(config, _names(config))
-    with refused_at("config.model", ValueError):
+    with ConfigError.at("config.model", ValueError):
         models.make(config.model, classes=2)
     losses.loss(config.loss)
     losses.metrics(config.metrics)
@@ -181,10 +183,10 @@ def refuse_first(config: Config, joins: Iterable[Join]) -> None:
     for join in joins:
         if join.wrong:
             value = _at(config, join.key)
-            where = f"config.{join.key}" + f" = {shown(value)}" * (value is not None)
-            if isinstance(value, str) and lookup.is_own(value):
-                where = lookup.setting(f"config.{join.key}", value)
-            raise ConfigError(f"{where}: {join.said}")
+            where = f"config.{join.key}" + f" = {short_repr(value)}" * (value is not None)
+            if isinstance(value, str) and lookup.is_user_name(value):
+                where = lookup.key_value(f"config.{join.key}", value)
+            raise ConfigError(f"{where}: {join.message}")
 
 
 def _at(config: Config, key: str) -> Any:
@@ -215,9 +217,9 @@ def _names(config: Config) -> Iterator[Join]:
         "optimizer.schedule": ([config.optimizer.schedule], schedules.SCHEDULES),
     }
     for key, (names, known) in named.items():
-        for name in (name for name in names if not lookup.is_own(name) and name not in known):
-            said = f"must be one of {', '.join(known)}, or {lookup.OWN}{meant(name, known)}"
-            yield Join(key, True, said)
+        for name in (name for name in names if not lookup.is_user_name(name) and name not in known):
+            valid = f"one of {', '.join(known)}, or {lookup.USER_NAMES}"
+            yield Join(key, True, f"must be {valid}{did_you_mean(name, known)}")
 
 
 def _cluster(config: Config) -> Iterator[Join]:
@@ -237,7 +239,7 @@ def _cluster(config: Config) -> Iterator[Join]:
     drawn = isinstance(law, OwnLaw) and set(DRAWN) <= set(laws)
     if not drawn and law.name not in laws:
         said = f"must be one of {', '.join(map(repr, laws))} of config.method.name = {name!r}"
-        yield Join("cluster.service.name", True, f"{said}{meant(str(law.name), laws)}")
+        yield Join("cluster.service.name", True, f"{said}{did_you_mean(str(law.name), laws)}")
     service.check(law)
     no_file = isinstance(law, Trace) and not law.path
     yield Join("cluster.service.path", no_file, "is empty: a trace needs a CSV file")
@@ -357,17 +359,17 @@ def _optimizer(config: Config) -> Iterator[Join]:
     """The optimizer, its arguments, its schedule and the transforms before it."""
     chosen, name = config.optimizer, config.optimizer.name
     taken, made_by = optimizers.arguments(name), optimizers.words(name)
-    if "learning_rate" not in taken and lookup.is_own(name):
+    if "learning_rate" not in taken and lookup.is_user_name(name):
         said = "must be a function with an argument 'learning_rate' that returns an optax "
         yield Join("optimizer.name", True, f"{said}transformation")
     if "learning_rate" not in taken:
-        said = f"optax has no such optimizer{meant(str(name), optimizers.known())}"
+        said = f"optax has no such optimizer{did_you_mean(str(name), optimizers.known())}"
         yield Join("optimizer.name", True, said)
     untaken = chosen.momentum and not optimizers.takes_momentum(name)
     said = f"{made_by} has no momentum; set its own arguments in config.optimizer.options"
     yield Join("optimizer.momentum", untaken, said)
     for key in chosen.options:
-        said = f"{made_by} has no such argument{meant(key, taken)}"
+        said = f"{made_by} has no such argument{did_you_mean(key, taken)}"
         yield Join(f"optimizer.options.{key}", key not in taken, said)
         twice = key in ("learning_rate", "momentum")
         yield Join(f"optimizer.options.{key}", twice, f"set config.optimizer.{key} instead")
@@ -387,7 +389,7 @@ def _optimizer(config: Config) -> Iterator[Join]:
     said = "compares with plain momentum SGD, so it needs config.optimizer.name = 'sgd' without "
     said += "options or a chain"
     yield Join("replicas.matching", config.replicas.matching and not plain, said)
-    if not lookup.objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
+    if not lookup.user_objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)
     schedules.schedule(chosen, 1)

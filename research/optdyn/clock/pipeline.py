@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import inside_node, messages
 from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
@@ -100,7 +100,7 @@ def _order(ahead: int, micro_batches: int) -> list[tuple[int, int]]:
 
 def _wrong(
     given: Sequence[tuple[str, Seconds, int]], micro_batches: int, updates: int
-) -> Iterator[Wrong]:
+) -> Iterator[Check]:
     line = f"{micro_batches} micro-batches, {updates} updates: must be 1 or more"
     yield min(micro_batches, updates) < 1, line
     for name, values, size in given:

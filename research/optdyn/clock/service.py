@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Wrong
+from optdyn.base.errors import Check, ConfigError
 from optdyn.base.fields import Custom, Value, field, plain
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError
 
@@ -133,7 +133,7 @@ class OwnLaw(Law, Custom, custom=True):
     @property
     def draw(self) -> Draw:
         function = lookup.find(KEY, self.name, {})
-        made = lookup.call(KEY, self.name, function, **plain(self.options))
+        made = lookup.call_user_code(KEY, self.name, function, **plain(self.options))
         return partial(_drawn, self.name, made)
 
 
@@ -162,19 +162,19 @@ def check(law: Law) -> None:
     mean, error = float(drawn.mean()), float(drawn.std()) / SAMPLE**0.5
     if abs(mean - 1) > ERRORS * error + 1e-6:  # where all draws are equal, their sum is rounded
         logging.warning(
-            f"{lookup.setting(KEY, law.name)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
+            f"{lookup.key_value(KEY, law.name)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
             f"+- {error:.1g} and should be 1, so its seconds are off by that factor"
         )
 
 
 def _drawn(name: str, made: Draw, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Draws of the user's own law, checked."""
-    values = np.asarray(lookup.call(KEY, name, made, rng, shape))
-    ConfigError.refuse(_wrong_draws(lookup.setting(KEY, name), values, shape))
+    values = np.asarray(lookup.call_user_code(KEY, name, made, rng, shape))
+    ConfigError.refuse(_wrong_draws(lookup.key_value(KEY, name), values, shape))
     return values.astype(np.float64)
 
 
-def _wrong_draws(where: str, values: np.ndarray, shape: tuple[int, ...]) -> Iterator[Wrong]:
+def _wrong_draws(where: str, values: np.ndarray, shape: tuple[int, ...]) -> Iterator[Check]:
     said = f"of shape {shape} its law draws {values.dtype} {values.shape}, and must draw as many "
     wrong = values.shape != shape or values.dtype.kind not in "fiu"
     yield wrong, f"{where}: {said}numbers"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.base.trees import Plan
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
 from optdyn.clock.versions import FREE, Policy, Versions, blank, fill
@@ -161,7 +161,7 @@ def _wrong_rows(
     worker: np.ndarray,
     seconds: np.ndarray,
     fields: Mapping[str, np.ndarray],
-) -> Iterator[Wrong]:
+) -> Iterator[Check]:
     few = f"trace {path}: {len(worker)} arrivals, the run has {steps} steps"
     yield len(worker) < steps, few
     for one in worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))][:1]:
@@ -227,7 +227,7 @@ def checked(trace: RecordedTrace, line: Timeline) -> Timeline:
     return line._replace(seconds=trace.seconds)
 
 
-def _wrong_line(trace: RecordedTrace, line: Timeline) -> Iterator[Wrong]:
+def _wrong_line(trace: RecordedTrace, line: Timeline) -> Iterator[Check]:
     """What a file says else than the timeline that a clock has made of it."""
     where = f"trace {trace.path}"
     for t in _unlike(trace.worker, line.worker):

@@ -12,8 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from optdyn.base.errors import InputError
-from optdyn.base.hold import LOCK, held
 from optdyn.base.processes import is_writer
+from optdyn.base.workdir_lock import LOCK, locked
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def own(workdir: Path, name: str = LOCK) -> Iterator[Path]:
     Raises `WorkdirError` on all of them if another process holds it.
     """
     with contextlib.ExitStack() as stack:
-        verdict(lambda: stack.enter_context(held(workdir, name)))
+        verdict(lambda: stack.enter_context(locked(workdir, name)))
         if is_writer():
             yield workdir
         else:

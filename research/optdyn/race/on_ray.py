@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from optdyn.base.errors import InputError, one_line
-from optdyn.base.greeting import Address, Door, call
+from optdyn.base.handshake import Address, Listener, connect
 from optdyn.base.trees import Json
 from optdyn.experiment import Config
 from optdyn.race import shards
@@ -61,7 +61,7 @@ class Worker:
         with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, OSError):
             if parts:
                 known = shards.forms_of(self._run, len(parts))
-                lines = [stack.enter_context(call(at, key, self._group)) for at in parts]
+                lines = [stack.enter_context(connect(at, key, self._group)) for at in parts]
                 compute = shards.with_parts(lines, known, self._run, compute)
             answer(address, key, known, self._group, compute)
 
@@ -75,7 +75,7 @@ class Keeper:
 
     def opened(self, key: bytes, here: bool) -> Address:
         """Where it is to be called, from this machine alone if all are `here`."""
-        self._door = Door(key, "" if here else node_address())
+        self._door = Listener(key, "" if here else node_address())
         return self._door.address
 
     def keep(self) -> None:
@@ -121,11 +121,13 @@ def ray_workers(
             raise RayError(
                 f"--address={address}: no worker starts; {told}{one_line(error)}"
             ) from error
-        door = stack.enter_context(contextlib.closing(Door(key, "" if here else node_address())))
+        door = stack.enter_context(
+            contextlib.closing(Listener(key, "" if here else node_address()))
+        )
         try:
             at = ray.get([keeper.opened.remote(key, here) for keeper in keepers])
             keeping = [keeper.keep.remote() for keeper in keepers]
-            lines = [stack.enter_context(call(there, key, shards.COMMAND)) for there in at]
+            lines = [stack.enter_context(connect(there, key, shards.COMMAND)) for there in at]
         except (ray.exceptions.RayActorError, OSError) as error:
             raise PartLost from error
         answers = [actor.answer.remote(door.address, key, at) for actor in actors]

@@ -22,8 +22,8 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json
-from optdyn.base.hold import free
 from optdyn.base.trees import Json, Tree
+from optdyn.base.workdir_lock import check_unlocked
 from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import SERVED, read
 from optdyn.clock.versions import Order, fill
@@ -43,7 +43,7 @@ PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 Connect = Callable[[Run], AbstractContextManager[Workers]]
 
 
-@lookup.once()
+@lookup.files_read_once()
 def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
@@ -55,7 +55,7 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
     with contextlib.ExitStack() as stack:
         # Workers that cannot be had are known before the workdir is touched, and before they are
         # started whether it is in use.
-        free(workdir)
+        check_unlocked(workdir)
         done = is_finished(read_json(workdir / "summary.json"), config.steps) and not damaged(
             workdir
         )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base.errors import ConfigError, refuse
-from optdyn.base.greeting import Door
+from optdyn.base.handshake import Listener
 from optdyn.base.trees import Tree
 from optdyn.core import Event, Message, Params, State
 from optdyn.methods.asynchronous import Grouped
@@ -108,7 +108,7 @@ def forms_of(run: Run, servers: int) -> Forms:
     return forms(*to_parts, *states, *to_groups)
 
 
-def keep(part: Part, door: Door, known: Forms) -> None:
+def keep(part: Part, door: Listener, known: Forms) -> None:
     """A part's side: it does what the command and the groups ask for until the command is gone."""
     lines = dict[int, Connection]()
     given = dict[int, tuple[int, Params]]()  # what groups are to have, by the number of their batch
@@ -149,7 +149,7 @@ def keep(part: Part, door: Door, known: Forms) -> None:
                 reply(who, Had())
 
     while True:
-        ready = wait([*door.files(), *lines.values()], 1.0)
+        ready = wait([*door.sockets(), *lines.values()], 1.0)
         for who, line in [*lines.items()]:
             if line in ready:
                 try:
@@ -158,7 +158,7 @@ def keep(part: Part, door: Door, known: Forms) -> None:
                     let_go(who)
                     if who == COMMAND:
                         return
-        for who, line in door.came():
+        for who, line in door.accept():
             let_go(who)
             lines[who] = line
 

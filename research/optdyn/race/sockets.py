@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 
-from optdyn.base.greeting import Address, Door, call
+from optdyn.base.handshake import Address, Listener, connect
 from optdyn.base.trees import Tree
 from optdyn.race.messages import Ask, Forms, receive, send
 from optdyn.race.worker import Compute, Workers
@@ -18,14 +18,16 @@ from optdyn.race.worker import Compute, Workers
 
 def answer(address: Address, key: bytes, forms: Forms, group: int, compute: Compute) -> None:
     """A group's side: it answers until the server is gone."""
-    with contextlib.suppress(EOFError, OSError), call(address, key, group) as line:
+    with contextlib.suppress(EOFError, OSError), connect(address, key, group) as line:
         while True:
             asked = receive(line, forms)
             send(line, forms, compute(asked.given, range(*map(int, asked.numbers))))
 
 
 @contextlib.contextmanager
-def at_work(door: Door, forms: Forms, groups: int, check: Callable[[], None]) -> Iterator[Workers]:
+def at_work(
+    door: Listener, forms: Forms, groups: int, check: Callable[[], None]
+) -> Iterator[Workers]:
     """So many groups that connect there, each at one thing at a time; afterwards they are let go.
 
     `check` raises if one of them cannot come back. It is called while not all are connected.
@@ -83,9 +85,9 @@ def at_work(door: Door, forms: Forms, groups: int, check: Callable[[], None]) ->
                 check()
             if not ready:
                 left = max(until - time.monotonic(), 0.0)
-                some = wait([*door.files(), *lines.values()], left)
+                some = wait([*door.sockets(), *lines.values()], left)
                 ready.extend(line for line in some if isinstance(line, Connection))
-                for group, line in door.came():
+                for group, line in door.accept():
                     connected(group, line)
             if ready:
                 if said := heard(ready.popleft()):

@@ -68,7 +68,7 @@ def halves_of(run: Run) -> Raced:
 
 def examples_of(run: Run) -> Examples:
     """The training set on this process's devices, put there once."""
-    return shared_data.put(run.data, run.program.layout.put_examples, run.config).train
+    return shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config).train
 
 
 def message_of(run: Run) -> Tree:
