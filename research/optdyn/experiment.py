@@ -240,7 +240,7 @@ def _cluster(config: Config) -> Iterator[Join]:
     if not drawn and law.name not in laws:
         said = f"must be one of {', '.join(map(repr, laws))} of config.method.name = {name!r}"
         yield Join("cluster.service.name", True, f"{said}{did_you_mean(str(law.name), laws)}")
-    service.check(law)
+    service.check_law(law)
     no_file = isinstance(law, Trace) and not law.path
     yield Join("cluster.service.path", no_file, "is empty: a trace needs a CSV file")
     heeded = {key for method in (methods.outermost, *methods.members) for key in method.cluster}

@@ -74,7 +74,7 @@ def _call(
     from optdyn.base.files import disk_full_errors, permission_errors
     from optdyn.base.progress import end_line, say
     from optdyn.base.workdir_lock import check_writable
-    from optdyn.devices.first_process import verdict
+    from optdyn.devices.first_process import run_on_first
 
     interruptible()
     try:
@@ -91,7 +91,7 @@ def _call(
                 config = configs.config(name, asked)
                 workdir = Path(folder)
                 if folder != NONE:
-                    verdict(lambda: check_writable(workdir))
+                    run_on_first(lambda: check_writable(workdir))
                 with disk_full_errors(), permission_errors():
                     return main(_settled(config, workdir), workdir)
     except KeyboardInterrupt:
@@ -175,11 +175,11 @@ def _settled(config: Any, workdir: Path) -> Any:
     run = getattr(config, "base", config)
     if run.model.lowering != "measured":
         return config
-    from optdyn.devices.first_process import verdict
+    from optdyn.devices.first_process import run_on_first
     from optdyn.plan.lowered import resolved
 
     kept, plain = cache.place() / "lowerings.json", run.with_({"model.lowering": ""})
-    lowering = verdict(lambda: resolved(plain, kept, workdir))
+    lowering = run_on_first(lambda: resolved(plain, kept, workdir))
     key = "base.model.lowering" if run is not config else "model.lowering"
     return config.with_({key: lowering})
 

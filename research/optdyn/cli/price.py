@@ -43,7 +43,7 @@ from optdyn.experiment import Config, refuse_first
 from optdyn.methods import MethodStack, built_in
 from optdyn.methods.messages import COMPRESSIONS
 from optdyn.price import price, who_pays
-from optdyn.price.shapes import Shapes, of_model, of_parameters
+from optdyn.price.shapes import Shapes, model_shapes, parameter_shapes
 
 USUAL = "price"  # the config without a --config
 LONGEST = 10_000  # updates of a period
@@ -87,7 +87,7 @@ def define() -> None:
 
 def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
-    price.check(config)
+    price.check_prices(config)
     given = flags.FLAGS
     InputError.refuse(_wrong_flags(given))
     penalties = _penalties(given) if given.penalty else None
@@ -192,9 +192,9 @@ def _clusters(
     said = "must be (), for --bandwidths says all links"
     refuse_first(config, [Join("cluster.bandwidths", config.cluster.bandwidths, said)])
     clusters = [price.with_nodes(config, number) for number in dict.fromkeys(numbers)]
-    shapes = of_parameters(count) if count else of_model(config)
+    shapes = parameter_shapes(count) if count else model_shapes(config)
     if step_seconds is not None:
-        clusters = [price.step_of(each, step_seconds) for each in clusters]
+        clusters = [price.with_step_seconds(each, step_seconds) for each in clusters]
     return clusters, shapes
 
 
