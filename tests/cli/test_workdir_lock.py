@@ -15,7 +15,7 @@ import pytest
 from optdyn.base.files import WorkdirError
 from optdyn.base.workdir_lock import LOCK, locked
 from optdyn.cli import plan, tune
-from optdyn.devices.first_process import own
+from optdyn.devices.first_process import hold_workdir
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 from tests.cli.sweeping import ROOT, grid_file
@@ -118,7 +118,7 @@ def test_every_command_holds_its_workdir(config, tmp_path, holder, files, sweepi
     code, _, err = sweeping(f"--config={file}", f"--workdir={tmp_path / 'swept'}")
     assert code == 2 and re.match("error: " + IN_USE, err) and err.count("\n") == 1
     assert files(tmp_path) == before
-    assert plan.own is own
+    assert plan.hold_workdir is hold_workdir
 
 
 def test_a_point_that_another_shard_is_at_is_refused(tmp_path, holder, sweeping):

@@ -74,7 +74,7 @@ def _call(
     from optdyn.base.files import disk_full_errors, permission_errors
     from optdyn.base.progress import end_line, say
     from optdyn.base.workdir_lock import check_writable
-    from optdyn.devices.first_process import verdict
+    from optdyn.devices.first_process import run_on_first
 
     interruptible()
     try:
@@ -90,7 +90,7 @@ def _call(
                 config = configs.config(name, {key: Text(v) for key, v in changes.items()})
                 workdir = Path(folder)
                 if folder != NO_WORKDIR:
-                    verdict(lambda: check_writable(workdir))
+                    run_on_first(lambda: check_writable(workdir))
                 with disk_full_errors(), permission_errors():
                     return main(_with_measured_lowerings(config, workdir), workdir)
     except KeyboardInterrupt:
@@ -171,11 +171,11 @@ def _with_measured_lowerings(config: Any, workdir: Path) -> Any:
     run = getattr(config, "base", config)
     if run.model.lowering != "measured":
         return config
-    from optdyn.devices.first_process import verdict
+    from optdyn.devices.first_process import run_on_first
     from optdyn.plan.lowered import resolved
 
     store, plain = cache.place() / "lowerings.json", run.with_({"model.lowering": ""})
-    lowering = verdict(lambda: resolved(plain, store, workdir))
+    lowering = run_on_first(lambda: resolved(plain, store, workdir))
     key = "base.model.lowering" if run is not config else "model.lowering"
     return config.with_({key: lowering})
 

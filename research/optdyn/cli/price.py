@@ -41,7 +41,7 @@ from optdyn.experiment import Config, refuse_first
 from optdyn.methods import MethodStack, built_in
 from optdyn.methods.messages import COMPRESSIONS
 from optdyn.price import price, who_pays
-from optdyn.price.shapes import Shapes, of_model, of_parameters
+from optdyn.price.shapes import Shapes, model_shapes, parameter_shapes
 
 DEFAULT_CONFIG = "price"
 MOST_PERIOD = 10_000  # updates of a period
@@ -80,7 +80,7 @@ def define_flags() -> None:
 
 def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
-    price.check(config)
+    price.check_prices(config)
     values = flags.FLAGS
     InputError.refuse(_flag_checks(values))
     penalties = _penalties(values) if values.penalty else None
@@ -183,9 +183,9 @@ def _clusters(
     line = "must be (), for --bandwidths says all links"
     refuse_first(config, [Join("cluster.bandwidths", config.cluster.bandwidths, line)])
     clusters = [price.with_nodes(config, number) for number in dict.fromkeys(numbers)]
-    shapes = of_parameters(count) if count else of_model(config)
+    shapes = parameter_shapes(count) if count else model_shapes(config)
     if step_seconds is not None:
-        clusters = [price.step_of(one, step_seconds) for one in clusters]
+        clusters = [price.with_step_seconds(one, step_seconds) for one in clusters]
     return clusters, shapes
 
 

@@ -41,7 +41,7 @@ from optdyn.methods import Event, Method, MethodStack
 from optdyn.methods.compose import reading
 from optdyn.methods.method import ModelInfo
 from optdyn.price.price import GIGABIT, Price, price
-from optdyn.price.shapes import of_model
+from optdyn.price.shapes import model_shapes
 from optdyn.train import trainer
 from optdyn.train.checkpoints import parameters
 from optdyn.train.checks import check
@@ -116,7 +116,7 @@ class Experiment(experiment.Config):
         config = self
         if bandwidth is not None:
             config = self.with_({"cluster.bandwidth": bandwidth, "cluster.bandwidths": ()})
-        return price(config, of_model(config), 0 if settled else config.steps)
+        return price(config, model_shapes(config), 0 if settled else config.steps)
 
     @check_arguments
     def which(
@@ -154,7 +154,7 @@ class Experiment(experiment.Config):
         loss = np.nan if target is None else target
         found = penalties.measured([Path(source) for source in penalty], loss, texts)
         gigabits = bandwidth / GIGABIT
-        (answer,) = which.answers(config, of_model(config), found, [gigabits])
+        (answer,) = which.answers(config, model_shapes(config), found, [gigabits])
         ends = {"updates": ("low", "high"), "seconds": ("least", "most"), "time": ("low", "high")}
         rows = []
         for row in answer.rows:

@@ -73,18 +73,18 @@ def dry_run_lines(config: Config) -> Iterator[str]:
     from optdyn.base.progress import clock, number
     from optdyn.base.trees import bytes_of
     from optdyn.cli.train import TIMED_SECONDS
-    from optdyn.race.race import prepared
-    from optdyn.race.worker import asked, parts_of, worker
+    from optdyn.race.race import prepare_race
+    from optdyn.race.worker import arrivals_per_update, first_job, make_compute
 
     config = race_config(config)
-    run = prepared(config, flags.FLAGS.servers)
-    send, received, batches = asked(run, worker(run), 0)
+    run = prepare_race(config, flags.FLAGS.servers)
+    send, received, batches = first_job(run, make_compute(run), 0)
     sent, total, done = send(), 0.0, 0
     while total < TIMED_SECONDS:
         begun = time.monotonic()
         send()
         total, done = total + time.monotonic() - begun, done + 1
-    seconds, updates = total / done, batches / parts_of(run)
+    seconds, updates = total / done, batches / arrivals_per_update(run)
     rate = config.methods.groups * updates / seconds
     yield f"parameters      {bytes_of(run.params):,} bytes"
     yield f"a message       {number(seconds)} s of one worker with all cores, {updates:g} updates"

@@ -39,7 +39,7 @@ from optdyn.base.streams import tell
 from optdyn.cli import app
 from optdyn.cli.local import cores
 from optdyn.cli.points import DONE, PlannedPoint, dry_run_lines, folder_of, plan
-from optdyn.devices.first_process import agreed, own
+from optdyn.devices.first_process import from_first, hold_workdir
 from optdyn.experiment import ConfigError
 from optdyn.problem import shared_data
 from optdyn.report import implicit_momentum, report, tables
@@ -105,14 +105,14 @@ def main(config: Grid, workdir: Path) -> int:
     chosen = flags.FLAGS
     if chosen.target is not None and not math.isfinite(chosen.target):
         raise ConfigError(f"--target={chosen.target}: must be a finite training loss")
-    entries = agreed(plan(config, workdir, chosen.shard))
+    entries = from_first(plan(config, workdir, chosen.shard))
     threads = chosen.threads or cores()
     if chosen.dry_run:
         if is_writer():
             tell(*dry_run_lines(entries, threads))
         return 0
     shard = chosen.shard.replace("/", "-of-")
-    with own(workdir, f".lock.{shard}"):  # shards have no point in common
+    with hold_workdir(workdir, f".lock.{shard}"):  # shards have no point in common
         number = sweep(config, workdir, entries, chosen.together, threads)
         if number:
             return 128 + number

@@ -145,7 +145,7 @@ def is_constant(law: Draw) -> bool:
     return law is _mean
 
 
-def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
+def overlapped(compute: Any, exchange: Any, overlap: float) -> Any:
     """Seconds of computing and of the exchange that follows, numbers or arrays.
 
     The exchange of a layer starts when the backward pass is done with it: all of it may run behind
@@ -154,7 +154,7 @@ def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
     return np.maximum(compute, compute * (1 - overlap) + exchange)
 
 
-def check(law: Law) -> None:
+def check_law(law: Law) -> None:
     """Looks at a sample of the user's own law: `ConfigError`, or a warning if its mean is not 1."""
     if not isinstance(law, OwnLaw):
         return
@@ -194,7 +194,7 @@ def ring_size(groups: int) -> int:
     return int(2 ** np.ceil(np.log2(longest)))
 
 
-def geometric(
+def geometric_timeline(
     rng: np.random.Generator, groups: int, mean_seconds: float, shape: tuple[int, ...]
 ) -> Timeline:
     """Timeline of `shape` (..., steps), seconds between updates exponential with the given mean."""

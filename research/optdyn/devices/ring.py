@@ -33,7 +33,7 @@ Begin = Callable[[Callable[[], np.ndarray]], "Future[np.ndarray]"]
 
 
 @cache
-def joined() -> Begin:
+def process_ring() -> Begin:
     """The ring of all processes; all must call this together the first time.
 
     `begin(message)` is the sum over the processes of what `message()` is in each, written over it.

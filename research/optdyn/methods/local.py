@@ -26,7 +26,7 @@ from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Json, Tree
 from optdyn.clock import pipeline
-from optdyn.clock.meetings import equal_parts
+from optdyn.clock.meetings import equal_part_seconds
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Batch, Event, Gradient, Params
 from optdyn.devices.layout import Layout, mesh
@@ -106,12 +106,12 @@ class Local(Gradients, MicroBatches, name="local"):
         _, work = costs(self, setup, inputs.model)
         filled = self.variant == "backprop" and setup.cluster.nodes > 1
         size = {"steps": setup.steps, "batch_size": setup.batch_size}
-        return pipeline.of_cluster(setup.cluster, self.micro_batches * filled, work, **size)
+        return pipeline.pipeline_timeline(setup.cluster, self.micro_batches * filled, work, **size)
 
     def work(self, inputs: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
         """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
         setup = inputs.setup
-        each = equal_parts(setup.cluster, setup.batch_size)
+        each = equal_part_seconds(setup.cluster, setup.batch_size)
         return draws * each * self.slower(setup, inputs.model), ()
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:

@@ -28,7 +28,7 @@ from optdyn.base.trees import Json, Plan, Tree
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN, Trace
 from optdyn.clock.timeline import Timeline
-from optdyn.clock.trace import RecordedTrace, checked, read
+from optdyn.clock.trace import RecordedTrace, check_replay, read_trace
 from optdyn.core import Gradient, NodeState, Rule, Update
 from optdyn.methods.messages import (
     COMPRESSIONS,
@@ -44,7 +44,7 @@ from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Examples, Params, Problem
 
 if TYPE_CHECKING:
-    from optdyn.clock.versions import Order
+    from optdyn.clock.versions import ArrivalOrder
     from optdyn.devices.layout import Layout
 
 
@@ -227,7 +227,7 @@ class Reads(Method):
     workers: ClassVar[bool] = False  # every group has parameters of its own (`workers.py`)
     gathers: ClassVar[bool] = False  # not every arrival is an update
     # (setup, methods, timeline) -> who reads when, written into the timeline
-    order: ClassVar[Callable[..., "Order"] | None] = None
+    order: ClassVar[Callable[..., "ArrivalOrder"] | None] = None
     # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
     # `batch` makes one of (B,)
     message: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
@@ -568,9 +568,11 @@ class MethodStack:
             return clock(ClockInputs(setup, **known), self)
         # For what is asked for besides: seconds, and who is there, are the file's.
         replay = setup.with_({"cluster.service.name": "constant", "cluster.presence": 0.0})
-        trace = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
+        trace = read_trace(
+            setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1)
+        )
         line = clock(ClockInputs(replay, trace=trace, **known), self)
-        return checked(trace, self.outermost.with_recorded(line, trace, setup))
+        return check_replay(trace, self.outermost.with_recorded(line, trace, setup))
 
 
 def seen(name: str) -> MethodStack | None:

@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection, wait
 
 from optdyn.base.handshake import Address, Listener, connect
 from optdyn.base.trees import Tree
-from optdyn.race.messages import Ask, Forms, receive, send
+from optdyn.race.messages import ComputeRequest, Forms, receive, send
 from optdyn.race.worker import Compute, Workers
 
 
-def answer(address: Address, key: bytes, forms: Forms, group: int, compute: Compute) -> None:
+def serve_group(address: Address, key: bytes, forms: Forms, group: int, compute: Compute) -> None:
     """A group's side: it answers until the server is gone."""
     with contextlib.suppress(EOFError, OSError), connect(address, key, group) as line:
         while True:
@@ -25,7 +25,7 @@ def answer(address: Address, key: bytes, forms: Forms, group: int, compute: Comp
 
 
 @contextlib.contextmanager
-def at_work(
+def connected_groups(
     door: Listener, forms: Forms, groups: int, check: Callable[[], None]
 ) -> Iterator[Workers]:
     """So many groups that connect there, each at one thing at a time; afterwards they are let go.
@@ -33,8 +33,8 @@ def at_work(
     `check` raises if one of them cannot come back. It is called while not all are connected.
     """
     lines = dict[int, Connection]()
-    asked = dict[int, Ask]()  # what a group is at
-    later = dict[int, Ask]()  # what it is to do then; what it is at is dropped
+    asked = dict[int, ComputeRequest]()  # what a group is at
+    later = dict[int, ComputeRequest]()  # what it is to do then; what it is at is dropped
     ready = deque[Connection]()  # connections with something to read, the oldest first
 
     def ask(group: int) -> None:
@@ -45,7 +45,7 @@ def at_work(
                 lines.pop(group).close()  # it died, and is asked again when it is back
 
     def set_to_work(group: int, given: Tree, numbers: range) -> None:
-        what = Ask(given, (numbers.start, numbers.stop, numbers.step))
+        what = ComputeRequest(given, (numbers.start, numbers.stop, numbers.step))
         if group in asked:
             later[group] = what
         else:

@@ -72,7 +72,9 @@ def answers(
     for arm, name in zip(found.arms, names, strict=True):
         try:
             one = carried(config, arm, found.anchor)
-            orders = [price.priced(one.with_(seed=one.seed + i), shapes) for i in range(DRAWN)]
+            orders = [
+                price.price_by_bandwidth(one.with_(seed=one.seed + i), shapes) for i in range(DRAWN)
+            ]
             seconds = [[of(b * GIGABIT).seconds for of in orders] for b in bandwidths]
         except (ConfigError, TimelineError) as error:
             refused[name] = one_line(error)

@@ -17,7 +17,7 @@ from optdyn import optimizers
 from optdyn.base.files import AppendedBytes, crc32, disk_full_errors
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json, numbers_in
-from optdyn.devices.first_process import agreed
+from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config
 from optdyn.methods.compose import METERED, SKETCH
 from optdyn.methods.setup import Probes
@@ -101,7 +101,7 @@ class Meter(Hook):
             self._written = self._written.plus(self._rows[at : at + len(new)].tobytes())
         if chunk.row is not None:
             since = self._log[-1]["step"] if self._log else 0
-            chunk.row |= agreed(self._read(chunk, since) if is_writer() else {})
+            chunk.row |= from_first(self._read(chunk, since) if is_writer() else {})
 
     def end(self, chunk: Chunk, summary: Json) -> None:
         """The summary has the reading of all windows since the momentum was last steered."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from optdyn.base.files import AppendedBytes, append, crc32, sync
 from optdyn.clock.timeline import Timeline
-from optdyn.clock.trace import PREFIX, SERVED, columns, table_of, versions
+from optdyn.clock.trace import PREFIX, SERVED, read_table, read_versions, trace_columns
 from optdyn.train.loop import Chunk, Hook
 
 
@@ -20,7 +20,7 @@ class Recorder(Hook):
         if size:
             os.truncate(path, size)
             self._written = AppendedBytes(size, crc32(path))
-            self._seconds = float(table_of(path)["seconds"].iloc[-1])
+            self._seconds = float(read_table(path)["seconds"].iloc[-1])
         else:
             path.unlink(missing_ok=True)
 
@@ -45,7 +45,7 @@ class Recorder(Hook):
         Of several arrivals it is that of the last one. `served`: seconds that the server was at
         each, and did not wait for a message, (m,).
         """
-        own = {"version": versions(made)[window], SERVED: np.round(served, 6)}
+        own = {"version": read_versions(made)[window], SERVED: np.round(served, 6)}
         self._append(made, window, made.seconds[window], **own)
 
     def _append(
@@ -54,7 +54,7 @@ class Recorder(Hook):
         import pandas as pd  # here, for it takes long, and a simulated run needs none
 
         rows = {"worker": made.worker[window], "seconds": seconds, **more}
-        for name, values in columns(made, window).items():
+        for name, values in trace_columns(made, window).items():
             if values.ndim == 1:
                 rows[PREFIX + name] = values
             else:

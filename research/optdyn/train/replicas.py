@@ -28,9 +28,9 @@ from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
 from optdyn.base.progress import Progress, note_signals, say
 from optdyn.base.trees import Array, Json, examples_in
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.core import Event, State
-from optdyn.devices.first_process import own
+from optdyn.devices.first_process import hold_workdir
 from optdyn.experiment import Config, ConfigError
 from optdyn.problem.data import order
 from optdyn.problem.problem import Examples, Params, Problem
@@ -70,7 +70,7 @@ def record(config: Config, workdir: str | Path) -> Json:
     if config.init_from:
         raise ConfigError("config.init_from: of a run, not of replicas (config.replicas.count)")
     run = trainer.prepare(config, replicas=config.replicas.count)
-    with own(Path(workdir)) as folder, saving(folder):
+    with hold_workdir(Path(workdir)) as folder, saving(folder):
         claim(folder, config, free(config))
         finished = read_json(folder / "summary.json")
         if finished and not damaged(folder):
@@ -148,7 +148,7 @@ def _part(run: Run, series: ReplicaGroup, start: int, size: int) -> Arrays:
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
-        at(run.timeline.plan, chosen),
+        entries_at(run.timeline.plan, chosen),
         {name: np.broadcast_to(v, (size, len(v))) for name, v in series.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}

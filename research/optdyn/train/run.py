@@ -15,9 +15,9 @@ from optdyn.base import lookup, seeds
 from optdyn.base.errors import Join
 from optdyn.base.files import WorkdirError
 from optdyn.base.trees import Json, bytes_of, examples_in, head
-from optdyn.clock.timeline import Shares, Timeline, at, columns, cut, plan_of
+from optdyn.clock.timeline import Shares, Timeline, entries_at, padded_share, plan_of, split_batches
 from optdyn.core import Event, Params
-from optdyn.devices.first_process import verdict
+from optdyn.devices.first_process import run_on_first
 from optdyn.experiment import Config, ConfigError, refuse_first
 from optdyn.methods.setup import APIS
 from optdyn.momentum.readings import steered
@@ -81,7 +81,7 @@ def prepare(
         check_parts(config, data, params)
     origin: Json = {}
     if config.init_from and not begun:
-        params, origin = verdict(lambda: _given(config.init_from, params))
+        params, origin = run_on_first(lambda: _given(config.init_from, params))
     epoch = max(examples_in(data.train) // config.batch_size, 1)
     size = bytes_of(params)
     network = methods.ModelInfo(program.problem_of(config, data.classes), params, one)
@@ -162,7 +162,7 @@ def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
 def columns_of(line: Timeline) -> int:
     """Examples a device, where the timeline divides batches; else 0."""
     divided = plan_of(line, Shares)
-    return columns(np.asarray(divided.shares)) if divided else 0
+    return padded_share(np.asarray(divided.shares)) if divided else 0
 
 
 def feed_of(run: Run) -> Feed:
@@ -195,7 +195,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
 
     def batches(start: int, stop: int) -> np.ndarray:
         own = shares[start:stop]
-        return cut(every(start, start + len(own)), own, run.columns)
+        return split_batches(every(start, start + len(own)), own, run.columns)
 
     return batches
 
@@ -233,7 +233,7 @@ def events_of(
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     line = run.timeline
-    events = Event(at(line.plan, window), hypers, line.staleness[window])
+    events = Event(entries_at(line.plan, window), hypers, line.staleness[window])
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])

@@ -12,7 +12,7 @@ from optdyn import optimizers
 from optdyn.base import lookup
 from optdyn.base.errors import and_list, short_repr
 from optdyn.clock.cluster import Pieces
-from optdyn.clock.timeline import Meeting, at, plan_of
+from optdyn.clock.timeline import Meeting, entries_at, plan_of
 from optdyn.core import Event
 from optdyn.experiment import Config
 from optdyn.methods.compose import pieces, reading
@@ -154,7 +154,7 @@ def _asks_others(run: Run) -> bool:
     inner = reading(methods, lambda x, *_: (jnp.float32(0), x), update, line.slots, servers)
     assert methods.mix
     rule = methods.mix.mix(inner, SIMULATED)
-    first = Event(*at((line.plan, dict(run.hypers), line.staleness), 0))
+    first = Event(*entries_at((line.plan, dict(run.hypers), line.staleness), 0))
     axes = [("node", config.cluster.nodes)]
     state = jax.eval_shape(rule.init, run.params)
     program = str(jax.make_jaxpr(rule.step, axis_env=axes)(state, first, {}))
