@@ -5,15 +5,15 @@
     50m        12    512      8     512   bpe:12000    50,100,224
     124m       12    768     12    1024   bpe:25600   124,276,992
 
-They learn the sources of the installed packages, 170 MB of text, which `optdyn prepare packages`
-writes once (`problem/data/prepare.py`). Byte pairs are `pip install 'optdyn[bpe]'`: 229
-MB of sources are 74 million tokens of 7,168, made in about 200 s of a core and 2.3 GB the first
-time, and there in 6 s from then on. `gpt:124m,synthetic` draws its tokens instead, to measure with.
+The data are the sources of the installed packages, 170 MB of text, which `optdyn prepare packages`
+writes once (`problem/data/prepare.py`). Byte pairs need `pip install 'optdyn[bpe]'`: 229 MB of
+sources are 74 million tokens of 7,168, encoded in about 200 s of a core and 2.3 GB the first time,
+and loaded in 6 s later. `gpt:124m,synthetic` has synthetic tokens instead, for measurements.
 
-The 10m computes in float32, as is quicker on a CPU, the others in bfloat16; the 124m keeps the
-inputs of its blocks only (`config.model.remat`). AdamW at 1e-3, 6e-4 and 6e-4, warmed up in 200
-updates, decays by half a cosine. Batches are of 64, 64 and 32 sequences;
-`--config.parallel.accumulation=8` takes them in eight parts where they do not fit. None of these
+10m computes in float32, which is faster on a CPU, the others in bfloat16; 124m keeps only the
+inputs of its blocks (`config.model.remat`). AdamW at 1e-3, 6e-4 and 6e-4 has a warm-up of 200
+updates and half a cosine of decay. Batches are 64, 64 and 32 sequences;
+`--config.parallel.accumulation=8` divides them into eight parts if they do not fit. None of these
 was trained to its end here: that takes an accelerator.
 """
 
@@ -43,7 +43,7 @@ SIZES = {
 
 
 def get_config(variant: str = "10m") -> od.Experiment:
-    """SIZE or SIZE,synthetic. Raises `ConfigError` if there is no such size or data set."""
+    """`variant` is SIZE or SIZE,synthetic. Raises `ConfigError` for others."""
     name, _, data = variant.partition(",")
     size = config_variant(SIZES, name)
     return od.Experiment(
@@ -72,7 +72,7 @@ def sources(size: Size) -> od.Data:
     )
 
 
-def drawn(size: Size) -> od.Data:
+def synthetic(size: Size) -> od.Data:
     return od.OwnData(
         "optdyn.problem.data.synthetic:tokens",
         {"vocabulary": size.vocabulary, "length": size.tokens, "examples": 2000},
@@ -81,4 +81,4 @@ def drawn(size: Size) -> od.Data:
     )
 
 
-DATA = {"": sources, "synthetic": drawn}
+DATA = {"": sources, "synthetic": synthetic}

@@ -1,7 +1,7 @@
 """Data sets of images with their standard preprocessing: `--config=configs/images.py:cifar10`.
 
-Each is prepared once by `optdyn prepare NAME`, fashion_mnist from the files of
-Debian's package dataset-fashion-mnist, 60,000 + 10,000 images.
+`optdyn prepare NAME` prepares them once, fashion_mnist from the files of Debian's package
+dataset-fashion-mnist, 60,000 + 10,000 images.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from optdyn.base.errors import config_variant
 
 
 class Standard(NamedTuple):
-    """Mean and deviation of each channel of the training images, and what is done at random."""
+    """Mean and deviation of the channels of the training images, and their augmentation."""
 
     examples: int
     mean: tuple[float, ...]
@@ -35,9 +35,9 @@ RESNET = od.ResNet(channels=(16, 32, 64), blocks=9)
 
 
 def get_config(name: str = "fashion_mnist") -> od.Experiment:
-    """Three epochs of LeNet-5 on gray images, of a residual network on coloured ones.
+    """Returns three epochs of LeNet-5 on gray images, or of a residual network on coloured ones.
 
-    Raises `ConfigError` if there is no such data set.
+    Raises `ConfigError` for an unknown data set.
     """
     chosen = config_variant(STANDARD, name)
     epoch = chosen.examples // BATCH

@@ -1,6 +1,6 @@
-"""LeNet-5 on a device of 128 MiB, in a cluster of 1 Gb/s: what `launch.plan` is to plan.
+"""LeNet-5 on a device of 128 MiB, in a cluster of 1 Gb/s: an example for `launch.plan`.
 
-`--config=configs/plan.py:resnet` for a small residual network on one of 256 MiB.
+`--config=configs/plan.py:resnet` is a small residual network on a device of 256 MiB.
 """
 
 import optdyn as od

@@ -1,6 +1,6 @@
-"""64 nodes whose times are log-normal, 30 %: what `optdyn price` is of without a `--config`.
+"""64 nodes with log-normal times, 30 %: the default config of `optdyn price`.
 
-They have 1 Gbit/s between them, and each computes 32 examples for an update.
+They have 1 Gbit/s between them, and a node computes 32 examples for an update.
 """
 
 import optdyn as od

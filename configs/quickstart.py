@@ -1,4 +1,4 @@
-"""MNIST (the embedded 5,000 images), a small MLP, 16 workers: the run to start from."""
+"""A small MLP on MNIST (5,000 embedded images), 16 workers: the run to start from."""
 
 import optdyn as od
 

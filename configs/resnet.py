@@ -1,17 +1,17 @@
-"""ResNet-18 and 50 by the data they learn: `--config=resnet:18`, `:18,cifar10`, `:50,imagenet2012`.
+"""ResNet-18 and ResNet-50 on images: `--config=resnet:18`, `:18,cifar10`, `:50,imagenet2012`.
 
     18    basic blocks in stages of 2, 2, 2, 2    11.2 million parameters for 10 classes
     50    bottlenecks in stages of 3, 4, 6, 3     25.6 million for 1,000
 
-with preactivation (`problem/models/convnets.py`), of 64 to 512 channels, 2,048 at the
-bottlenecks' ends. Data are those of `configs/images.py`, fashion_mnist if none are named, or
-`synthetic`, drawn images of 224 x 224 in 1,000 classes, to measure with. Images of 28 or 32 pixels
-a side have a stem that keeps their size, those of ImageNet, 224 here, its usual one.
+They have preactivation (`problem/models/convnets.py`) and 64 to 512 channels, 2,048 at the
+bottlenecks' ends. Data are those of `configs/images.py`, by default fashion_mnist, or `synthetic`,
+224 x 224 images in 1,000 classes, for measurements. Images of 28 or 32 pixels a side have a stem
+that keeps their size, those of ImageNet, 224 here, its usual one.
 
-Learning rate 0.1 for batches of 256, momentum 0.9, decay by half a cosine. It computes in bfloat16
-from batches of 224 x 224 on; of small ones `--config.model.dtype=bfloat16` does, where there is an
-accelerator: on CPUs it is slow. `--config.model.norm=batch` and `--config.model.remat=True` go with
-either. None of these was trained to its end here: that takes an accelerator.
+Learning rate 0.1 for batches of 256, momentum 0.9, half a cosine of decay. Images of 224 x 224 are
+computed in bfloat16; on an accelerator `--config.model.dtype=bfloat16` is for small ones, too.
+`--config.model.norm=batch` and `--config.model.remat=True` work with both. None of these was
+trained to its end here: that takes an accelerator.
 """
 
 import optdyn as od
@@ -27,8 +27,8 @@ EXAMPLES = {
     "imagenet2012": 1_281_167,
     SYNTHETIC: 1024,
 }
-# Images from a seed, as they are brought to the devices (`problem/data/synthetic.py`).
-DRAWN = od.OwnData(
+# Streamed synthetic images (`problem/data/synthetic.py`).
+SYNTHETIC_DATA = od.OwnData(
     "optdyn.problem.data.synthetic:images",
     {"side": 224, "classes": 1000, "examples": 1280},
     streaming=True,
@@ -38,7 +38,7 @@ EPOCHS = {"fashion_mnist": 10, "mnist": 10}  # others: 90
 
 
 def get_config(variant: str = "18") -> od.Experiment:
-    """DEPTH or DEPTH,DATA. Raises `ConfigError` if there is no such depth or data set."""
+    """`variant` is DEPTH or DEPTH,DATA. Raises `ConfigError` for others."""
     depth, _, name = variant.partition(",")
     stages, name = config_variant(STAGES, depth), name or "fashion_mnist"
     epoch = config_variant(EXAMPLES, name) // BATCH
@@ -51,7 +51,7 @@ def get_config(variant: str = "18") -> od.Experiment:
             bottleneck=depth == "50",
             dtype="bfloat16" if large else "float32",
         ),
-        data=DRAWN if name == SYNTHETIC else prepared(name),
+        data=SYNTHETIC_DATA if name == SYNTHETIC else prepared(name),
         optimizer=od.SGD(0.1, momentum=0.9, schedule="cosine", warmup_steps=epoch),
         batch_size=BATCH,
         steps=EPOCHS.get(name, 90) * epoch,
@@ -61,6 +61,6 @@ def get_config(variant: str = "18") -> od.Experiment:
 
 
 def prepared(name: str) -> od.Data:
-    """The data of `configs/images.py`, of ImageNet 224 pixels a side."""
+    """Returns the data of `configs/images.py`, ImageNet with 224 pixels a side."""
     data = od.config(f"images:{name}").data
     return data.with_(image_size=224) if name == "imagenet2012" else data

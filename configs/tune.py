@@ -1,22 +1,21 @@
-"""What `launch.tune` is to tune: eight cases, `--config=configs/tune.py:CASE`, of 8 workers.
+"""Cases for `launch.tune` with 8 workers: `--config=configs/tune.py:CASE`.
 
-A case is BATCH,CLUSTER: `small` (8 examples, one a worker) or `large` (64), and what the cluster
-is like. An example takes a worker 1 ms.
+Eight cases are BATCH,CLUSTER: `small` (8 examples, one a worker) or `large` (64), and a cluster. A
+worker takes 1 ms an example.
 
-    stragglers  memoryless workers, nothing else: whoever waits for all waits for the slowest
+    stragglers  memoryless workers, free messages
     network     2 ms a message
     server      groups queue for the server of the dense part, 1.5 ms a batch; 8 workers that
-                exchange their convolutions with one another take 4 ms, k take k / 2
-    uniform     workers equally fast, always; messages take no time
+                exchange their convolutions take 4 ms, k take k / 2
+    uniform     workers of equal, constant speed, free messages
 
-Whether asynchrony can win is decided by a rule, `can_win`, of what is known before a run: the best
-number of groups makes updates in less than 0.6 of the seconds, HE(g) / HE(1), and the batch is well
-below the gradient noise scale, at most a third of it. The targets are losses that synchronous
-training takes some 500 to 1,500 updates to reach.
+A rule, `can_win`, says before a run whether asynchrony can win: the best number of groups makes
+updates in less than 0.6 of the seconds, HE(g) / HE(1), and the batch is at most a third of the
+gradient noise scale. The targets are losses that synchronous training reaches in some 500 to 1,500
+updates.
 
-Beside them are twelve more, `drawn-0` to `drawn-11`, on which nothing was developed: network,
-batch, workers, law of service, link and target of each are drawn from lists by a seed that was
-committed before any of them was run.
+Twelve more, `drawn-0` to `drawn-11`, were not used in development: network, batch, workers, service
+law, link and target are drawn from lists by a seed that was committed before any run.
 """
 
 from typing import Any, NamedTuple
@@ -38,9 +37,9 @@ CLUSTERS: dict[str, dict[str, Any]] = {
 }
 MLP, CNN = od.MLP(hidden=(32,)), od.CNN(channels=(4, 8), hidden=(32,))
 TARGETS = {(MLP, 8): 0.1, (MLP, 64): 0.01, (CNN, 8): 0.2}
-# Gradient noise scale of the MLP at its start, on seeds 10 to 12: 66, 77, 82 (1,000 examples).
+# Gradient noise scale of the MLP at its start, with seeds 10 to 12: 66, 77, 82 (1,000 examples).
 NOISE = 75
-# Of the drawn cases: networks and their targets, and what else is drawn.
+# Lists for the drawn cases: networks with targets, and others.
 NETWORKS: list[tuple[od.Model, tuple[float, ...]]] = [
     (MLP, (0.2, 0.1, 0.05)),
     (od.MLP(hidden=(64, 64)), (0.2, 0.1, 0.05)),
@@ -70,7 +69,7 @@ class TuneCase(NamedTuple):
 
 
 def get_config(name: str = "small,stragglers") -> od.Experiment:
-    case = drawn(name) if name in DRAWN else chosen(name)
+    case = drawn_case(name) if name in DRAWN else named_case(name)
     seconds = pace(case, 1)
     return od.Experiment(
         model=case.model,
@@ -89,8 +88,8 @@ def get_config(name: str = "small,stragglers") -> od.Experiment:
     )
 
 
-def chosen(name: str) -> TuneCase:
-    """One of the eight cases. Raises `ConfigError` for others."""
+def named_case(name: str) -> TuneCase:
+    """Returns one of the eight cases. Raises `ConfigError` for others."""
     batch, kind = config_variant(CASES, name)
     model = CNN if name in ("small,network", "small,uniform") else MLP
     size = BATCHES[batch]
@@ -103,8 +102,8 @@ def chosen(name: str) -> TuneCase:
     return TuneCase(model, cluster, size, TARGETS[model, size])
 
 
-def drawn(name: str) -> TuneCase:
-    """One of the drawn cases: each model is in three of them."""
+def drawn_case(name: str) -> TuneCase:
+    """Returns one of the drawn cases; a network is in three of them."""
     number = DRAWN.index(name)
     rng = np.random.default_rng((DRAW, number))
     model, targets = NETWORKS[number % len(NETWORKS)]
@@ -115,14 +114,14 @@ def drawn(name: str) -> TuneCase:
 
 
 def can_win(name: str) -> bool:
-    """Whether asynchrony can win in one of the eight cases, by the rule above."""
-    case = chosen(name)
+    """Returns whether asynchrony can win in one of the eight cases, by the rule above."""
+    case = named_case(name)
     faster = min(pace(case, groups) for groups in (1, 2, 4, 8)) / pace(case, 1)
     return faster < 0.6 and case.batch_size <= NOISE / 3
 
 
 def pace(case: TuneCase | od.Experiment, groups: int) -> float:
-    """HE(g), seconds an update."""
+    """Returns HE(g), the seconds an update."""
     method = od.Asynchronous(groups=groups)
     seconds = od.timeline(method, case.cluster, 2000, batch_size=case.batch_size).seconds
     return float(seconds[-1]) / len(seconds)

@@ -1,11 +1,11 @@
-"""What to do about late gradients of 16 groups: `--config=configs/grids/arrivals.py:TABLE`.
+"""Late gradients of 16 groups, by several methods: `--config=configs/grids/arrivals.py:TABLE`.
 
-    ladder  learning rates of every arm, one seed: which is best after 400 updates?
-    judged  that rate of every arm, three other seeds: training loss and simulated seconds
+    ladder  learning rates of all arms, one seed: which is best after 400 updates?
+    judged  the best rates of all arms, three other seeds: training loss and simulated seconds
 
-Arms compensate for the delay, give late gradients a smaller rate, or wait for several (K = 8).
-Arrivals are memoryless and the network is free. `python analysis/best_rates.py WORKDIR` prints
-the best setting of each arm.
+Arms compensate the delay, give late gradients a smaller rate, or wait for several (K = 8). Service
+is memoryless and the network free. `python analysis/best_rates.py WORKDIR` prints the best
+settings.
 """
 
 from collections.abc import Iterator, Mapping

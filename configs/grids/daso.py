@@ -1,10 +1,10 @@
 """DASO on MNIST, 4 nodes of 4 devices: `--config=configs/grids/daso.py`.
 
-What does it cost in loss and accuracy, against synchronous SGD at equal epochs, learning rate and
-momentum? 40 epochs of 31 updates. The plateaus are such that B and W go through their cycle several
-times between warm-up and cool-down. Losses do not depend on the network: simulated seconds of the
-two at other networks and sizes of model are computed from finished runs by the notebook `daso`,
-which gives the synchronous ones DASO's network of two levels.
+What does it cost in loss and accuracy, against synchronous SGD with equal epochs, learning rate and
+momentum? 40 epochs of 31 updates, in which plateaus take B and W through their cycle several times
+between warm-up and cool-down. Losses do not depend on the network: the notebook `daso` computes
+simulated seconds for other networks and model sizes from finished runs, with DASO's network of two
+levels for synchronous SGD, too.
 """
 
 from collections.abc import Iterator

@@ -1,12 +1,12 @@
-"""Shares of the batch that follow the workers' speeds, against equal shares, on MNIST.
+"""Batch shares that follow the workers' speeds, against equal shares, on MNIST.
 
 `--config=configs/grids/dynamic_batch.py[:TABLE]` with TABLE one of
 
-    disturbed      workers of speeds 1, 1, 2, 4, of which the fastest is the slowest over the middle
+    disturbed      workers of speeds 1, 1, 2, 4, of which the fastest is the slowest in the middle
                    third of the run: do the shares follow, and how late?
     heterogeneity  four workers, the fastest 1, 2, 4 or 8 times the slowest: what is saved?
 
-Every update is that of the whole batch, so the accuracies should agree and only the clock differ.
+All updates are of the whole batch, so accuracies should agree and only the clocks differ.
 With speeds s_i and equal shares an update takes B / (4 min s) examples' time, with ideal ones
 B / sum s: 4 min s / sum s of it.
 """

@@ -1,10 +1,9 @@
 """Gossip on 8 nodes of one device: `--config=configs/grids/gossip.py[:TABLE]`.
 
-    ladder  learning rates of every graph, iid and with shards of unlike labels, one seed
+    ladder  learning rates of all graphs, iid and with shards of different labels, one seed
     judged  the best of these and its two neighbours, three other seeds
 
-`python analysis/best_rates.py WORKDIR` prints
-the best setting of each arm.
+`python analysis/best_rates.py WORKDIR` prints the best settings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,8 +54,8 @@ def _points(rates: Callable[[str], Sequence[float]], seeds: Sequence[int]) -> It
     for (shards, alpha), (arm, keys) in product(SHARDS.items(), ARMS.items()):
         for rate, seed in product(rates(arm), seeds):
             name = f"{arm}-{shards}-{rate:.3g}-{seed}"
-            own = {"data.dirichlet": alpha, "optimizer.learning_rate": rate, "seed": seed}
-            yield {"name": name, **keys, **own}
+            varied = {"data.dirichlet": alpha, "optimizer.learning_rate": rate, "seed": seed}
+            yield {"name": name, **keys, **varied}
 
 
 def ladder() -> Iterator[Point]:

@@ -1,16 +1,16 @@
-"""The implicit momentum of asynchrony, fitted: one table for each question.
+"""Fits of the implicit momentum of asynchrony: one table a question.
 
 `--config=configs/grids/implicit_momentum.py:TABLE` with TABLE one of
 
     quadratic    noiseless quadratic, g = 2, ..., 32 memoryless workers, against 1 - 1/g
     calibration  synchronous MLP and CNN with a known explicit momentum: is it recovered?
     mlp, cnn     g = 4, 8, 16 memoryless workers, plain SGD on MNIST, against 1 - 1/g and alpha / g
-    two_lags     explicit momentum besides: (1 - mu L)(1 - (1 - 1/g) L)
-    matching     the synchronous momentum whose mean trajectory lies nearest
-    laws         g = 4 and other service times than memoryless: how far from one term?
+    two_lags     with explicit momentum: (1 - mu L)(1 - (1 - 1/g) L)
+    matching     the synchronous momentum with the nearest mean trajectory
+    laws         g = 4 and other service laws than memoryless: how far from one term?
 
-The transient carries the information: windows are a few g updates long, and batches are drawn
-independently, as the theory assumes.
+The transient has the information: windows are a few g updates long, and batches are drawn
+independently, as in theory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -102,7 +102,7 @@ def two_lags() -> Iterator[Point]:
 
 
 def matching() -> Iterator[Point]:
-    # A small step: the spread of the replicas bends E grad f(x) away from grad f(E x).
+    # A small step, for the spread of the replicas takes E grad f(x) away from grad f(E x).
     yield {
         "name": "g4",
         **MLP,
@@ -130,7 +130,7 @@ def laws() -> Iterator[Point]:
 
 
 def asynchronous(groups: int) -> Point:
-    """As many memoryless workers as groups: a group of several waits for its slowest."""
+    """Returns keys of one memoryless worker a group; larger groups wait for their slowest."""
     return {
         "method.name": "asynchronous",
         "method.groups": groups,

@@ -3,8 +3,8 @@
     mlp       residual MLP of 8 blocks on MNIST
     pareto    the residual MLP over batch sizes and widths, for losses by compute
 
-Every variant starts from the same trunk and sees the same batches; the losses are those of the
-model's own output, whatever heads a variant trains besides.
+All variants start from the same trunk and have the same batches; losses are those of the last
+block's output, also if a variant trains other heads.
 """
 
 from collections.abc import Iterator

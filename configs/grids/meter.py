@@ -1,9 +1,9 @@
-"""What other laws of service than the memoryless one stand for, read off ordinary runs.
+"""The implicit momentum of several service laws, measured in ordinary runs.
 
 `--config=configs/grids/meter.py:LAW`, LAW one of `exponential`, `lognormal` (standard deviation
-half the mean), `constant`. Four groups (constant: two) train the quickstart's MLP by plain SGD, on
-four seeds. `python -m launch.momentum --workdir=DIR --lags=1 --gradient_lags=1` fits a
-lag polynomial to each run and to all, beside one term.
+half the mean), `constant`. Four groups (constant: two) train the quickstart's MLP by plain SGD,
+with four seeds. `python -m launch.momentum --workdir=DIR --lags=1 --gradient_lags=1` fits one term
+and a lag polynomial to single runs and to all.
 """
 
 import optdyn as od

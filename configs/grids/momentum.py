@@ -2,10 +2,10 @@
 
     mlp, cnn     1, 4 and 16 groups of 16 workers on MNIST, momentum x learning rate x seeds
 
-`python -m launch.efficiency --workdir=DIR --target=0.25` tells what a run of g groups
-takes at momentum 0.9 and at the best, each with its best learning rate. Momenta go below zero:
-the more groups, the more momentum they bring themselves (arXiv 1605.09774). Learning rates are
-given as long-run steps alpha / (1 - mu), since the best of those depends little on mu.
+`python -m launch.efficiency --workdir=DIR --target=0.25` prints the updates of g groups with
+momentum 0.9 and with the best, both with their best learning rates. Momenta go below zero, for more
+groups have more implicit momentum (arXiv 1605.09774). Learning rates are long-run steps
+alpha / (1 - mu), the best of which depends little on mu.
 """
 
 from collections.abc import Iterator

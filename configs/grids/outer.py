@@ -1,11 +1,10 @@
 """Presets of the outer rule, 4 nodes of 2 devices: `--config=configs/grids/outer.py[:TABLE]`.
 
-    ladder  learning rates of every arm, one seed: which is best after 400 updates?
-    judged  that rate of every arm and half of it, three other seeds: training loss and simulated
-            seconds
+    ladder  learning rates of all arms, one seed: which is best after 400 updates?
+    judged  the best rates of all arms and half of them, three other seeds: training loss and
+            simulated seconds
 
-`python analysis/best_rates.py WORKDIR` prints
-the best setting of each arm.
+`python analysis/best_rates.py WORKDIR` prints the best settings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

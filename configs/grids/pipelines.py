@@ -1,12 +1,11 @@
 """Local SGD or a pipeline, as periods and stages grow: `--config=configs/grids/pipelines.py:TABLE`.
 
-    ladder  learning rates of every arm, three seeds: which is best after 300 updates?
-    judged  that rate of every arm, five other seeds: training loss and simulated seconds
+    ladder  learning rates of all arms, three seeds: which is best after 300 updates?
+    judged  the best rates of all arms, five other seeds: training loss and simulated seconds
 
-The question is that of arXiv 2606.03498, with as many workers on either side: local SGD on P nodes
-that meet every H updates, against the stages of a residual MLP of 8 blocks that is never flushed.
-`python analysis/best_rates.py WORKDIR` prints
-the best setting of each arm.
+The question is that of arXiv 2606.03498, with as many workers on both sides: local SGD on P nodes
+that average every H updates, against the stages of a residual MLP of 8 blocks without flushes.
+`python analysis/best_rates.py WORKDIR` prints the best settings.
 """
 
 from collections.abc import Iterator, Mapping
@@ -80,8 +79,8 @@ def get_config(table: str = "ladder") -> od.Grid:
 
 
 def _point(arm: str, momentum: float, rate: float, seed: int) -> Point:
-    own = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum, "seed": seed}
-    return {"name": f"{arm},{momentum},{rate:.5g},{seed}", **ARMS[arm], **own}
+    varied = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum, "seed": seed}
+    return {"name": f"{arm},{momentum},{rate:.5g},{seed}", **ARMS[arm], **varied}
 
 
 def ladder() -> Iterator[Point]:

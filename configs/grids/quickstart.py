@@ -1,18 +1,18 @@
 """What does asynchrony cost once both sides are tuned? MNIST, a small MLP, 1 to 16 groups.
 
-    --config=grids/quickstart:demo    what `make demo` runs
-    --config=grids/quickstart         the whole study, `make study`; it goes on from the demo
+    --config=grids/quickstart:demo    the grid of `make demo`
+    --config=grids/quickstart         the whole study, `make study`, which continues the demo
 
-16 workers in g groups train with momentum 0.9 *kept*, as one group of them would have it, and with
-the momentum *tuned* for g; both with a learning rate of their own. With mini-batches of 64 training
-is limited by the largest stable step, which staleness lowers; with 16 more by the gradients' noise.
-Rates are given as long-run steps alpha / (1 - mu), a factor of 2 apart. The ranges were found with
-seeds 100 to 102 so that the best lies inside; the report says whether it does with those used here.
-The demo has fewer groups, and of the momenta those that are best in the whole study and 0.9.
+16 workers in g groups train with momentum 0.9 *kept*, as for one group, and with the momentum
+*tuned* for g, both with tuned learning rates. With mini-batches of 64 training is limited by the
+largest stable step, which staleness lowers; with 16 more by the gradients' noise. Rates are
+long-run steps alpha / (1 - mu), a factor of 2 apart. The ranges were chosen with seeds 100 to 102
+so that the best is inside; the report says whether it is with the seeds here. The demo has fewer
+groups, and only momentum 0.9 and the best momenta of the whole study.
 
-At the end of the study is the implicit momentum of g memoryless workers, twice: fitted to replicas
-of the beginning of plain SGD, and read by the momentum meter off one ordinary run of it, all of
-whose updates it sees.
+At the end of the study the implicit momentum of g memoryless workers is measured twice: by a fit to
+replicas of the beginning of plain SGD, and by the momentum meter in one ordinary run, in all of its
+updates.
 """
 
 import itertools
@@ -85,7 +85,7 @@ def training() -> Iterator[Point]:
 
 
 def fits() -> Iterator[Point]:
-    """The transient carries the information: a few g updates, and many replicas."""
+    """Yields a recording a number of groups: many replicas of a few g updates, the transient."""
     for g in GROUPS:
         yield {
             "name": f"fit-g{g}",
@@ -102,7 +102,7 @@ def fits() -> Iterator[Point]:
 
 
 def metered() -> Iterator[Point]:
-    """One run each, in shuffled epochs of all the images."""
+    """Yields a metered run a number of groups, in shuffled epochs of all images."""
     for g in GROUPS:
         yield {
             "name": f"meter-g{g}",

@@ -1,15 +1,15 @@
-"""What methods cost in updates: `optdyn sweep --config=grids/which[:TABLE] --workdir=WORKDIR`.
+"""The updates of methods to a loss: `optdyn sweep --config=grids/which[:TABLE] --workdir=WORKDIR`.
 
-`optdyn price --penalty=WORKDIR` multiplies it with seconds.
+`optdyn price --penalty=WORKDIR` multiplies them by seconds.
 
-    sgd, adam   8 workers by SGD with momentum, or by Adam
-    both        the two in one workdir; `--where=optimizer.name=adam` chooses one again
+    sgd, adam   8 workers with SGD and momentum, or with Adam
+    both        the two in one workdir; `--where=optimizer.name=adam` selects one
 
-A perceptron with 32 hidden units learns 4,000 MNIST images: synchronously in batches of 64, 256 and
-1,024, by nodes that average, or step outside, every 8 and every 32 updates in batches of 64, and by
-workers that do not wait, in batches of 8. So a worker has 8 examples for its part of an update by
-every method, and synchronous training has larger batches too. Every arm has rates (as long-run
-steps), momenta and outer numbers of its own; ranges were found with seed 100, which is not here.
+A perceptron with 32 hidden units learns 4,000 MNIST images: synchronously with batches of 64, 256
+and 1,024, by averaging or outer steps every 8 and 32 updates with batches of 64, and asynchronously
+with batches of 8. So a worker has 8 examples for its part of an update, and synchronous training
+also larger batches. Rates (as long-run steps), momenta and outer numbers are tuned for all arms;
+ranges were chosen with seed 100, which is not here.
 """
 
 import itertools
@@ -24,8 +24,8 @@ NOTE = """\
 How many updates do nodes that meet seldom, and workers that do not wait, take to a training loss,
 over tuned synchronous training? A perceptron with 32 hidden units, 4,000 images, 8 workers."""
 SEEDS = tuple(range(5))
-HIGH, LOW = (0.6, 0.8, 0.9, 0.95), (-0.3, 0.0, 0.3)  # momenta, where a worker waits and does not
-AVERAGED = ((1.0, 0.0),)  # the outer rate and momentum that are none
+HIGH, LOW = (0.6, 0.8, 0.9, 0.95), (-0.3, 0.0, 0.3)  # momenta of waiting and other workers
+AVERAGED = ((1.0, 0.0),)  # outer rate and momentum of plain averaging
 LARGE = (0.8, 1.6, 3.2, 6.4)  # long-run steps of synchronous SGD
 FAST, MIDDLE = (0.008, 0.016, 0.032, 0.064), (0.004, 0.008, 0.016, 0.032)  # rates of Adam
 SYNC: Point = {"method.name": "sync"}
@@ -33,7 +33,7 @@ ADAM_OUTER = ((1.0, 0.5), (0.7, 0.5), (0.7, 0.8))
 
 
 class TunedMethod(NamedTuple):
-    """A method at a batch, with the updates it is given and what it is tuned by."""
+    """A method and a batch size, the number of updates, and the values to tune by."""
 
     method: Point
     batch: int
@@ -123,7 +123,7 @@ def both() -> Iterator[Point]:
 def _seeds(
     name: str, arm: TunedMethod, setting: Point, outer: tuple[float, float]
 ) -> Iterator[Point]:
-    """The setting with every seed, logged at a fortieth of its updates."""
+    """Yields the setting with all seeds, logged 40 times."""
     rate, momentum = outer
     if arm.method["method.name"] == "diloco":
         name = f"{name}-{rate}-{momentum}"

@@ -1,10 +1,9 @@
-"""Workers with parameters of their own, 8 of them: `--config=configs/grids/workers.py[:TABLE]`.
+"""Eight workers with separate parameters: `--config=configs/grids/workers.py[:TABLE]`.
 
-    ladder  learning rates of every arm, one seed: which is best after 2000 updates?
-    judged  that rate of every arm, three other seeds: training loss and simulated seconds
+    ladder  learning rates of all arms, one seed: which is best after 2000 updates?
+    judged  the best rates of all arms, three other seeds: training loss and simulated seconds
 
-`python analysis/best_rates.py WORKDIR` prints
-the best setting of each arm.
+`python analysis/best_rates.py WORKDIR` prints the best settings.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +18,8 @@ LOWER = {"nesterov": od.log_range(0.0000488281, 0.00625, 8)}  # of arms whose be
 
 
 def _arm(name: str, momentum: float = 0.0, **keys: Any) -> Point:
-    own = {f"method.{key}": value for key, value in keys.items()}
-    return {"method.name": name, "method.groups": 8, "optimizer.momentum": momentum, **own}
+    others = {f"method.{key}": value for key, value in keys.items()}
+    return {"method.name": name, "method.groups": 8, "optimizer.momentum": momentum, **others}
 
 
 ARMS: Mapping[str, Point] = {

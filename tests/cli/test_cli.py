@@ -98,7 +98,7 @@ def test_the_configs_read_off_the_files_are_those_that_there_are():
         assert path == ROOT / "configs" / f"{name}.py"
     assert {"quickstart", "images", "grids/quickstart"} <= set(configs.configs())
     # Files beside them that have no run's config.
-    assert not {"own/law", "own/method"} & set(configs.configs())
+    assert not {"custom/law", "custom/method"} & set(configs.configs())
 
 
 def test_every_command_is_a_module_that_explains_itself(optdyn):

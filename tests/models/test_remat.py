@@ -92,7 +92,7 @@ def base_inputs(task, x):
 
 
 def test_of_a_model_of_ones_own_all_blocks_but_the_last():
-    blocks = models.make(OwnModel(name="configs.own.model:make", remat=True), 10)
+    blocks = models.make(OwnModel(name="configs.custom.model:make", remat=True), 10)
     x = examples("resmlp")
     params = some(blocks, x)
     program = str(jax.make_jaxpr(jax.grad(lambda p: base.apply(blocks, p, x).sum()))(params))

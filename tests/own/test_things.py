@@ -331,7 +331,7 @@ def test_runs_of_ones_own_that_differ_in_numbers_are_one_compilation(config, fol
 
 
 def test_the_examples_run_outside_of_the_checkout_under_other_names(tmp_path, rows):
-    for path in (ROOT / "configs" / "own").glob("*.py"):
+    for path in (ROOT / "configs" / "custom").glob("*.py"):
         write(tmp_path / f"my_{path.name}", path.read_text().replace("{HERE}/", "my_"))
 
     def train(workdir):
@@ -429,7 +429,7 @@ def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
 
 def regression(config, **values):
     """A small MLP on the example of one's own data."""
-    own = {"data.name": "configs.own.data:load"}
+    own = {"data.name": "configs.custom.data:load"}
     return config({"model.name": "mlp", "model.hidden": (4,), **own}).with_(values)
 
 
@@ -529,7 +529,7 @@ def test_blocks_without_parameters_are_trained_and_saved(config, tmp_path, monke
     text += "    def __call__(self, x): return x.reshape(len(x), -1)\n"
     text += "def make(classes): return [('flat', Flat()), ('out', nn.Dense(classes))]\n"
     write(tmp_path / "flat_blocks.py", text)
-    values = {"model.name": "flat_blocks:make", "data.name": "configs.own.data:load"}
+    values = {"model.name": "flat_blocks:make", "data.name": "configs.custom.data:load"}
     values |= {"steps": 20, "metrics": ("absolute_error",)}
     whole = train(config(values), tmp_path / "whole")
     assert whole["parameters"] == 3 * 2 + 2

@@ -1,11 +1,11 @@
-"""A model of one's own: copy this file to a folder of yours, change it, and run from there
+"""Your model: copy this file to a folder of yours, change it, and run from there
 
     python -m launch.train --config=FILE --workdir=DIR --config.model.name=my_model:make
 
-`make(classes, **config.model.options)` returns a flax.linen module, or, for what reads blocks, as
-local learning and merged servers do, a sequence of (name, module), each fed by the one before.
-Blocks have float32 parameters and no other state. `classes` is what the outputs count: labels,
-tokens, or the last axis of `y`.
+`make(classes, **config.model.options)` returns a flax.linen module, or, for methods that need
+blocks, such as local learning and merged servers, a sequence of (name, module). Blocks have float32
+parameters and no other state. `classes` is the number of outputs: labels, tokens, or the last axis
+of `y`.
 """
 
 import flax.linen as nn
@@ -23,6 +23,6 @@ class Sines(nn.Module):
 
 
 def make(classes: int, widths: tuple[int, ...] = (32, 32)):
-    """Dense layers whose activation is a sine, one a block, and the output."""
+    """Returns dense layers with sine activations, one a block, and the output."""
     layers = [(f"sine{i}", Sines(width)) for i, width in enumerate(widths)]
     return [*layers, ("output", nn.Dense(classes))]

@@ -1,10 +1,9 @@
-"""A method of one's own: copy this file to a folder of yours, change it, and run from there
+"""Your method: copy this file to a folder of yours, change it, and run from there
 
     python -m launch.train --config=FILE --workdir=DIR --config.method.name=my_method:Clipped
 
-`methods/README.md` says what a method is made of. Its fields are keys,
-`config.method.largest`. It joins with others by '+': of my_method:Clipped+asynchronous the key is
-`config.method.Clipped.largest`.
+`methods/README.md` explains methods. The fields are config keys, `config.method.largest`. '+' joins
+it with others: in my_method:Clipped+asynchronous the key is `config.method.Clipped.largest`.
 """
 
 from dataclasses import dataclass
@@ -18,20 +17,20 @@ from optdyn.methods import Gradients
 
 @dataclass(frozen=True)
 class Clipped(Gradients):
-    """The gradient of the batch, every number of it between -largest and largest."""
+    """The gradient of the batch, clipped to numbers between -largest and largest."""
 
     largest: float = 0.1
 
     def gradient(self, problem):
-        of = jax.value_and_grad(problem.loss)
+        loss_and_gradient = jax.value_and_grad(problem.loss)
 
-        def clipped(params, event, batch):
-            loss, grads = of(params, batch)
+        def clip(params, event, batch):
+            loss, grads = loss_and_gradient(params, batch)
             return loss, jax.tree.map(
                 lambda leaf: jnp.clip(leaf, -self.largest, self.largest), grads
             )
 
-        return clipped
+        return clip
 
     def clock(self, inputs, methods):
         """All workers wait for one another."""

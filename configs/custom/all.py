@@ -1,8 +1,8 @@
-"""All that is one's own in one run: what the files beside this one make, by FILE:NAME.
+"""A run with your model, loss, data, optimizer, schedule, law and method: FILE:NAME of these files.
 
-    python -m launch.train --config=configs/own/all.py --workdir=workdirs/own
+    python -m launch.train --config=configs/custom/all.py --workdir=workdirs/custom
 
-In a folder outside of this checkout the names are those of your own files, `my_model:make` or
+Outside this checkout the names are those of your files, `my_model:make` or
 `path/to/my_model.py:make`; modules are found where Python finds them and in the current folder.
 """
 
