@@ -1,4 +1,4 @@
-"""`optdyn cite`: BibTeX of the papers that a run used."""
+"""`optdyn cite`: print BibTeX of the papers that a run used."""
 
 from optdyn.cli.main import run
 

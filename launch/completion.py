@@ -1,4 +1,4 @@
-"""`optdyn completion`: a script that completes commands in a shell."""
+"""`optdyn completion`: print a script for shell completion."""
 
 from optdyn.cli.main import run
 

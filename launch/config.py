@@ -1,4 +1,4 @@
-"""`optdyn config`: a config as it is resolved, or what differs in two."""
+"""`optdyn config`: print a config, or the differences of two."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn efficiency`: what staleness costs in updates."""
+"""`optdyn efficiency`: measure staleness in extra updates."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn export`: runs, to W&B or MLflow."""
+"""`optdyn export`: export runs to W&B or MLflow."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn list`: what can be named in a config, shipped configs, keys."""
+"""`optdyn list`: list what configs can name, shipped configs and keys."""
 
 from optdyn.cli.main import run
 

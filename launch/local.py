@@ -1,4 +1,4 @@
-"""`optdyn local`: several processes on this machine as one job."""
+"""`optdyn local`: run several processes on this machine as one job."""
 
 from optdyn.cli.main import run
 

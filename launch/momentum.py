@@ -1,4 +1,4 @@
-"""`optdyn momentum`: implicit momentum, fitted to recordings."""
+"""`optdyn momentum`: fit implicit momentum to recordings."""
 
 from optdyn.cli.main import run
 

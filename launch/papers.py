@@ -1,4 +1,4 @@
-"""`optdyn papers`: the papers' claims, judged."""
+"""`optdyn papers`: judge the papers' claims."""
 
 from optdyn.cli.main import run
 

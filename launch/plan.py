@@ -1,4 +1,4 @@
-"""`optdyn plan`: mini-batch, algorithms and devices to train with."""
+"""`optdyn plan`: plan mini-batch, algorithms and devices."""
 
 from optdyn.cli.main import run
 

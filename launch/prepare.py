@@ -1,4 +1,4 @@
-"""`optdyn prepare`: a data set, for config.data.name=tfds."""
+"""`optdyn prepare`: prepare a data set for config.data.name=tfds."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn price`: seconds of methods on a cluster, without training."""
+"""`optdyn price`: price methods on a cluster in seconds, without training."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn profile`: what an update is made of on this machine."""
+"""`optdyn profile`: profile an update on this machine."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn race`: one run of real workers that race."""
+"""`optdyn race`: train with real workers that race."""
 
 from optdyn.cli.main import run
 

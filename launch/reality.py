@@ -1,4 +1,4 @@
-"""`optdyn reality`: a race of real workers, held against theory."""
+"""`optdyn reality`: compare a race of real workers with theory."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn report`: a page of what was run."""
+"""`optdyn report`: write a page on runs."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn submit`: shards of a grid as jobs."""
+"""`optdyn submit`: submit shards of a grid as jobs."""
 
 from optdyn.cli.main import run
 

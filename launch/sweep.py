@@ -1,4 +1,4 @@
-"""`optdyn sweep`: a grid of runs."""
+"""`optdyn sweep`: train a grid of runs."""
 
 from optdyn.cli.main import run
 

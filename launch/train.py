@@ -1,4 +1,4 @@
-"""`optdyn train`: one run."""
+"""`optdyn train`: train one run."""
 
 from optdyn.cli.main import run
 

@@ -1,4 +1,4 @@
-"""`optdyn tune`: groups, momentum and learning rate, chosen in training."""
+"""`optdyn tune`: tune groups, momentum and learning rate during training."""
 
 from optdyn.cli.main import run
 

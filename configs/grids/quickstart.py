@@ -69,7 +69,7 @@ def demo() -> Iterator[Point]:
 
 
 def training() -> Iterator[Point]:
-    for (batch, g), (updates, every, momenta, steps, kept) in SETTINGS.items():
+    for (batch, g), (updates, log_every, momenta, steps, kept) in SETTINGS.items():
         for seed, mu in itertools.product(SEEDS, momenta):
             for step in kept if mu == KEPT else steps:
                 yield {
@@ -80,7 +80,7 @@ def training() -> Iterator[Point]:
                     "optimizer.learning_rate": round(step * (1 - mu), 6),
                     "seed": seed,
                     "steps": updates,
-                    "log_every": every,
+                    "log_every": log_every,
                 }
 
 

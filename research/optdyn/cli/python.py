@@ -158,11 +158,11 @@ class Experiment(experiment.Config):
         ends = {"updates": ("low", "high"), "seconds": ("least", "most"), "time": ("low", "high")}
         rows = []
         for row in answer.rows:
-            said: dict[str, Any] = {"method": row.label}
+            cells: dict[str, Any] = {"method": row.label}
             for name, (least, most) in ends.items():
                 value, low, high = getattr(row, name)
-                said |= {name: value, f"{name}_{least}": low, f"{name}_{most}": high}
-            rows.append(said | {"told": row.word})
+                cells |= {name: value, f"{name}_{least}": low, f"{name}_{most}": high}
+            rows.append(cells | {"told": row.word})
         return pd.DataFrame(rows).set_index("method")
 
 

@@ -71,8 +71,8 @@ def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterat
     if replicas := summary.get("replicas"):
         done.append(f"{replicas:,} replicas of {summary['step']:,} updates")
     elif "step" in summary:
-        of = f" of {summary['steps']:,}" * (summary["step"] != summary["steps"])
-        done.append(f"{summary['step']:,}{of} updates")
+        total = f" of {summary['steps']:,}" * (summary["step"] != summary["steps"])
+        done.append(f"{summary['step']:,}{total} updates")
     if not replicas and (seconds := summary.get("simulated_seconds")):
         done.append(f"{number(seconds)} {SECONDS_OF_COMMAND.get(then, 'simulated seconds')}")
     yield f"{summary['status']}: {', '.join(done) or 'no update'}"
