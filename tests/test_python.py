@@ -348,7 +348,7 @@ BAD = {
     "compare: 'two' must be of type Experiment, not int": lambda: optdyn.compare(
         {"one": base(), "two": 3}, seeds=[0]
     ),
-    "only a method of reading is a rule by itself": lambda: optdyn.rule(
+    "must be a method that only reads older versions": lambda: optdyn.rule(
         optdyn.DiLoCo(), jnp.sum, optax.sgd(0.1)
     ),
     "must be a dict of blocks, such as {'all': params}, not of type": lambda: optdyn.rule(

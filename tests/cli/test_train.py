@@ -151,7 +151,7 @@ BAD_FILES = {
         ),
         (
             ["--config.cluster.disturbance_epochs=wide"],
-            "config.cluster.disturbance_epochs = ('wide',): must be a list, of which each is a",
+            "config.cluster.disturbance_epochs = ('wide',): must be a list whose entries are a",
         ),
         (["--nosuch=1"], "Unknown command line flag 'nosuch'; there are --"),
         (["--optimizer.learning_rate=1"], "; did you mean --config.optimizer.learning_rate?"),

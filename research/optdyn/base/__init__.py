@@ -1,1 +1,1 @@
-"""What every part is built on: refusals, fields of values, lookup by name, files."""
+"""The foundations: errors, checked fields, user code by name, files, processes and seeds."""

@@ -47,7 +47,7 @@ def _of_list(value: object, default: Sequence[object]) -> str:
     if default:
         refusals = (refusal(entry, default[0]) for entry in value)
         return next(
-            (f"a list, of which each is {expected}" for expected in refusals if expected), ""
+            (f"a list whose entries are {expected}" for expected in refusals if expected), ""
         )
     good = all(_is_plain(entry) and not isinstance(entry, (bool, dict)) for entry in value)
     return "" if good and None not in value else "a list of numbers or texts, or of lists of them"
