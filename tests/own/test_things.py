@@ -469,7 +469,7 @@ from optdyn.clock.meetings import meetings_timeline
 from optdyn.core import Rule
 from optdyn.methods import Mixes
 from optdyn.methods.averaging import meeting_schedule
-from optdyn.methods.messages import own_event
+from optdyn.methods.messages import event_of_node
 from optdyn.methods.nodes import barrier_clock, inside
 
 
@@ -477,7 +477,7 @@ from optdyn.methods.nodes import barrier_clock, inside
 class Mean(Mixes):
     def mix(self, inner, collectives):
         def step(state, event, batch):
-            after, info = inner.step(state, own_event(event), batch)
+            after, info = inner.step(state, event_of_node(event), batch)
             return after.moved_to(lax.pmean(after.params, "node")), info
 
         return Rule(inner.init, step)
@@ -489,7 +489,7 @@ class Mean(Mixes):
 @dataclass(frozen=True)
 class Alone(Mean):
     def mix(self, inner, collectives):
-        return inner._replace(step=lambda x, event, batch: inner.step(x, own_event(event), batch))
+        return inner._replace(step=lambda x, event, *of: inner.step(x, event_of_node(event), *of))
 
 
 @dataclass(frozen=True)

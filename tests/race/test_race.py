@@ -431,7 +431,7 @@ def assigned(place, worker):
     ("case", "change", "message"),
     [
         *(
-            (case, earlier, r"arrival 30, of worker ., says version")
+            (case, earlier, r"arrival 30, of worker ., has version")
             for case in ("plain", "k_async", "local steps", "elastic")
         ),
         ("k_async", lambda t: t.drop(columns="control.worker.1"), r"control\.worker\.0 to \.1"),

@@ -165,7 +165,7 @@ class WorkerMethod(Reads):
             line = blank_timeline(self.groups, setup.steps)
             line = line._replace(plan=WorkerStep(line.worker, np.zeros(setup.steps, bool)))
             if trace:
-                trace.groups(trace.worker, self.groups)
+                trace.require_groups(trace.worker, self.groups)
                 replay_order(
                     Exchanges(line, periods, is_stale=is_stale), trace.worker, trace.seconds
                 )
@@ -191,7 +191,7 @@ class ElasticState(NamedTuple):
         """w* is other parameters; the workers stay, and are pulled there."""
         return self._replace(params=params)
 
-    def at(self, worker: int) -> tuple[Params, Tree]:
+    def read_slot(self, worker: int) -> tuple[Params, Tree]:
         """What a worker goes on with that has exchanged: w_i, and the state of its optimizer."""
         return row((self.workers, self.opt_state), worker)
 
