@@ -456,7 +456,7 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, chan
     [
         ({"method.name": "ad_psgd", "method.groups": 4}, "config.cluster.service.name"),
         ({**ELASTIC, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
-        ({**FRESH, "model.name": "mlp", **CLIPPED}, "by the gradients of all"),
+        ({**FRESH, "model.name": "mlp", **CLIPPED}, "by its gradient alone"),
     ],
 )
 def test_what_cannot_race(config, tmp_path, values, message):
@@ -471,11 +471,11 @@ def test_what_cannot_race(config, tmp_path, values, message):
     [
         ({}, 0, "must be from 1 to 3"),
         ({}, 4, "must be from 1 to 3, the blocks of the model"),
-        ({"method.fresh": ("classifier",)}, 2, "only where an update is one gradient"),
-        ({"probes.momentum": True}, 2, "only where an update is one gradient"),
-        (several("k_async"), 2, "only where an update is one gradient"),
-        (LOCAL | {"cluster.speeds": ()}, 2, "only where an update is one gradient"),
-        (CLIPPED, 2, "by the gradients of all"),
+        ({"method.fresh": ("classifier",)}, 2, "unless an update is one gradient"),
+        ({"probes.momentum": True}, 2, "unless an update is one gradient"),
+        (several("k_async"), 2, "unless an update is one gradient"),
+        (LOCAL | {"cluster.speeds": ()}, 2, "unless an update is one gradient"),
+        (CLIPPED, 2, "by its gradient alone"),
     ],
 )
 def test_what_no_server_in_parts_can_do(config, mnist, tmp_path, values, servers, message):
