@@ -31,7 +31,7 @@ import numpy as np
 from optdyn.base import seeds
 from optdyn.clock import availability
 from optdyn.clock.availability import Availability, Load
-from optdyn.clock.cluster import Cluster
+from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.meetings import compute_means, synchronous
 from optdyn.clock.network import group_exchange
 from optdyn.clock.service import Draw, geometric_timeline, is_constant, overlapped
@@ -338,8 +338,26 @@ def queued_arrivals(
     )
 
 
-class IterationSeconds(NamedTuple):
-    """Seconds of the parts of an iteration on one batch: Omnivore's hardware model.
+def conv_seconds(pieces: Pieces, k: int) -> float:
+    """Returns T_conv(k), the seconds of the convolutions of a batch in a group of k workers."""
+    return max(pieces.conv_compute / k, pieces.conv_network * k)
+
+
+def fc_seconds(pieces: Pieces, merged: bool) -> tuple[float, float]:
+    """Returns the FC seconds of a batch: on the group's machine, and on the shared server."""
+    return (0.0, pieces.fc) if merged else (pieces.fc, pieces.fc_network)
+
+
+def omnivore_arrivals(
+    pieces: Pieces,
+    merged: bool,
+    groups: int,
+    k: int,
+    steps: int,
+    law: Draw,
+    rng: np.random.Generator,
+) -> tuple[Timeline, np.ndarray]:
+    """Returns the first `steps` updates by Omnivore's hardware model, and the server's seconds.
 
     Hadjis et al., "Omnivore" (arXiv 1606.04487). N workers in g groups of k = N / g share one fully
     connected (FC) server. A group computes its convolutions, then queues for it:
@@ -348,55 +366,21 @@ class IterationSeconds(NamedTuple):
         T_conv_network(k) = T_conv_network(1) k      k workers exchange the model with one server
         T_conv(k) = max(T_conv_compute(k), T_conv_network(k))
 
-    In the paper T_conv_network grows with k; that it grows linearly is assumed here.
-
-    *Merged*, compute and model of the FC part share the server, for T_fc a batch. *Unmerged*, as in
-    the authors' program, a group computes its FC part on its own machine in T_fc, and queues for
-    the server of the FC model, T_fc_network a batch.
-    """
-
-    t_conv_compute_1: float  # convolutions, forward and backward, on one worker
-    t_conv_network_1: float  # exchange of the convolutional model by one worker
-    t_fc: float  # fully connected part, forward and backward
-    merged: bool = True  # FC compute and FC model on one server
-    t_fc_network: float = 0.0  # exchange of the FC model; only if not merged
-
-
-def iteration_seconds(cluster: Cluster, merged: bool) -> IterationSeconds | None:
-    """Returns the seconds in `cluster.pieces`; None if it has none."""
-    pieces = cluster.pieces
-    if not pieces.conv_compute:
-        return None
-    return IterationSeconds(
-        pieces.conv_compute, pieces.conv_network, pieces.fc, merged, pieces.fc_network
-    )
-
-
-def t_conv(pieces: IterationSeconds, k: int) -> float:
-    """Returns the seconds of the convolutions of a batch in a group of k workers."""
-    return max(pieces.t_conv_compute_1 / k, pieces.t_conv_network_1 * k)
-
-
-def t_fc(pieces: IterationSeconds) -> tuple[float, float]:
-    """Returns the FC seconds of a batch: on the group's machine, and on the shared server."""
-    return (0.0, pieces.t_fc) if pieces.merged else (pieces.t_fc, pieces.t_fc_network)
-
-
-def omnivore_arrivals(
-    pieces: IterationSeconds, groups: int, k: int, steps: int, law: Draw, rng: np.random.Generator
-) -> tuple[Timeline, np.ndarray]:
-    """Returns the first `steps` updates of groups of k workers, and the server's seconds at each.
+    In the paper T_conv_network grows with k; that it grows linearly is assumed here. *Merged*,
+    compute and model of the FC part share the server, for T_fc a batch. *Unmerged*, as in the
+    authors' program, a group computes its FC part on its own machine in T_fc, and queues for the
+    server of the FC model, T_fc_network a batch.
 
     T_conv(k) of each worker and each FC service are multiplied by draws of `law`; a group waits for
-    its slowest worker, then in order of arrival for the server, and reads as it leaves the server.
-    The staleness is that of the convolutional model: a merged FC model has none. Longer runs of the
-    same generator state begin with shorter ones.
+    its slowest worker, and reads as it leaves the server. The staleness is that of the
+    convolutional model: a merged FC model has none. Longer runs of the same generator state begin
+    with shorter ones.
     """
-    fc_seconds, server_mean = t_fc(pieces)
+    own_seconds, server_mean = fc_seconds(pieces, merged)
     conv_stream, fc_stream, server_stream = rng.spawn(3)
     services = groups + steps  # one at the start of each group, one after each update
-    computing = law(conv_stream, (services, k)).max(axis=1) * t_conv(pieces, k)
-    computing += law(fc_stream, (services,)) * fc_seconds
+    computing = law(conv_stream, (services, k)).max(axis=1) * conv_seconds(pieces, k)
+    computing += law(fc_stream, (services,)) * own_seconds
     server_seconds = law(server_stream, (steps,)) * server_mean
     remaining, serving = iter(computing.tolist()), chain(server_seconds.tolist(), repeat(0.0))
     line = simulate_queue(groups, steps, lambda *_: next(remaining), rounding(law), serving=serving)
@@ -465,9 +449,9 @@ def compute_groups(
     availability = availability_of(cluster, groups, update_bytes)
     if trace:
         line = replay(trace, groups, policy)
-    elif pieces := iteration_seconds(cluster, merged):
+    elif cluster.pieces.conv_compute:
         rng, k = seeds.generator(seed, "arrivals"), cluster.worker_count // groups
-        line, _ = omnivore_arrivals(pieces, groups, k, count, law.draw, rng)
+        line, _ = omnivore_arrivals(cluster.pieces, merged, groups, k, count, law.draw, rng)
     elif groups == 1 and not policy.waiting and not availability:
         sizes = {"batch_size": batch_size, "update_bytes": update_bytes}
         line = synchronous(cluster, steps=count, seed=seed, **sizes)

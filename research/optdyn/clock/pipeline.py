@@ -10,15 +10,14 @@ stage does one task at a time, in its order. Links and queues have no limit: in 
 is faster than the next one runs ahead of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import inside_node, message_seconds
-from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
+from optdyn.clock.timeline import Timeline, from_arrivals
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float
@@ -47,13 +46,12 @@ def schedule(
     """Returns the schedule of the `kind`, 'local', 'gpipe' or '1f1b', of so many updates.
 
     `forward`, (S,): seconds a micro-batch at each stage. `backward` and `update` are (S,) or one
-    number for all, `transfer` (S - 1,) or one. Raises `TimelineError` for other shapes or values.
+    number for all, `transfer` (S - 1,) or one.
     """
     stages = np.size(forward)
-    inputs = [("forward", forward, stages), ("backward", backward, stages)]
-    inputs += [("update", update, stages), ("transfer", transfer, stages - 1)]
-    TimelineError.refuse(_wrong(inputs, micro_batches, updates))
-    *durations, lags = (np.broadcast_to(np.asarray(v, np.float64), size) for _, v, size in inputs)
+    tasks = (forward, backward, update)  # in the order of `FORWARD, BACKWARD, UPDATE`
+    durations = [np.broadcast_to(np.asarray(task, np.float64), stages) for task in tasks]
+    lags = np.broadcast_to(np.asarray(transfer, np.float64), stages - 1)
     # A stage does `ahead` forwards, then one of each in turn, then the backwards left.
     ahead = {
         "local": [0] * stages,
@@ -96,20 +94,6 @@ def _order(ahead: int, micro_batches: int) -> list[tuple[int, int]]:
     for m in range(micro_batches):
         order += [(FORWARD, m + ahead), (BACKWARD, m)]
     return [*(task for task in order if task[1] < micro_batches), (UPDATE, -1)]
-
-
-def _wrong(
-    inputs: Sequence[tuple[str, Seconds, int]], micro_batches: int, updates: int
-) -> Iterator[Wrong]:
-    line = f"{micro_batches} micro-batches, {updates} updates: must be 1 or more"
-    yield min(micro_batches, updates) < 1, line
-    for name, values, size in inputs:
-        array = np.asarray(values, np.float64)
-        good = array.shape in ((), (size,)) and np.all((array >= 0) & np.isfinite(array))
-        yield not good, f"{name} = {values}: must be {size} finite seconds from 0 up, or one"
-    forward, stages = inputs[FORWARD][1:]
-    line = f"forward = {forward}: must be more than 0 at every stage"
-    yield not stages or not np.all(np.asarray(forward) > 0), line
 
 
 def update_seconds(schedule: Schedule) -> np.ndarray:
