@@ -110,7 +110,7 @@ class Work(NamedTuple):
     exchange: np.ndarray | Sequence[np.ndarray] | float = 0.0
     overlap: float = 0.0
 
-    def of(self, group: int) -> tuple[np.ndarray, np.ndarray]:
+    def services(self, group: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns `compute`, (n, k), and `exchange`, (n,), of a group's n services."""
         compute = np.atleast_2d(self.compute[group])
         exchange = self.exchange if isinstance(self.exchange, float) else self.exchange[group]
@@ -133,7 +133,7 @@ def renewal_arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
     Each group draws from its own stream, so a longer run begins with the shorter one.
     """
     groups = len(work.compute)
-    services = [work.of(group) for group in range(groups)]
+    services = [work.services(group) for group in range(groups)]
     streams = [np.random.default_rng((seed, group)) for group in range(groups)]
     times: list[np.ndarray] = [np.zeros(1)] * groups
     # The second at which a block of services starts, and the seconds since then.
@@ -290,12 +290,12 @@ def service_seconds(
     they begin.
     """
     groups, overlap = len(work.compute), work.overlap
-    exchange = [float(work.of(group)[1][0]) for group in range(groups)]
+    exchange = [float(work.services(group)[1][0]) for group in range(groups)]
     amplitude, speed = (load.amplitude, load.speed) if load else (0.0, 0.0)
     phase = load.phase.tolist() if load else []
 
     def computing(group: int) -> Iterator[float]:
-        rng, (mean, _) = np.random.default_rng((seed, group)), work.of(group)
+        rng, (mean, _) = np.random.default_rng((seed, group)), work.services(group)
         while True:
             draws = law(rng, (services_per_draw(steps, groups), mean.shape[1]))
             yield from (draws * mean).max(axis=1).tolist()

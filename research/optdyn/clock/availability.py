@@ -106,7 +106,7 @@ def reroute_updates(to: np.ndarray, present: np.ndarray) -> np.ndarray:
 
     Update t has the receivers `to[t % T]` of (T, nodes, k), and `present`, (steps, nodes).
     """
-    receivers = [reroute(to[t % len(to)], there) for t, there in enumerate(present)]
+    receivers = [reroute(to[t % len(to)], present_t) for t, present_t in enumerate(present)]
     return np.stack(receivers).astype(np.int32)
 
 
@@ -138,32 +138,32 @@ def stand_ins(present: np.ndarray) -> np.ndarray:
 
 
 def still_present(
-    here: np.ndarray,
+    present: np.ndarray,
     now: np.ndarray,
     done: np.ndarray,
     links: Links,
     load: Load | None,
     presence: Presence,
 ) -> np.ndarray:
-    """Returns which nodes take part in the next update, (nodes,), from those `here` in the last.
+    """Returns which nodes take part in the next update, (nodes,), from those `present` in the last.
 
     A node comes back if it has fetched parameters, over `links`, when the first present node
     begins; its clock `now`, (nodes,), is then set to that second. A node that leaves before its
     `done` seconds, (nodes,), are over takes no part. Raises `TimelineError` if no node ever does.
     """
-    numbers = np.arange(len(here))
+    numbers = np.arange(len(present))
     for _ in range(MOST_TURNS):
-        here = here & (now < presence.left)
-        if here.any():
-            start, source = now[here].min(), stand_ins(here[None])[0]
-            returning = ~here & (presence.back + links(source, numbers) <= start)
+        present = present & (now < presence.left)
+        if present.any():
+            start, source = now[present].min(), stand_ins(present[None])[0]
+            returning = ~present & (presence.back + links(source, numbers) <= start)
         else:
             start, returning = presence.back.min(), numbers == presence.back.argmin()
         now[returning] = start
-        here |= returning & presence.at(np.where(returning, start, -np.inf))
-        here &= now + done * (load(now) if load else 1.0) < presence.left
-        if here.any():
-            return here
+        present |= returning & presence.at(np.where(returning, start, -np.inf))
+        present &= now + done * (load(now) if load else 1.0) < presence.left
+        if present.any():
+            return present
     raise TimelineError(
         "config.cluster.presence: must be longer, as no node is there for the "
         f"{done.min():.3g} seconds of an update, {MOST_TURNS:,} times one after the other"

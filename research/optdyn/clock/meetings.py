@@ -143,17 +143,23 @@ class AllReduce(NamedTuple):
     broadcast_seconds: float = 0.0  # to all devices, while nodes go on and the link is busy
 
     def send(
-        self, t: int, q: int, first: np.ndarray, now: np.ndarray, here: np.ndarray, free: np.ndarray
+        self,
+        t: int,
+        q: int,
+        ready: np.ndarray,
+        now: np.ndarray,
+        present: np.ndarray,
+        free: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns when fragment q arrives and when the link is free again, (..., nodes) each.
 
-        Nodes are `here`, ready at the seconds `first` and end the update at `now`; the link has
+        Nodes are `present`, ready at the seconds `ready` and end the update at `now`; the link has
         been `free` since.
         """
-        leaves = np.maximum(first.max(-1, keepdims=True, where=here, initial=0.0), free)
+        leaves = np.maximum(ready.max(-1, keepdims=True, where=present, initial=0.0), free)
         for leg in self.legs:
             leaves = leaves + leg[t][..., q, None]
-        last = now.max(-1, keepdims=True, where=here, initial=0.0)
+        last = now.max(-1, keepdims=True, where=present, initial=0.0)
         arrival = np.maximum(leaves, last) + self.broadcast_seconds
         return arrival, arrival
 
@@ -180,7 +186,13 @@ class Peers:
         return np.where(to == self._nodes, 0.0, self.links(self._nodes, to)).cumsum(axis=-1)
 
     def send(
-        self, t: int, q: int, first: np.ndarray, now: np.ndarray, here: np.ndarray, free: np.ndarray
+        self,
+        t: int,
+        q: int,
+        ready: np.ndarray,
+        now: np.ndarray,
+        present: np.ndarray,
+        free: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns when a node has all messages to it, and when it may send again, (nodes,) each.
 
@@ -188,23 +200,23 @@ class Peers:
         """
         row = self.schedule[t]
         to, sent, travel = self.to[row], self._sent[row], self._travel[row]
-        if not here.all():
-            to = reroute(to, here)
+        if not present.all():
+            to = reroute(to, present)
             sent, travel = to != self._nodes, self._travel_seconds(to)
-        leaves = np.maximum(free, first)
+        leaves = np.maximum(free, ready)
         arrives = leaves[:, None] + travel
         if not self.early:  # the last layer leaves last
             arrives = np.maximum(arrives, now[:, None])
         arrival = now.copy()
         np.maximum.at(arrival, to[sent], arrives[sent])
-        return arrival, np.where(here, leaves + travel[:, -1], free)
+        return arrival, np.where(present, leaves + travel[:, -1], free)
 
 
 class MeetingTimes(NamedTuple):
     """When updates end, and which nodes take part."""
 
     seconds: np.ndarray  # (steps, ...) at which updates commit
-    here: np.ndarray  # (steps, nodes) bool
+    present: np.ndarray  # (steps, nodes) bool
 
 
 def meeting_seconds(
@@ -244,41 +256,41 @@ def meeting_seconds(
     broadcasts = np.where(receive, broadcast_seconds, 0.0).sum(axis=-1, keepdims=True)
     at_meetings = presence if isinstance(exchange, AllReduce) else None
     early = isinstance(exchange, Peers) and exchange.early
-    now, here = np.zeros(done.shape[1:]), np.ones(done.shape[-1], bool)
+    now, present = np.zeros(done.shape[1:]), np.ones(done.shape[-1], bool)
     free, arrival = np.zeros_like(now), [np.zeros_like(now)] * fragments
     since, ends = 0.0, list[np.ndarray]()  # the end of the last meeting, and of updates since then
-    seconds, present = np.zeros(done[:steps].shape[:-1]), np.ones((steps, len(here)), bool)
+    seconds, took_part = np.zeros(done[:steps].shape[:-1]), np.ones((steps, len(present)), bool)
     for t in range(steps):
         if presence and isinstance(exchange, Peers):
-            here = still_present(here, now, done[t], exchange.links, load, presence)
+            present = still_present(present, now, done[t], exchange.links, load, presence)
         start, factor = now, load(now) if load else 1.0
-        first, now = start + ready[t] * factor, start + done[t] * factor
+        ready_at, now = start + ready[t] * factor, start + done[t] * factor
         if at_meetings:
-            here = here & (now < at_meetings.left)
-            if sent_now[t] and not here.any():
+            present = present & (now < at_meetings.left)
+            if sent_now[t] and not present.any():
                 node, restart = at_meetings.first_to_stay(now - since)
                 late = restart - since
                 seconds[t - len(ends) : t] = [end[node] + late for end in ends]
-                here[node], first, now = True, first + late, now + late
+                present[node], ready_at, now = True, ready_at + late, now + late
             ends.append(now)
-        present[t], before = here, list(arrival)
+        took_part[t], before = present, list(arrival)
         for q in sent_now[t]:
-            arrives, busy = exchange.send(t, q, start if early else first, now, here, free)
+            arrives, busy = exchange.send(t, q, start if early else ready_at, now, present, free)
             sent = send[t, ..., q, None]
             arrival[q], free = np.where(sent, arrives, arrival[q]), np.where(sent, busy, free)
         if received_now[t]:
             latest = np.zeros_like(now)
             for q in received_now[t]:
-                came = np.where(is_new[t, ..., q, None], arrival[q], before[q])
-                latest = np.where(receive[t, ..., q, None], np.maximum(latest, came), latest)
+                arrives = np.where(is_new[t, ..., q, None], arrival[q], before[q])
+                latest = np.where(receive[t, ..., q, None], np.maximum(latest, arrives), latest)
             now = np.maximum(now, latest) + broadcasts[t]
             if at_meetings:
                 since = float((latest + broadcasts[t]).max())
-                now, here, ends = np.full_like(now, since), at_meetings.at(since), []
+                now, present, ends = np.full_like(now, since), at_meetings.at(since), []
         if presence and not at_meetings:
-            now = np.where(here, now, start)
-        seconds[t] = now.max(axis=-1, where=here, initial=since)
-    return MeetingTimes(commit_times(seconds), present)
+            now = np.where(present, now, start)
+        seconds[t] = now.max(axis=-1, where=present, initial=since)
+    return MeetingTimes(commit_times(seconds), took_part)
 
 
 def _fragments(flags: np.ndarray) -> list[list[int]]:

@@ -30,7 +30,7 @@ class Arrival(NamedTuple):
     worker: Array
     read: Array  # slot
     write: Array  # slot
-    seen: Params | None = None  # the blocks that were read, where they are no longer in the table
+    params: Params | None = None  # the blocks that were read, where they are no longer in the table
     dropped: Array | None = None  # (groups,) bool, gradients dropped since the update before
 
 

@@ -58,10 +58,15 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
 
     @partial(jax.jit, donate_argnums=0)
     def update(
-        state: SnapshotState, seen: Params, examples: Examples, event: Event, indices: Array, n: int
+        state: SnapshotState,
+        stale: Params,
+        examples: Examples,
+        event: Event,
+        indices: Array,
+        n: int,
     ) -> tuple[SnapshotState, Params, Info]:
-        seen = jax.tree.map(lambda leaf: leaf[None], seen)
-        event = event._replace(plan=event.plan._replace(seen=seen))
+        stale = jax.tree.map(lambda leaf: leaf[None], stale)
+        event = event._replace(plan=event.plan._replace(params=stale))
         state, info = advance(state, examples, event, indices, n)
         return state, rows(state.slots, dict.fromkeys(state.slots, 0)), info
 

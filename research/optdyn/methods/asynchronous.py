@@ -192,7 +192,7 @@ def asynchronous(
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         plan = event.plan
         read, write = (slot_of(slots, state.slots) for slots in (plan.read, plan.write))
-        seen = state.read_slot(read) | (plan.seen or {})
+        seen = state.read_slot(read) | (plan.params or {})
         loss, grads = gradient(seen, event, batch)
         if small:
             grads, errors = fed_back(small, grads, state.errors, plan.worker)

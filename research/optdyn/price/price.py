@@ -259,10 +259,10 @@ def _cluster(cluster: Cluster) -> Iterator[Join]:
     is_unknown = not cluster.service.is_drawn and name not in known
     yield Join("cluster.service.name", is_unknown, f"must be {one_of_these(name, known)}")
     for key in ("presence", "diurnal"):
-        wanted = "must be 0, as prices are of workers that are always there"
-        yield Join(f"cluster.{key}", getattr(cluster, key), wanted)
-    wanted = "must be unset, as prices are of examples' seconds and a network"
-    yield Join("cluster.pieces", cluster.pieces != Pieces(), wanted)
+        must = "must be 0, as prices are of workers that are always there"
+        yield Join(f"cluster.{key}", getattr(cluster, key), must)
+    must = "must be unset, as prices are of examples' seconds and a network"
+    yield Join("cluster.pieces", cluster.pieces != Pieces(), must)
 
 
 def _joins(config: Config, shapes: Shapes, window: UpdateRange) -> Iterator[Join]:
@@ -270,16 +270,14 @@ def _joins(config: Config, shapes: Shapes, window: UpdateRange) -> Iterator[Join
     methods = config.methods
     for key in ("disturbances", "disturbance_probability"):
         is_slowed = window.settled and getattr(config.cluster, key)
-        wanted = (
-            "must be unset, as slowdowns by epochs have no steady state; use Experiment.price()"
-        )
-        yield Join(f"cluster.{key}", is_slowed, wanted)
+        must = "must be unset, as slowdowns by epochs have no steady state; use Experiment.price()"
+        yield Join(f"cluster.{key}", is_slowed, must)
     has_servers = methods.by_block and isinstance(methods.read, Asynchronous)
-    wanted = "must have one server, as shares of time are those of one order of arrivals"
-    yield Join("method.name", has_servers, wanted)
+    must = "must have one server, as shares of time are those of one order of arrivals"
+    yield Join("method.name", has_servers, must)
     is_unknown = methods.by_block and shapes.problem is None
-    wanted = "needs the blocks of a model; name one by --config, not --parameters"
-    yield Join("method.name", is_unknown, wanted)
+    must = "needs the blocks of a model; name one by --config, not --parameters"
+    yield Join("method.name", is_unknown, must)
 
 
 def _window(config: Config, shapes: Shapes, steps: int) -> UpdateRange:
