@@ -170,13 +170,15 @@ class WorkerMethod(Reads):
                     Exchanges(line, periods, is_stale=is_stale), trace.worker, trace.seconds
                 )
             return line
-        alone, exchanged = (self.work(inputs, methods, sent) for sent in (False, True))
-        cycles = [[alone.of(i)] * (n - 1) + [exchanged.of(i)] for i, n in enumerate(periods)]
+        quiet, sending = (self.work(inputs, methods, sent) for sent in (False, True))
+        cycles = [
+            [quiet.services(i)] * (n - 1) + [sending.services(i)] for i, n in enumerate(periods)
+        ]
         compute, sent = (
             [np.concatenate([service[n] for service in cycle]) for cycle in cycles]
             for n in range(2)
         )
-        work, stream = Work(compute, sent, exchanged.overlap), seeds.number(setup.seed, "arrivals")
+        work, stream = Work(compute, sent, sending.overlap), seeds.number(setup.seed, "arrivals")
         line = renewal_arrivals(stream, setup.cluster.service.draw, work, setup.steps)
         exchange, late = exchanges_and_staleness(line.worker, periods, is_stale)
         return line._replace(staleness=late, plan=WorkerStep(line.worker, exchange))
