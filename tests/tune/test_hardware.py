@@ -136,9 +136,9 @@ def test_queueing_makes_it_slower_than_the_closed_form_most_of_all_at_saturation
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_service_is_never_faster_than_the_closed_form(seed):
-    pieces, groups, k = random_cluster(seed)
-    simulated = run(pieces, groups, k, LogNormal(0.5).draw, iterations=10_000, seed=seed)
-    expected = seconds_per_iteration(pieces, groups, k)
+    pieces, merged, groups, k = random_cluster(seed)
+    simulated = run(pieces, groups, k, LogNormal(0.5).draw, 10_000, seed, merged)
+    expected = seconds_per_iteration(pieces, groups, k, merged)
     # 5,000 services of variation 0.5 have a mean right to 0.7 %: three deviations.
     assert simulated.seconds_per_iteration > expected * (1 - 0.021)
     assert 0 < simulated.utilization <= 1 + ROUNDING
