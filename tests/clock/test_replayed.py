@@ -78,7 +78,7 @@ def test_fewer_steps_are_the_first_ones(tmp_path):
     ("name", "other", "message"),
     [
         ("diloco", {"method.period": 4}, r"update 2 has control\.send.* = 1: must be"),
-        ("diloco", {"method.outer_momentum": 0.5}, r"control\.outer_momentum = 0\.9, and"),
+        ("diloco", {"method.outer_momentum": 0.5}, r"control\.outer_momentum = 0\.9: must"),
         ("elastic", {"method.period": 3}, r"control\.exchange = 1: must be"),
         ("ad_psgd", {"seed": 7}, r"control\.peer = . and by|control\.peer = "),
         ("diloco", {"method.name": "slowmo"}, r"control\.outer_learning_rate is of another"),

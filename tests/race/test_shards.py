@@ -36,7 +36,7 @@ def test_a_group_that_dies_gets_what_it_was_given_once():
     """Before it has had it, while it waits, and after it has sent its gradients."""
     steps = []
     part = SimpleNamespace(
-        at=lambda slot: {"a": np.float32(slot)},
+        read_slot=lambda slot: {"a": np.float32(slot)},
         step=lambda event, grads: steps.append(float(grads["a"])),
         get=lambda: {"a": np.float32(7)},
     )
