@@ -21,8 +21,8 @@ import pytest
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import write_json
-from optdyn.base.hold import LOCK
 from optdyn.base.progress import Watch
+from optdyn.base.workdir_lock import LOCK
 from optdyn.cli.points import described, plan
 from optdyn.clock.trace import read_trace
 from optdyn.problem.data import folder as own_images

@@ -28,7 +28,7 @@ import pandas as pd
 
 from analysis.benchmarks.record import RECORDS, options, publish
 from configs import quickstart
-from optdyn.base.files import rows
+from optdyn.base.files import read_rows
 from optdyn.experiment import Config
 from optdyn.race.race import race, replay_workers
 from optdyn.report.race import summarize
@@ -106,7 +106,7 @@ def overhead(folder: Path) -> list[dict[str, Any]]:
 
     def measured(module: str, workdir: Path, values: dict[str, Any]) -> float:
         ended(started(module, workdir, 1, 400, values))
-        log = rows(workdir / "metrics.jsonl")
+        log = read_rows(workdir / "metrics.jsonl")
         done = log[-1]["step"] - log[1]["step"]
         return (log[-1]["wall_seconds"] - log[1]["wall_seconds"]) / done
 

@@ -133,7 +133,7 @@ class Clock:
 
 
 def test_who_waits_sees_how_many_programs_are_left(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "PRINTED", 0.0)
+    monkeypatch.setattr(progress, "PRINTED_SECONDS", 0.0)
     update = plans.shown(lambda batch, choice: (batch, choice), 4)
     for batch in (8, 8, 16):  # what is known already counts once
         assert update(batch, ("xla",)) == (batch, ("xla",))

@@ -19,8 +19,8 @@ import pytest
 from optdyn import core
 from optdyn.base.errors import ConfigError
 from optdyn.base.files import WorkdirError
-from optdyn.base.greeting import Door, call
-from optdyn.base.hold import held
+from optdyn.base.handshake import Listener
+from optdyn.base.workdir_lock import locked
 from optdyn.cli import race as launched
 from optdyn.clock.timeline import TimelineError, from_arrivals
 from optdyn.clock.versions import WAITING
@@ -213,13 +213,13 @@ def in_parts(servers, seed, dying=0.0):
     def connect(run):
         known, key = shards.forms_of(run, servers), b"a secret of this race"
         with contextlib.ExitStack() as stack:
-            doors = [stack.enter_context(contextlib.closing(Door(key))) for _ in range(servers)]
+            doors = [stack.enter_context(contextlib.closing(Listener(key))) for _ in range(servers)]
             pool = stack.enter_context(ThreadPoolExecutor(servers))
             for number, door in enumerate(doors):
                 pool.submit(shards.serve_part, shards.Part(run, number, servers), door, known)
 
             def calls(who):
-                return [stack.enter_context(call(door.address, key, who)) for door in doors]
+                return [stack.enter_context(connect(door.address, key, who)) for door in doors]
 
             rng = np.random.default_rng(seed)
             fate = np.random.default_rng(seed)
@@ -404,7 +404,7 @@ def test_no_worker_starts_where_another_race_is(config, tmp_path):
     def connect(run):
         raise AssertionError("started")
 
-    with held(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
+    with locked(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
         race(config({"cluster.service.name": "race"}), tmp_path, connect)
 
 

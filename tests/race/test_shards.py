@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from optdyn.base.greeting import Door, call
+from optdyn.base.handshake import Listener, connect
 from optdyn.race import messages, shards
 from optdyn.race.messages import (
     ApplyGradient,
@@ -40,11 +40,11 @@ def test_a_group_that_dies_gets_what_it_was_given_once():
         step=lambda event, grads: steps.append(float(grads["a"])),
         get=lambda: {"a": np.float32(7)},
     )
-    with closing(Door(KEY)) as door, ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+    with closing(Listener(KEY)) as door, ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         keeping = pool.submit(shards.serve_part, part, door, KNOWN)
 
         def caller(number):
-            line = stack.enter_context(call(door.address, KEY, number, WAIT))
+            line = stack.enter_context(connect(door.address, KEY, number, WAIT))
             return lambda message: messages.send(line, KNOWN, message), line
 
         def heard(line):
@@ -79,11 +79,11 @@ def test_a_group_that_dies_gets_what_it_was_given_once():
 
 
 def test_a_part_that_is_gone_is_lost():
-    with ExitStack() as stack, closing(Door(KEY)) as door, ThreadPoolExecutor(1) as pool:
-        calling = pool.submit(call, door.address, KEY, shards.COMMAND, WAIT)
+    with ExitStack() as stack, closing(Listener(KEY)) as door, ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(connect, door.address, KEY, shards.COMMAND, WAIT)
         came = []
         while not came:
-            came = door.came()
+            came = door.accept()
         server = shards.server_parts([stack.enter_context(calling.result())], KNOWN, ONE)
         came[0][1].close()
         for ask in (server.get, lambda: server.prepare_read(0, 0, 0)):

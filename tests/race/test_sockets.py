@@ -9,11 +9,11 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from optdyn.base.greeting import Door, call
+from optdyn.base.handshake import Listener, connect
 from optdyn.race import messages
 from optdyn.race.messages import ComputeRequest
 from optdyn.race.sockets import connected_groups, serve_group
-from tests.test_greeting import stranger
+from tests.test_handshake import stranger
 
 WAIT = 20.0  # seconds, until what must come has come
 KEY = b"a secret of this race"
@@ -23,14 +23,17 @@ KNOWN = messages.forms(ComputeRequest(0, (0, 0, 0)), 0)  # an array each
 @pytest.fixture(params=["", "127.0.0.1"])
 def door(request):
     """A door for groups of this machine, and one for those of others."""
-    with closing(Door(KEY, request.param)) as opened:
+    with closing(Listener(KEY, request.param)) as opened:
         yield opened
 
 
 def group(door, workers, number):
     """A group that has greeted, while the server waits for a message and gets none."""
     with ThreadPoolExecutor(1) as pool:
-        calling, until = pool.submit(call, door.address, KEY, number, WAIT), time.monotonic() + WAIT
+        calling, until = (
+            pool.submit(connect, door.address, KEY, number, WAIT),
+            time.monotonic() + WAIT,
+        )
         while not calling.done() and time.monotonic() < until:
             assert workers.receive(0.01) is None
         assert workers.receive(0.0) is None
@@ -112,7 +115,7 @@ def test_a_stranger_that_says_nothing_keeps_nobody_waiting(door):
 
 def test_strangers_that_come_all_the_time_do_not_stop_the_race(door, monkeypatch):
     """`receive` ends when its time has come though there is always somebody at the door."""
-    monkeypatch.setattr(door, "came", list)
+    monkeypatch.setattr(door, "accept", list)
     with connected_groups(door, KNOWN, 1, fine) as workers, stranger(door):
         assert workers.receive(0.1) is None
 
@@ -134,7 +137,7 @@ def test_messages_are_what_was_computed_and_groups_end_with_the_server():
     def compute(given, numbers):
         return given + numbers.start
 
-    with closing(Door(KEY)) as door:
+    with closing(Listener(KEY)) as door:
         threads = [
             Thread(target=serve_group, args=(door.address, KEY, KNOWN, w, compute), daemon=True)
             for w in range(3)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from optdyn.base.files import WorkdirError, write_npz
-from optdyn.base.hold import LOCK
 from optdyn.base.signals import ENDING, SAVING
+from optdyn.base.workdir_lock import LOCK
 from optdyn.train import hooks, loop
 from optdyn.train.checkpoints import SUMS, Checkpoints
 from optdyn.train.workdir import claim

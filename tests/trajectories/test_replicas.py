@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optdyn.base import seeds
-from optdyn.base.hold import LOCK
+from optdyn.base.workdir_lock import LOCK
 from optdyn.cli.train import ended
 from optdyn.clock.timeline import entries_at
 from optdyn.methods import Event

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Wrong
+from optdyn.base.errors import Check, ConfigError
 from optdyn.base.fields import Custom, Value, field, plain
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError
 
@@ -131,7 +131,7 @@ class OwnLaw(Law, Custom, custom=True):
     @property
     def draw(self) -> Draw:
         function = lookup.find(KEY, self.name, {})
-        law = lookup.call(KEY, self.name, function, **plain(self.options))
+        law = lookup.call_user_code(KEY, self.name, function, **plain(self.options))
         return partial(_checked_draw, self.name, law)
 
 
@@ -160,7 +160,7 @@ def check_law(law: Law) -> None:
     mean, error = float(sample.mean()), float(sample.std()) / SAMPLE**0.5
     if abs(mean - 1) > ERRORS * error + 1e-6:  # where all draws are equal, their sum is rounded
         logging.warning(
-            f"{lookup.setting(KEY, law.name)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
+            f"{lookup.key_value(KEY, law.name)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
             f"+- {error:.1g} and should be 1, so its seconds are off by that factor"
         )
 
@@ -169,12 +169,12 @@ def _checked_draw(
     name: str, law: Draw, rng: np.random.Generator, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Returns draws of a user's law. Raises `ConfigError`."""
-    values = np.asarray(lookup.call(KEY, name, law, rng, shape))
-    ConfigError.refuse(_wrong_draws(lookup.setting(KEY, name), values, shape))
+    values = np.asarray(lookup.call_user_code(KEY, name, law, rng, shape))
+    ConfigError.refuse(_wrong_draws(lookup.key_value(KEY, name), values, shape))
     return values.astype(np.float64)
 
 
-def _wrong_draws(where: str, values: np.ndarray, shape: tuple[int, ...]) -> Iterator[Wrong]:
+def _wrong_draws(where: str, values: np.ndarray, shape: tuple[int, ...]) -> Iterator[Check]:
     is_wrong = values.shape != shape or values.dtype.kind not in "fiu"
     found = f"draws {values.dtype} {values.shape}"
     yield is_wrong, f"{where}: {found} where it is asked for {shape}: must be as many numbers"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.base.trees import Plan
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
 from optdyn.clock.versions import FREE_RUNNING, Policy, Versions, blank_timeline, replay_order
@@ -163,7 +163,7 @@ def _wrong_rows(
     worker: np.ndarray,
     seconds: np.ndarray,
     fields: Mapping[str, np.ndarray],
-) -> Iterator[Wrong]:
+) -> Iterator[Check]:
     few = f"trace {path}: {len(worker)} arrivals, the run has {steps} steps"
     yield len(worker) < steps, few
     for bad in worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))][:1]:
@@ -228,7 +228,7 @@ def check_replay(trace: RecordedTrace, line: Timeline) -> Timeline:
     return line._replace(seconds=trace.seconds)
 
 
-def _differences(trace: RecordedTrace, line: Timeline) -> Iterator[Wrong]:
+def _differences(trace: RecordedTrace, line: Timeline) -> Iterator[Check]:
     where = f"trace {trace.path}"
     for t in _unlike(trace.worker, line.worker):
         must = f"must be {line.worker[t]}"

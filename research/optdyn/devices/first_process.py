@@ -12,8 +12,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from optdyn.base.errors import InputError
-from optdyn.base.hold import LOCK, held
 from optdyn.base.processes import is_writer
+from optdyn.base.workdir_lock import LOCK, locked
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def hold_workdir(workdir: Path, name: str = LOCK) -> Iterator[Path]:
     Raises `WorkdirError` on all of them if it is locked already.
     """
     with contextlib.ExitStack() as stack:
-        run_on_first(lambda: stack.enter_context(held(workdir, name)))
+        run_on_first(lambda: stack.enter_context(locked(workdir, name)))
         if is_writer():
             yield workdir
         else:

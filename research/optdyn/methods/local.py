@@ -35,7 +35,7 @@ from optdyn.methods.method import ClockInputs, Gradients, MethodStack, MicroBatc
 from optdyn.methods.setup import Setup
 from optdyn.methods.stages import stages
 from optdyn.problem import models
-from optdyn.problem.costs import Groups, UpdateCost, block_costs, of_groups, of_stages
+from optdyn.problem.costs import Groups, UpdateCost, block_costs, stage_work, update_cost
 from optdyn.problem.models import base
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Examples, Problem
@@ -155,7 +155,7 @@ class Local(Gradients, MicroBatches, name="local"):
             "total_flops": made.total,
             "sequential_flops": made.sequential,
             "latency_flops": made.latency,
-            "communicated_bytes": made.communicated,
+            "communicated_bytes": made.communicated_bytes,
             "group_memory_bytes": list(made.memory),
         }
 
@@ -214,7 +214,7 @@ def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pi
     own, stages = of.over(len(made.trunk)), setup.cluster.nodes
     cuts = [len(made.trunk) * i // stages for i in range(stages)]
     placed = cuts if stages > 1 else ()  # on one node as if every group had a device
-    return of_groups(made, own, of.shared_heads, placed), of_stages(made, own, cuts)
+    return update_cost(made, own, of.shared_heads, placed), stage_work(made, own, cuts)
 
 
 def cosines(problem: Problem, groups: Groups, shared: bool = False) -> Measure:

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Join, meant, shown
-from optdyn.base.fields import Value, field, nested, not_one, plain
+from optdyn.base.errors import ConfigError, Join, did_you_mean, short_repr
+from optdyn.base.fields import Value, field, plain, split_nested, wrong_type_line
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import PART, Known
 from optdyn.base.trees import Json, Plan, Tree
@@ -302,7 +302,7 @@ def load(name: str) -> type[Method]:
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.method.name = {name!r}: must be a Method of optdyn.methods, and is "
-            f"{shown(found)}"
+            f"{short_repr(found)}"
         )
     return found
 
@@ -336,7 +336,7 @@ class MethodStack:
     def __add__(self, other: "Method | MethodStack") -> "MethodStack":
         more = MethodStack.wrap(other)
         if not isinstance(more, MethodStack):
-            raise ConfigError(not_one("method", other, Method))
+            raise ConfigError(wrong_type_line("method", other, Method))
         return MethodStack(f"{self.name}+{more.name}", (*self.members, *more.members)).checked()
 
     def checked(self) -> Self:
@@ -365,7 +365,7 @@ class MethodStack:
                     yield join
                     continue
                 key = _in_section(section, f"config.{join.key}").removeprefix("config.")
-                yield join._replace(key=key, said=_in_section(section, join.said))
+                yield join._replace(key=key, message=_in_section(section, join.message))
         if self.outermost not in self.members:
             yield from self.outermost.joins(setup, self)
 
@@ -385,10 +385,12 @@ class MethodStack:
 
         Raises `ConfigError` for a key that there is not.
         """
-        whole, inner = nested(changes)
+        whole, inner = split_nested(changes)
         name = whole.pop("name", self.name)
         if not isinstance(name, str):
-            raise ConfigError(f"{KEY} = {shown(name)}: must be a name, or several joined by '+'")
+            raise ConfigError(
+                f"{KEY} = {short_repr(name)}: must be a name, or several joined by '+'"
+            )
         name = str(name)  # of a `Text`
         its = self if name == self.name else MethodStack.named(name)
         if len(its.members) == 1:
@@ -400,7 +402,7 @@ class MethodStack:
             if key not in its.sections or key in whole:
                 theirs = [f"config.method.{s}.{key}" for s in its.having(key)]
                 known = [f"{s}.{k}" for s, m in its.by_section.items() for k in m.field_table()]
-                hint = f"; say {' or '.join(theirs)}" if theirs else meant(key, known)
+                hint = f"; say {' or '.join(theirs)}" if theirs else did_you_mean(key, known)
                 raise ConfigError(f"config.method.{key}: {name!r} has no such key{hint}")
         every: list[Any] = []
         for section, method in its.by_section.items():
@@ -574,8 +576,8 @@ class MethodStack:
 
 def seen(name: str) -> MethodStack | None:
     """The methods of a run that is read here; None if a file of theirs is not, or not run yet."""
-    own = [part for part in str(name).split("+") if lookup.is_own(part)]
-    if not all(lookup.is_used(KEY, part) or lookup.is_given(KEY, part) for part in own):
+    own = [part for part in str(name).split("+") if lookup.is_user_name(part)]
+    if not all(lookup.was_found(KEY, part) or lookup.is_on_command_line(KEY, part) for part in own):
         return None
     try:
         return MethodStack.named(name) if own else _built(name)

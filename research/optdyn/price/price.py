@@ -25,7 +25,7 @@ from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN
 from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, entries_at, plan_of
 from optdyn.clock.versions import NO_WAITING
-from optdyn.experiment import Config, check_cluster, refuse_first
+from optdyn.experiment import Config, cluster_joins, refuse_first
 from optdyn.methods import MethodStack
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.dynamic_batch import costs
@@ -182,7 +182,7 @@ def price_by_bandwidth(config: Config, shapes: Shapes, steps: int = 0) -> Callab
     if window.settled:
         steady["synchronous_updates"] = 0
     whole = config.with_(steps=window.steps, method=methods.with_keys(steady))
-    check_cluster(whole)
+    refuse_first(whole, cluster_joins(whole))
     free = whole.with_(cluster=cluster.with_(**FREE_NETWORK))
     without = _pace(free, shapes, window, _line(free, shapes, window)).computing
     # Where nobody waits all time is computing, whatever the mean of the draws.

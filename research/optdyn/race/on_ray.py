@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from optdyn.base.errors import InputError, one_line
-from optdyn.base.greeting import Address, Door, call
+from optdyn.base.handshake import Address, Listener, connect
 from optdyn.base.trees import Json
 from optdyn.experiment import Config
 from optdyn.race import shards
@@ -61,7 +61,7 @@ class Worker:
         with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, OSError):
             if parts:
                 known = shards.forms_of(self._run, len(parts))
-                lines = [stack.enter_context(call(part, key, self._group)) for part in parts]
+                lines = [stack.enter_context(connect(part, key, self._group)) for part in parts]
                 compute = shards.compute_with_parts(lines, known, self._run, compute)
             serve_group(address, key, known, self._group, compute)
 
@@ -75,7 +75,7 @@ class PartActor:
 
     def open(self, key: bytes, here: bool) -> Address:
         """Opens a door and returns its address, reachable from this machine only if `here`."""
-        self._door = Door(key, "" if here else node_address())
+        self._door = Listener(key, "" if here else node_address())
         return self._door.address
 
     def serve(self) -> None:
@@ -122,11 +122,13 @@ def ray_workers(
             raise RayError(
                 f"--address={address}: no worker starts; {hint}{one_line(error)}"
             ) from error
-        door = stack.enter_context(contextlib.closing(Door(key, "" if here else node_address())))
+        door = stack.enter_context(
+            contextlib.closing(Listener(key, "" if here else node_address()))
+        )
         try:
             addresses = ray.get([part.open.remote(key, here) for part in part_actors])
             part_tasks = [part.serve.remote() for part in part_actors]
-            lines = [stack.enter_context(call(part, key, shards.COMMAND)) for part in addresses]
+            lines = [stack.enter_context(connect(part, key, shards.COMMAND)) for part in addresses]
         except (ray.exceptions.RayActorError, OSError) as error:
             raise PartLost from error
         worker_tasks = [actor.answer.remote(door.address, key, addresses) for actor in actors]

@@ -22,8 +22,8 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json
-from optdyn.base.hold import free
 from optdyn.base.trees import Json, Tree
+from optdyn.base.workdir_lock import check_unlocked
 from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import SERVED, read_trace
 from optdyn.clock.versions import ArrivalOrder, replay_order
@@ -43,7 +43,7 @@ PATIENCE = 0.5  # seconds after which the run checks whether to stop
 Connect = Callable[[Run], AbstractContextManager[Workers]]
 
 
-@lookup.once()
+@lookup.files_read_once()
 def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Starts or resumes the run in the workdir, and returns its summary.
 
@@ -54,7 +54,7 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
         # Workers fail to start before the workdir is touched, and only if it is not in use.
-        free(workdir)
+        check_unlocked(workdir)
         done = is_finished(read_json(workdir / "summary.json"), config.steps) and not damaged(
             workdir
         )

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base.errors import ConfigError, refuse
-from optdyn.base.greeting import Door
+from optdyn.base.handshake import Listener
 from optdyn.base.trees import Tree
 from optdyn.core import Event, Message, Params, State
 from optdyn.methods.asynchronous import Grouped
@@ -119,7 +119,7 @@ def forms_of(run: Run, servers: int) -> Forms:
     return forms(*to_parts, *states, *to_groups)
 
 
-def serve_part(part: Part, door: Door, known: Forms) -> None:
+def serve_part(part: Part, door: Listener, known: Forms) -> None:
     """Answers the command and the groups, as that part, until the command is gone."""
     lines = dict[int, Connection]()
     prepared = dict[int, tuple[int, Params]]()  # number of a group's batch, and its blocks
@@ -160,7 +160,7 @@ def serve_part(part: Part, door: Door, known: Forms) -> None:
                 reply(sender, Receipt())
 
     while True:
-        ready = wait([*door.files(), *lines.values()], 1.0)
+        ready = wait([*door.sockets(), *lines.values()], 1.0)
         for sender, line in [*lines.items()]:
             if line in ready:
                 try:
@@ -169,7 +169,7 @@ def serve_part(part: Part, door: Door, known: Forms) -> None:
                     disconnect(sender)
                     if sender == COMMAND:
                         return
-        for sender, line in door.came():
+        for sender, line in door.accept():
             disconnect(sender)
             lines[sender] = line
 

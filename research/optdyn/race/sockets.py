@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 
-from optdyn.base.greeting import Address, Door, call
+from optdyn.base.handshake import Address, Listener, connect
 from optdyn.base.trees import Tree
 from optdyn.race.messages import ComputeRequest, Forms, receive, send
 from optdyn.race.worker import Compute, Workers
@@ -18,7 +18,7 @@ from optdyn.race.worker import Compute, Workers
 
 def serve_group(address: Address, key: bytes, forms: Forms, group: int, compute: Compute) -> None:
     """Computes messages for the server at that address, as `group`, until it is gone."""
-    with contextlib.suppress(EOFError, OSError), call(address, key, group) as line:
+    with contextlib.suppress(EOFError, OSError), connect(address, key, group) as line:
         while True:
             request = receive(line, forms)
             send(line, forms, compute(request.inputs, range(*map(int, request.numbers))))
@@ -26,7 +26,7 @@ def serve_group(address: Address, key: bytes, forms: Forms, group: int, compute:
 
 @contextlib.contextmanager
 def connected_groups(
-    door: Door, forms: Forms, groups: int, check: Callable[[], None]
+    door: Listener, forms: Forms, groups: int, check: Callable[[], None]
 ) -> Iterator[Workers]:
     """Yields the groups that connect at the door, each at one request at a time.
 
@@ -52,7 +52,7 @@ def connected_groups(
             requests[group] = request
             send_request(group)
 
-    def connect(group: int, line: Connection) -> None:
+    def add_line(group: int, line: Connection) -> None:
         if not 0 <= group < groups:
             return line.close()
         if group in lines:
@@ -85,10 +85,10 @@ def connected_groups(
                 check()
             if not ready:
                 left = max(until - time.monotonic(), 0.0)
-                readable = wait([*door.files(), *lines.values()], left)
+                readable = wait([*door.sockets(), *lines.values()], left)
                 ready.extend(line for line in readable if isinstance(line, Connection))
-                for group, line in door.came():
-                    connect(group, line)
+                for group, line in door.accept():
+                    add_line(group, line)
             if ready:
                 if received := receive_from(ready.popleft()):
                     return received

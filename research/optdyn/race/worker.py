@@ -66,7 +66,7 @@ def compiled_halves(run: Run) -> Raced:
 
 def device_examples(run: Run) -> Examples:
     """Returns the training set on this process's devices, put there once."""
-    return shared_data.put(run.data, run.program.layout.put_examples, run.config).train
+    return shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config).train
 
 
 def message_of(run: Run) -> Tree:

@@ -150,7 +150,7 @@ class Stops(Hook):
         if self.asked < 0 or chunk.status == "diverged":
             self.asked = 0
             return
-        before, self.asked = self.asked, self.watch().asked()
+        before, self.asked = self.asked, self.watch().saves()
         finite, save = math.isfinite(self.log[-1]["train_loss"]), self.asked > before
         self.signal, finite, chunk.save = from_first((self.watch().stopped(), finite, save))
         if not finite:

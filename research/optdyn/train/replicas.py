@@ -26,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 from optdyn import methods
 from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
-from optdyn.base.progress import Progress, say, stoppable
+from optdyn.base.progress import Progress, note_signals, say
 from optdyn.base.trees import Array, Json, examples_in
 from optdyn.clock.timeline import entries_at
 from optdyn.core import Event, State
@@ -57,7 +57,7 @@ class ReplicaGroup(NamedTuple):
     trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
-@lookup.once()
+@lookup.files_read_once()
 def record(config: Config, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
@@ -95,16 +95,16 @@ def _recorded(run: Run, workdir: Path) -> Json:
     starts = range(0, config.replicas.count, size)
     every = _series(run)
     progress = Progress(workdir.name, len(every) * len(starts), unit="part")
-    with stoppable() as come:
+    with note_signals() as noted:
         for series in every:
             for start in starts:
                 path = parts / f"{series.name}-{start}.npz"
                 if not _is_whole(path):
                     write_npz(path, _part(run, series, start, size))
                 progress.show(len(list(parts.glob("*.npz"))))
-                if come.stopped:
+                if noted.stopped:
                     say("saved: the same command goes on")
-                    return {"status": "interrupted", "signal": come.stopped}
+                    return {"status": "interrupted", "signal": noted.stopped}
     arrays = _join(config, parts, [series.name for series in every], starts)
     write_npz(workdir / REPLICAS, arrays)
     finite = all(np.isfinite(array).all() for array in arrays.values())

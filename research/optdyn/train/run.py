@@ -12,7 +12,7 @@ import numpy as np
 
 from optdyn import methods, optimizers
 from optdyn.base import lookup, seeds
-from optdyn.base.errors import Join, refused_at
+from optdyn.base.errors import Join
 from optdyn.base.files import WorkdirError
 from optdyn.base.trees import Json, bytes_of, examples_in, head
 from optdyn.clock.timeline import Shares, Timeline, entries_at, padded_share, plan_of, split_batches
@@ -23,7 +23,7 @@ from optdyn.methods.setup import APIS
 from optdyn.momentum.readings import steered
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data import Dataset
-from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole
+from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole_set
 from optdyn.train import memory_checks, program
 from optdyn.train.checkpoints import fingerprint, parameters
 from optdyn.train.checks import check, check_parts
@@ -53,7 +53,7 @@ class Run(NamedTuple):
         return examples_in(self.data.train)
 
 
-@lookup.once()
+@lookup.files_read_once()
 def prepare(
     config: Config,
     replicas: int = 0,
@@ -117,7 +117,7 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
 
     They must have the names, shapes and types of those that are `drawn`.
     """
-    with refused_at(f"config.init_from = {workdir!r}", WorkdirError):
+    with ConfigError.at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
 
     def shapes(tree: Params) -> dict[str, str]:
@@ -171,7 +171,7 @@ def feed_of(run: Run) -> Feed:
     if config.data.streaming:
         put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
         return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
-    return whole(shared_data.put(run.data, layout.put_examples, config).train)
+    return whole_set(shared_data.put_on_devices(run.data, layout.put_examples, config).train)
 
 
 def batches_of(run: Run, independent: bool = False) -> Batches:
@@ -213,9 +213,9 @@ def parted(every: Batches, numbers: np.ndarray, count: int) -> np.ndarray:
 
     Example i of batch b is in part b count + i mod count.
     """
-    whole = by_number(every, numbers // count)
-    n, size, *rest = whole.shape
-    cut = whole.reshape(n, size // count, count, *rest)
+    whole_set = by_number(every, numbers // count)
+    n, size, *rest = whole_set.shape
+    cut = whole_set.reshape(n, size // count, count, *rest)
     return cut[np.arange(n), :, numbers % count]
 
 
