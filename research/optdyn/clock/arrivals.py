@@ -1,7 +1,8 @@
 """Compute groups that arrive by themselves: when each delivers, event by event from one queue.
 
 A group draws services from its own random stream, each as long as its slowest worker and its
-messages take. Then it delivers, perhaps waits, reads, and begins the next. `simulate_queue` is the
+messages take: draws of the law times the mean seconds in `Work`, which `group_work` computes from
+the cluster. Then it delivers, perhaps waits, reads, and begins the next. `simulate_queue` is the
 queue; what else may happen in between are its arguments:
 
     policy    groups wait for one another, or late work is dropped (`clock/versions.py`)

@@ -2,7 +2,8 @@
 
 Each device takes its part of the batch. The devices of a node then add up their gradients over the
 node's links; an exchange between nodes is by one device of each, which broadcasts the result to the
-others. The network sets the seconds of an exchange, whatever the computing takes.
+others. Seconds of computing are draws of the law (`service_draws`) times means of devices
+(`equal_part_seconds`, `compute_means`), and seconds of messages are those of `network.py`.
 
 `meeting_seconds` is the clock of nodes that go on until they receive: model averaging, DASO and
 eager updates, whose messages are sums over all nodes (`AllReduce`), and gossip and methods over a
@@ -42,6 +43,7 @@ class LocalTimes(NamedTuple):
 
 
 LocalClock = Callable[[int], LocalTimes]  # steps -> their times
+Nodes = np.ndarray  # (..., nodes)
 NodesPlan = Any  # a NamedTuple with the plans inside nodes as its `inner`
 
 
@@ -143,14 +145,8 @@ class AllReduce(NamedTuple):
     broadcast_seconds: float = 0.0  # to all devices, while nodes go on and the link is busy
 
     def send(
-        self,
-        t: int,
-        q: int,
-        ready: np.ndarray,
-        now: np.ndarray,
-        present: np.ndarray,
-        free: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, t: int, q: int, ready: Nodes, now: Nodes, present: Nodes, free: Nodes
+    ) -> tuple[Nodes, Nodes]:
         """Returns when fragment q arrives and when the link is free again, (..., nodes) each.
 
         Nodes are `present`, ready at the seconds `ready` and end the update at `now`; the link has
@@ -186,14 +182,8 @@ class Peers:
         return np.where(to == self._nodes, 0.0, self.links(self._nodes, to)).cumsum(axis=-1)
 
     def send(
-        self,
-        t: int,
-        q: int,
-        ready: np.ndarray,
-        now: np.ndarray,
-        present: np.ndarray,
-        free: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, t: int, q: int, ready: Nodes, now: Nodes, present: Nodes, free: Nodes
+    ) -> tuple[Nodes, Nodes]:
         """Returns when a node has all messages to it, and when it may send again, (nodes,) each.
 
         The arguments are those of `AllReduce.send`.
