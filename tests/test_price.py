@@ -567,6 +567,6 @@ def test_the_methods_own_groups_are_priced_as_they_are():
 def test_slowdowns_by_epochs_have_a_price_of_a_run_only():
     slowed = {"cluster.disturbance_probability": 1.0, "cluster.disturbance_seconds": (5.0, 5.0)}
     config = experiment("dynamic_batch", FIXED.with_(nodes=4)).with_(slowed, steps=40)
-    with pytest.raises(ConfigError, match="by epochs, and so have the price of a run"):
+    with pytest.raises(ConfigError, match="by epochs have no steady state"):
         price.price(config, SHAPES)
     assert price.price(config, SHAPES, steps=40).seconds > STEP

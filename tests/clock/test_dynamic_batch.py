@@ -135,10 +135,10 @@ def test_shares_by_hand(rates, size, minimum, wanted):
 
 
 def test_shares_that_cannot_be():
-    with pytest.raises(TimelineError, match="3 examples for 4 workers, each needs 1 or more"):
+    with pytest.raises(TimelineError, match="batch of 3 examples: must be at least 4, 1 a worker"):
         divide_batch(np.ones(4), 3)
     for bad in (0.0, -1.0, np.nan, np.inf):
-        with pytest.raises(TimelineError, match="all must be positive and finite"):
+        with pytest.raises(TimelineError, match="must be positive and finite"):
             divide_batch(np.array([1.0, bad]), 10)
 
 

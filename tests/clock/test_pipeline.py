@@ -19,7 +19,6 @@ from optdyn.clock.pipeline import (
     update_seconds,
 )
 from optdyn.clock.service import Constant
-from optdyn.clock.timeline import TimelineError
 from tests.clock.schedules import memory, steady_utilization, utilization
 
 
@@ -206,27 +205,6 @@ def test_a_schedule_by_hand():
     }
     assert update_seconds(made) == [12]
     assert utilization(made) == 14 / 24
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([1.0, 0.0], 1.0, 0.0, 1, 1), r"forward = \[1.0, 0.0\]: must be more than 0 at every"),
-        (([], 1.0, 0.0, 1, 1), r"forward = \[\]: must be more than 0 at every stage"),
-        (([1.0, 1.0], [1.0], 0.0, 1, 1), r"backward = \[1.0\]: must be 2 finite seconds"),
-        (([1.0, 1.0], -1.0, 0.0, 1, 1), "backward = -1.0: must be 2 finite seconds from 0 up"),
-        (([1.0, 1.0], 1.0, [0.1, 0.2], 1, 1), "transfer = .*: must be 1 finite seconds"),
-        (([1.0, 1.0], 1.0, np.inf, 1, 1), "transfer = inf: must be 1 finite seconds"),
-        (([1.0, 1.0], 1.0, 0.0, 1, 1, np.nan), "update = nan: must be 2 finite seconds"),
-        (([1.0, 1.0], 1.0, 0.0, 1, 0), "0 micro-batches, 1 updates: must be 1 or more"),
-        (([1.0, 1.0], 1.0, 0.0, 0, 1), "1 micro-batches, 0 updates: must be 1 or more"),
-    ],
-)
-def test_schedules_that_cannot_be(arguments, message):
-    for kind in ("gpipe", "1f1b"):
-        with pytest.raises(TimelineError, match=message) as caught:
-            schedule(kind, *arguments)
-        assert "\n" not in str(caught.value)
 
 
 # The pipeline of a cluster.

@@ -181,7 +181,7 @@ def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
     expected = (np.exp(seconds / presence) - 1) * (presence + absence)
     # A part's deviation is less than twice its mean: 2 % of that of 8,000.
     assert line.seconds[-1] / parts == pytest.approx(expected, rel=0.06)
-    with pytest.raises(TimelineError, match=r"presence = .* must be there for longer"):
+    with pytest.raises(TimelineError, match=r"presence = .* must be longer"):
         optdyn.timeline(method, one.with_(presence=seconds / 20), parts, batch_size=1)
 
 

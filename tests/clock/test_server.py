@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import IterationSeconds, compute_groups, omnivore_arrivals
+from optdyn.clock.arrivals import compute_groups, omnivore_arrivals
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import Constant, Exponential
 from optdyn.experiment import Config
@@ -15,7 +15,7 @@ from tests.clock.test_slots import check
 from tests.tune.hardware import seconds_per_iteration
 from tests.values import as_law
 
-SEVEN_TO_ONE = IterationSeconds(t_conv_compute_1=7.0, t_conv_network_1=0.0, t_fc=1.0)
+SEVEN_TO_ONE = Pieces(conv_compute=7.0, fc=1.0)
 PIECES = {"conv_compute": 12.0, "conv_network": 0.5, "fc": 1.0, "fc_network": 2.0}
 CHOSEN = {f"cluster.pieces.{name}": value for name, value in PIECES.items()}
 FRESH = ("hidden0", "hidden1", "classifier")  # the dense part of the network below
@@ -23,7 +23,8 @@ NETWORK = {"model.name": "cnn", "model.hidden": (5, 5), "model.channels": (2,)}
 
 
 def run(pieces, groups, k=1, law=None, steps=100_000, seed=0):
-    return omnivore_arrivals(pieces, groups, k, steps, law or Exponential().draw, seeded(seed))[0]
+    law = law or Exponential().draw
+    return omnivore_arrivals(pieces, True, groups, k, steps, law, seeded(seed))[0]
 
 
 def seeded(seed):
@@ -51,11 +52,11 @@ def test_constant_service(groups):
 
 def test_random_service():
     """Without a server the groups are memoryless and the staleness geometric of mean g - 1."""
-    free = run(IterationSeconds(1.0, 0.0, 0.0), 8)
+    free = run(Pieces(1.0, 0.0, 0.0), 8)
     # P(0) = 1 / g: 100,000 draws give it to 0.8 %, here four deviations.
     assert (free.staleness == 0).mean() == pytest.approx(1 / 8, rel=0.035)
     # A saturated FIFO server puts the groups in line: hardly any overtakes the seven others.
-    lined_up = run(IterationSeconds(0.01, 0.0, 1.0), 8)
+    lined_up = run(Pieces(0.01, 0.0, 1.0), 8)
     assert (lined_up.staleness == 7).mean() > 0.95
     for timeline in (free, lined_up):
         # The gaps of every group add up to the length of the run, but for its ends.
@@ -109,9 +110,7 @@ def test_asynchronous_runs_follow_the_closed_form(groups, fresh):
     """After the first round, HE(g) seconds an update of constant service; merged if fresh."""
     values = {"method.name": "asynchronous", "method.groups": groups, "method.fresh": fresh}
     timeline = of(values | {"cluster.nodes": 16, "cluster.service.name": "constant", "steps": 320})
-    expected = seconds_per_iteration(
-        IterationSeconds(12.0, 0.5, 1.0, bool(fresh), 2.0), groups, 16 // groups
-    )
+    expected = seconds_per_iteration(Pieces(**PIECES), groups, 16 // groups, bool(fresh))
     # Two marks whole rounds apart. Rounding of 320 float64 additions.
     found = (timeline.seconds[-1] - timeline.seconds[-1 - 160]) / 160
     assert found == pytest.approx(expected, rel=1e-12)

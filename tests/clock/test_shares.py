@@ -64,7 +64,7 @@ def test_equal_shares_are_the_even_parts():
 
 def test_a_share_that_has_no_room_is_an_error():
     """And not an example that nobody computes."""
-    with pytest.raises(ValueError, match="a share of 11 examples: there is room for 8"):
+    with pytest.raises(ValueError, match="share of 11 examples: must be at most 8"):
         split_batches(np.arange(20)[None], np.array([[11, 9]]), 8)
 
 

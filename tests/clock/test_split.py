@@ -82,5 +82,5 @@ def test_updates_of_a_timeline():
 
 
 def test_a_worker_without_an_example_is_refused():
-    with pytest.raises(TimelineError, match="3 examples for 4 workers"):
+    with pytest.raises(TimelineError, match="batch of 3 examples: must be at least 4"):
         seconds("proportional", [1, 1, 1, 9], 3)

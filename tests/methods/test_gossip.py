@@ -154,7 +154,7 @@ def test_what_nobody_is_there_for_is_passed_on(name, count, data):
 
 def test_nodes_must_stay_for_an_update():
     config = config_of(presence=1e-5, absence=1.0, service=Constant())
-    with pytest.raises(TimelineError, match=r"presence: no node is there for the 0\.008 seconds"):
+    with pytest.raises(TimelineError, match=r"presence: must be longer, .* for the 0\.008 seconds"):
         config.timeline(steps_per_epoch=10, update_bytes=1)
 
 

@@ -119,7 +119,10 @@ def trained(name):
     def window(state, events, batches):
         def body(state, inputs):
             state, info = made.step(state, *inputs)
-            return state, (info["loss"], state.every if hasattr(state, "every") else state.params)
+            return state, (
+                info["loss"],
+                state.node_params if hasattr(state, "node_params") else state.params,
+            )
 
         return jax.lax.scan(body, state, (events, batches))
 

@@ -489,7 +489,7 @@ class Mean(Mixes):
 @dataclass(frozen=True)
 class Alone(Mean):
     def mix(self, inner, collectives):
-        return inner._replace(step=lambda x, e, batch: inner.step(x, event_of_node(e), batch))
+        return inner._replace(step=lambda x, event, *of: inner.step(x, event_of_node(event), *of))
 
 
 @dataclass(frozen=True)

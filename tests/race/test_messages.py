@@ -68,7 +68,7 @@ def test_what_would_run_something_does_not(tmp_path):
     attack = pickle.dumps(Attack(tmp_path / "ran"))
     about = json.dumps([0, [["object", [1]]] * KNOWN[0].num_leaves]).encode()
     for data in (attack, len(about).to_bytes(4, "little") + about + attack + bytes(1000)):
-        with pytest.raises(ConnectionError, match="no message of a race"):
+        with pytest.raises(ConnectionError, match="not a message of a race"):
             received(data)
     assert not list(tmp_path.iterdir())
 
@@ -83,7 +83,7 @@ def test_what_would_run_something_does_not(tmp_path):
 )
 def test_a_header_that_holds_no_message(header):
     about = json.dumps(header).encode()
-    with pytest.raises(ConnectionError, match="no message of a race"):
+    with pytest.raises(ConnectionError, match="not a message of a race"):
         received(len(about).to_bytes(4, "little") + about + bytes(4))
 
 

@@ -431,7 +431,7 @@ def assigned(place, worker):
     ("case", "change", "message"),
     [
         *(
-            (case, earlier, r"arrival 30, of worker ., says version")
+            (case, earlier, r"arrival 30, of worker ., has version")
             for case in ("plain", "k_async", "local steps", "elastic")
         ),
         ("k_async", lambda t: t.drop(columns="control.worker.1"), r"control\.worker\.0 to \.1"),
@@ -456,7 +456,7 @@ def test_a_trace_that_contradicts_itself_is_refused(config, tmp_path, case, chan
     [
         ({"method.name": "ad_psgd", "method.groups": 4}, "config.cluster.service.name"),
         ({**ELASTIC, "optimizer.schedule": "cosine"}, "config.optimizer.schedule"),
-        ({**FRESH, "model.name": "mlp", **CLIPPED}, "by the gradients of all"),
+        ({**FRESH, "model.name": "mlp", **CLIPPED}, "by its gradient alone"),
     ],
 )
 def test_what_cannot_race(config, tmp_path, values, message):
@@ -471,11 +471,11 @@ def test_what_cannot_race(config, tmp_path, values, message):
     [
         ({}, 0, "must be from 1 to 3"),
         ({}, 4, "must be from 1 to 3, the blocks of the model"),
-        ({"method.fresh": ("classifier",)}, 2, "only where an update is one gradient"),
-        ({"probes.momentum": True}, 2, "only where an update is one gradient"),
-        (several("k_async"), 2, "only where an update is one gradient"),
-        (LOCAL | {"cluster.speeds": ()}, 2, "only where an update is one gradient"),
-        (CLIPPED, 2, "by the gradients of all"),
+        ({"method.fresh": ("classifier",)}, 2, "unless an update is one gradient"),
+        ({"probes.momentum": True}, 2, "unless an update is one gradient"),
+        (several("k_async"), 2, "unless an update is one gradient"),
+        (LOCAL | {"cluster.speeds": ()}, 2, "unless an update is one gradient"),
+        (CLIPPED, 2, "by its gradient alone"),
     ],
 )
 def test_what_no_server_in_parts_can_do(config, mnist, tmp_path, values, servers, message):

@@ -61,7 +61,7 @@ def workers(pid):
 
 
 def keepers(pid):
-    return [child for child, line in descendants(pid).items() if line.startswith("ray::Keeper")]
+    return [child for child, line in descendants(pid).items() if line.startswith("ray::PartActor")]
 
 
 def servers(pid):

@@ -36,7 +36,7 @@ def test_a_group_that_dies_gets_what_it_was_given_once():
     """Before it has had it, while it waits, and after it has sent its gradients."""
     steps = []
     part = SimpleNamespace(
-        at=lambda slot: {"a": np.float32(slot)},
+        read_slot=lambda slot: {"a": np.float32(slot)},
         step=lambda event, grads: steps.append(float(grads["a"])),
         get=lambda: {"a": np.float32(7)},
     )
@@ -62,13 +62,13 @@ def test_a_group_that_dies_gets_what_it_was_given_once():
         say, line = caller(0)
         assert not line.poll(0.1)  # it has not asked
         say(ReadRequest(3))
-        assert heard(line).of["a"] == 5
+        assert heard(line).params["a"] == 5
         say(Blocks({"a": np.float32(1)}))
         assert isinstance(heard(line), Receipt)
         line.close()
         say, line = caller(0)  # and does it again
         say(ReadRequest(3))
-        assert heard(line).of["a"] == 5
+        assert heard(line).params["a"] == 5
         say(Blocks({"a": np.float32(2)}))
         assert isinstance(heard(line), Receipt) and not line.poll(0.1)
         tell(ApplyGradient((), 0))
@@ -86,6 +86,6 @@ def test_a_part_that_is_gone_is_lost():
             came = door.accept()
         server = shards.server_parts([stack.enter_context(calling.result())], KNOWN, ONE)
         came[0][1].close()
-        for ask in (server.get, lambda: server.give(0, 0, 0)):
+        for ask in (server.get, lambda: server.prepare_read(0, 0, 0)):
             with pytest.raises(shards.PartLost):
                 ask()

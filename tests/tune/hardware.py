@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.clock.arrivals import IterationSeconds, omnivore_arrivals, t_conv, t_fc
+from optdyn.clock.arrivals import conv_seconds, fc_seconds, omnivore_arrivals
+from optdyn.clock.cluster import Pieces
 from optdyn.clock.timeline import Timeline
 
 
@@ -30,29 +31,29 @@ class Simulated(NamedTuple):
     timeline: Timeline  # (iterations,) updates, by the group that leaves the server
 
 
-def seconds_per_iteration(pieces: IterationSeconds, groups: int, k: int) -> float:
+def seconds_per_iteration(pieces: Pieces, groups: int, k: int, merged: bool = True) -> float:
     """HE(g) in closed form: seconds from one update to the next, whichever groups they are of."""
-    own, served = t_fc(pieces)
-    return max(served, (t_conv(pieces, k) + own + served) / groups)
+    own, served = fc_seconds(pieces, merged)
+    return max(served, (conv_seconds(pieces, k) + own + served) / groups)
 
 
-def saturation(pieces: IterationSeconds, k: int) -> int:
+def saturation(pieces: Pieces, k: int, merged: bool = True) -> int:
     """g*: the smallest number of groups of k workers that saturates the FC server.
 
     N workers saturate it in g groups when g >= saturation(pieces, N // g).
     """
-    own, served = t_fc(pieces)
-    return math.ceil(1 + (t_conv(pieces, k) + own) / served)
+    own, served = fc_seconds(pieces, merged)
+    return math.ceil(1 + (conv_seconds(pieces, k) + own) / served)
 
 
-def simulate(pieces, groups, k, iterations, law, seed):
+def simulate(pieces, groups, k, iterations, law, seed, merged=True):
     """The rate of the first `iterations` updates of `groups` groups of k workers.
 
     The rate and the utilization are those of the later half, in whole rounds of the groups, so that
     the start does not count: there are at least 2 x groups iterations.
     """
     timeline, services = omnivore_arrivals(
-        pieces, groups, k, iterations, law, np.random.default_rng(seed)
+        pieces, merged, groups, k, iterations, law, np.random.default_rng(seed)
     )
     last = iterations // 2 // groups * groups
     window = timeline.seconds[-1] - timeline.seconds[-1 - last]
@@ -62,11 +63,9 @@ def simulate(pieces, groups, k, iterations, law, seed):
 
 
 def random_cluster(seed):
-    """Pieces, groups and k, on either side of saturation, every other one unmerged."""
+    """Pieces, whether merged, groups and k, on either side of saturation."""
     rng = np.random.default_rng(seed)
     compute, network, fc, fc_network = np.exp(rng.uniform(-3, 1, 4))
     k = int(rng.integers(1, 9))
-    pieces = IterationSeconds(
-        k * compute, network / k, fc, merged=seed % 2 == 0, t_fc_network=fc_network
-    )
-    return pieces, int(rng.integers(1, 2 * saturation(pieces, k) + 2)), k
+    pieces, merged = Pieces(k * compute, network / k, fc, fc_network), seed % 2 == 0
+    return pieces, merged, int(rng.integers(1, 2 * saturation(pieces, k, merged) + 2)), k

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.cli import profile
-from optdyn.clock.arrivals import IterationSeconds
+from optdyn.clock.cluster import Pieces
 from optdyn.experiment import Config, ConfigError
 from optdyn.plan import phases as timing
 from optdyn.plan.phases import Loop, first_phase, measure, phases, prepare
@@ -191,9 +191,7 @@ def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, prof
     assert chosen.cluster.pieces.to_dict() == pytest.approx(medians, rel=1e-3)
     assert min(medians.values()) > 0
     compute, network, fc, fc_network = medians.values()
-    expected = seconds_per_iteration(
-        IterationSeconds(compute, network, fc, False, fc_network), 1, 4
-    )
+    expected = seconds_per_iteration(Pieces(compute, network, fc, fc_network), 1, 4, merged=False)
     made = chosen.timeline(steps_per_epoch=10, update_bytes=0)
     assert made.seconds[0] == pytest.approx(expected, rel=2e-3)
 

@@ -1,9 +1,9 @@
-"""What volunteers do that machines of one's own don't: they follow the hour, and come and go.
+"""The availability of volunteers' computers: a daily load, and nodes that leave and come back.
 
-`Load` makes nodes slower by the hour of their longitude. `Presence` has their absences, of
-exponential lengths (`config.cluster.presence`). In gossip among nodes that come and go, what would
-have been sent to one that is away is passed on (`reroute`), and after the update it has what the
-next node on the circle has that was there (`stand_ins`).
+`Load` makes nodes slower by the hour of their longitude. `Presence` has their presences and
+absences, of exponential lengths. In gossip what would have been sent to an absent node is sent to
+the one that it would have sent to (`reroute`), and an absent node's parameters after the update are
+those of the next present node on the circle (`stand_ins`).
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from optdyn.clock.network import Links
 from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import RecordedTrace
 
-MOST_TURNS = 10_000  # of a node, from one second that is asked for to the next
+MOST_TURNS = 10_000  # presences of a node between two seconds that are asked for
 
 
 class Load(NamedTuple):
@@ -26,15 +26,12 @@ class Load(NamedTuple):
     phase: np.ndarray  # (nodes,) radians
 
     def __call__(self, now: np.ndarray) -> np.ndarray:
-        """(nodes,) factors, at the second of each node."""
+        """Returns the factor on each node's seconds, (nodes,), at the second `now` of each."""
         return 1 + self.amplitude * np.sin(self.speed * now + self.phase)
 
 
 def cluster_load(cluster: Cluster) -> Load | None:
-    """How much longer nodes take at a second; None where all hours are alike.
-
-    1 + a sin(2 pi t / day + longitude), a = `cluster.diurnal`: computers that are also used.
-    """
+    """Returns 1 + a sin(2 pi t / day + longitude), a = `cluster.diurnal`; None where that is 0."""
     if not cluster.diurnal:
         return None
     longitude = np.zeros(cluster.nodes)
@@ -46,15 +43,15 @@ def cluster_load(cluster: Cluster) -> Load | None:
 class Availability(NamedTuple):
     load: Load | None = None  # phases (groups,)
     presence: float = 0.0  # mean seconds; 0: for ever
-    absence: float = 0.0  # likewise; 0: back at once
-    sending: float = 0.0  # of the server's link, an arrival
+    absence: float = 0.0  # mean seconds; 0: back at once
+    sending: float = 0.0  # seconds an arrival that the server's link is busy
 
 
 class Presence:
     """Presences and absences of each node, of exponential lengths, in turns.
 
-    All are there at second 0. `left` is when a node leaves, or has left, and `back` when it comes
-    back after that, (nodes,) seconds.
+    All are there at second 0. `left`, (nodes,), is the second at which a node leaves or has left,
+    and `back`, (nodes,), the one at which it comes back after that.
     """
 
     def __init__(self, rng: np.random.Generator, nodes: int, presence: float, absence: float):
@@ -63,110 +60,123 @@ class Presence:
         self.back = self.left + rng.exponential(absence, nodes)
 
     def at(self, now: float | np.ndarray) -> np.ndarray:
-        """(nodes,) bool, who is there at that second, or each at its own, (nodes,).
+        """Returns which nodes are there at the second `now`, one or (nodes,): (nodes,) bool.
 
-        It is no earlier than any that a node was asked for, or -inf, at which nobody comes or goes.
-
-        Raises `TimelineError` where they come and go far more often than is asked for.
+        Seconds of a node may not decrease, but for -inf, at which nothing changes. Raises
+        `TimelineError` if a node comes and goes `MOST_TURNS` times between two of them.
         """
         for _ in range(MOST_TURNS):
-            again = np.flatnonzero(self.back <= now)
-            if not again.size:
+            due = np.flatnonzero(self.back <= now)
+            if not due.size:
                 return now < self.left
-            self.left[again] = self.back[again] + self._rng.exponential(self._presence, again.size)
-            self.back[again] = self.left[again] + self._rng.exponential(self._absence, again.size)
+            self.left[due] = self.back[due] + self._rng.exponential(self._presence, due.size)
+            self.back[due] = self.left[due] + self._rng.exponential(self._absence, due.size)
         raise self._too_often()
 
     def first_to_stay(self, seconds: np.ndarray) -> tuple[int, float]:
-        """The first to be back that then stays for its `seconds`, (nodes,), and when it is back.
+        """Returns the first node to come back for its `seconds`, (nodes,), and when it is back.
 
-        Raises `TimelineError` where nobody does in a large number of turns.
+        Raises `TimelineError` if none is found in `MOST_TURNS` returns.
         """
-        every = np.arange(len(seconds))
+        numbers = np.arange(len(seconds))
         for _ in range(MOST_TURNS):
-            one, start = int(self.back.argmin()), float(self.back.min())
-            self.at(np.where(every == one, start, -np.inf))
-            if start + seconds[one] < self.left[one]:
-                return one, start
+            node, start = int(self.back.argmin()), float(self.back.min())
+            self.at(np.where(numbers == node, start, -np.inf))
+            if start + seconds[node] < self.left[node]:
+                return node, start
         raise self._too_often()
 
     def _too_often(self) -> TimelineError:
         return TimelineError(
-            f"config.cluster.presence = {self._presence:g}: must be longer, nodes come and go "
+            f"config.cluster.presence = {self._presence:g}: must be longer, as nodes come and go "
             f"{MOST_TURNS:,} times from one meeting to the next"
         )
 
 
 def cluster_presence(cluster: Cluster, seed: int) -> Presence | None:
-    """The presences of the nodes; None where nobody ever leaves."""
+    """Returns the presences of the nodes; None where no node leaves."""
     if not cluster.presence:
         return None
     rng = seeds.generator(seed, "presence")
     return Presence(rng, cluster.nodes, cluster.presence, cluster.absence)
 
 
-def reroute_updates(to: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """(steps, nodes, k) whom each sends to where only those `there`, (steps, nodes), take part."""
-    turns = [reroute(to[t % len(to)], here) for t, here in enumerate(there)]
-    return np.stack(turns).astype(np.int32)
+def reroute_updates(to: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Returns receivers of messages, (steps, nodes, k): `reroute` at every update.
 
-
-def reroute(peers: np.ndarray, here: np.ndarray) -> np.ndarray:
-    """(nodes, k) whom each sends to where only those `here`, (nodes,), take part.
-
-    In place of who is away it is the one whom that one would have sent to, and so on. So where all
-    are sent as much as they send, that stays so. Who is away, or finds nobody, sends to itself.
+    Update t has the receivers `to[t % T]` of (T, nodes, k), and `present`, (steps, nodes).
     """
-    itself = np.arange(len(here))[:, None]
-    found = np.where(here[:, None], peers, itself)
-    for _ in range(len(here)):
-        lost = here[:, None] & ~here[found]
+    receivers = [reroute(to[t % len(to)], present_t) for t, present_t in enumerate(present)]
+    return np.stack(receivers).astype(np.int32)
+
+
+def reroute(to: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Returns receivers `to`, (nodes, k), where only `present` nodes, (nodes,), take part.
+
+    An absent one is replaced by the one that it would have sent to, and so on, so nodes still
+    receive as many messages as they send. A node that is absent, or finds nobody, sends to itself.
+    """
+    itself = np.arange(len(present))[:, None]
+    found = np.where(present[:, None], to, itself)
+    for _ in range(len(present)):
+        lost = present[:, None] & ~present[found]
         if not lost.any():
             return found
-        found = np.where(lost, np.take_along_axis(peers, found, axis=0), found)
+        found = np.where(lost, np.take_along_axis(to, found, axis=0), found)
     return np.where(lost, itself, found)
 
 
-def stand_ins(there: np.ndarray) -> np.ndarray:
-    """(steps, nodes) int32: itself, or of who is not `there` the next on the circle who is."""
-    nodes = there.shape[1]
-    twice = np.where(np.tile(there, 2), np.arange(2 * nodes), 2 * nodes)
+def stand_ins(present: np.ndarray) -> np.ndarray:
+    """Returns each node's own number, or the next present node's on the circle if it is absent.
+
+    `present` and the result, int32, are (steps, nodes).
+    """
+    nodes = present.shape[1]
+    twice = np.where(np.tile(present, 2), np.arange(2 * nodes), 2 * nodes)
     following = np.minimum.accumulate(twice[:, ::-1], axis=1)[:, ::-1]
     return (following[:, :nodes] % nodes).astype(np.int32)
 
 
 def still_present(
-    here: np.ndarray,
+    present: np.ndarray,
     now: np.ndarray,
     done: np.ndarray,
     links: Links,
     load: Load | None,
     presence: Presence,
 ) -> np.ndarray:
-    """The nodes in the next update, given those in the last; sets `now` of those that are back."""
-    every = np.arange(len(here))
+    """Returns which nodes take part in the next update, (nodes,), from those `present` in the last.
+
+    A node comes back if it has fetched parameters, over `links`, when the first present node
+    begins; its clock `now`, (nodes,), is then set to that second. A node that leaves before its
+    `done` seconds, (nodes,), are over takes no part. Raises `TimelineError` if no node ever does.
+    """
+    numbers = np.arange(len(present))
     for _ in range(MOST_TURNS):
-        here = here & (now < presence.left)
-        if here.any():
-            start, source = now[here].min(), stand_ins(here[None])[0]
-            come = ~here & (presence.back + links(source, every) <= start)
+        present = present & (now < presence.left)
+        if present.any():
+            start, source = now[present].min(), stand_ins(present[None])[0]
+            returning = ~present & (presence.back + links(source, numbers) <= start)
         else:
-            start, come = presence.back.min(), every == presence.back.argmin()
-        now[come] = start
-        here |= come & presence.at(np.where(come, start, -np.inf))
-        here &= now + done * (load(now) if load else 1.0) < presence.left
-        if here.any():
-            return here
+            start, returning = presence.back.min(), numbers == presence.back.argmin()
+        now[returning] = start
+        present |= returning & presence.at(np.where(returning, start, -np.inf))
+        present &= now + done * (load(now) if load else 1.0) < presence.left
+        if present.any():
+            return present
     raise TimelineError(
-        f"config.cluster.presence: no node is there for the {done.min():.3g} seconds of an update, "
-        f"{MOST_TURNS:,} times one after the other; must be longer"
+        "config.cluster.presence: must be longer, as no node is there for the "
+        f"{done.min():.3g} seconds of an update, {MOST_TURNS:,} times one after the other"
     )
 
 
 def recorded_presence(trace: RecordedTrace, nodes: int) -> np.ndarray:
-    """(steps, nodes) bool, who was there in a run that a trace holds. Raises `TimelineError`."""
-    stand = trace.whole("stand", (nodes,), 0, nodes - 1)
-    there = stand == np.arange(nodes)
-    good = there.any(axis=1, keepdims=True) & (stand_ins(there) == stand)
-    trace.require("stand", good, "its own number of each node that is there, and the next one's")
-    return there
+    """Returns which nodes were there in a recorded run, (steps, nodes) bool.
+
+    Raises `TimelineError` where its column `stand` is not what `stand_ins` returns.
+    """
+    stand = trace.integers("stand", (nodes,), 0, nodes - 1)
+    present = stand == np.arange(nodes)
+    good = present.any(axis=1, keepdims=True) & (stand_ins(present) == stand)
+    trace.require("stand", good, "the number of each node that is there, else the next one's")
+    return present

@@ -1,4 +1,4 @@
-"""The workers of an experiment, how fast they are, and the network between them.
+"""The workers of an experiment, their speeds, and the network between them.
 
 Seconds are simulated, sizes are bytes.
 """
@@ -17,40 +17,38 @@ from optdyn.clock.service import Exponential, Law
 
 @dataclass(frozen=True)
 class Pieces(Value, section="cluster.pieces"):
-    """Measured seconds of the pieces of an update, for the whole `batch_size`.
+    """Measured seconds of the pieces of an update, for the whole batch.
 
     They replace `seconds_per_example` and the network in `sync` and `asynchronous`
     (`clock/arrivals.py`).
     """
 
     conv_compute: float = field(
-        0.0, "Convolutions on one worker; a group's k workers divide it. 0: no pieces.", at_least=0
+        0.0, "Convolutions on one worker, divided among a group's. 0: no pieces.", at_least=0
     )
     conv_network: float = field(
-        0.0, "The exchange of convolutions with one worker; k take k times it.", at_least=0
+        0.0, "Exchange of the convolutions by one worker; k take k times as long.", at_least=0
     )
-    fc: float = field(0.0, "The dense part: on one server if method.fresh names it.", at_least=0)
+    fc: float = field(0.0, "The dense part, on one server if method.fresh names it.", at_least=0)
     fc_network: float = field(
-        0.0, "Its exchange with its server, if method.fresh is ().", at_least=0
+        0.0, "The dense part's exchange with its server, if method.fresh is ().", at_least=0
     )
 
 
 @dataclass(frozen=True)
 class Cluster(Value, section="cluster"):
-    """The workers, how fast they are, and the network between them (`clock/`).
+    """The workers, their speeds, and the network between them.
 
-    `workers` may be given in place of `nodes`: it is `nodes * devices_per_node`. Raises
-    `ConfigError` for a value out of its range.
+    `workers` = `nodes * devices_per_node` may replace `nodes`. Raises `ConfigError` for a value out
+    of its range.
     """
 
-    nodes: int = field(
-        1, "Nodes; local, stale_pipeline: stages that the blocks are spread over.", **WIDE
-    )
+    nodes: int = field(1, "Nodes; local, stale_pipeline: stages of the model.", **WIDE)
     devices_per_node: int = field(1, "Devices of a node, each a worker.", **WIDE)
     speeds: tuple[float, ...] = field((), "Relative speed of each worker; (): all 1.", **A_WORKER)
     split: str = field(
         "equal",
-        "How a group divides its batch: 'equal', or 'proportional' to speeds.",
+        "Division of a group's batch: 'equal', or 'proportional' to speeds.",
         one_of=("equal", "proportional"),
     )
     service: Law = made(default_factory=Exponential)
@@ -59,7 +57,7 @@ class Cluster(Value, section="cluster"):
     )
     collective: str = field(
         "ring",
-        "How workers, nodes or devices add up messages: 'ring', 'tree', 'server'.",
+        "Algorithm of all-reduces: 'ring', 'tree' or 'server'.",
         one_of=("ring", "tree", "server"),
     )
     latency: float = field(0.0, "Seconds a message.", at_least=0)
@@ -72,17 +70,16 @@ class Cluster(Value, section="cluster"):
     )
     regions: int = field(
         0,
-        "Regions of the earth that nodes are spread over, for latencies beside those above; 0: "
-        "none.",
+        "Regions of the earth with the nodes, which add to latencies; 0: none.",
         at_least=0,
         at_most=BLOCKS,
     )
     bandwidth_variation: float = field(
-        0.0, "Of regions' links: standard deviation of the bandwidth over its mean.", at_least=0
+        0.0, "Standard deviation over mean of the bandwidth of regions' links.", at_least=0
     )
     diurnal: float = field(
         0.0,
-        "Amplitude of the daily load, which makes nodes slower by the hour of their longitude.",
+        "Amplitude of the daily load, which slows nodes by the hour of their longitude.",
         at_least=0,
         below=1,
     )
@@ -93,12 +90,11 @@ class Cluster(Value, section="cluster"):
     absence: float = field(0.0, "Mean seconds until a node that left is back.", at_least=0)
     server_bandwidth: float = field(
         0.0,
-        "asynchronous: bytes a second of the one link of the server that all queue for; 0: no "
-        "limit.",
+        "asynchronous: bytes a second of the server's link, one message at a time; 0: no limit.",
         at_least=0,
     )
     overlap: float = field(
-        0.0, "Last fraction of the computing that an exchange may run behind.",
+        0.0, "Last fraction of the computing during which an exchange may run.",
         expected="between 0 and 1", is_valid=lambda v: 0 <= v <= 1,
     )  # fmt: skip
     pieces: Pieces = made(default_factory=Pieces)
@@ -110,11 +106,11 @@ class Cluster(Value, section="cluster"):
         (), "dynamic_batch: (worker, first epoch, last, slowdown), ..."
     )
     disturbance_probability: float = field(
-        0.0, "dynamic_batch: probability that a worker begins to be delayed, at each epoch.",
+        0.0, "dynamic_batch: probability at an epoch that a worker begins to be delayed.",
         expected="between 0 and 1", is_valid=lambda v: 0 <= v <= 1,
     )  # fmt: skip
     disturbance_seconds: tuple[float, ...] = field(
-        (5.0, 10.0), "dynamic_batch: least and most seconds of a delay, an epoch.", **LEAST_AND_MOST
+        (5.0, 10.0), "dynamic_batch: least and most seconds of delay in an epoch.", **LEAST_AND_MOST
     )
     disturbance_epochs: tuple[int, ...] = field(
         (4, 20), "dynamic_batch: least and most epochs that a delay lasts.", **LEAST_AND_MOST
@@ -131,19 +127,19 @@ class Cluster(Value, section="cluster"):
 
     def _wrong_workers(self, workers: Any) -> Iterator[Check]:
         where, devices = f"Cluster.workers = {short_repr(workers)}", self.devices_per_node
-        wrong = type(workers) is not int or workers < 1 or workers % devices
-        said = f"must be a multiple of devices_per_node = {devices}, at least 1"
-        yield wrong, f"{where}: {said}"
-        said = f"must be nodes * devices_per_node = {self.worker_count}, or leave nodes out"
-        yield self.nodes not in (1, workers // devices), f"{where}: {said}"
+        is_wrong = type(workers) is not int or workers < 1 or workers % devices
+        multiple = f"must be a multiple of devices_per_node = {devices}, at least 1"
+        yield is_wrong, f"{where}: {multiple}"
+        product = f"must be nodes * devices_per_node = {self.worker_count}, or leave nodes out"
+        yield self.nodes not in (1, workers // devices), f"{where}: {product}"
 
     @property
     def worker_count(self) -> int:
-        """N, the workers of all nodes: `nodes * devices_per_node`."""
+        """The number of workers, `nodes * devices_per_node`."""
         return self.nodes * self.devices_per_node
 
     @check_arguments
     def with_(self, **changes: Any) -> Self:
-        """A copy with other values of some fields. Raises `ConfigError`."""
-        whole = {"nodes": 1} if changes.get("workers") else {}
-        return super().with_(**whole | changes)
+        """Returns a copy with other values of some fields. Raises `ConfigError`."""
+        nodes = {"nodes": 1} if changes.get("workers") else {}
+        return super().with_(**nodes | changes)

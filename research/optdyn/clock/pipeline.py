@@ -1,24 +1,23 @@
-"""Schedules of a network that is cut into stages: what each stage does when.
+"""Schedules of a network that is cut into stages: the tasks of each stage and their seconds.
 
     local   F, B, U of the batch; nothing travels back           (arXiv 2012.03837)
     gpipe   F of all M micro-batches, B of all, U                (arXiv 1811.06965)
     1f1b    F of S - 1 - j, F and B in turn, B of the rest, U    (arXiv 2006.09503)
 
-F, B and U are the forward, backward and update of stage j. F waits for F of the stage before and,
-but in `local`, B for B of the stage after; either arrives `transfer` seconds after it ended. A
-stage does one task at a time, in its order. Links and queues take whatever is sent: in `local` a
-stage that is faster than the next one runs ahead of it.
+F, B and U are the forward, backward and update of stage j of S. F waits for F of the stage before
+and, but in `local`, B for B of the stage after; either arrives `transfer` seconds after it ended. A
+stage does one task at a time, in its order. Links and queues have no limit: in `local` a stage that
+is faster than the next one runs ahead of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Check
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import inside_node, message_seconds
-from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
+from optdyn.clock.timeline import Timeline, from_arrivals
 
 FORWARD, BACKWARD, UPDATE = range(3)
 Seconds = np.ndarray | Sequence[float] | float
@@ -47,31 +46,30 @@ def schedule(
     """Returns the schedule of the `kind`, 'local', 'gpipe' or '1f1b', of so many updates.
 
     `forward`, (S,): seconds a micro-batch at each stage. `backward` and `update` are (S,) or one
-    number for all, `transfer` (S - 1,) or one. Raises `TimelineError` if they cannot be.
+    number for all, `transfer` (S - 1,) or one.
     """
     stages = np.size(forward)
-    given = [("forward", forward, stages), ("backward", backward, stages)]
-    given += [("update", update, stages), ("transfer", transfer, stages - 1)]
-    TimelineError.refuse(_wrong(given, micro_batches, updates))
-    *durations, lags = (np.broadcast_to(np.asarray(v, np.float64), size) for _, v, size in given)
+    tasks = (forward, backward, update)  # in the order of `FORWARD, BACKWARD, UPDATE`
+    durations = [np.broadcast_to(np.asarray(task, np.float64), stages) for task in tasks]
+    lags = np.broadcast_to(np.asarray(transfer, np.float64), stages - 1)
     # A stage does `ahead` forwards, then one of each in turn, then the backwards left.
     ahead = {
         "local": [0] * stages,
         "gpipe": [micro_batches] * stages,
         "1f1b": list(reversed(range(stages))),
     }[kind]
-    left = [_order(number, micro_batches)[::-1] for number in ahead]
-    # How many stages on the one is whose output a task needs.
-    inputs, links = {FORWARD: -1}, lags.tolist()
+    remaining = [_order(number, micro_batches)[::-1] for number in ahead]
+    # The stage whose output a task needs, relative to the task's own.
+    source_of, links = {FORWARD: -1}, lags.tolist()
     if kind != "local":
-        inputs[BACKWARD] = 1
+        source_of[BACKWARD] = 1
     position: dict[tuple[int, int, int], int] = {}  # of stage, kind, micro-batch
     steps: list[tuple[int, float, int, float]] = []  # stage, seconds, its input (-1: none), lag
-    while any(left):
-        for stage, waiting in enumerate(left):
+    while any(remaining):
+        for stage, waiting in enumerate(remaining):
             while waiting:
                 task = waiting[-1]
-                sender = stage + inputs.get(task[0], stages)
+                sender = stage + source_of.get(task[0], stages)
                 needs = 0 <= sender < stages
                 if needs and (sender, *task) not in position:
                     break
@@ -85,41 +83,27 @@ def schedule(
             begin = max(free[stage], spans[base + source][1] + lag if source >= 0 else 0.0)
             free[stage] = begin + duration
             spans.append((begin, free[stage]))
-    of_stage, of_kind, of_part = np.tile(np.array(list(position), np.int32).T, updates)
-    of_update = np.repeat(np.arange(updates, dtype=np.int32), len(steps))
-    return Schedule(of_stage, of_update, of_part, of_kind, *np.array(spans).T)
+    task_stage, task_kind, task_part = np.tile(np.array(list(position), np.int32).T, updates)
+    task_update = np.repeat(np.arange(updates, dtype=np.int32), len(steps))
+    return Schedule(task_stage, task_update, task_part, task_kind, *np.array(spans).T)
 
 
 def _order(ahead: int, micro_batches: int) -> list[tuple[int, int]]:
-    """A stage's tasks (kind, micro-batch) of an update."""
+    """Returns a stage's tasks (kind, micro-batch) of an update, after `ahead` forwards."""
     order = [(FORWARD, m) for m in range(ahead)]
     for m in range(micro_batches):
         order += [(FORWARD, m + ahead), (BACKWARD, m)]
     return [*(task for task in order if task[1] < micro_batches), (UPDATE, -1)]
 
 
-def _wrong(
-    given: Sequence[tuple[str, Seconds, int]], micro_batches: int, updates: int
-) -> Iterator[Check]:
-    line = f"{micro_batches} micro-batches, {updates} updates: must be 1 or more"
-    yield min(micro_batches, updates) < 1, line
-    for name, values, size in given:
-        array = np.asarray(values, np.float64)
-        good = array.shape in ((), (size,)) and np.all((array >= 0) & np.isfinite(array))
-        yield not good, f"{name} = {values}: must be {size} finite seconds from 0 up, or one"
-    forward, stages = given[FORWARD][1:]
-    line = f"forward = {forward}: must be more than 0 at every stage"
-    yield not stages or not np.all(np.asarray(forward) > 0), line
-
-
 def update_seconds(schedule: Schedule) -> np.ndarray:
-    """(updates,) when the last of the stages has made the update."""
+    """Returns when the last of the stages has made each update, (updates,)."""
     ends = schedule.end[schedule.kind == UPDATE]
     return ends.reshape(-1, int(schedule.stage.max()) + 1).max(axis=1)
 
 
 class StageWork(NamedTuple):
-    """What the stages of a model do in one update."""
+    """The work of a model's stages in one update."""
 
     forward: np.ndarray  # (S,) in updates of backpropagation by one device
     backward: np.ndarray  # (S,) likewise, auxiliary heads included
@@ -130,31 +114,31 @@ class StageWork(NamedTuple):
 def pipeline_timeline(
     cluster: Cluster, micro_batches: int, work: StageWork, *, steps: int, batch_size: int
 ) -> Timeline:
-    """Returns updates on a cluster whose nodes are the stages, its devices dividing their batch.
+    """Returns the timeline of a cluster whose nodes are the stages; devices divide a node's batch.
 
     `micro_batches`: 0 for local learning, else those of 'gpipe'.
     """
     parts, few = micro_batches or 1, min(steps, 2)
     forward, backward, transfer, update = _stage_seconds(cluster, work, batch_size, parts)
     kind = "gpipe" if micro_batches else "local"
-    every = update_seconds(schedule(kind, forward, backward, transfer, few, parts, update))
-    ends = every[0] + (every[-1] - every[0]) * np.arange(steps)  # they follow at equal intervals
+    first = update_seconds(schedule(kind, forward, backward, transfer, few, parts, update))
+    ends = first[0] + (first[-1] - first[0]) * np.arange(steps)  # intervals are equal
     return from_arrivals(np.zeros(steps, np.int32), ends, 1)
 
 
 def unflushed_seconds(
     cluster: Cluster, micro_batches: int, work: StageWork, *, steps: int, batch_size: int
 ) -> np.ndarray:
-    """Returns when the first stage, the last to know, has made each of the updates, (steps,).
+    """Returns when the first stage, the last to update, has made each update, (steps,) seconds.
 
-    They are the 1f1b of all updates as if they were one: in the long run an update takes as long as
-    the slowest stage is at work for it, unless the way there and back is longer than what is under
-    way. A stage makes its part of an update with its backward, before it hands the gradient on.
+    The schedule is the 1f1b of all updates as if they were one: in the long run an update takes as
+    long as its slowest stage, unless the way there and back is longer than what is under way. A
+    stage makes its part of an update with its backward, before it sends the gradient on.
     """
     forward, backward, transfer, update = _stage_seconds(cluster, work, batch_size, micro_batches)
-    after = steps + np.size(forward)  # so that none of `steps` is of the drain
+    longer = steps + np.size(forward)  # so that none of `steps` is of the drain
     back = backward + update / micro_batches
-    made = schedule("1f1b", forward, back, transfer, 1, micro_batches * after)
+    made = schedule("1f1b", forward, back, transfer, 1, micro_batches * longer)
     ends = made.end[(made.kind == BACKWARD) & (made.stage == 0)]
     return ends.reshape(-1, micro_batches)[:steps, -1]
 
@@ -162,7 +146,7 @@ def unflushed_seconds(
 def _stage_seconds(
     cluster: Cluster, work: StageWork, batch_size: int, parts: int
 ) -> tuple[np.ndarray, ...]:
-    """Returns the seconds of a part forward, backward and between stages, and of an update."""
+    """Returns the seconds of a part's forward, backward and transfer, and of the update's."""
     devices = cluster.devices_per_node
     unit = cluster.seconds_per_example * batch_size / devices / parts
     transfer = [

@@ -1,6 +1,6 @@
-"""Service-time laws: how long a worker takes over one gradient. Unit mean, seeded draws.
+"""Laws of service times, of unit mean: how long a worker takes over one gradient.
 
-Independent geometric staleness: the theory's own law, with no queue behind it.
+Independent geometric staleness is the theory's law, with no queue behind it.
 
     P(tau = k) = (1 - p) p^k,   p = 1 - 1/g        (arXiv 1605.09774)
 
@@ -21,7 +21,7 @@ from optdyn.base.fields import Custom, Value, field, plain
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
-SAMPLE, ERRORS = 10_000, 5  # draws of one's own law that are looked at; standard errors of the mean
+SAMPLE, ERRORS = 10_000, 5  # draws of a user's law that are checked; standard errors of the mean
 KEY = "config.cluster.service.name"
 
 
@@ -34,7 +34,7 @@ class Law(Value, section="cluster.service", union=True):
         """`(rng, shape) -> numbers` of unit mean, which depend on `rng` alone.
 
         Raises `TimelineError` for a law whose times are not drawn independently, and `ConfigError`
-        where one of the user's own cannot be used.
+        for a user's law that cannot be used.
         """
         raise TimelineError(f"{KEY} = {self.name!r}: must be one of {', '.join(DRAWN)} here")
 
@@ -86,31 +86,29 @@ class Gamma(Law, name="gamma"):
 
     @property
     def draw(self) -> Draw:
-        numbers = np.finfo(np.float64)
-        if self.variation < numbers.eps:
+        float64 = np.finfo(np.float64)
+        if self.variation < float64.eps:
             return _mean
-        shape, least = self.variation**-2.0, numbers.tiny
-        # Of shapes far below 1 some draws are less than a float can be: no service takes no time.
+        shape, least = self.variation**-2.0, float64.tiny
+        # For shapes far below 1 some draws are rounded to 0, and no service takes no time.
         return lambda rng, size: np.maximum(rng.standard_gamma(shape, size) / shape, least)
 
 
 @dataclass(frozen=True)
 class Geometric(Law, name="geometric"):
-    """Staleness alone, geometric as of memoryless workers; no group arrives."""
+    """Geometric staleness, as of memoryless workers; no group arrives."""
 
 
 @dataclass(frozen=True)
 class Trace(Law, name="trace"):
     """Recorded arrivals: a CSV file with the columns `worker` and `seconds`, a row an update.
 
-    A row says which group delivered, from 0 on, and when, in seconds from the start. `version`, how
-    many updates the parameters of its gradient had, and `control.*`, as in the `trace.csv` of a
-    run, may be there too.
+    A row says which group delivered, from 0 on, and when, in seconds from the start. Optional are
+    `version`, the number of updates of the gradient's parameters, and `control.*`, as in the
+    `trace.csv` of a run.
     """
 
-    path: str = field(
-        "", "CSV file with columns worker, seconds; real runs write trace.csv."
-    )  # fmt: skip
+    path: str = field("", "CSV file with columns worker, seconds; real runs write trace.csv.")
 
 
 @dataclass(frozen=True)
@@ -120,12 +118,12 @@ class Measured(Law, name="measured"):
 
 @dataclass(frozen=True)
 class Race(Law, name="race"):
-    """Real workers that race, of `optdyn race`."""
+    """Real workers of `optdyn race`."""
 
 
 @dataclass(frozen=True)
 class OwnLaw(Law, Custom, custom=True):
-    """A law of the user's own.
+    """A user's law.
 
     `make(**options)` returns `law(rng, shape)`, numbers of unit mean that depend on `rng` alone.
     """
@@ -133,33 +131,33 @@ class OwnLaw(Law, Custom, custom=True):
     @property
     def draw(self) -> Draw:
         function = lookup.find(KEY, self.name, {})
-        made = lookup.call_user_code(KEY, self.name, function, **plain(self.options))
-        return partial(_drawn, self.name, made)
+        law = lookup.call_user_code(KEY, self.name, function, **plain(self.options))
+        return partial(_checked_draw, self.name, law)
 
 
 DRAWN = ("constant", "exponential", "lognormal", "gamma")
 
 
 def is_constant(law: Draw) -> bool:
-    """Whether it is `constant`, under which two groups may arrive at the same second."""
+    """Whether a law is constant: then two groups may arrive at the same second."""
     return law is _mean
 
 
 def overlapped(compute: Any, exchange: Any, overlap: float) -> Any:
-    """Seconds of computing and of the exchange that follows, numbers or arrays.
+    """Returns the seconds of computing and of the exchange behind it, numbers or arrays.
 
-    The exchange of a layer starts when the backward pass is done with it: all of it may run behind
-    the last fraction `overlap` of the computing, and none of it is faster for that.
+    The exchange of a layer starts when the backward pass is done with it, so all of it may run
+    during the last fraction `overlap` of the computing. The exchange is no faster for that.
     """
     return np.maximum(compute, compute * (1 - overlap) + exchange)
 
 
 def check_law(law: Law) -> None:
-    """Looks at a sample of the user's own law: `ConfigError`, or a warning if its mean is not 1."""
+    """Draws a sample of a user's law, and warns if its mean is not 1. Raises `ConfigError`."""
     if not isinstance(law, OwnLaw):
         return
-    drawn = law.draw(np.random.default_rng(0), (SAMPLE // 10, 10))
-    mean, error = float(drawn.mean()), float(drawn.std()) / SAMPLE**0.5
+    sample = law.draw(np.random.default_rng(0), (SAMPLE // 10, 10))
+    mean, error = float(sample.mean()), float(sample.std()) / SAMPLE**0.5
     if abs(mean - 1) > ERRORS * error + 1e-6:  # where all draws are equal, their sum is rounded
         logging.warning(
             f"{lookup.key_value(KEY, law.name)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
@@ -167,27 +165,29 @@ def check_law(law: Law) -> None:
         )
 
 
-def _drawn(name: str, made: Draw, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws of the user's own law, checked."""
-    values = np.asarray(lookup.call_user_code(KEY, name, made, rng, shape))
+def _checked_draw(
+    name: str, law: Draw, rng: np.random.Generator, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Returns draws of a user's law. Raises `ConfigError`."""
+    values = np.asarray(lookup.call_user_code(KEY, name, law, rng, shape))
     ConfigError.refuse(_wrong_draws(lookup.key_value(KEY, name), values, shape))
     return values.astype(np.float64)
 
 
 def _wrong_draws(where: str, values: np.ndarray, shape: tuple[int, ...]) -> Iterator[Check]:
-    said = f"of shape {shape} its law draws {values.dtype} {values.shape}, and must draw as many "
-    wrong = values.shape != shape or values.dtype.kind not in "fiu"
-    yield wrong, f"{where}: {said}numbers"
+    is_wrong = values.shape != shape or values.dtype.kind not in "fiu"
+    found = f"draws {values.dtype} {values.shape}"
+    yield is_wrong, f"{where}: {found} where it is asked for {shape}: must be as many numbers"
     if not (np.isfinite(values).all() and (values > 0).all()):
-        said = f"its law draws {values.min():g} to {values.max():g}, and must draw finite numbers"
-        yield True, f"{where}: {said} above 0"
+        found = f"{values.min():g} to {values.max():g}"
+        yield True, f"{where}: draws {found}: must be finite numbers above 0"
 
 
-TAIL = 1e-6  # probability of the staleness that the ring cuts off (and redraws)
+TAIL = 1e-6  # probability of staleness that the ring cuts off
 
 
 def ring_size(groups: int) -> int:
-    """Versions kept: a power of two beyond which the law has less than `TAIL` left."""
+    """Returns how many versions are kept: a power of two, beyond which less than `TAIL` is left."""
     if groups == 1:
         return 1
     longest = np.log(TAIL) / np.log1p(-1 / groups)
@@ -197,7 +197,10 @@ def ring_size(groups: int) -> int:
 def geometric_timeline(
     rng: np.random.Generator, groups: int, mean_seconds: float, shape: tuple[int, ...]
 ) -> Timeline:
-    """Timeline of `shape` (..., steps), seconds between updates exponential with the given mean."""
+    """Returns the timeline of geometric staleness, of `shape` (..., steps).
+
+    Seconds between updates are exponential, with the mean `mean_seconds`.
+    """
     slots = ring_size(groups)
     law, clock = rng.spawn(2)  # two streams, so that a longer run begins with the shorter one
     # Inverse of the distribution function, cut at the ring's length.

@@ -1,14 +1,13 @@
-"""Arrivals recorded elsewhere: a CSV file with a header and the columns `worker,seconds`.
+"""Recorded arrivals: a CSV file with a header and the columns `worker,seconds`, as runs write it.
 
-One row an update: the group that delivered (0, 1, ...; of several the last) and when, in seconds
-from the start. `version`, if it is there, is how many updates the gradient's parameters had. The
-fields of what the run's timeline decided are columns `control.FIELD`, or `control.FIELD.0`,
-`control.FIELD.1`, ... where a field has several numbers, and those of nodes are
-`control.inner.FIELD.0` and so on. A real run records itself in such a file.
+One row an update: the group that delivered (0, 1, ...; the last of several) and when, in seconds
+from the start. `version`, which is optional, is how many updates the gradient's parameters had. The
+fields of the run's plan are columns `control.FIELD`, or `control.FIELD.0`, `control.FIELD.1`, ...
+where a field has several numbers; those inside nodes are `control.inner.FIELD.0` and so on.
 
-Nothing in the file is believed that something else decides. A clock makes the timeline of a replay
-as it makes all others, from the order of the arrivals, and asks the file only for what it cannot
-know, such as measured shares. What the file says besides must be what the clock has found.
+A replay reads from the file only what nothing else decides. A clock makes its timeline as it makes
+all others, from the order of the arrivals, and asks the file for what it cannot know, such as
+measured shares. All else in the file must be what the clock has found.
 """
 
 import math
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 PREFIX = "control."
 COLUMN = re.compile(r"control\.(?P<name>.+?)(?:\.(?P<number>\d+))?")
 BATCH = "batch"
-SERVED = "served"  # a column that a race adds: seconds that its server is at an update
-CLOSE = 1e-6  # relative, of numbers that are float32
+SERVED = "served"  # a column of races: seconds that the server takes over an update
+CLOSE = 1e-6  # relative difference of numbers that are float32
 
 
 class RecordedTrace(NamedTuple):
@@ -42,73 +41,76 @@ class RecordedTrace(NamedTuple):
     seconds: np.ndarray  # (steps,) float64
     fields: Mapping[str, np.ndarray]  # (steps,) or (steps, n) float64, by name
     version: np.ndarray | None = None  # (steps,)
-    inside: str = ""  # before the names of the fields of a choice inside nodes
+    prefix: str = ""  # of the names of fields: "inner." for plans inside nodes
     named: frozenset[int] = frozenset()  # workers in the whole file
 
     @property
     def inner(self) -> "RecordedTrace":
-        """The trace, whose fields are now those of the choice inside nodes."""
-        return self._replace(inside=self.inside + "inner.")
+        """The trace of the plans inside nodes."""
+        return self._replace(prefix=self.prefix + "inner.")
 
-    def order(self, worker: np.ndarray) -> "RecordedTrace":
-        """A trace that says that workers arrived in this order, and nothing else."""
+    def with_order(self, worker: np.ndarray) -> "RecordedTrace":
+        """Returns a trace of workers that arrive in this order, without fields."""
         return self._replace(worker=worker, fields={})
 
-    def node(self, node: int, nodes: int) -> "RecordedTrace":
-        """The arrivals inside one of so many nodes. The file has no seconds of theirs."""
-        worker = self.inner.inside + "worker"
+    def at_node(self, node: int, nodes: int) -> "RecordedTrace":
+        """Returns the arrivals inside one of the nodes. The file has no seconds of theirs."""
+        worker = self.inner.prefix + "worker"
         found = self.fields.get(worker)
         width = found.shape[1] // nodes if found is not None and found.ndim > 1 else 1
-        every = self.inner.numbers("worker", (nodes, width))[:, node]
-        self.require(worker, every == np.floor(every), "whole numbers")
-        fields = {"worker": every} if width > 1 else {}
+        numbers = self.inner.numbers("worker", (nodes, width))[:, node]
+        self.require(worker, numbers == np.floor(numbers), "whole numbers")
+        fields = {"worker": numbers} if width > 1 else {}
         for name in ("dropped", "receive", "send", "into", "merge"):  # seconds decide these
-            said = self.fields.get(self.inner.inside + name)
-            if said is not None and said.ndim > 1 and said.shape[1] % nodes == 0:
-                fields[name] = said.reshape(len(said), nodes, -1)[:, node]
-        order, clock = every[:, -1].astype(np.int32), np.arange(len(every), dtype=float)
+            values = self.fields.get(self.inner.prefix + name)
+            if values is not None and values.ndim > 1 and values.shape[1] % nodes == 0:
+                fields[name] = values.reshape(len(values), nodes, -1)[:, node]
+        order, clock = numbers[:, -1].astype(np.int32), np.arange(len(numbers), dtype=float)
         return RecordedTrace(self.path, order, clock, fields)
 
     def has(self, field: str) -> bool:
         """Whether the file has columns of that field."""
-        return self.inside + field in self.fields
+        return self.prefix + field in self.fields
 
     def numbers(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """(steps, *shape) float64. Raises `TimelineError` if the file has not as many columns."""
-        name, steps = self.inside + field, len(self.seconds)
+        """Returns a field, (steps, *shape) float64.
+
+        Raises `TimelineError` if the file has not as many columns.
+        """
+        name, steps = self.prefix + field, len(self.seconds)
         count = math.prod(shape)
         found = self.fields.get(name)
         if found is None or found.shape != ((steps, count) if shape else (steps,)):
             raise TimelineError(_needs(self.path, name, (count,) if shape else ()))
         return found.reshape(steps, *shape)
 
-    def whole(self, field: str, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
-        """`numbers` as int32, from `least` to `most`; `TimelineError` where one is none."""
+    def integers(self, field: str, shape: tuple[int, ...], least: int, most: int) -> np.ndarray:
+        """Returns `numbers` as int32. Raises `TimelineError` unless from `least` to `most`."""
         found = self.numbers(field, shape)
         good = (found == np.floor(found)) & (found >= least) & (found <= most)
         self.require(field, good, f"whole numbers from {least} to {most}")
         return found.astype(np.int32)
 
     def flags(self, field: str, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """`numbers` as bool; `TimelineError` where one is neither 0 nor 1."""
-        return self.whole(field, shape, 0, 1).astype(bool)
+        """Returns `numbers` as bool. Raises `TimelineError` if one is neither 0 nor 1."""
+        return self.integers(field, shape, 0, 1).astype(bool)
 
-    def require(self, field: str, good: np.ndarray, wanted: str) -> None:
-        """Raises `TimelineError`, which names the first row where it isn't `good`, (steps, ...)."""
+    def require(self, field: str, good: np.ndarray, expected: str) -> None:
+        """Raises `TimelineError` at the first row that is not `good`, (steps, ...)."""
         bad = np.flatnonzero(~good.reshape(len(good), -1).all(axis=1))
         if len(bad):
             t = bad[0]
-            has = np.atleast_1d(self.fields[self.inside + field][t])
-            shown = ", ".join(f"{number:g}" for number in has[:8]) + ", ..." * (len(has) > 8)
+            row = np.atleast_1d(self.fields[self.prefix + field][t])
+            shown = ", ".join(f"{number:g}" for number in row[:8]) + ", ..." * (len(row) > 8)
             raise TimelineError(
-                f"trace {self.path}: update {t} has {PREFIX}{self.inside}{field} = {shown}: "
-                f"must be {wanted}"
+                f"trace {self.path}: update {t} has {PREFIX}{self.prefix}{field} = {shown}: "
+                f"must be {expected}"
             )
 
-    def groups(self, worker: np.ndarray, groups: int, everyone: bool = False) -> None:
-        """Raises `TimelineError` where a worker is no group of so many.
+    def require_groups(self, worker: np.ndarray, groups: int, everyone: bool = False) -> None:
+        """Raises `TimelineError` if a worker is not one of the groups, 0, 1, ...
 
-        With `everyone` also where one of them is not in the file.
+        With `everyone` also if a group is not in the file.
         """
         strange = worker[~np.isin(worker, np.arange(groups))]
         if len(strange):
@@ -122,21 +124,21 @@ class RecordedTrace(NamedTuple):
             )
 
     def workers(self, shape: tuple[int, ...], groups: int) -> np.ndarray:
-        """(steps, *shape) int32: whose all the arrivals of an update are."""
+        """Returns the workers of all arrivals of each update, (steps, *shape) int32."""
         found = self.numbers("worker", shape)
-        self.groups(found, groups)
+        self.require_groups(found, groups)
         return found.astype(np.int32)
 
 
 def read_table(path: str | Path) -> "pd.DataFrame":
-    """The file, to the bit. Raises `OSError`, and `ValueError` if it is no CSV file."""
-    import pandas as pd  # here, for it takes long and few runs need it
+    """Returns the file's numbers to the bit. Raises `OSError`, and `ValueError` if it is no CSV."""
+    import pandas as pd  # here, as it takes long and few runs need it
 
     return pd.read_csv(path, float_precision="round_trip")
 
 
 def read_trace(path: str, steps: int) -> RecordedTrace:
-    """The first `steps` rows of the file. Raises `TimelineError`."""
+    """Returns the first `steps` rows of the file. Raises `TimelineError`."""
     not_csv = f"trace {path}: not a CSV file with the columns worker (integers) and seconds, and "
     not_csv += f"{PREFIX}NAME (numbers) if any"
     with (
@@ -147,7 +149,7 @@ def read_trace(path: str, steps: int) -> RecordedTrace:
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
         version = table["version"].to_numpy(np.float64)[:steps] if "version" in table else None
-        fields = {name: trace[:steps] for name, trace in _fields(table)}
+        fields = {name: values[:steps] for name, values in _fields(table)}
     TimelineError.refuse(_wrong_rows(path, steps, worker, seconds, fields))
     named = frozenset(np.unique(worker).astype(int).tolist())
     return RecordedTrace(
@@ -164,39 +166,38 @@ def _wrong_rows(
 ) -> Iterator[Check]:
     few = f"trace {path}: {len(worker)} arrivals, the run has {steps} steps"
     yield len(worker) < steps, few
-    for one in worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))][:1]:
-        yield True, f"trace {path}: worker {one:g} is no whole number from 0 up"
+    for bad in worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))][:1]:
+        yield True, f"trace {path}: worker = {bad:g}: must be a whole number from 0 up"
     good = np.isfinite(seconds).all() and (np.diff(seconds, prepend=0.0) >= 0).all()
     yield not good, f"trace {path}: seconds must be finite, from 0 up and in order"
-    for name, trace in fields.items():
-        line = f"trace {path}: {PREFIX}{name} has what is no finite number"
-        yield not np.isfinite(trace).all(), line
+    for name, values in fields.items():
+        yield not np.isfinite(values).all(), f"trace {path}: {PREFIX}{name} must be finite numbers"
 
 
 def _needs(path: str, name: str, shape: tuple[int, ...]) -> str:
-    """The line of columns that are not there, or not as many."""
-    many = f".0 to .{shape[0] - 1}" if shape else ""
-    return f"trace {path}: needs the columns {PREFIX}{name}{many}"
+    numbers = f".0 to .{shape[0] - 1}" if shape else ""
+    return f"trace {path}: needs the columns {PREFIX}{name}{numbers}"
 
 
 def replay(trace: RecordedTrace, groups: int, policy: Policy = FREE_RUNNING) -> Timeline:
-    """The timeline of the arrivals that a trace holds, of groups with that policy.
+    """Returns the timeline of the recorded arrivals, of groups with that policy.
 
-    Where something is dropped it also says whose that was. Raises `TimelineError`.
+    Where a policy drops work the trace says whose. Raises `TimelineError`.
     """
     worker = trace.worker
     if policy.arrivals > 1:
         worker = trace.workers((policy.arrivals,), groups)
-    trace.groups(worker, groups, everyone=policy.is_free and not trace.has("read"))
+    trace.require_groups(worker, groups, everyone=policy.is_free and not trace.has("read"))
     if policy.is_free and trace.has("read"):  # reads do not follow from the order then
-        read, write = (trace.whole(name, (), 0, len(worker)) for name in ("read", "write"))
-        slots, late = 1 + int(max(read.max(), write.max())), staleness_of(read, write)
-        return Timeline(worker, late, trace.seconds, slots, Arrival(worker, read, write))
+        read, write = (trace.integers(name, (), 0, len(worker)) for name in ("read", "write"))
+        slots, staleness = 1 + int(max(read.max(), write.max())), staleness_of(read, write)
+        return Timeline(worker, staleness, trace.seconds, slots, Arrival(worker, read, write))
     if policy.is_free:
         line = from_arrivals(worker, trace.seconds, groups)
-        t, late = np.arange(len(worker), dtype=np.int32), line.staleness
-        # Its reader was the first, or read as many updates ago as it is late (`read_versions.py`).
-        return line._replace(batch=np.where(late == t, worker, groups + t - late - 1))
+        t, staleness = np.arange(len(worker), dtype=np.int32), line.staleness
+        # A batch's reader is one of the first, or read as many updates ago as it is stale.
+        batch = np.where(staleness == t, worker, groups + t - staleness - 1)
+        return line._replace(batch=batch)
     dropped = trace.flags("dropped", (groups,)) if policy.drops else None
     line = blank_timeline(groups, len(worker), policy)
     order = Versions(line, groups, policy)
@@ -206,104 +207,104 @@ def replay(trace: RecordedTrace, groups: int, policy: Policy = FREE_RUNNING) -> 
 
 
 def read_versions(line: Timeline) -> np.ndarray:
-    """(steps,) int, how many updates that others read each gradient had in its parameters.
+    """Returns how many updates the parameters of each gradient had, (steps,) int.
 
-    Of several gradients it is that of the last. Workers that take local steps are read from where
-    they exchange, and only then; of gradients that are gathered in a table, where it is applied.
+    Of several gradients it is that of the last. Workers with local steps change what others read
+    only where they exchange. A gradient that is gathered in a table counts where it is applied.
     """
-    late = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
+    staleness = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
     exchange = getattr(line.plan, "exchange", None)
-    updates = np.arange(len(late)) if exchange is None else np.cumsum(exchange) - exchange
-    return updates - late
+    updates = np.arange(len(staleness)) if exchange is None else np.cumsum(exchange) - exchange
+    return updates - staleness
 
 
 def check_replay(trace: RecordedTrace, line: Timeline) -> Timeline:
-    """The timeline that a clock has made of the file, at its seconds.
+    """Returns the timeline that a clock has made of the file, at the file's seconds.
 
-    Raises `TimelineError` where the file says something else than that.
+    Raises `TimelineError` where the file differs from it.
     """
-    TimelineError.refuse(_wrong_line(trace, line))
+    TimelineError.refuse(_differences(trace, line))
     line = line._replace(batch=line.batch if BATCH in trace.fields else None)
     return line._replace(seconds=trace.seconds)
 
 
-def _wrong_line(trace: RecordedTrace, line: Timeline) -> Iterator[Check]:
-    """What a file says else than the timeline that a clock has made of it."""
+def _differences(trace: RecordedTrace, line: Timeline) -> Iterator[Check]:
     where = f"trace {trace.path}"
     for t in _unlike(trace.worker, line.worker):
-        said = f"update {t} has worker {trace.worker[t]}, and it is that of {line.worker[t]}"
-        yield True, f"{where}: {said}"
+        must = f"must be {line.worker[t]}"
+        yield True, f"{where}: update {t} has worker {trace.worker[t]}: {must}"
     if trace.version is not None:
         version = read_versions(line)
         for t in _unlike(trace.version, version):
-            said = f"says version {trace.version[t]:g}, and by the order of arrivals it had read "
-            yield True, f"{where}: arrival {t}, of worker {trace.worker[t]}, {said}{version[t]}"
+            arrival = f"arrival {t}, of worker {trace.worker[t]}, has version {trace.version[t]:g}"
+            yield True, f"{where}: {arrival}: must be {version[t]} by the order of arrivals"
     known = _columns(line)
     for name, found in trace.fields.items():
-        has = ", ".join(PREFIX + each for each in known) or "no such columns"
-        said = f"{PREFIX}{name} is of another method, this one has {has}"
-        yield name not in known, f"{where}: {said}"
+        columns = ", ".join(PREFIX + column for column in known) or "no such columns"
+        another = f"{PREFIX}{name} is of another method, this one has {columns}"
+        yield name not in known, f"{where}: {another}"
         expected = known[name]
         yield found.shape != expected.shape, _needs(trace.path, name, expected.shape[1:])
         for t in _unlike(found, expected):
-            one, other = (np.ravel(each[t]) for each in (found, expected))
-            place = np.flatnonzero(~np.isclose(one, other, CLOSE, 0))[0]
-            which = f"update {t} has {PREFIX}{name}{f'.{place}' * (len(one) > 1)}"
-            said = f"and by the config and the order of arrivals it is {other[place]:g}"
-            yield True, f"{where}: {which} = {one[place]:g}, {said}"
+            row, good = (np.ravel(values[t]) for values in (found, expected))
+            place = np.flatnonzero(~np.isclose(row, good, CLOSE, 0))[0]
+            column = f"{PREFIX}{name}{f'.{place}' * (len(row) > 1)}"
+            must = f"must be {good[place]:g} by the config and the order of arrivals"
+            yield True, f"{where}: update {t} has {column} = {row[place]:g}: {must}"
 
 
 def trace_columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
-    """What a file says of a timeline besides `worker` and `seconds`: (steps,) or (steps, n).
+    """Returns a timeline's columns besides `worker` and `seconds`, (steps,) or (steps, n).
 
-    That is all that these two don't say. In a race of single arrivals, and where groups read when
-    they write, the order of the workers also says which versions are read.
+    Left out is what follows from these two. In a race of single arrivals, and where groups read
+    when they write, the order of the workers decides which versions are read.
     """
-    every, choice = _columns(line, window), line.plan
+    columns, plan = _columns(line, window), line.plan
     by_order: tuple[str, ...] = ("worker",)
-    if line.batch is not None or getattr(choice, "read", None) is getattr(choice, "worker", 0):
+    if line.batch is not None or getattr(plan, "read", None) is getattr(plan, "worker", 0):
         by_order = ("worker", "read", "write")
     several = line.batch is None or line.batch.ndim > 1
-    return {n: v for n, v in every.items() if n not in by_order or (several and v.ndim > 1)}
+    return {n: v for n, v in columns.items() if n not in by_order or (several and v.ndim > 1)}
 
 
 def _columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
-    """All that can be said of a timeline."""
+    """Returns all columns of a timeline but `worker` and `seconds`."""
     fields = dict(_leaves(line.plan)) | ({} if line.batch is None else {BATCH: line.batch})
-    cut = {name: np.asarray(v[window]) for name, v in fields.items()}
-    cut = {name: v.astype(np.int32) if v.dtype == bool else v for name, v in cut.items()}
-    return {
-        name: v if v.ndim == 1 else v.reshape(len(v), math.prod(v.shape[1:]))
-        for name, v in cut.items()
-    }
+    columns = {}
+    for name, field in fields.items():
+        values = np.asarray(field[window])
+        values = values.astype(np.int32) if values.dtype == bool else values
+        width = math.prod(values.shape[1:])
+        columns[name] = values if values.ndim == 1 else values.reshape(len(values), width)
+    return columns
 
 
-def _leaves(choice: Plan, inside: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of a choice by the names that their columns have."""
-    for name, value in zip(getattr(choice, "_fields", ()), choice, strict=True):
+def _leaves(plan: Plan, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays of a plan with the names of their columns."""
+    for name, value in zip(getattr(plan, "_fields", ()), plan, strict=True):
         if name == "inner":
-            yield from _leaves(value, f"{inside}inner.")
+            yield from _leaves(value, f"{prefix}inner.")
         elif isinstance(value, Mapping):
-            yield from ((inside + key, leaf) for key, leaf in value.items())
+            yield from ((prefix + key, leaf) for key, leaf in value.items())
         elif hasattr(value, "shape"):
-            yield inside + name, value
+            yield prefix + name, value
 
 
 def _unlike(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """The rows in which they differ."""
+    """Returns the rows that differ."""
     same = np.isclose(found, expected, CLOSE, 0)
     return np.flatnonzero(~same.reshape(len(same), -1).all(axis=1))
 
 
 def _fields(table: "pd.DataFrame") -> Iterator[tuple[str, np.ndarray]]:
-    """(rows,) or (rows, n) float64 by name."""
-    numbers: dict[str, list[str]] = {}
+    """Yields names and values of fields, (rows,) or (rows, n) float64."""
+    columns_of: dict[str, list[str]] = {}
     for column in table.columns:
         if match := COLUMN.fullmatch(column):
-            numbers.setdefault(match["name"], []).append(column)
-    for name, of in numbers.items():
-        if of == [PREFIX + name]:
-            yield name, table[of[0]].to_numpy(np.float64)
+            columns_of.setdefault(match["name"], []).append(column)
+    for name, columns in columns_of.items():
+        if columns == [PREFIX + name]:
+            yield name, table[columns[0]].to_numpy(np.float64)
         else:
-            each = [f"{PREFIX}{name}.{n}" for n in range(len(of))]
-            yield name, table[each].to_numpy(np.float64)
+            numbered = [f"{PREFIX}{name}.{n}" for n in range(len(columns))]
+            yield name, table[numbered].to_numpy(np.float64)

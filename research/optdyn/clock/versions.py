@@ -1,17 +1,17 @@
-"""Which version each group has read, kept up as they arrive: what their order alone decides.
+"""Which version each group has read, as they arrive: it follows from their order alone.
 
 A group that arrives reads the version it makes, or waits for others and reads a later one. So the
-order of the arrivals, drawn, raced or replayed, says all: slots, staleness, who goes on, and which
-batch is whose. Batches 0, 1, ... of the order of examples go to the first, second, ... reader, for
-a group that races has to know its batch before anybody knows the number of its update. Where an
-update is of several arrivals these are parts of batches.
+order of the arrivals, drawn, raced or replayed, decides slots, staleness, who goes on and whose
+each batch is. Batches 0, 1, ... of the order of examples go to the first, second, ... reader, as a
+group that races needs its batch before anybody knows the number of its update. Where an update is
+of several arrivals, these are parts of batches.
 
 n groups compute gradients, and an update is made when K are there (Dutta et al., arXiv 1803.01113).
 
     k_sync          all begin at the newest parameters; the n - K others are dropped
     k_batch_sync    likewise, but a group that has delivered begins another at once
-    k_async         who has delivered waits for the update; the others go on, and count for a later
-    k_batch_async   nobody waits: who has delivered reads and begins another at once
+    k_async         a group that has delivered waits for the update; the others count for a later
+    k_batch_async   nobody waits: a group that has delivered reads and begins another at once
 
 *Stale synchronous parallel* (Ho et al., "More effective distributed ML via a stale synchronous
 parallel parameter server", NIPS 2013): a group's clock c is the number of its deliveries so far.
@@ -19,9 +19,8 @@ With staleness bound s it goes on only while
 
     c <= min over groups of c + s
 
-and otherwise waits, without parameters, until the slowest group's next update. With s = 0 everybody
-waits for everybody after each update. A group that waited reads the parameters as they are when it
-goes on.
+and otherwise waits, without parameters, until the slowest group's next update. With s = 0 all wait
+for all after each update. A group that waited reads the parameters as they are when it goes on.
 """
 
 import heapq
@@ -42,14 +41,14 @@ class Policy(NamedTuple):
     """Who waits for whom, and whose work is dropped."""
 
     arrivals: int = 1  # K, gradients of an update
-    waiting: str = ""  # one of `WAITING`; "" is NOBODY
+    waiting: str = ""  # one of `WAITING`; "" is NO_WAITING
     bound: float = math.inf  # s, deliveries that a group may be ahead of the slowest
-    delay_bound: float = math.inf  # R, a gradient that is as many updates old is dropped
+    delay_bound: float = math.inf  # R, a gradient as many updates old is dropped
     allotted: float = math.inf  # a, mean services after which a group begins again
 
     @property
     def drops(self) -> bool:
-        """Whether a gradient can be dropped that an update does not drop by itself."""
+        """Whether gradients are dropped between updates."""
         return min(self.delay_bound, self.allotted) < math.inf
 
     @property
@@ -62,10 +61,10 @@ FREE_RUNNING = Policy()  # nobody waits, and nothing is dropped
 
 
 class Task(NamedTuple):
-    """What a group is working on."""
+    """The version and the batches that a group is working on."""
 
     slot: int
-    version: int  # updates of what it has read, before its read
+    version: int  # updates before its read
     batch: int  # the first of its batches
     batches: int = 1
 
@@ -76,31 +75,31 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an arrival did."""
+    """What follows from an arrival."""
 
-    row: bool  # whether the timeline has an entry more
-    update: bool  # whether it is one that changes what others read
-    readers: list[int]  # groups that begin now, and drop what they were at
-    dropped: bool = False  # whether its gradient is too old and counts for nothing
+    row: bool  # whether the timeline has a new entry
+    update: bool  # whether that changes what others read
+    readers: list[int]  # groups that begin a task now, and drop the one before
+    dropped: bool = False  # whether the gradient is too old and counts for nothing
 
 
 class ArrivalOrder(Protocol):
-    """An order of arrivals: it writes the entries of a timeline as groups arrive."""
+    """An order of arrivals, which writes the entries of a timeline as groups arrive."""
 
     working: dict[int, Task]
 
-    def left(self, group: int) -> int:
-        """Arrivals until the group has done what it is at."""
+    def arrivals_left(self, group: int) -> int:
+        """Returns how many arrivals the group's task still takes."""
 
     def arrive(self, group: int, seconds: float) -> Outcome:
-        """The group is at work, and has come one arrival further."""
+        """Counts an arrival of a group that is at work."""
 
 
 def blank_timeline(groups: int, steps: int, policy: Policy = FREE_RUNNING) -> Timeline:
-    """The timeline of groups before they arrive: an `ArrivalOrder` writes its updates as they come.
+    """Returns a timeline of zeros, into which an `ArrivalOrder` writes updates as groups arrive.
 
-    With several arrivals K an update is of parts of batches, and what is of each is (steps, K). One
-    slot does where an update drops all other work.
+    With several arrivals K an update is of parts of batches, whose arrays are (steps, K). One slot
+    is enough where an update drops all other work.
     """
     worker, write = np.zeros((2, steps), np.int32)
     shape = (steps,) if policy.arrivals == 1 else (steps, policy.arrivals)
@@ -112,24 +111,24 @@ def blank_timeline(groups: int, steps: int, policy: Policy = FREE_RUNNING) -> Ti
 
 
 class Slots:
-    """Slots of a table of versions, which those hold who have read one."""
+    """Slots of a table of versions; a slot is free while no group reads it."""
 
     def __init__(self, slots: int):
-        self._holders, self._free = [0] * slots, list(range(slots))
+        self._readers, self._free = [0] * slots, list(range(slots))
 
     def hold(self, slot: int) -> None:
-        """One group more reads the slot."""
-        self._holders[slot] += 1
+        """Counts one more reader of the slot."""
+        self._readers[slot] += 1
 
     def release(self, slot: int) -> None:
-        """One group less reads the slot, which is free when none does."""
-        self._holders[slot] -= 1
-        if not self._holders[slot]:
+        """Counts one reader less."""
+        self._readers[slot] -= 1
+        if not self._readers[slot]:
             heapq.heappush(self._free, slot)
 
     def next(self) -> int:
-        """The lowest free slot; it is not taken yet."""
-        while self._holders[self._free[0]]:
+        """Returns the lowest free slot, which stays free until a group reads it."""
+        while self._readers[self._free[0]]:
             heapq.heappop(self._free)
         return self._free[0]
 
@@ -137,8 +136,8 @@ class Slots:
 class Versions:
     """An `ArrivalOrder` of groups that share parameters, with that policy.
 
-    Who is dropped keeps its batch, and begins again at the newest version. A new version is written
-    to a slot that no group at work has read, so that as many slots as groups do.
+    A group whose work is dropped keeps its batch, and begins again at the newest version. A new
+    version is written to a slot that no group at work has read, so as many slots as groups do.
     """
 
     def __init__(self, line: Timeline, groups: int, policy: Policy):
@@ -150,27 +149,27 @@ class Versions:
         self._batches = 0
         self.updates = 0
         self.working = dict[int, Task]()
-        self._had = list[tuple[int, Task]]()  # arrivals of the next update
+        self._delivered = list[tuple[int, Task]]()  # arrivals of the next update
         self._waiting = list[int]()
         for group in range(groups):
             self._begin_next(group)
 
-    def left(self, group: int) -> int:
-        """One arrival: a group delivers whole gradients."""
+    def arrivals_left(self, group: int) -> int:
+        """Returns 1: a group delivers whole gradients."""
         return 1
 
     def arrive(self, group: int, seconds: float) -> Outcome:
-        """The group has delivered; the last of an update writes the timeline's next entry."""
+        """Counts a gradient; the last of an update writes the timeline's next entry."""
         if self.updates - self.working[group].version >= self._policy.delay_bound:
             self.drop(group)
             return Outcome(False, False, [group], dropped=True)
-        self._had.append((group, self.leave(group)))
+        self._delivered.append((group, self.leave(group)))
         self._clock[group] += 1
         self._waiting.append(group)
-        update = len(self._had) == self._policy.arrivals
-        kept = dict[int, Task]()
+        update = len(self._delivered) == self._policy.arrivals
+        interrupted = dict[int, Task]()
         if update and self.drops_others:
-            kept = {other: self.leave(other) for other in list(self.working)}
+            interrupted = {other: self.leave(other) for other in list(self.working)}
             self._waiting = list(range(self._groups))
         if update:
             self._write(seconds)
@@ -183,31 +182,31 @@ class Versions:
             self._waiting = [other for other in readers if clock[other] > most]
             readers = [other for other in readers if clock[other] <= most]
         for other in readers:
-            if other in kept:
-                self.begin(other, kept[other].batch)
+            if other in interrupted:
+                self.begin(other, interrupted[other].batch)
             else:
                 self._begin_next(other)
         return Outcome(update, update, readers)
 
     def drop(self, group: int) -> None:
-        """What the group is at counts for nothing, and it begins again.
+        """Drops the group's work; it begins again with the same batch.
 
-        It is written down only if the group had read an older version: otherwise it reads the same
-        again, and a trace does not say whether that was before or after an arrival of its own.
+        The timeline says so only if the group had read an older version: otherwise it reads the
+        same again, and a trace does not say whether that was before or after its own arrival.
         """
-        had = self.leave(group)
-        if had.version < self.updates:
+        task = self.leave(group)
+        if task.version < self.updates:
             self._line.plan.dropped[self.updates, group] = True
-        self.begin(group, had.batch)
+        self.begin(group, task.batch)
 
     def leave(self, group: int) -> Task:
-        """The group is at work no more."""
-        had = self.working.pop(group)
-        self._slots.release(had.slot)
-        return had
+        """Ends the group's task, which is returned."""
+        task = self.working.pop(group)
+        self._slots.release(task.slot)
+        return task
 
     def begin(self, group: int, batch: int) -> None:
-        """The group reads the newest version, for the gradient of that batch."""
+        """Gives the group a task: the newest version and that batch."""
         self._slots.hold(self._newest)
         self.working[group] = Task(self._newest, self.updates, batch)
 
@@ -216,40 +215,39 @@ class Versions:
         self._batches += 1
 
     def _write(self, seconds: float) -> None:
-        """Writes the next update, which is of the arrivals since the last one."""
-        line, plan, t, had = self._line, self._line.plan, self.updates, self._had
+        """Writes the next update, made of the arrivals since the last one."""
+        line, plan, t, arrivals = self._line, self._line.plan, self.updates, self._delivered
         assert line.batch is not None
         self._newest = plan.write[t] = self._slots.next()
-        line.worker[t], line.seconds[t] = had[-1][0], seconds
-        for n, (group, reading) in enumerate(had):
-            place = (t, n) if len(had) > 1 else t  # of one, where there are several, all servers'
-            plan.worker[place], plan.read[place] = group, reading.slot
-            line.staleness[place], line.batch[place] = t - reading.version, reading.batch
-        self.updates, self._had = t + 1, []
+        line.worker[t], line.seconds[t] = arrivals[-1][0], seconds
+        for n, (group, task) in enumerate(arrivals):
+            place = (t, n) if len(arrivals) > 1 else t  # a single one is at all blocks' servers
+            plan.worker[place], plan.read[place] = group, task.slot
+            line.staleness[place], line.batch[place] = t - task.version, task.batch
+        self.updates, self._delivered = t + 1, []
 
 
-# (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
+# (whether arrivals exchange, how many have so far) -> `numbers` of a `WorkerStep`
 NumbersOf = Callable[..., Mapping[str, Array]]
 
 
 class Exchanges:
     """An `ArrivalOrder` of workers with parameters of their own; an arrival is a local step.
 
-    Worker i exchanges with every `periods[i]`-th. Of a race it is heard of when it exchanges, and
-    its local steps are then listed together: what workers do by themselves in between has no order
-    that would change anything. A worker's slot is its own, and it reads as it exchanges. The
-    staleness is how many exchanges of others there were since, or none where what it has read does
-    not count (`is_stale`).
+    Worker i exchanges with every `periods[i]`-th step. A race hears of a worker when it exchanges,
+    and then lists its local steps together: steps between exchanges have no order that would change
+    anything. Worker i has slot i, and reads as it exchanges. Its staleness is the number of others'
+    exchanges since then, or 0 where what it has read does not count (`is_stale`).
     """
 
     def __init__(
         self,
         line: Timeline,
         periods: Sequence[int],
-        decided: NumbersOf = lambda *_: {},
+        numbers: NumbersOf = lambda *_: {},
         is_stale: bool = True,
     ):
-        self._line, self._periods, self._decided = line, periods, decided
+        self._line, self._periods, self._numbers = line, periods, numbers
         self._is_stale = is_stale
         self._steps, self._exchanges, self._batches = 0, 0, 0
         self.working: dict[int, Task] = {}
@@ -262,22 +260,22 @@ class Exchanges:
         self.working[worker] = Task(worker, self._exchanges, self._batches, period)
         self._done[worker], self._batches = 0, self._batches + period
 
-    def left(self, group: int) -> int:
-        """Local steps until the worker exchanges."""
+    def arrivals_left(self, group: int) -> int:
+        """Returns the local steps until the worker exchanges."""
         return self._periods[group] - self._done[group]
 
     def arrive(self, group: int, seconds: float) -> Outcome:
-        """The worker has taken a local step; the timeline's next entry is written."""
-        line, t, had = self._line, self._steps, self.working[group]
-        exchange = self.left(group) == 1
+        """Counts a local step, and writes the timeline's next entry."""
+        line, t, task = self._line, self._steps, self.working[group]
+        exchange = self.arrivals_left(group) == 1
         line.worker[t], line.seconds[t] = group, seconds
-        line.staleness[t] = self._exchanges - had.version if self._is_stale else 0
+        line.staleness[t] = self._exchanges - task.version if self._is_stale else 0
         self._exchanges += exchange
         line.plan.worker[t], line.plan.exchange[t] = group, exchange
-        for name, value in self._decided(exchange, self._exchanges).items():
+        for name, value in self._numbers(exchange, self._exchanges).items():
             line.plan.numbers[name][t] = value
         assert line.batch is not None
-        line.batch[t] = had.batch + self._done[group]
+        line.batch[t] = task.batch + self._done[group]
         self._steps, self._done[group] = t + 1, self._done[group] + 1
         if exchange:
             self._read(group)
@@ -287,21 +285,21 @@ class Exchanges:
 def exchanges_and_staleness(
     worker: np.ndarray, periods: Sequence[int], is_stale: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(steps,) each: whether local steps exchange and their staleness, as `Exchanges` has them.
+    """Returns whether local steps exchange, and their staleness, (steps,) each, as `Exchanges`.
 
     It is a hundred times as fast, which the start of a simulated run has to be.
     """
-    exchange, late = np.zeros(len(worker), bool), np.zeros(len(worker), np.int32)
+    exchange, staleness = np.zeros(len(worker), bool), np.zeros(len(worker), np.int32)
     steps_of = [np.flatnonzero(worker == i) for i in range(len(periods))]
     for steps, period in zip(steps_of, periods, strict=True):
         exchange[steps[period - 1 :: period]] = True
     if not is_stale:
-        return exchange, late
+        return exchange, staleness
     before = np.cumsum(exchange) - exchange
     for steps in steps_of:
         last = np.maximum.accumulate(np.where(exchange[steps], before[steps] + 1, 0))
-        late[steps] = before[steps] - np.append(0, last)[:-1]
-    return exchange, late
+        staleness[steps] = before[steps] - np.append(0, last)[:-1]
+    return exchange, staleness
 
 
 def replay_order(
@@ -312,11 +310,12 @@ def replay_order(
     drop: Callable[[int], None] | None = None,
     where: str = "",
 ) -> None:
-    """Arrivals in that order, (n,) or, of n updates, (n, K); `seconds`, (n,), are an update's.
+    """Lets groups arrive in that order, (n,), or (n, K) for n updates of K arrivals.
 
-    `dropped`, (n, groups), has those that were dropped before each update: that arrived too late,
-    or have not arrived at all where there is a `drop`. Raises `TimelineError` where a group arrives
-    that waits for others, or is dropped and should not be; the line begins with `where`.
+    `seconds`, (n,), are those of updates. `dropped`, (n, groups), has the groups that were dropped
+    before each update: they arrived too late, or not at all where there is a `drop`. Raises
+    `TimelineError`, beginning with `where`, if a group arrives that waits for others, or is dropped
+    and should not be.
     """
     for t, groups in enumerate(worker.reshape(len(worker), -1).tolist()):
         late = [] if dropped is None else np.flatnonzero(dropped[t]).tolist()
@@ -329,5 +328,5 @@ def replay_order(
             elif order.arrive(group, float(seconds[t])).dropped != is_late:
                 is_too = "is not too" if is_late else "is too"
                 raise TimelineError(
-                    f"{where}arrival {t}: what worker {group} has {is_too} old to apply"
+                    f"{where}arrival {t}: the gradient of worker {group} {is_too} old to apply"
                 )

@@ -1,15 +1,15 @@
-"""What every update rule is: two pure functions of (state, event, batch), put together of pieces.
+"""The update rule: pure functions `init` and `step`, made of exchangeable pieces.
 
     gradient   (params, event, batch) -> loss, grads             of one device's part of the batch
     update     an optax optimizer, of all parameters or block by block
-    read       which version the gradient is taken at            gradient, update -> rule
-    mix        what nodes with parameters of their own exchange  rule -> rule
+    read       the version at which the gradient is taken        gradient, update -> rule
+    mix        the exchange of nodes, each with its parameters   rule -> rule
 
 A rule never sees seconds or clusters. The timeline decides which slot an update reads and which
 it writes; the trainer scans `step` over those events.
 
 Pieces are written for one device, with collectives over named axes: `data`, devices that share a
-batch and hold the same parameters, and `node`, which hold their own. An axis is a `vmap` where it
+batch and hold the same parameters, and `node`, which do not. An axis is a `vmap` where it
 is simulated and a mesh axis where it is real (`devices`).
 """
 
@@ -24,61 +24,60 @@ from jax.flatten_util import ravel_pytree
 from optdyn.base.trees import Array, Hyper, Params, Plan, Tree
 
 Batch = dict[str, jax.Array]
-Info = dict[str, jax.Array]  # float32 scalars: `loss`, of the batch, and what else the log may show
+Info = dict[str, jax.Array]  # float32 scalars: the batch's `loss`, and others for the log
 Loss = Callable[[Params, Batch], jax.Array]
 
 
 class Event(NamedTuple):
-    """One update, as the update rule sees it. All leaves are scalars inside the scan.
+    """One update as the rule sees it. All leaves are scalars inside the scan.
 
     Its plan is `timeline`'s `Arrival`, `Shares`, `Meeting` or `AllReduceStep`, or a NamedTuple
-    beside the method that alone has it; () where there is nothing to decide.
+    beside its method; () where there is nothing to decide.
     """
 
-    plan: Plan  # what the timeline decides of it
+    plan: Plan
     hyper: Hyper  # float32, hyperparameters of this update, `learning_rate`, ...
     staleness: Tree = None  # int32, updates between the read and the arrival; or a dict by block
 
 
 class State(Protocol):
-    """What an update rule keeps from one update to the next: a pytree, a NamedTuple as a rule."""
+    """The state of an update rule between updates, a pytree."""
 
     @property
     def params(self) -> Params:
-        """x_t, which are evaluated."""
+        """x_t, at which the model is evaluated."""
 
 
 class NodeState(State, Protocol):
-    """The state of a rule that a node follows by itself, around which others are put."""
+    """The state of a rule inside a node, whose parameters an exchange may replace."""
 
     def moved_to(self, params: Params) -> Self:
-        """The state at other parameters, which a merge of nodes has made of x_t."""
+        """Returns the state with these parameters in place of x_t."""
 
 
 class ServedState(NodeState, Protocol):
-    """The state of a server, of which workers are told what they read (`race`)."""
+    """The state of a server that workers of a race read from (`race`)."""
 
-    def at(self, slot: Tree) -> Tree:
-        """What a worker is given that reads this slot: its parameters, or these and more."""
+    def read_slot(self, slot: Tree) -> Tree:
+        """Returns what a worker reads from a slot: parameters, or these and more."""
 
 
 @runtime_checkable
 class LoggedState(Protocol):
-    """A state that says more at log points than losses of its parameters."""
+    """A state with values for the log besides losses."""
 
     def logged(self) -> dict[str, float]:
-        """Values of a line of the log by their names."""
+        """Returns values of a line of the log by name."""
 
 
 S = TypeVar("S", bound=State)
 
 
 class SplitStep(NamedTuple, Generic[S]):
-    """The step of a node, split around the exchange: for a host that carries the messages itself.
+    """The step of a node, split around the exchange, for communication by the host.
 
-    A step is `update`, then of every fragment that is sent `message`, of every one that is received
-    `on_receive`, given the sum of its messages over the nodes, and `merge_received`. No piece asks
-    other nodes.
+    A step is `update`, then `message` for each fragment that is sent, `on_receive` with the sum of
+    the nodes' messages for each that is received, and `merge_received`. No piece communicates.
     """
 
     update: Callable[[S, Event, Batch], tuple[S, Info]]
@@ -93,18 +92,18 @@ class Rule(NamedTuple, Generic[S]):
 
     init: Callable[[Params], S]
     step: Callable[[S, Event, Batch], tuple[S, Info]]
-    split: SplitStep[S] | None = None  # the same step in pieces, where it can be cut
+    split: SplitStep[S] | None = None  # the same step in pieces, where it can be split
 
 
-# The batch's loss and its gradient, means over the examples: devices average what they have.
+# Returns the batch's loss and gradient, means over the examples; devices average theirs.
 Gradient = Callable[[Params, Event, Batch], tuple[jax.Array, Params]]
 
 
 class Update(NamedTuple):
     """`apply(grads, opt_state, params, event, read_params) -> (params, opt_state)`.
 
-    `read_params`: what the gradient was taken at. It reaches the optimizer beside `staleness` and
-    the event's hyperparameters, as further arguments of an optax transform that takes them.
+    `read_params`, at which the gradient was taken, `staleness` and the event's hyperparameters are
+    further arguments of an optax transform that takes them.
     """
 
     init: Callable[[Params], Tree]
@@ -112,67 +111,64 @@ class Update(NamedTuple):
 
 
 def full_gradient(loss: Loss, accumulation: int = 1) -> Gradient:
-    """Returns the gradient of the batch's loss, of `accumulation` equal parts one after the other.
-
-    Parts take less memory and have the same mean.
-    """
-    of = jax.value_and_grad(loss)
+    """Returns the gradient of the batch's loss, in `accumulation` equal parts to save memory."""
+    value_and_grad = jax.value_and_grad(loss)
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
         def add(
             total: tuple[jax.Array, Params], part: Batch
         ) -> tuple[tuple[jax.Array, Params], None]:
-            return jax.tree.map(jnp.add, total, of(params, part)), None
+            return jax.tree.map(jnp.add, total, value_and_grad(params, part)), None
 
         if accumulation == 1:
-            return of(params, batch)
+            return value_and_grad(params, batch)
         split = {name: x.reshape(accumulation, -1, *x.shape[1:]) for name, x in batch.items()}
-        nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        total, _ = jax.lax.scan(add, nothing, split)
+        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        total, _ = jax.lax.scan(add, zeros, split)
         return jax.tree.map(lambda leaf: leaf / accumulation, total)
 
     return gradient
 
 
 class Message(NamedTuple):
-    """What a worker sends that computed a gradient by itself."""
+    """A worker's message: the loss and gradient of its batch."""
 
     loss: jax.Array
-    grads: Tree  # `Params`; of parameters on servers of their own a list of handles
+    grads: Tree  # `Params`, or the group's number where these are on several servers
 
 
 def send_gradient(gradient: Gradient, update: Update) -> Callable[..., Message]:
-    """What a worker of a race does that sends a gradient of one batch."""
+    """Returns the computation of a worker of a race that sends the gradient of one batch."""
 
-    def work(given: Params, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> Message:
-        return Message(*gradient(given, Event((), hyper), batch(chosen[0])))
+    def work(params: Params, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> Message:
+        return Message(*gradient(params, Event((), hyper), batch(chosen[0])))
 
     return work
 
 
 def split_parts(batch: Tree, count: int) -> Tree:
-    """(count, ...) of each leaf: example i is of part i mod `count`; or so many messages."""
+    """Returns leaves (count, ...): example i is in part i mod `count`. A message stays itself."""
     if isinstance(batch, Message):
         return batch
     return jax.tree.map(lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:]).swapaxes(0, 1), batch)
 
 
 def gradient_or_message(gradient: Gradient) -> Gradient:
-    """The gradient of a batch, or the one that it brings where it is a `Message`."""
+    """Returns the gradient of a batch, or the one in it where it is a `Message`."""
 
-    def given(params: Params, event: Event, batch: Batch | Message) -> tuple[jax.Array, Params]:
+    def found(params: Params, event: Event, batch: Batch | Message) -> tuple[jax.Array, Params]:
         if isinstance(batch, Message):
             return batch.loss, batch.grads
         return gradient(params, event, batch)
 
-    return given
+    return found
 
 
 def averaged_gradient(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
-    """The mean of the gradients over the devices of an axis; the loss stays each one's own.
+    """Returns the mean of the gradients over the devices of an axis, with each device's loss.
 
-    `message` sends all leaves as one: faster on real devices, a needless copy where the axis is
-    simulated.
+    `message` sends all leaves as one, which is faster on real devices, and a needless copy on a
+    simulated axis.
     """
     sums = all_reduce if message else jax.lax.psum
 
@@ -185,7 +181,7 @@ def averaged_gradient(gradient: Gradient, axis: str, message: bool = False) -> G
 
 
 def single_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Update:
-    """One optimizer of all parameters."""
+    """Returns the update by one optimizer of all parameters."""
 
     def apply(
         grads: Params, opt_state: Tree, params: Params, event: Event, read_params: Params
@@ -198,20 +194,20 @@ def single_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Update
 
 
 def per_block_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Update:
-    """An optimizer a block: each block that has a gradient is updated, by itself."""
-    one = single_optimizer(optimizer)
+    """Returns the update by an optimizer a block, of the blocks that have a gradient."""
+    update = single_optimizer(optimizer)
 
     def init(params: Params) -> dict[str, Tree]:
-        return {name: one.init(own) for name, own in params.items()}
+        return {name: update.init(block) for name, block in params.items()}
 
     def apply(
         grads: Params, opt_state: Tree, params: Params, event: Event, read_params: Params
     ) -> tuple[Params, dict[str, Tree]]:
         params, opt_state, stale = dict(params), dict(opt_state), event.staleness
         for name, grad in grads.items():
-            own = event._replace(staleness=stale[name]) if isinstance(stale, dict) else event
-            params[name], opt_state[name] = one.apply(
-                grad, opt_state[name], params[name], own, read_params[name]
+            its_event = event._replace(staleness=stale[name]) if isinstance(stale, dict) else event
+            params[name], opt_state[name] = update.apply(
+                grad, opt_state[name], params[name], its_event, read_params[name]
             )
         return params, opt_state
 
@@ -219,24 +215,24 @@ def per_block_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Upd
 
 
 def all_reduce(tree: Tree, axis: str) -> Tree:
-    """Sum of a pytree over the devices of an axis, as one message and not one a leaf."""
-    vector, tree_of = ravel_pytree(tree)
-    return tree_of(jax.lax.psum(vector, axis))
+    """Returns the sum of a pytree over the devices of an axis, sent as one message."""
+    vector, unravel = ravel_pytree(tree)
+    return unravel(jax.lax.psum(vector, axis))
 
 
 def where(condition: Array, tree: Tree, other: Tree) -> Tree:
-    """`jnp.where` over pytrees, in the dtypes of `other`."""
+    """Returns `jnp.where` over pytrees, in the dtypes of `other`."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
 
 
-def relative_spread(every: Params) -> float:
-    """The RMS distance of rows, leaves (n, ...), from their mean, over the mean's norm."""
-    return float(_distance(every))
+def relative_spread(rows: Params) -> float:
+    """Returns the RMS distance of rows, leaves (n, ...), from their mean, over the mean's norm."""
+    return float(_relative_spread(rows))
 
 
 @jax.jit
-def _distance(every: Params) -> jax.Array:
-    means = jax.tree.map(lambda leaf: leaf.mean(0), every)
-    apart = jax.tree.map(lambda leaf, mean: leaf - mean, every, means)
-    count = len(jax.tree.leaves(apart)[0])
-    return optax.global_norm(apart) / count**0.5 / optax.global_norm(means)
+def _relative_spread(rows: Params) -> jax.Array:
+    means = jax.tree.map(lambda leaf: leaf.mean(0), rows)
+    deviations = jax.tree.map(lambda leaf, mean: leaf - mean, rows, means)
+    count = len(jax.tree.leaves(deviations)[0])
+    return optax.global_norm(deviations) / count**0.5 / optax.global_norm(means)

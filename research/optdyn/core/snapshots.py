@@ -20,21 +20,21 @@ from jax import lax
 from optdyn.base.trees import Array, Tree
 from optdyn.core import Params
 
-STORAGES = ("", "bfloat16", "host")  # how versions are
+STORAGES = ("", "bfloat16", "host")  # of versions; "": exact, on the device
 BITS = jnp.uint16
-Slot = Tree  # int32, of all stale blocks, or a dict of one a block
+Slot = Tree  # int32, one for all stale blocks, or a dict by block
 
 
 class SnapshotState(NamedTuple):
-    slots: Params  # stale blocks, leaves (slots, ...): the versions that are still to be read
+    slots: Params  # stale blocks, leaves (slots, ...): versions that may still be read
     newest: Slot  # of stale_t
     opt_state: optax.OptState
-    fresh: Params  # fresh_t; of a table of rounded versions all of x_t
-    errors: Tree = ()  # of each group what its messages left out, where they are compressed
-    gradients: Tree = ()  # two of each group, (2, groups, ...), where a table of them is kept
+    fresh: Params  # fresh_t; all of x_t where the table has rounded versions
+    errors: Tree = ()  # by group, what compressed messages left out
+    gradients: Tree = ()  # a table of two a group, (2, groups, ...), where a method has one
 
-    def at(self, slot: Slot) -> Params:
-        """The parameters with which a group computes that read `slot`."""
+    def read_slot(self, slot: Slot) -> Params:
+        """Returns the parameters of a group that has read `slot`."""
         return self._read(slot, partial(read_first, rows))
 
     @property
@@ -44,38 +44,42 @@ class SnapshotState(NamedTuple):
         return self.fresh if rounded else self._read(self.newest, compiled_rows)
 
     def _read(self, slot: Slot, compiled: Callable[..., Params]) -> Params:
-        each = slot if isinstance(slot, dict) else dict.fromkeys(self.slots, slot)
         host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
-        seen = (rows if host else compiled)(self.slots, each)
+        params = (rows if host else compiled)(self.slots, by_block(slot, self.slots))
         for name, exact in self.fresh.items():
-            seen[name] = jax.tree.map(unpack, seen[name], exact) if name in seen else exact
-        return seen
+            params[name] = jax.tree.map(unpack, params[name], exact) if name in params else exact
+        return params
 
     def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "SnapshotState":
-        """x_{t+1} is these parameters, in this slot."""
+        """Returns the state whose x_{t+1} are these parameters, in this slot."""
         slots = put(self.slots, slot, {name: params[name] for name in self.slots})
         fresh = {name: params[name] for name in self.fresh}
         return SnapshotState(slots, slot, opt_state, fresh, self.errors, self.gradients)
 
     def moved_to(self, params: Params) -> "SnapshotState":
-        """x_t is other parameters; the versions that were read stay."""
+        """Returns the state with these parameters as x_t; versions that were read stay."""
         return self.after(params, self.opt_state, self.newest)
 
 
+def by_block(slot: Slot, table: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Returns the slot of each block of the table."""
+    return slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
+
+
 def rows(table: Params, slots: Mapping[str, Tree]) -> Params:
-    """Row `slots[name]` of each block of the table."""
+    """Returns row `slots[name]` of each block of the table."""
     return {name: row(block, slots[name]) for name, block in table.items()}
 
 
-compiled_rows = jax.jit(rows, inline=True)  # where it is in no program: one, and not a dozen
+compiled_rows = jax.jit(rows, inline=True)  # outside of a program one, and not a dozen
 
 
 def put(table: Params, slot: Slot, blocks: Params) -> Params:
-    """The table with these blocks in the slot."""
-    each = slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
+    """Returns the table with these blocks in the slot."""
+    slots = by_block(slot, table)
     return {
         name: jax.tree.map(
-            lambda t, leaf, s=each[name]: t.at[s].set(pack(leaf) if t.dtype == BITS else leaf),
+            lambda t, leaf, s=slots[name]: t.at[s].set(pack(leaf) if t.dtype == BITS else leaf),
             block,
             blocks[name],
         )
@@ -84,39 +88,39 @@ def put(table: Params, slot: Slot, blocks: Params) -> Params:
 
 
 def pack(leaf: jax.Array) -> jax.Array:
-    """Rounded to bfloat16, as bits: XLA on a CPU writes bfloat16 by converting the whole table."""
+    """Returns bits of bfloat16: XLA on a CPU writes bfloat16 by converting the whole table."""
     return jax.lax.bitcast_convert_type(leaf.astype(jnp.bfloat16), BITS)
 
 
 def unpack(bits: jax.Array, exact: jax.Array) -> jax.Array:
-    """The rounded numbers of `bits`, in the dtype of `exact`."""
+    """Returns the numbers of bfloat16 `bits`, in the dtype of `exact`."""
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
 
 
 def is_rounded(snapshots: str) -> bool:
-    """Whether the table is of rounded versions."""
+    """Whether the table has rounded versions."""
     return snapshots == "bfloat16"
 
 
 def row(table: Tree, i: Array) -> Tree:
-    """Row i of every leaf."""
+    """Returns row i of all leaves."""
     return jax.tree.map(lambda leaf: leaf[i], table)
 
 
 @partial(jax.jit, static_argnums=0, inline=True)
 def read_first(read: Callable[[Tree, Tree], Tree], table: Tree, i: Array) -> Tree:
-    """`read(table, i)`, once: what uses it uses what was read. `i` are numbers of rows, from 0 on.
+    """Returns `read(table, i)`, read once for all uses; `i` are numbers of rows, from 0 on.
 
-    On a CPU it is read in a branch that is always taken, as XLA drops barriers there before it
-    decides what to copy.
+    On a CPU a branch that is always taken reads it, as XLA drops barriers there before it decides
+    what to copy.
     """
 
     def branch(table: Tree, i: Array) -> Tree:
-        def nothing(*given: Tree) -> Tree:
-            return jax.tree.map(jnp.zeros_like, read(*given))
+        def zeros(table: Tree, i: Array) -> Tree:
+            return jax.tree.map(jnp.zeros_like, read(table, i))
 
         always = jnp.asarray(jax.tree.leaves(i)[0]) >= 0
-        return lax.cond(always, read, nothing, table, i)
+        return lax.cond(always, read, zeros, table, i)
 
     def barrier(table: Tree, i: Array) -> Tree:
         return lax.optimization_barrier(read(table, i))

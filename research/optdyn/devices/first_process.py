@@ -1,4 +1,4 @@
-"""What the processes of one run must not decide differently: the first decides, and writes."""
+"""Decisions that the processes of a run must share: the first process decides, and writes."""
 
 import contextlib
 import pickle
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def from_first(value: T) -> T:
-    """The first process's value, on every process. All must call this in the same order."""
+    """Returns the first process's value. All processes must call this in the same order."""
     if jax.process_count() == 1:
         return value
     data = np.frombuffer(pickle.dumps(jax.device_get(value)), np.uint8)
@@ -30,9 +30,9 @@ def from_first(value: T) -> T:
 
 
 def run_on_first(act: Callable[[], T]) -> T:
-    """What `act()` returns on the first process, on every process, or the `InputError` it raises.
+    """Returns the result of `act()` on the first process; the others do not act.
 
-    All must call this in the same order; the others do not act.
+    All processes must call this in the same order, and raise the `InputError` that it raises.
     """
     found: T | InputError | None = None
     if is_writer():
@@ -48,9 +48,9 @@ def run_on_first(act: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def hold_workdir(workdir: Path, name: str = LOCK) -> Iterator[Path]:
-    """The workdir, held, for the first process; folders that are thrown away for the others.
+    """Yields the workdir, locked, on the first process, and a temporary folder on the others.
 
-    Raises `WorkdirError` on all of them if another process holds it.
+    Raises `WorkdirError` on all of them if it is locked already.
     """
     with contextlib.ExitStack() as stack:
         run_on_first(lambda: stack.enter_context(locked(workdir, name)))

@@ -1,13 +1,13 @@
-"""Real devices: one loop over events, laid over a mesh in one of several idioms.
+"""Real devices: one loop over events, laid over a mesh in one of several ways.
 
     jit         arrays carry their sharding and XLA places the collectives (today's pjit); examples
                 are whole on every device, since XLA's gather may read any of them
     shard_map   each device runs the loop on its part; collectives are written over axis names
     pmap        the same, with a leading axis of devices on every array
-    overlap     the loop is cut where nodes exchange, which the hosts do meanwhile (`overlap.py`)
+    overlap     the loop is split where nodes exchange, which the hosts do (`overlap.py`)
 
-Each takes the loop `advance(state, examples, events, indices, n) -> (state, losses)` and lays it
-over devices; the loop itself is the same function everywhere.
+Each lays the same loop `advance(state, examples, events, indices, n) -> (state, losses)` over
+devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,14 +33,14 @@ class DeviceError(InputError):
 
 
 class Layout(NamedTuple):
-    """The loop on its devices, and the way in and out of them.
+    """The loop on its devices, and how arrays get there and back.
 
-    `put_state` and `put_examples` make host arrays what `advance` takes (events and indices stay
-    NumPy's); `get(state)` is the state whole, on every process. `advance` donates the state.
-    Where devices hold streamed examples of their own, `put_rows(of)` takes `of(i)`, those of device
-    i of `devices`, for the devices of this process; indices are then numbers among them.
+    `put_state` and `put_examples` put host arrays where `advance` takes them (events and indices
+    stay NumPy's); `get(state)` returns the whole state, on every process. `advance` donates the
+    state. Where each device holds other examples, streamed, `put_rows(examples_of)` takes
+    `examples_of(i)` for device i of `devices`; indices are then numbers among a device's examples.
     `measure(state, examples, events, indices, n)` times the workers, where they can be timed.
-    `init` makes the state that a run starts from, where a device might not hold it whole.
+    `init` makes the first state, where a device might not hold it whole.
     """
 
     advance: Advance
@@ -54,15 +54,15 @@ class Layout(NamedTuple):
 
 
 def one_device(advance: Advance) -> Layout:
-    """The first device of this process."""
+    """Returns the layout on the first device of this process."""
     put = partial(jax.tree.map, jnp.asarray)
     return Layout(jax.jit(advance, donate_argnums=0), put, put, lambda state: state)
 
 
 def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
-    """The first devices of all processes, in their order, over named axes.
+    """Returns the mesh of the first devices of all processes, in their order.
 
-    Raises `DeviceError` if there are fewer.
+    Raises `DeviceError` if there are fewer devices, or if a process would have none.
     """
     if np.prod(shape) > jax.device_count():
         raise DeviceError(
@@ -86,37 +86,37 @@ def jit(
     nodes: bool = False,
     shard_snapshots: bool = False,
 ) -> Layout:
-    """`advance` is written for the whole batch, which is split over the mesh.
+    """Returns the layout of an `advance` for the whole batch, which is split over the mesh.
 
-    With `nodes` the state's first axis is, too, over the mesh's `node`. With `shard_optimizer` each
-    optimizer buffer whose first axis divides by the number of devices is split as well: XLA
-    scatters gradients to its parts and gathers the updates. With `shard_snapshots` so is every
-    version in the state's `slots`, by its first axis that divides: what is read is gathered.
+    With `nodes` the state's first axis is split too, over the mesh's `node`. With `shard_optimizer`
+    so is each optimizer buffer whose first axis divides by the number of devices: XLA scatters
+    gradients to its parts and gathers the updates. With `shard_snapshots` so is each version in the
+    state's `slots`, by its first axis that divides; what is read is gathered.
     """
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, mesh.axis_names))
     part = NamedSharding(mesh, P(mesh.axis_names))
-    own = NamedSharding(mesh, P("node")) if nodes else whole
 
     def shardings(state: Tree) -> Tree:
-        def of(leaf: Array) -> NamedSharding:
-            return part if leaf.ndim and leaf.shape[0] % mesh.size == 0 else whole
-
-        every = jax.tree.map(lambda _: own, state)
+        of_state = NamedSharding(mesh, P("node")) if nodes else whole
+        tree = jax.tree.map(lambda _: of_state, state)
         if shard_optimizer:
-            every = every._replace(opt_state=jax.tree.map(of, state.opt_state))
+            tree = tree._replace(opt_state=jax.tree.map(of_buffer, state.opt_state))
         if shard_snapshots:
-            every = every._replace(slots=jax.tree.map(of_version, state.slots))
-        return every
+            tree = tree._replace(slots=jax.tree.map(of_version, state.slots))
+        return tree
+
+    def of_buffer(leaf: Array) -> NamedSharding:
+        return part if leaf.ndim and leaf.shape[0] % mesh.size == 0 else whole
 
     def of_version(leaf: Array) -> NamedSharding:
         axis = part_axis(leaf.shape, mesh.size)
         return NamedSharding(mesh, P(*[None] * axis, mesh.axis_names)) if axis else whole
 
-    def laid(state: Tree, *rest: Tree) -> tuple[Tree, Info]:
-        state, losses = advance(state, *rest)
+    def sharded(state: Tree, *inputs: Tree) -> tuple[Tree, Info]:
+        state, losses = advance(state, *inputs)
         return jax.lax.with_sharding_constraint(state, shardings(state)), losses
 
-    compiled = jax.jit(laid, donate_argnums=0)
+    compiled = jax.jit(sharded, donate_argnums=0)
 
     def run(
         state: Tree, examples: Examples, events: Event, indices: Array, n: int
@@ -134,23 +134,25 @@ def jit(
 
 
 def part_axis(shape: Sequence[int], devices: int) -> int:
-    """The first axis of versions (slots, ...) that divides by the number of devices; 0: none."""
+    """Returns the first axis of versions (slots, ...) that `devices` divides; 0: none."""
     return next((i for i, size in enumerate(shape) if i and size % devices == 0), 0)
 
 
 def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool = False) -> Layout:
-    """`advance` is written for one device, with collectives over the mesh's axes.
+    """Returns the layout of an `advance` for one device, with collectives over the mesh's axes.
 
-    `state` and `indices` say how those are split; events are whole on every device, and so are
-    examples unless they are `streamed`: then each device holds its own.
+    `state` and `indices` say how those are split. Events are whole on every device, and so are
+    examples unless they are `streamed`: then each device holds others.
     """
 
-    def laid(*arguments: Tree) -> tuple[Tree, Info]:
+    def on_device(*arguments: Tree) -> tuple[Tree, Info]:
         after, losses = advance(*arguments)
         return after, jax.lax.pmean(losses, mesh.axis_names)
 
     specs = (state, P(mesh.axis_names) if streamed else P(), P(), indices, P())
-    mapped = jax.shard_map(laid, mesh=mesh, in_specs=specs, out_specs=(state, P()), check_vma=False)
+    mapped = jax.shard_map(
+        on_device, mesh=mesh, in_specs=specs, out_specs=(state, P()), check_vma=False
+    )
     compiled = jax.jit(mapped, donate_argnums=0)
     put = [lambda tree, spec=spec: to_global(tree, NamedSharding(mesh, spec)) for spec in specs]
 
@@ -161,22 +163,21 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
         state, losses = compiled(state, examples, *inputs)
         return state, gather(losses)
 
-    laid_out = Layout(run, put[0], put[1], gather)
-    return with_rows(laid_out, mesh) if streamed else laid_out
+    layout = Layout(run, put[0], put[1], gather)
+    return with_rows(layout, mesh) if streamed else layout
 
 
 def with_rows(layout: Layout, mesh: Mesh) -> Layout:
-    """The layout, for streamed examples of which every device holds its own."""
+    """Returns the layout for streamed examples, of which each device holds others."""
 
-    def put_rows(of: Callable[[int], Examples]) -> Examples:
-        def joined(*own: jax.Array) -> jax.Array:
-            shape = (mesh.size * len(own[0]), *own[0].shape[1:])
-            return jax.make_array_from_single_device_arrays(shape, split, list(own))
+    def put_rows(examples_of: Callable[[int], Examples]) -> Examples:
+        def join(*parts: jax.Array) -> jax.Array:
+            shape = (mesh.size * len(parts[0]), *parts[0].shape[1:])
+            return jax.make_array_from_single_device_arrays(shape, split, list(parts))
 
         split = NamedSharding(mesh, P(mesh.axis_names))
-        every = enumerate(mesh.devices.flat)
-        own = [jax.device_put(of(i), d) for i, d in every if d in mesh.local_devices]
-        return jax.tree.map(joined, *own)
+        local = [(i, d) for i, d in enumerate(mesh.devices.flat) if d in mesh.local_devices]
+        return jax.tree.map(join, *(jax.device_put(examples_of(i), d) for i, d in local))
 
     return layout._replace(put_rows=put_rows, devices=mesh.size)
 
@@ -184,73 +185,72 @@ def with_rows(layout: Layout, mesh: Mesh) -> Layout:
 def pmap(
     advance: Advance, axis: str, devices: int, nodes: bool = False, streamed: bool = False
 ) -> Layout:
-    """`advance` is written for one device of `axis`; every array gets an axis of local devices.
+    """Returns the layout of an `advance` for one device of `axis`, with an axis of local devices.
 
-    With `nodes` every device has its own part of the state's first axis, and if they are `streamed`
-    its own examples.
+    With `nodes` each device has a part of the state's first axis, and where they are `streamed` a
+    part of the examples.
     """
-    every = jax.devices()[:devices]
-    local = [device for device in every if device.process_index == jax.process_index()]
-    own = [every.index(device) for device in local]
-    # What pmap itself returns: arrays laid otherwise are moved, and compiled for, once more.
+    all_devices = jax.devices()[:devices]
+    local = [device for device in all_devices if device.process_index == jax.process_index()]
+    numbers = [all_devices.index(device) for device in local]
+    # The sharding that pmap returns: arrays with another are moved, and compiled for, once more.
     split = NamedSharding(Mesh(np.array(local), (axis,)), P(axis))
 
-    def laid(*arguments: Tree) -> tuple[Tree, Info]:
+    def on_device(*arguments: Tree) -> tuple[Tree, Info]:
         after, losses = advance(*arguments)
         return after, jax.lax.pmean(losses, axis)
 
-    mapped = jax.pmap(laid, axis, devices=every, donate_argnums=0)
+    mapped = jax.pmap(on_device, axis, devices=all_devices, donate_argnums=0)
 
     def put(tree: Tree) -> Tree:
-        each = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(local), *np.shape(leaf))), tree)
-        return jax.device_put(each, split)
+        rows = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (len(local), *np.shape(leaf))), tree)
+        return jax.device_put(rows, split)
 
     def run(
         state: Tree, examples: Examples, events: Event, indices: Array, n: int
     ) -> tuple[Tree, Info]:
-        def of_devices(leaf: np.ndarray) -> np.ndarray:
-            return np.stack(np.split(leaf, devices, axis=1))[own]
+        def local_parts(leaf: np.ndarray) -> np.ndarray:
+            return np.stack(np.split(leaf, devices, axis=1))[numbers]
 
-        mine = jax.tree.map(of_devices, indices)
-        state, losses = mapped(state, examples, put(events), mine, put(np.int32(n)))
+        indices = jax.tree.map(local_parts, indices)
+        state, losses = mapped(state, examples, put(events), indices, put(np.int32(n)))
         return state, jax.tree.map(first, losses)
 
     def first(leaf: jax.Array) -> np.ndarray:
         return np.asarray(leaf.addressable_data(0)).reshape(leaf.shape[1:])
 
     def put_state(state: Tree) -> Tree:
-        def of_nodes(leaf: Array) -> np.ndarray:
-            return np.asarray(leaf)[own][:, None]
+        def local_nodes(leaf: Array) -> np.ndarray:
+            return np.asarray(leaf)[numbers][:, None]
 
-        return jax.device_put(jax.tree.map(of_nodes, state), split) if nodes else put(state)
+        return jax.device_put(jax.tree.map(local_nodes, state), split) if nodes else put(state)
 
-    def put_rows(of: Callable[[int], Examples]) -> Examples:
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of, own))
+    def put_rows(examples_of: Callable[[int], Examples]) -> Examples:
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(examples_of, numbers))
         return jax.device_put(stacked, split)
 
     def get(state: Tree) -> Tree:
         if not nodes:
             return jax.tree.map(first, state)
-        every = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
-        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), every)
+        whole = multihost_utils.process_allgather(state) if jax.process_count() > 1 else state
+        return jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), whole)
 
-    laid_out = Layout(run, put_state, put, get)
-    return laid_out._replace(put_rows=put_rows, devices=devices) if streamed else laid_out
+    layout = Layout(run, put_state, put, get)
+    return layout._replace(put_rows=put_rows, devices=devices) if streamed else layout
 
 
 def to_global(tree: Tree, sharding: NamedSharding) -> Tree:
-    """Global arrays of what every process holds whole."""
+    """Returns global arrays, of whole arrays that every process holds."""
     return jax.tree.map(lambda leaf: _put_leaf(leaf, sharding), tree)
 
 
 def _put_leaf(leaf: Array, sharding: NamedSharding) -> jax.Array:
-    """A global array; every process holds the whole value and gives its devices their parts."""
     value = np.asarray(leaf)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def gather(tree: Tree) -> Tree:
-    """Global arrays whole, on every process."""
+    """Returns global arrays whole, on every process."""
 
     def whole(leaf: jax.Array) -> np.ndarray:
         if leaf.is_fully_replicated:

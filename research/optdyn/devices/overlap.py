@@ -1,10 +1,10 @@
-"""Nodes whose exchange runs beside their computing: the loop is cut where they send and receive.
+"""Nodes whose exchange runs beside their computing: the loop is split where they send and receive.
 
-Between two cuts every device runs the compiled loop of its own node's updates, in which nothing
-waits for another node. At a send one device of every node, each in its turn (DASO's selective
-groups), gives the message to its host, which carries it (`ring.py`) while the devices go on; at a
-receipt the host waits for what is still under way, and the compiled merge takes it. A node's state
-is what it is in all layouts: what is under way when it is asked for is waited for.
+Between two splits each device runs the compiled loop of its node's updates, in which nothing waits
+for another node. To send, one device of each node in turn (DASO's selective groups) gives the
+message to its host, which sends it (`ring.py`) while the devices go on. To receive, the host waits
+for messages under way, and the compiled merge takes their sum. The state of a node is the same as
+in all layouts: `get` waits for messages under way.
 """
 
 from collections import Counter
@@ -29,30 +29,30 @@ from optdyn.devices.simulated import NodeStates, first_state, single_node
 
 
 class Running(NamedTuple):
-    """The nodes on their devices, and what is under way: of a fragment its sum over the nodes."""
+    """The nodes on their devices, and the messages under way."""
 
     nodes: NodeStates
-    flights: Mapping[int, "Future[np.ndarray]"]
-    turn: int  # messages sent, since the state was put there
+    messages: Mapping[int, "Future[np.ndarray]"]  # by fragment, the sum over the nodes
+    sent: int  # messages since the state was put there
 
 
 def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool) -> Layout:
-    """`advance` is the loop of `split_step.update` on one device, of the axes `node` and `data`.
+    """Returns the layout of the loop of `split_step.update` on one device, over `node` and `data`.
 
     Raises `DeviceError` where a process has a part of a node, or more nodes than another.
     """
-    own = local_nodes(mesh)
+    local = local_nodes(mesh)
     everywhere, node = P(), P("node")
     split = P(None, mesh.axis_names)
-    held = P(mesh.axis_names) if streamed else P()
+    placed = P(mesh.axis_names) if streamed else P()
 
-    def laid(piece: Callable[..., Tree], *specs: P, donate: bool = True) -> Callable[..., Tree]:
+    def compiled(piece: Callable[..., Tree], *specs: P, donate: bool = True) -> Callable[..., Tree]:
         mapped = jax.shard_map(
             piece, mesh=mesh, in_specs=(node, *specs), out_specs=node, check_vma=False
         )
         return jax.jit(mapped, donate_argnums=0 if donate else ())
 
-    def between(
+    def updates(
         nodes: NodeStates,
         examples: Examples,
         events: Event,
@@ -60,72 +60,69 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
         start: jax.Array,
         n: jax.Array,
     ) -> tuple[NodeStates, Info]:
-        """n updates from `start` on, and what they say of themselves, (1, events) of each node."""
+        """Makes n updates from `start` on; returns their info, (1, events) of each node."""
         rolled = jax.tree.map(lambda leaf: jnp.roll(leaf, -start, axis=0), (events, indices))
-        nodes, infos = advance(nodes, examples, *rolled, n)
-        return nodes, jax.tree.map(lambda leaf: lax.pmean(leaf, "data")[None], infos)
+        nodes, info = advance(nodes, examples, *rolled, n)
+        return nodes, jax.tree.map(lambda leaf: lax.pmean(leaf, "data")[None], info)
 
     def message(fragment: int, blocking: bool, nodes: NodeStates) -> jax.Array:
         return split_step.message(first_state(nodes), fragment, blocking)[None]
 
-    def landed(fragment: int, nodes: NodeStates, total: jax.Array) -> NodeStates:
+    def on_receive(fragment: int, nodes: NodeStates, total: jax.Array) -> NodeStates:
         return single_node(split_step.on_receive(first_state(nodes), fragment, total[0]))
 
-    def merge(nodes: NodeStates, events: Event, at: jax.Array) -> NodeStates:
-        return single_node(
-            split_step.merge_received(
-                first_state(nodes), jax.tree.map(lambda leaf: leaf[at], events)
-            )
-        )
+    def merge_received(nodes: NodeStates, events: Event, t: jax.Array) -> NodeStates:
+        event = jax.tree.map(lambda leaf: leaf[t], events)
+        return single_node(split_step.merge_received(first_state(nodes), event))
 
-    every = range(split_step.fragments)
-    update = laid(between, held, P(), split, P(), P())
-    # Nothing is donated to a message: the next updates are written over what it was made of.
-    messages = [[laid(partial(message, q, b), donate=False) for b in (False, True)] for q in every]
-    landings = [laid(partial(landed, q), node) for q in every]
-    merging = laid(merge, P(), P())
+    fragments = range(split_step.fragments)
+    update = compiled(updates, placed, P(), split, P(), P())
+    # Nothing is donated to a message: the next updates overwrite what it was made of.
+    messages = [
+        [compiled(partial(message, q, b), donate=False) for b in (False, True)] for q in fragments
+    ]
+    receive_fragment = [compiled(partial(on_receive, q), node) for q in fragments]
+    merge = compiled(merge_received, P(), P())
 
     def put(leaf: Tree, spec: P = everywhere) -> Tree:
         return to_global(leaf, NamedSharding(mesh, spec))
 
-    def carried(vector: jax.Array, turn: int) -> np.ndarray:
-        """The sum of the messages of this process's nodes, from a device of each."""
-        first, *others = (_shard_on(vector, device)[0] for device in senders(own, turn))
+    def local_sum(vector: jax.Array, turn: int) -> np.ndarray:
+        """Returns the sum of the messages of this process's nodes, from a device of each."""
+        first, *others = (_shard_on(vector, device)[0] for device in senders(local, turn))
         return reduce(np.add, others, first.copy())
 
-    def land(nodes: NodeStates, fragment: int, flight: "Future[np.ndarray]") -> NodeStates:
-        total = flight.result()
+    def on_nodes(total: np.ndarray) -> jax.Array:
         shape = len(mesh.devices), len(total)
-        sums = jax.make_array_from_callback(shape, NamedSharding(mesh, node), lambda _: total[None])
-        return landings[fragment](nodes, sums)
+        return jax.make_array_from_callback(shape, NamedSharding(mesh, node), lambda _: total[None])
 
     def run(
         running: Running, examples: Examples, events: Event, indices: Array, n: int
     ) -> tuple[Running, Info]:
-        nodes, flights, turn = running.nodes, dict(running.flights), running.turn
+        nodes, under_way, turn = running.nodes, dict(running.messages), running.sent
         send, receive, waited = _schedule(events, split_step.fragments)
-        events, indices, said, start = put(events), put(indices, split), [], 0
-        for stop in _cuts(send | receive, int(n)):
+        events, indices, infos, start = put(events), put(indices, split), [], 0
+        for stop in _splits(send | receive, int(n)):
             bounds = put(np.int32(start)), put(np.int32(stop - start))
-            nodes, infos = update(nodes, examples, events, indices, *bounds)
-            said.append((slice(start, stop), infos))
-            start, at = stop, stop - 1
-            if not stop or not (send[at] | receive[at]).any():
+            nodes, info = update(nodes, examples, events, indices, *bounds)
+            infos.append((slice(start, stop), info))
+            start, t = stop, stop - 1
+            if not stop or not (send[t] | receive[t]).any():
                 continue
-            begun = {}
-            for q in filter(send[at].item, every):
-                blocking = bool(receive[at, q] and not waited[at, q])
+            new = {}
+            for q in filter(send[t].item, fragments):
+                blocking = bool(receive[t, q] and not waited[t, q])
                 vector = messages[q][blocking](nodes)
-                begun[q] = ring.process_ring()(partial(carried, vector, turn))
+                new[q] = ring.process_ring()(partial(local_sum, vector, turn))
                 turn += 1
-            for q in filter(receive[at].item, every):
-                flight = (flights if waited[at, q] else begun).pop(q, None)
-                if flight:  # else it had landed when the state was saved
-                    nodes = land(nodes, q, flight)
-            if receive[at].any():
-                nodes = merging(nodes, events, put(np.int32(at)))
-            flights = {q: flight for q, flight in flights.items() if not send[at, q]} | begun
-        return Running(nodes, flights, turn), _mean_infos(said, len(send), own)
+            for q in filter(receive[t].item, fragments):
+                arriving = (under_way if waited[t, q] else new).pop(q, None)
+                if arriving:  # else it had arrived when the state was saved
+                    nodes = receive_fragment[q](nodes, on_nodes(arriving.result()))
+            if receive[t].any():
+                nodes = merge(nodes, events, put(np.int32(t)))
+            under_way = {q: future for q, future in under_way.items() if not send[t, q]} | new
+        return Running(nodes, under_way, turn), _mean_infos(infos, len(send), local)
 
     def put_state(state: NodeStates) -> Running:
         ring.process_ring()  # here, where all processes are
@@ -133,58 +130,60 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
 
     def get(running: Running) -> NodeStates:
         whole = gather(running.nodes)
-        for q, flight in running.flights.items():
-            arrived = partial(split_step.on_receive, fragment=q, total=flight.result())
+        for q, future in running.messages.items():
+            arrived = partial(split_step.on_receive, fragment=q, total=future.result())
             whole = NodeStates(jax.tree.map(np.asarray, jax.vmap(arrived)(whole.state)))
         return whole
 
-    laid_out = Layout(run, put_state, put, get)
-    return with_rows(laid_out, mesh) if streamed else laid_out
+    layout = Layout(run, put_state, put, get)
+    return with_rows(layout, mesh) if streamed else layout
 
 
-def senders(own: list[np.ndarray], turn: int) -> list[jax.Device]:
-    """The device of each node whose turn it is to send."""
-    return [row[turn % row.size] for row in own]
+def senders(nodes: list[np.ndarray], turn: int) -> list[jax.Device]:
+    """Returns the device of each node whose turn it is to send."""
+    return [row[turn % row.size] for row in nodes]
 
 
 def _schedule(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
-    """`send`, `receive`, `waited` of `outer.py`, (events, fragments)."""
-    each = map(np.asarray, (events.plan.send, events.plan.receive, events.plan.waited))
-    return tuple(np.broadcast_to(x.reshape(len(x), -1), (len(x), fragments)) for x in each)
+    """Returns `send`, `receive` and `waited` of the plan, (events, fragments)."""
+    plan = events.plan
+    fields = map(np.asarray, (plan.send, plan.receive, plan.waited))
+    return tuple(np.broadcast_to(x.reshape(len(x), -1), (len(x), fragments)) for x in fields)
 
 
-def _cuts(meets: np.ndarray, n: int) -> list[int]:
-    """Cuts of the first n updates: after those that nodes meet after, and at the end."""
+def _splits(meets: np.ndarray, n: int) -> list[int]:
+    """Returns where the first n updates are split: after each meeting, and at the end."""
     ends: list[int] = (1 + np.flatnonzero(meets[:n].any(axis=1))).tolist()
     return ends if ends and ends[-1] == n else [*ends, n]
 
 
-def _mean_infos(said: list[tuple[slice, Info]], events: int, own: list[np.ndarray]) -> Info:
-    """What the updates say of themselves, (events, ...): means over the nodes of all processes."""
+def _mean_infos(infos: list[tuple[slice, Info]], events: int, nodes: list[np.ndarray]) -> Info:
+    """Returns the info of updates, (events, ...), means over the nodes of all processes."""
 
-    def one(*leaves: jax.Array) -> np.ndarray:
-        every = np.zeros((len(own), events, *leaves[0].shape[2:]), np.float32)
-        for (window, _), leaf in zip(said, leaves, strict=True):
-            for i, row in enumerate(own):
-                every[i, window] = _shard_on(leaf, row[0])[0, : window.stop - window.start]
-        return np.asarray(multihost_utils.process_allgather(every, tiled=True)).mean(axis=0)
+    def mean(*leaves: jax.Array) -> np.ndarray:
+        values = np.zeros((len(nodes), events, *leaves[0].shape[2:]), np.float32)
+        for (window, _), leaf in zip(infos, leaves, strict=True):
+            for i, row in enumerate(nodes):
+                values[i, window] = _shard_on(leaf, row[0])[0, : window.stop - window.start]
+        return np.asarray(multihost_utils.process_allgather(values, tiled=True)).mean(axis=0)
 
-    return jax.tree.map(one, *(infos for _, infos in said))
+    return jax.tree.map(mean, *(info for _, info in infos))
 
 
 def local_nodes(mesh: Mesh) -> list[np.ndarray]:
-    """The devices of each of this process's nodes."""
-    of = [tuple({device.process_index for device in row}) for row in mesh.devices]
-    counts = Counter(of)
-    if max(map(len, of)) > 1 or len(set(counts.values())) > 1 or len(counts) < jax.process_count():
+    """Returns the devices of each of this process's nodes. Raises `DeviceError`."""
+    processes = [tuple({device.process_index for device in row}) for row in mesh.devices]
+    counts = Counter(processes)
+    is_even = max(map(len, processes)) == 1 and len(set(counts.values())) == 1
+    if not is_even or len(counts) < jax.process_count():
         shape = " x ".join(map(str, mesh.devices.shape))
         raise DeviceError(
             f"config.parallel.api = 'overlap': {shape} devices over {jax.process_count()} "
             "processes; each must have as many whole nodes as all others"
         )
-    return [row for row, its in zip(mesh.devices, of, strict=True) if its == (jax.process_index(),)]
+    here = (jax.process_index(),)
+    return [row for row, process in zip(mesh.devices, processes, strict=True) if process == here]
 
 
 def _shard_on(array: jax.Array, device: jax.Device) -> np.ndarray:
-    """What that device holds of it."""
     return np.asarray(next(s.data for s in array.addressable_shards if s.device == device))

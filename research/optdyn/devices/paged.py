@@ -1,11 +1,11 @@
 """Versions in the host's memory, where the device holds the newest and what an update reads.
 
 The rule is the same (`methods/asynchronous.py`), with a table of one slot, so it is exact. The
-loop leaves the compiled program at every update: the row that the timeline says is read next is
-brought while the device computes, and the one that was made before is taken back. What is read
-right after it was made is on the device still.
+loop leaves the compiled program at every update: the row that is read next is copied to the device
+while it computes, and the row before is copied back. A row that is read right after it was made is
+still on the device.
 
-No row is written while it is read, so rows are brought from where they lie: what update t makes is
+No row is written while it is read, so rows are copied from where they lie: the row of update t is
 written when t is done, and then t + 1 is under way, which reads another slot or what is on the
 device.
 """
@@ -20,10 +20,10 @@ import numpy as np
 
 from optdyn.base.trees import Array, Examples
 from optdyn.core import Event, Info, Params
-from optdyn.core.snapshots import Slot, SnapshotState, rows
+from optdyn.core.snapshots import Slot, SnapshotState, by_block, rows
 from optdyn.devices.layout import Advance, Layout
 
-ROWS = 4  # on the device, besides its slot: brought for two updates, and made by two
+ROWS = 4  # on the device, besides its slot: read by two updates, and made by two
 ALIGNED = 64  # bytes; a CPU then reads a row where it is
 
 
@@ -32,89 +32,94 @@ class Paged(NamedTuple):
 
     slots: Params  # NumPy, leaves (slots, ...)
     newest: Slot
-    device: SnapshotState  # of one slot
+    device: SnapshotState  # with one slot
 
 
 def broadcast_init(
-    one: Callable[[Params], SnapshotState], slots: int
+    init: Callable[[Params], SnapshotState], slots: int
 ) -> Callable[[Params], SnapshotState]:
-    """The `init` of so many slots from that of one: of the table only one row takes memory."""
+    """Returns the `init` of so many slots, from that of one; all rows are one in memory."""
 
-    def init(params: Params) -> SnapshotState:
-        state = one(params)
-        return state._replace(
-            slots=jax.tree.map(
-                lambda leaf: np.broadcast_to(leaf, (slots, *leaf.shape[1:])), state.slots
-            )
+    def init_slots(params: Params) -> SnapshotState:
+        state = init(params)
+        table = jax.tree.map(
+            lambda leaf: np.broadcast_to(leaf, (slots, *leaf.shape[1:])), state.slots
         )
+        return state._replace(slots=table)
 
-    return init
+    return init_slots
 
 
 def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
-    """`advance` is the loop of a rule of one slot; events address the host's table.
+    """Returns the layout of the loop `advance` of one slot, whose events address the host's table.
 
-    With `servers`, the number of each block's server, slots are (servers,) of every update.
+    With `servers`, the number of each block's server, an update's slots are (servers,).
     """
 
     @partial(jax.jit, donate_argnums=0)
-    def one(
-        state: SnapshotState, seen: Params, examples: Examples, event: Event, indices: Array, n: int
+    def update(
+        state: SnapshotState,
+        stale: Params,
+        examples: Examples,
+        event: Event,
+        indices: Array,
+        n: int,
     ) -> tuple[SnapshotState, Params, Info]:
-        seen = jax.tree.map(lambda leaf: leaf[None], seen)
-        event = event._replace(plan=event.plan._replace(seen=seen))
+        stale = jax.tree.map(lambda leaf: leaf[None], stale)
+        event = event._replace(plan=event.plan._replace(params=stale))
         state, info = advance(state, examples, event, indices, n)
         return state, rows(state.slots, dict.fromkeys(state.slots, 0)), info
 
-    def each(table: Params, slots: np.ndarray) -> dict[str, np.ndarray]:
+    def slots_of_blocks(table: Params, slots: np.ndarray) -> dict[str, np.ndarray]:
         return {name: slots[servers[name]] if servers else slots for name in table}
 
-    def keep(table: Params, slots: np.ndarray, made: Params) -> None:
-        """Waits for what was made."""
-        for name, slot in each(table, slots).items():
-            pairs = zip(*map(jax.tree.leaves, (table[name], made[name])), strict=True)
+    def write_back(table: Params, slots: np.ndarray, params: Params) -> None:
+        """Waits for the device's `params` and writes them into the table."""
+        for name, slot in slots_of_blocks(table, slots).items():
+            pairs = zip(*map(jax.tree.leaves, (table[name], params[name])), strict=True)
             for leaf, new in pairs:
                 leaf[slot] = new
 
     def run(
         state: Paged, examples: Examples, events: Event, indices: Array, n: int
     ) -> tuple[Paged, Info]:
-        table, device, choice = state.slots, state.device, events.plan
-        read, write = np.asarray(choice.read), np.asarray(choice.write)
-        none = np.zeros_like(read)  # the device's one slot
-        events = events._replace(plan=choice._replace(read=none, write=none))
-        seen, last, said = fetch_rows(table, each(table, read[0])), write[0], list[Info]()
-        made: Params = {}
-        for t in range(max(int(n), 1)):  # of no update it is only compiled
-            event, chosen = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (events, indices))
-            count, before = np.int32(min(n, 1)), made
-            device, made, info = one(device, seen, examples, event, chosen, count)
-            jax.tree.map(lambda leaf: leaf.copy_to_host_async(), made)
+        table, device, plan = state.slots, state.device, events.plan
+        read, write = np.asarray(plan.read), np.asarray(plan.write)
+        zero = np.zeros_like(read)  # the device's one slot
+        events = events._replace(plan=plan._replace(read=zero, write=zero))
+        stale = fetch_rows(table, slots_of_blocks(table, read[0]))
+        last, infos = write[0], list[Info]()
+        params: Params = {}
+        for t in range(max(int(n), 1)):  # with n = 0 the update is only compiled
+            event, rows_of_t = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (events, indices))
+            count, before = np.int32(min(n, 1)), params
+            device, params, info = update(device, stale, examples, event, rows_of_t, count)
+            jax.tree.map(lambda leaf: leaf.copy_to_host_async(), params)
             if before:
-                keep(table, last, before)
+                write_back(table, last, before)
             last = write[t]
             if t + 1 < n:
-                there, new = each(table, read[t + 1]), each(table, last)
-                old = {name: slot for name, slot in there.items() if slot != new[name]}
-                seen = made | fetch_rows(table, old)
-            said.append(info)
+                following, new = slots_of_blocks(table, read[t + 1]), slots_of_blocks(table, last)
+                old = {name: slot for name, slot in following.items() if slot != new[name]}
+                stale = params | fetch_rows(table, old)
+            infos.append(info)
         if not n:
-            return state._replace(device=device), said[0]
-        keep(table, last, made)
-        newest = each(table, last) if isinstance(state.newest, dict) else last
-        infos = jax.tree.map(lambda *leaves: np.concatenate(leaves), *said)
-        return Paged(table, jax.tree.map(np.int32, newest), device), infos
+            return state._replace(device=device), infos[0]
+        write_back(table, last, params)
+        newest = slots_of_blocks(table, last) if isinstance(state.newest, dict) else last
+        info = jax.tree.map(lambda *leaves: np.concatenate(leaves), *infos)
+        return Paged(table, jax.tree.map(np.int32, newest), device), info
 
     def put_state(state: SnapshotState) -> Paged:
         table, newest = (
             jax.tree.map(_aligned_copy, state.slots),
             jax.tree.map(np.int32, state.newest),
         )
-        slot = newest if isinstance(newest, dict) else dict.fromkeys(table, newest)
-        first = jax.tree.map(lambda leaf: jnp.array(leaf)[None], rows(table, slot))
+        newest_rows = rows(table, by_block(newest, table))
+        slots = jax.tree.map(lambda leaf: jnp.array(leaf)[None], newest_rows)
         zeros = jax.tree.map(lambda _: jnp.int32(0), newest)
-        rest = jax.tree.map(jnp.asarray, (state.opt_state, state.fresh))
-        return Paged(table, newest, SnapshotState(first, zeros, *rest))
+        fields = jax.tree.map(jnp.asarray, (state.opt_state, state.fresh))
+        return Paged(table, newest, SnapshotState(slots, zeros, *fields))
 
     def get(state: Paged) -> SnapshotState:
         return SnapshotState(state.slots, state.newest, state.device.opt_state, state.device.fresh)
@@ -123,14 +128,14 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
 
 
 def fetch_rows(table: Params, slots: Mapping[str, Array]) -> Params:
-    """Rows of these blocks, on the device."""
+    """Returns rows of these blocks, on the device."""
     return jax.device_put(rows({name: table[name] for name in slots}, slots))
 
 
 def _aligned_copy(leaf: Array) -> np.ndarray:
-    """A copy that can be written into, aligned."""
-    bytes_of = np.empty(leaf.nbytes + ALIGNED, np.uint8)
-    start = -bytes_of.ctypes.data % ALIGNED
-    own = bytes_of[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
-    own[...] = leaf
-    return own
+    """Returns a copy that can be written into, aligned to `ALIGNED`."""
+    memory = np.empty(leaf.nbytes + ALIGNED, np.uint8)
+    start = -memory.ctypes.data % ALIGNED
+    copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+    copy[...] = leaf
+    return copy

@@ -1,12 +1,12 @@
-"""Sums over the processes of a job, carried by the hosts while their devices compute.
+"""All-reduce over the processes of a job by their hosts, while their devices compute.
 
-In a ring of P processes each hands one P-th of its array to the next, adds what it was handed, and
-after P - 1 turns has one part whole, which goes round likewise: 2 (P - 1) / P of the array are sent
-by each, and all have the same bits.
+In a ring of P processes each sends one P-th of its array to the next and adds what it receives.
+After P - 1 rounds it has the sum of one part, which then goes around likewise: each sends
+2 (P - 1) / P of the array, and all have the same bits.
 
-Why sockets of our own: XLA's all-reduce on the CPU blocks the program beside it, from a second
-thread too (two processes over a link of 50 Mb/s: 0.91 to 1.18 times the sum of both). MPI would
-have to start the processes, and makes progress only while it is called. Ray is 259 MB.
+Why sockets: XLA's all-reduce on the CPU blocks the program beside it, from a second thread too (two
+processes over a link of 50 Mb/s: 0.91 to 1.18 times the sum of both). MPI would have to start the
+processes, and makes progress only while it is called. Ray is 259 MB.
 """
 
 import os
@@ -26,18 +26,17 @@ from optdyn.base.handshake import Listener, connect
 from optdyn.base.processes import ProcessError, local_address
 
 LONGEST = 255  # bytes of an address, as text
-START = 60.0  # seconds in which the neighbours must have come
-
+START = 60.0  # seconds in which the neighbours must have called
 
 Begin = Callable[[Callable[[], np.ndarray]], "Future[np.ndarray]"]
 
 
 @cache
 def process_ring() -> Begin:
-    """The ring of all processes; all must call this together the first time.
+    """Returns `begin` of the ring of all processes, which must first call this together.
 
-    `begin(message)` is the sum over the processes of what `message()` is in each, written over it.
-    All must begin the same ones in the same order, in which they are carried.
+    `begin(message)` returns the future sum of the processes' `message()`, which is overwritten. All
+    must begin the same messages in the same order.
     """
     carrier, count = ThreadPoolExecutor(1, "exchange"), jax.process_count()
     if count == 1:
@@ -45,42 +44,42 @@ def process_ring() -> Begin:
     right, left = _neighbours(jax.process_index(), count)
     sender = ThreadPoolExecutor(1, "sender")  # all send at once, and would wait for one another
 
-    def hand_on(part: np.ndarray, into: np.ndarray) -> None:
+    def swap(part: np.ndarray, into: np.ndarray) -> None:
         sending = sender.submit(right.send_bytes, _bytes(part))
         left.recv_bytes_into(_bytes(into))
         sending.result()
 
     def total(message: Callable[[], np.ndarray]) -> np.ndarray:
-        whole = message()
-        all_reduce(whole, jax.process_index(), count, hand_on)
-        return whole
+        array = message()
+        all_reduce(array, jax.process_index(), count, swap)
+        return array
 
     return lambda message: carrier.submit(total, message)
 
 
 def all_reduce(
-    whole: np.ndarray, rank: int, count: int, hand_on: Callable[[np.ndarray, np.ndarray], None]
+    array: np.ndarray, rank: int, count: int, swap: Callable[[np.ndarray, np.ndarray], None]
 ) -> None:
-    """Adds the arrays (numbers,) of a ring up, in place.
+    """Adds up the arrays (numbers,) of a ring of `count` processes, in place.
 
-    `hand_on(part, into)` sends to the next process and receives from the one before.
+    `swap(part, into)` sends to the next process and receives from the one before.
     """
-    parts = np.array_split(whole, count)  # views
-    arrived = np.empty_like(parts[0])  # the longest
+    parts = np.array_split(array, count)  # views
+    received = np.empty_like(parts[0])  # the longest
     for turn in range(count - 1):
-        mine, theirs = parts[(rank - turn) % count], parts[(rank - turn - 1) % count]
-        hand_on(mine, arrived[: len(theirs)])
-        theirs += arrived[: len(theirs)]
+        sent, target = parts[(rank - turn) % count], parts[(rank - turn - 1) % count]
+        swap(sent, received[: len(target)])
+        target += received[: len(target)]
     for turn in range(count - 1):
-        hand_on(parts[(rank - turn + 1) % count], parts[(rank - turn) % count])
+        swap(parts[(rank - turn + 1) % count], parts[(rank - turn) % count])
 
 
 def _bytes(part: np.ndarray) -> memoryview:
-    return part.view(np.uint8).data  # not all types that arrays have here are known to a buffer
+    return part.view(np.uint8).data  # buffers do not know all types of JAX
 
 
 def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
-    """Connections to the next process and from the one before, which know this job's key.
+    """Returns connections to the next process and from the one before, which know the job's key.
 
     Raises `ProcessError` if they are not there in time.
     """
@@ -91,8 +90,8 @@ def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
         ThreadPoolExecutor(1) as calling,
     ):
         text = "{}:{}".format(*door.address).encode().ljust(LONGEST)
-        every = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
-        host, _, port = every[(rank + 1) % count].tobytes().decode().strip().rpartition(":")
+        addresses = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
+        host, _, port = addresses[(rank + 1) % count].tobytes().decode().strip().rpartition(":")
         right = calling.submit(connect, (host, int(port)), key, rank, START)  # as all call at once
         left = neighbour(door, (rank - 1) % count)
         try:
@@ -102,7 +101,7 @@ def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
 
 
 def neighbour(door: Listener, number: int, seconds: float = START) -> Connection:
-    """The caller with that number. Raises `ProcessError` if it does not come in so many seconds."""
+    """Returns the caller with that number. Raises `ProcessError` if it does not call in time."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         wait(door.sockets(), min(left, 1.0))

@@ -251,7 +251,7 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
     @jax.jit
     def total(state: Tree, examples: Examples) -> jax.Array:
         if mean_of_nodes:
-            params = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.every)
+            params = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.node_params)
         else:
             params = state.params
         return of.evaluate(params, examples)[0]

@@ -144,7 +144,7 @@ class AsyncLocalSGDState(NamedTuple):
         workers, read = put((self.workers, self.read), self.newest, (params, params))
         return self._replace(params=params, workers=workers, read=read)
 
-    def at(self, worker: int) -> tuple[Params, Tree]:
+    def read_slot(self, worker: int) -> tuple[Params, Tree]:
         """What a worker begins with that has just read: theta, and the state of its optimizer."""
         return row((self.workers, self.opt_state), worker)
 
@@ -458,7 +458,7 @@ def ages(worker: np.ndarray, rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
 def _recorded_rounds(trace: RecordedTrace, fragments: int) -> Rounds:
     """The rounds of a run that a trace holds. Raises `TimelineError`."""
     least, most = {"into": DROPPED}, len(trace.worker)
-    columns = [trace.whole(n, (fragments,), least.get(n, 0), most) for n in Rounds._fields]
+    columns = [trace.integers(n, (fragments,), least.get(n, 0), most) for n in Rounds._fields]
     receive, send, into, merge = columns
     return Rounds(receive.astype(bool), send.astype(bool), into, merge)
 
@@ -599,7 +599,7 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
         stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
         work = self.work(inputs, methods, sent=False)
         if trace:
-            trace.groups(trace.worker, count)
+            trace.require_groups(trace.worker, count)
             line = from_arrivals(trace.worker, trace.seconds, count)
         elif availability := availability_of(setup.cluster, count, 0):
             line = queued_arrivals(stream, law, work, setup.steps, availability=availability)

@@ -192,7 +192,7 @@ def asynchronous(
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         plan = event.plan
         read, write = (slot_of(slots, state.slots) for slots in (plan.read, plan.write))
-        seen = state.at(read) | (plan.seen or {})
+        seen = state.read_slot(read) | (plan.params or {})
         loss, grads = gradient(seen, event, batch)
         if small:
             grads, errors = fed_back(small, grads, state.errors, plan.worker)
@@ -270,13 +270,13 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         for name, block in inputs.model.params.items():
             sent[server_of[name]] = sent.get(server_of[name], 0) + bytes_of(block)
         if inputs.setup.cluster.service.name == "race" or (trace and not trace.has("worker")):
-            order = trace and trace.order(trace.worker)  # the one order of all servers
+            order = trace and trace.with_order(trace.worker)  # the one order of all servers
             line = self.timeline(inputs, methods, trace=order)
             return _of_servers([line] * len(sent))._replace(batch=line.batch)
         orders: list[RecordedTrace | None] = [None] * len(sent)
         if trace:
             workers = trace.workers((len(sent),), self.groups)
-            orders = [trace.order(worker) for worker in workers.T]
+            orders = [trace.with_order(worker) for worker in workers.T]
         names = [f"server {server}" for server in range(1, len(sent))]
         drawn = [seed, *(seeds.number(seed, name, below=2**32) for name in names)]
         lines = [
@@ -399,7 +399,7 @@ def ringleader(
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         i, applied, numbers = event.plan
         table, b = numbers["table"], numbers["number"]
-        seen = state.at(i)
+        seen = state.read_slot(i)
         loss, grads = gradient(seen, event, batch)
 
         def entered(G: jax.Array, g: jax.Array) -> jax.Array:

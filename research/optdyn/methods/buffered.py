@@ -52,7 +52,7 @@ def buffered(
     def mean(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         def one(arrival: tuple) -> tuple:
             slot, examples = arrival
-            seen = state.at(slot)
+            seen = state.read_slot(slot)
             return *gradient(seen, event, examples), seen
 
         def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:

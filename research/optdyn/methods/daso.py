@@ -246,7 +246,7 @@ def _recorded(trace: RecordedTrace) -> Meeting:
     """
     send, receive = trace.flags("send"), trace.flags("receive")
     t = np.arange(len(send))
-    waited = trace.whole("waited", (), 0, len(send))
+    waited = trace.integers("waited", (), 0, len(send))
     trace.require("waited", receive | (waited == 0), "0 where nothing is received")
     sent = t - waited
     trace.require("waited", ~receive | (sent >= 0) & send[sent], "the updates since a sending")

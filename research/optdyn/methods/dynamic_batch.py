@@ -136,10 +136,10 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
 
 def _recorded(trace: RecordedTrace, shape: tuple[int, ...], batch_size: int) -> Shares:
     """The shares of a run that a trace holds, which followed speeds. Raises `TimelineError`."""
-    taken = trace.whole("shares", shape, 1, batch_size)
+    taken = trace.integers("shares", shape, 1, batch_size)
     whole = taken.sum(axis=-1, keepdims=True) == batch_size
     trace.require("shares", whole, f"{batch_size} in sum, the examples of a batch")
-    work = trace.whole("work", shape, 1, MOST_WORK) if trace.has("work") else None
+    work = trace.integers("work", shape, 1, MOST_WORK) if trace.has("work") else None
     return Shares(taken, work)
 
 

@@ -216,9 +216,8 @@ class Gradients(Method):
 class Reads(Method):
     """A method that says at which parameters a gradient is taken.
 
-    Its groups race on real workers (`race`) if it has `order` and `message`. A group is given what
-    the state is `at` the slot that it reads, and the server's step takes its message in place of
-    the batch.
+    Its groups race on real workers (`race`) if it has `order` and `message`. A group is given
+    `state.read_slot(slot)`, and the server's step takes its message in place of the batch.
     """
 
     pieces: ClassVar[tuple[str, ...]] = ("read",)

@@ -104,7 +104,7 @@ def _groups(inputs: ClockInputs, methods: MethodStack, steps: int) -> LocalTimes
             batch_size=whole.batch_size // cluster.nodes,
             seed=seeds.number(whole.seed, f"node {node}", below=2**32),
         )
-        trace = inputs.trace and inputs.trace.node(node, whole.cluster.nodes)
+        trace = inputs.trace and inputs.trace.at_node(node, whole.cluster.nodes)
         own = inputs._replace(setup=setup, replicas=0, trace=trace)
         lines.append(methods.read.clock(own, methods.inside))
     each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)

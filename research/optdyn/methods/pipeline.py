@@ -136,7 +136,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         def ahead(state: SnapshotState, event: Event) -> Params:
             factor = distance(event.hyper["momentum"], event.staleness)
             read, before = (
-                state.at({name: slots[block] for name, block in blocks.items()})
+                state.read_slot({name: slots[block] for name, block in blocks.items()})
                 for slots in (event.plan.read, event.plan.before)
             )
             return {
@@ -285,7 +285,9 @@ def never_flushed(
 def to_rows(names: Sequence[Sequence[str]], state: SnapshotState) -> StageVersions:
     """Row j holds the blocks `names[j]`; NumPy arrays."""
     slots = range(len(jax.tree.leaves(state.slots)[0]))
-    versions = [stages.stack(names, SyncState(state.at(slot), state.opt_state)) for slot in slots]
+    versions = [
+        stages.stack(names, SyncState(state.read_slot(slot), state.opt_state)) for slot in slots
+    ]
     params = np.stack([version.params for version in versions], 1)
     rows = Stacked(params, versions[0].opt_state, versions[0].forms)
     return StageVersions(rows, np.array([state.newest[own[0]] for own in names], np.int32))

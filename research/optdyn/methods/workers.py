@@ -165,18 +165,20 @@ class WorkerMethod(Reads):
             line = blank_timeline(self.groups, setup.steps)
             line = line._replace(plan=WorkerStep(line.worker, np.zeros(setup.steps, bool)))
             if trace:
-                trace.groups(trace.worker, self.groups)
+                trace.require_groups(trace.worker, self.groups)
                 replay_order(
                     Exchanges(line, periods, is_stale=is_stale), trace.worker, trace.seconds
                 )
             return line
-        alone, exchanged = (self.work(inputs, methods, sent) for sent in (False, True))
-        cycles = [[alone.of(i)] * (n - 1) + [exchanged.of(i)] for i, n in enumerate(periods)]
+        quiet, sending = (self.work(inputs, methods, sent) for sent in (False, True))
+        cycles = [
+            [quiet.services(i)] * (n - 1) + [sending.services(i)] for i, n in enumerate(periods)
+        ]
         compute, sent = (
             [np.concatenate([service[n] for service in cycle]) for cycle in cycles]
             for n in range(2)
         )
-        work, stream = Work(compute, sent, exchanged.overlap), seeds.number(setup.seed, "arrivals")
+        work, stream = Work(compute, sent, sending.overlap), seeds.number(setup.seed, "arrivals")
         line = renewal_arrivals(stream, setup.cluster.service.draw, work, setup.steps)
         exchange, late = exchanges_and_staleness(line.worker, periods, is_stale)
         return line._replace(staleness=late, plan=WorkerStep(line.worker, exchange))
@@ -191,7 +193,7 @@ class ElasticState(NamedTuple):
         """w* is other parameters; the workers stay, and are pulled there."""
         return self._replace(params=params)
 
-    def at(self, worker: int) -> tuple[Params, Tree]:
+    def read_slot(self, worker: int) -> tuple[Params, Tree]:
         """What a worker goes on with that has exchanged: w_i, and the state of its optimizer."""
         return row((self.workers, self.opt_state), worker)
 

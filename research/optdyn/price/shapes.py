@@ -1,4 +1,4 @@
-"""A model by its shapes: what a clock has to know of it, whatever its size."""
+"""A model by its shapes, which are all that a clock needs of it."""
 
 import math
 from typing import Any, NamedTuple
@@ -17,30 +17,30 @@ LAYERS = 144  # arrays of the model that a number of parameters stands for
 
 
 class Shapes(NamedTuple):
-    """A model by its shapes, or the number of its parameters alone."""
+    """A model by its shapes, or a number of parameters."""
 
     params: Params  # of jax.ShapeDtypeStruct
-    problem: Any = None  # a `Problem`; None: there is only a number of parameters
+    problem: Any = None  # a `Problem`; None: only a number of parameters
     examples: Any = None
-    set_size: int = 0  # examples of the training set; 0: there is none
+    set_size: int = 0  # examples of the training set; 0: no training set
 
     @property
     def bytes(self) -> int:
-        """Bytes of the parameters."""
+        """The bytes of the parameters."""
         return bytes_of(self.params)
 
 
 def model_shapes(config: Config) -> Shapes:
-    """The model of an experiment. Raises `ConfigError` and `DataError`."""
+    """Returns the shapes of a config's model. Raises `ConfigError` and `DataError`."""
     data = shared_data.load(config)
-    one = head(data.train, 1)
-    params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), one)
+    example = head(data.train, 1)
+    params = program.shapes(config, data.classes, seeds.key(config.seed, "init"), example)
     problem = program.problem_of(config, data.classes)
-    return Shapes(params, problem, one, examples_in(data.train))
+    return Shapes(params, problem, example, examples_in(data.train))
 
 
 def parameter_shapes(count: float) -> Shapes:
-    """Float32 parameters, so many, in square matrices and a vector with the rest."""
+    """Returns `count` float32 parameters: square matrices, and a vector with the rest."""
     width = max(int(math.sqrt(count / LAYERS)), 1)
     rest = int(count) - LAYERS * width**2
     params = {
@@ -52,12 +52,17 @@ def parameter_shapes(count: float) -> Shapes:
 
 
 def clock_inputs(config: Config, shapes: Shapes, steps_per_epoch: int = 0) -> ClockInputs:
-    network = ModelInfo(shapes.problem, shapes.params, shapes.examples)
-    return ClockInputs(config, steps_per_epoch or config.steps, shapes.bytes, network=network)
+    return ClockInputs(
+        config, steps_per_epoch or config.steps, shapes.bytes, network=_model_info(shapes)
+    )
 
 
 def stage_work(config: Config, shapes: Shapes) -> StageWork:
-    """The work of the nodes that are stages (`pipeline.StageWork`)."""
-    of = config.methods.gradient
-    of = of if isinstance(of, local.Local) else local.Local(variant="backprop")
-    return local.costs(of, config, ModelInfo(shapes.problem, shapes.params, shapes.examples))[1]
+    """Returns the work of the nodes that are stages."""
+    method = config.methods.gradient
+    method = method if isinstance(method, local.Local) else local.Local(variant="backprop")
+    return local.costs(method, config, _model_info(shapes))[1]
+
+
+def _model_info(shapes: Shapes) -> ModelInfo:
+    return ModelInfo(shapes.problem, shapes.params, shapes.examples)

@@ -3,16 +3,16 @@
     rho = exchange / (c B / n)      an all-reduce, over the seconds in which n workers compute B
                                     examples, c seconds each; B is the gradient noise scale
 
-says how far the batch that synchronous training wants (arXiv 1812.06162) can hide its messages. An
-MLP's contest (`analysis/studies/contest.md`) says what a method takes over synchronous training
-with its best batch at four rho's. Between them the logarithm of this ratio is a straight line of
+is small where the batch that synchronous training wants (arXiv 1812.06162) hides its messages. An
+MLP's contest (`analysis/studies/contest.md`) has the seconds of a method over those of synchronous
+training with its best batch, at four rho's. Between these the logarithm of the ratio is linear in
 log rho, and beyond them it is constant:
 
     R(method, rho)                              over synchronous training with its best batch
     R(method, rho) / min(1, R(outer momentum))  over the best of that and of outer momentum
 
 B is the mean of tr(Sigma) / |G|^2 over the updates of a synchronous run to the loss in question.
-How right this is on networks that nothing was fitted on is question 61 of `analysis/studies`.
+How right this is on networks without a fit is question 61 of `analysis/studies`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,10 +37,7 @@ METHODS = tuple(name for name in SEEN if name != OUTER)
 
 
 def rho(exchange: float, example: float, workers: int, noise_scale: float) -> float:
-    """An all-reduce of `exchange` seconds over the computing of the noise scale's examples.
-
-    An example takes a worker `example` seconds.
-    """
+    """Returns rho, for an all-reduce of `exchange` seconds and `example` seconds an example."""
     return exchange * workers / (example * noise_scale)
 
 
@@ -48,24 +45,24 @@ KNOWN = tuple(rho(exchange, 1 / BATCH, 1, NOISE) for exchange in EXCHANGES)
 
 
 def over_best_batch(method: str, rho: float) -> float:
-    """R: seconds over those of synchronous training with its best batch."""
+    """Returns R: seconds over those of synchronous training with its best batch."""
     inside = np.clip(rho, KNOWN[0], KNOWN[-1])
     return float(np.exp(np.interp(np.log(inside), np.log(KNOWN), np.log(SEEN[method]))))
 
 
 def over_best(method: str, rho: float) -> float:
-    """Seconds over those of the best of synchronous training and outer momentum on one node."""
+    """Returns seconds over those of the best of synchronous training and outer momentum."""
     return over_best_batch(method, rho) / min(1.0, over_best_batch(OUTER, rho))
 
 
 def pays(
     config: Config, size: int, noise_scale: float, bandwidths: Sequence[float]
 ) -> list[dict[str, float]]:
-    """By Gbit/s: rho, and seconds of DiLoCo and top-k over the best synchronous training."""
+    """Returns for each Gbit/s rho, and DiLoCo's and top-k's seconds over the best synchronous."""
     cluster, found = config.cluster, list[dict[str, float]]()
     for gigabits in bandwidths:
         exchange = between_nodes(cluster.with_(bandwidth=gigabits * GIGABIT), size)
-        there = rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
-        over = {name: over_best(name, there) for name in METHODS}
-        found.append({"gigabits": gigabits, "rho": there, **over})
+        ratio = rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
+        over = {name: over_best(name, ratio) for name in METHODS}
+        found.append({"gigabits": gigabits, "rho": ratio, **over})
     return found

@@ -1,9 +1,9 @@
-"""What is sent in a race: pytrees of arrays, each of a form that both sides know before.
+"""The messages of a race: pytrees of arrays, in forms that both sides know before.
 
     the size of what follows, and that as JSON: number of the form, type and shape of each leaf
     the leaves' bytes
 
-So nothing that arrives is run: the receiver makes arrays and puts them into a structure of its own.
+Nothing that arrives is run: the receiver makes arrays and puts them into its own structure.
 """
 
 import json
@@ -26,39 +26,39 @@ Forms = Sequence[jax.tree_util.PyTreeDef]
 
 
 class ComputeRequest(NamedTuple):
-    """The server to a group: what it is to compute."""
+    """From the server to a group: compute a message."""
 
-    given: Tree
+    inputs: Tree  # what the group reads
     numbers: tuple[int, int, int]  # of its batches, as a range
 
 
 class StateMessage(NamedTuple):
-    """The server to a part of it: the whole state. A part's answer to `StateRequest`: its own."""
+    """From the server to a part: the whole state. A part's answer to `StateRequest`: its state."""
 
     leaves: dict[str, np.ndarray]
 
 
+class StateRequest(NamedTuple):
+    """From the server to a part: send your state."""
+
+
 class ApplyGradient(NamedTuple):
-    """The server to a part of it: an update by what the group has sent."""
+    """From the server to a part: make an update by the gradient that the group has sent."""
 
     event: Event
     group: int
 
 
 class PrepareRead(NamedTuple):
-    """The server to a part of it: what the group is to have that reads this slot, as number so."""
+    """From the server to a part: the group will read this slot, for its batch of that number."""
 
     slot: int
     group: int
     number: int
 
 
-class StateRequest(NamedTuple):
-    """The server to a part of it."""
-
-
 class ReadRequest(NamedTuple):
-    """A group to a part of the server: what it was to be given under this number."""
+    """From a group to a part: send what `PrepareRead` has prepared for this batch."""
 
     number: int
 
@@ -66,15 +66,15 @@ class ReadRequest(NamedTuple):
 class Blocks(NamedTuple):
     """A part's blocks for a group, or a group's gradients of these."""
 
-    of: Params
+    params: Params
 
 
 class Receipt(NamedTuple):
-    """A part of the server to a group: it has the gradients."""
+    """From a part: it has the state, or the gradients."""
 
 
 def forms(*examples: Tree) -> Forms:
-    """The forms that these have."""
+    """Returns the forms of these messages."""
     return [jax.tree.structure(example) for example in examples]
 
 
@@ -82,26 +82,26 @@ def send(line: Connection, known: Forms, message: Tree) -> None:
     """Sends a message of one of these forms."""
     leaves, form = jax.tree.flatten(message)
     arrays = [np.asarray(leaf) for leaf in leaves]
-    about = [[array.dtype.name, array.shape] for array in arrays]
-    header = json.dumps([list(known).index(form), about]).encode()
+    types = [[array.dtype.name, array.shape] for array in arrays]
+    header = json.dumps([list(known).index(form), types]).encode()
     header = header.ljust(-(-(SIZE + len(header)) // EVEN) * EVEN - SIZE)
     size = len(header).to_bytes(SIZE, "little")
-    bytes_of = (np.ravel(array).view(np.uint8).data for array in arrays)
-    line.send_bytes(b"".join([size, header, *bytes_of]))
+    buffers = (np.ravel(array).view(np.uint8).data for array in arrays)
+    line.send_bytes(b"".join([size, header, *buffers]))
 
 
 def receive(line: Connection, known: Forms) -> Tree:
-    """The next message, of one of these forms. Raises `EOFError` or `OSError` if there is none."""
+    """Returns the next message. Raises `EOFError` or `OSError` if there is none of these forms."""
     data = line.recv_bytes()
     try:
-        at = SIZE + int.from_bytes(data[:SIZE], "little")
-        form, about = json.loads(data[SIZE:at])
+        place = SIZE + int.from_bytes(data[:SIZE], "little")
+        form, types = json.loads(data[SIZE:place])
         leaves = []
-        for name, shape in about:
+        for name, shape in types:
             if not name.isidentifier() or min(shape, default=0) < 0 or np.dtype(name).hasobject:
-                raise ValueError(name, shape)  # of objects the bytes would be addresses
-            leaves.append(np.ndarray(shape, np.dtype(name), data, at))
-            at += leaves[-1].nbytes
+                raise ValueError(name, shape)  # bytes of objects would be addresses
+            leaves.append(np.ndarray(shape, np.dtype(name), data, place))
+            place += leaves[-1].nbytes
         return known[form].unflatten(leaves)
     except WRONG as error:
-        raise ConnectionError("what came is no message of a race") from error
+        raise ConnectionError("not a message of a race") from error

@@ -1,7 +1,7 @@
 """The workers of a race as Ray actors, on this machine or on a cluster that Ray runs.
 
-Ray starts an actor anew that has died, and gives it again what it was at: the server hears of it
-once, whatever dies.
+Ray restarts an actor that has died, and calls it again with the same arguments: the server receives
+each message once, whatever dies.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ MEMORY = {
 
 
 class RayError(InputError):
-    """Workers that cannot be had; the message is one line."""
+    """Workers that cannot be started; the message is one line."""
 
 
 class Worker:
-    """An actor: a compute group, which reads its data and compiles its gradient by itself."""
+    """An actor: a compute group, which reads its data and compiles its gradient."""
 
     def __init__(self, config: Config, group: int):
         self._run = prepare(config, race=True)
@@ -56,12 +56,12 @@ class Worker:
         """Returns when the worker is there."""
 
     def answer(self, address: Address, key: bytes, parts: Sequence[Address]) -> None:
-        """Works for the server at that address, and its parts if it has any, until one is gone."""
+        """Computes for the server at that address, and its parts if any, until one is gone."""
         known, compute = forms_of(self._run), self._compute
         with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, OSError):
             if parts:
                 known = shards.forms_of(self._run, len(parts))
-                lines = [stack.enter_context(connect(at, key, self._group)) for at in parts]
+                lines = [stack.enter_context(connect(part, key, self._group)) for part in parts]
                 compute = shards.compute_with_parts(lines, known, self._run, compute)
             serve_group(address, key, known, self._group, compute)
 
@@ -73,13 +73,13 @@ class PartActor:
         self._run = prepare(config, race=True)
         self._part, self._servers = shards.Part(self._run, number, servers), servers
 
-    def opened(self, key: bytes, here: bool) -> Address:
-        """Where it is to be called, from this machine alone if all are `here`."""
+    def open(self, key: bytes, here: bool) -> Address:
+        """Opens a door and returns its address, reachable from this machine only if `here`."""
         self._door = Listener(key, "" if here else node_address())
         return self._door.address
 
-    def keep(self) -> None:
-        """Keeps its blocks until the command is gone."""
+    def serve(self) -> None:
+        """Serves its blocks until the command is gone."""
         with contextlib.closing(self._door):
             shards.serve_part(self._part, self._door, shards.forms_of(self._run, self._servers))
 
@@ -88,16 +88,16 @@ class PartActor:
 def ray_workers(
     run: Run, address: str = "", gpus: float = 0.0, servers: int = 1
 ) -> Iterator[Workers]:
-    """Inside, an actor a group; afterwards they are gone, whatever they were at.
+    """Yields an actor a group; afterwards they are gone, whatever they were doing.
 
-    `address`: of a Ray cluster ('auto': the one that this machine is of); '' starts one here, which
-    nobody else can reach or use. `gpus`: of each worker. With several `servers` each is an actor
-    too. Raises `RayError`, and inside it may raise `PartLost`.
+    `address`: of a Ray cluster ('auto': this machine's); '' starts one here, which nobody else can
+    reach or use. `gpus`: of each worker. With several `servers` each is an actor too. Raises
+    `RayError`, and the workers may raise `PartLost`.
     """
     with contextlib.ExitStack() as stack:
         ray = stack.enter_context(connected_ray(address))
         groups, key, here = run.config.methods.groups, secrets.token_bytes(32), not address
-        # Of XLA, on a machine of its own; fewer if NPROC says so.
+        # Threads of XLA, where Ray is started here; fewer if NPROC says so.
         cores = os.cpu_count() or 1
         threads = str(min(int(os.environ.get("NPROC") or cores), max(cores // groups, 1)))
         variables = MEMORY | ({"NPROC": threads, "OMP_NUM_THREADS": threads} if here else {})
@@ -106,33 +106,34 @@ def ray_workers(
             "scheduling_method": "SPREAD",
             "runtime_env": {"env_vars": variables},
         }
-        config = run.config.with_(code=run.code)  # an actor that is replaced later has no other
-        kind: Any = ray.remote(Worker)
-        kind = kind.options(num_gpus=gpus, max_restarts=-1, max_task_retries=-1, **shared)
-        actors = [kind.remote(config, group) for group in range(groups)]
-        keeps: Any = ray.remote(PartActor).options(**shared)
+        config = run.config.with_(code=run.code)  # for an actor that is replaced later
+        worker_class: Any = ray.remote(Worker).options(
+            num_gpus=gpus, max_restarts=-1, max_task_retries=-1, **shared
+        )
+        actors = [worker_class.remote(config, group) for group in range(groups)]
+        part_class: Any = ray.remote(PartActor).options(**shared)
         parts = servers if servers > 1 else 0
-        keepers = [keeps.remote(config, number, servers) for number in range(parts)]
+        part_actors = [part_class.remote(config, number, servers) for number in range(parts)]
         try:
             ray.get([actor.ready.remote() for actor in actors])
         except ray.exceptions.RayActorError as error:
-            # Of a Ray without tokens the answers are refused here, which then drops the actors.
-            told = "" if here else "it must have been started with RAY_AUTH_MODE=token; "
+            # The answers of a Ray without tokens are refused here, which then drops the actors.
+            hint = "" if here else "it must have been started with RAY_AUTH_MODE=token; "
             raise RayError(
-                f"--address={address}: no worker starts; {told}{one_line(error)}"
+                f"--address={address}: no worker starts; {hint}{one_line(error)}"
             ) from error
         door = stack.enter_context(
             contextlib.closing(Listener(key, "" if here else node_address()))
         )
         try:
-            at = ray.get([keeper.opened.remote(key, here) for keeper in keepers])
-            keeping = [keeper.keep.remote() for keeper in keepers]
-            lines = [stack.enter_context(connect(there, key, shards.COMMAND)) for there in at]
+            addresses = ray.get([part.open.remote(key, here) for part in part_actors])
+            part_tasks = [part.serve.remote() for part in part_actors]
+            lines = [stack.enter_context(connect(part, key, shards.COMMAND)) for part in addresses]
         except (ray.exceptions.RayActorError, OSError) as error:
             raise PartLost from error
-        answers = [actor.answer.remote(door.address, key, at) for actor in actors]
+        worker_tasks = [actor.answer.remote(door.address, key, addresses) for actor in actors]
         known = shards.forms_of(run, servers) if parts else forms_of(run)
-        check = partial(check_alive, ray, answers, keeping)
+        check = partial(check_alive, ray, worker_tasks, part_tasks)
         workers = stack.enter_context(connected_groups(door, known, groups, check))
         if parts:
             server = shards.server_parts(lines, known, run.program.init(run.params))
@@ -143,7 +144,7 @@ def ray_workers(
 
 @contextlib.contextmanager
 def connected_ray(address: str) -> Iterator[ModuleType]:
-    """Ray, connected to that cluster, or started here. Raises `RayError`.
+    """Yields Ray, connected to that cluster or started here. Raises `RayError`.
 
     Whoever reaches a Ray that asks for no token can run programs in it.
     """
@@ -164,14 +165,14 @@ def connected_ray(address: str) -> Iterator[ModuleType]:
             f"Ray {ray.__version__} asks for no token, so others could run programs here: "
             "pip install --upgrade 'optdyn[ray]'"
         )
-    given: Json = {"log_to_driver": False, "logging_level": "ERROR"}
+    options: Json = {"log_to_driver": False, "logging_level": "ERROR"}
     with contextlib.ExitStack() as stack:
         if not address:
             # Ray opens its folder to all users, with the sockets in it: so it lies in one that is
             # closed to them, where Ray has its folder, as paths of sockets must be short.
             parent = os.environ.get("RAY_TMPDIR", "/tmp")
             folder = tempfile.TemporaryDirectory("", "ray-", parent, ignore_cleanup_errors=True)
-            given |= {
+            options |= {
                 "include_dashboard": False,
                 "_temp_dir": f"{stack.enter_context(folder)}/ray",
             }
@@ -181,7 +182,7 @@ def connected_ray(address: str) -> Iterator[ModuleType]:
             warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
             stack.callback(ray.shutdown)
             term = signal.getsignal(signal.SIGTERM)
-            ray.init(address=address or "local", **given)
+            ray.init(address=address or "local", **options)
             if term is signal.SIG_IGN:  # Ray takes it
                 signal.signal(signal.SIGTERM, term)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -193,24 +194,24 @@ def connected_ray(address: str) -> Iterator[ModuleType]:
         yield ray
 
 
-def check_alive(ray: ModuleType, answers: Sequence[object], keeping: Sequence[object]) -> None:
-    """Raises `PartLost` or `RayError` if a part or a worker has ended for good."""
-    ended, _ = ray.wait([*answers, *keeping], num_returns=1, timeout=0.0)
+def check_alive(ray: ModuleType, workers: Sequence[object], parts: Sequence[object]) -> None:
+    """Raises `PartLost` or `RayError` if the task of a part or a worker has ended for good."""
+    ended, _ = ray.wait([*workers, *parts], num_returns=1, timeout=0.0)
     if not ended:
         return
-    group = answers.index(ended[0]) if ended[0] in answers else None
+    group = workers.index(ended[0]) if ended[0] in workers else None
     try:
         ray.get(ended[0])
     except ray.exceptions.RayActorError as error:
         if group is not None:
             raise RayError(f"worker {group} cannot work: {one_line(error)}") from error
-    if keeping:  # it, or a part that the worker noticed was gone
+    if parts:  # this one, or one that the worker noticed was gone
         raise PartLost
     raise RayError(f"worker {group} cannot work: it lost its connection and did not die")
 
 
 def node_address() -> str:
-    """The address at which other machines of Ray reach this one."""
+    """Returns the address at which other machines of Ray reach this one."""
     import ray
 
     return str(ray.util.get_node_ip_address())

@@ -5,9 +5,9 @@
              or where H local steps lead to from there
 
 The run is the trainer's own, with its log, its checkpoints and its files. Only who makes the next
-update is not drawn: it is whoever arrives. Their order says all else (`clock/versions.py`,
-`clock/versions.py`), so `trace.csv` replays the race in the simulator, and a race goes on from
-a checkpoint and the trace of what was before it: each group does again what it was at.
+update is not drawn: it is whoever arrives. All else follows from their order
+(`clock/versions.py`), so `trace.csv` replays the race in the simulator, and a race resumes from a
+checkpoint and the trace before it: each group repeats the work that it was at.
 """
 
 import contextlib
@@ -38,23 +38,22 @@ from optdyn.train.run import Run
 from optdyn.train.workdir import damaged, is_finished
 
 THREADS = Path("/proc/self/task")  # on Linux; a folder a thread
-PATIENCE = 0.5  # seconds until the run looks whether it is to stop
+PATIENCE = 0.5  # seconds after which the run checks whether to stop
 
 Connect = Callable[[Run], AbstractContextManager[Workers]]
 
 
 @lookup.files_read_once()
 def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> Json:
-    """Runs the config in the workdir, or goes on with it, and returns its summary.
+    """Starts or resumes the run in the workdir, and returns its summary.
 
-    `config.cluster.service.name` is 'race', and `connect` gives workers of so many `servers`.
+    `config.cluster.service.name` is 'race', and `connect` returns workers of so many `servers`.
     Raises what `trainer.train` raises.
     """
     run = prepare_race(config, servers, begun(workdir))
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
-        # Workers that cannot be had are known before the workdir is touched, and before they are
-        # started whether it is in use.
+        # Workers fail to start before the workdir is touched, and only if it is not in use.
         check_unlocked(workdir)
         done = is_finished(read_json(workdir / "summary.json"), config.steps) and not damaged(
             workdir
@@ -75,7 +74,7 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
 
 
 def prepare_race(config: Config, servers: int, begun: bool = False) -> Run:
-    """The prepared run. Raises what `trainer.prepare` does, and where it has no such servers."""
+    """Returns the prepared run. Raises as `trainer.prepare`, and if it cannot have the servers."""
     run = trainer.prepare(config, begun=begun, race=True)
     if fresh := config.methods.get("fresh", ()):
         shards.check_separable(run, fresh, f"config.method.fresh = {tuple(fresh)!r}")
@@ -84,18 +83,18 @@ def prepare_race(config: Config, servers: int, begun: bool = False) -> Run:
 
 
 def restored_order(run: Run, trace: Path, step: int) -> ArrivalOrder:
-    """The order after the first `step` updates, which it writes into the timeline.
+    """Returns the order after the first `step` updates, which are written into the timeline.
 
     Raises `WorkdirError` if the trace does not have them.
     """
     order = arrival_order(run)
     try:
         if step:
-            held, parts = read_trace(str(trace), step), arrivals_per_update(run)
+            found, parts = read_trace(str(trace), step), arrivals_per_update(run)
             groups = run.config.methods.groups
-            worker = held.workers((parts,), groups) if parts > 1 else held.worker
-            late = held.flags("dropped", (groups,)) if held.has("dropped") else None
-            replay_order(order, worker, held.seconds, late)
+            worker = found.workers((parts,), groups) if parts > 1 else found.worker
+            dropped = found.flags("dropped", (groups,)) if found.has("dropped") else None
+            replay_order(order, worker, found.seconds, dropped)
         return order
     except TimelineError as error:
         raise WorkdirError(
@@ -105,70 +104,71 @@ def restored_order(run: Run, trace: Path, step: int) -> ArrivalOrder:
 
 
 def chunk_maker(
-    run: Run, order: ArrivalOrder, workers: Workers, begins: Chunk
+    run: Run, order: ArrivalOrder, workers: Workers, first: Chunk
 ) -> Callable[[Chunk], None]:
-    """What makes a chunk's updates: those of messages that arrive, for about as long as PATIENCE.
+    """Returns a function that makes a chunk's updates from arriving messages, for PATIENCE seconds.
 
-    All groups are at work when it returns.
+    All groups are at work when this returns.
     """
-    made = server.make_server(run, workers.shards)
-    made.begin(begins)
+    the_server = server.make_server(run, workers.shards)
+    the_server.begin(first)
     if run.config.methods.get("fresh", ()):
-        workers = server.merged_server(run, order.working, workers, begins)
-    line, step = run.timeline, begins.start
+        workers = server.merged_server(run, order.working, workers, first)
+    line, step = run.timeline, first.start
     clock = time.monotonic() - (line.seconds[step - 1] if step else 0.0)
-    come = deque[tuple[int, Tree, float]]()  # arrivals that are not in the timeline yet
+    waiting = deque[tuple[int, Tree, float]]()  # arrivals that are not in the timeline yet
     gathered = list[Tree]()  # messages of the next update
 
     def send(state: State, groups: Iterable[int]) -> None:
-        at = order.working
-        given = made.given(state, {at[group].slot for group in groups})
+        tasks = order.working
+        inputs = the_server.inputs(state, {tasks[group].slot for group in groups})
         for group in groups:
-            workers.send(group, given[at[group].slot], at[group].numbers)
+            workers.send(group, inputs[tasks[group].slot], tasks[group].numbers)
 
     def arrivals(group: int, message: Tree) -> Iterator[tuple[int, Tree, float]]:
-        """What a message is, one arrival after the other: a gradient, or local steps."""
+        """Yields a message's arrivals: a gradient, or one local step after the other."""
         now = time.monotonic() - clock
-        for loss in np.ravel(message.loss)[-order.left(group) :]:
+        for loss in np.ravel(message.loss)[-order.arrivals_left(group) :]:
             yield group, message._replace(loss=loss), now
 
     def make(chunk: Chunk) -> None:
-        state, said = chunk.state, list[Info]()
-        served, spent, idle = list[float](), time.monotonic(), 0.0
-        until = spent + PATIENCE
-        while len(said) < chunk.n:
-            if not come:
-                begun, used = time.monotonic(), time.thread_time()
-                heard = workers.receive(max(until - begun, 0.0))
-                idle += time.monotonic() - begun - (time.thread_time() - used)
-                if heard is None:
+        state, infos = chunk.state, list[Info]()
+        served, last, idle = list[float](), time.monotonic(), 0.0
+        until = last + PATIENCE
+        while len(infos) < chunk.n:
+            if not waiting:
+                start, cpu_start = time.monotonic(), time.thread_time()
+                received = workers.receive(max(until - start, 0.0))
+                idle += time.monotonic() - start - (time.thread_time() - cpu_start)
+                if received is None:
                     break
-                come.extend(arrivals(*heard))
-            group, message, seconds = come.popleft()
-            did = order.arrive(group, seconds)
-            if not did.dropped:
+                waiting.extend(arrivals(*received))
+            group, message, seconds = waiting.popleft()
+            outcome = order.arrive(group, seconds)
+            if not outcome.dropped:
                 gathered.append(message)
             info: Info = {"loss": message.loss} | dict.fromkeys(run.program.sums, 0.0)
-            if did.update:
-                state, info = made.update(chunk, state, chunk.start + len(said), gathered)
-            send(state, did.readers)
-            if did.row:
-                said.append(info)
+            if outcome.update:
+                t = chunk.start + len(infos)
+                state, info = the_server.update(chunk, state, t, gathered)
+            send(state, outcome.readers)
+            if outcome.row:
+                infos.append(info)
                 gathered.clear()
                 now = time.monotonic() - idle
-                served.append(now - spent)
-                spent = now
-        names = said[0] if said else ("loss",)
-        infos = {name: np.array([info[name] for info in said]) for name in names}
-        chunk.infos = infos | {SERVED: np.array(served)}
-        chunk.state = made.collected(state) if said else state
+                served.append(now - last)
+                last = now
+        names = infos[0] if infos else ("loss",)
+        columns = {name: np.array([info[name] for info in infos]) for name in names}
+        chunk.infos = columns | {SERVED: np.array(served)}
+        chunk.state = the_server.state(state) if infos else state
 
-    send(begins.state, list(order.working))
+    send(first.state, list(order.working))
     return make
 
 
 def replay_workers(order: Iterable[int]) -> Connect:
-    """The groups of a race in this process, arriving in that order, by the same two programs.
+    """Returns groups in this process that arrive in that order, by a race's two programs.
 
     With a merged server each comes with both halves of its gradient, one after the other.
     """
@@ -184,25 +184,22 @@ def replay_workers(order: Iterable[int]) -> Connect:
 
 
 def sequential_workers(compute: Compute, choose: Callable[[list[int]], int | None]) -> Workers:
-    """Groups of this process, one message at a time: of those at work `choose` says who is next.
+    """Returns groups in this process, of which `choose(at work)` is the next to arrive, or None."""
+    requests: dict[int, tuple[Tree, range]] = {}
 
-    None: nobody yet.
-    """
-    asked: dict[int, tuple[Tree, range]] = {}
-
-    def send(group: int, given: Tree, numbers: range) -> None:
-        asked[group] = given, numbers
+    def send(group: int, inputs: Tree, numbers: range) -> None:
+        requests[group] = inputs, numbers
 
     def receive(seconds: float) -> tuple[int, Tree] | None:
-        group = choose(sorted(asked))
-        return None if group is None else (group, compute(*asked.pop(group)))
+        group = choose(sorted(requests))
+        return None if group is None else (group, compute(*requests.pop(group)))
 
     return Workers(send, receive)
 
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Inside, all threads of this process run on one of its cores, where the system can do that.
+    """Runs all threads of this process on one of its cores, where the system can do that.
 
     An update wakes a thread of XLA and waits for it. On two cores that 2 or 4 workers compute on, a
     race of an MLP makes a seventh more updates if these threads stay on one of them.

@@ -1,19 +1,17 @@
-"""Who makes the updates of a race: this process, or the parts that keep some blocks each.
+"""The server of a race: this process, or several parts with some of the blocks each.
 
     x_{t+1} = step(x_t, message)      the method's own update rule
 
-Both answer the same questions, so that a race only has to put arrivals in order.
-
-A merged server computes the blocks which it keeps (arXiv 1606.04487):
+A merged server computes the blocks that it has (arXiv 1606.04487):
 
     group    h = front(x_r, batch)            its activations, of update t if they are the t-th
     server   y_{t+1} from back(y_t, h)        at once, and dl/dh back to the group
     group    dl/dx
     server   x_{t+1} from dl/dx               in the order of the numbers
 
-So an update is in two places at a time, and one number says which it is. y is ahead of x by the
-updates whose groups are still on their way back. A group whose way was shorter than that of one
-before it waits for that one, and reads the version that it made itself.
+So an update is in two places at a time, under one number. y is ahead of x by the updates whose
+groups have not sent dl/dx yet. A group that is faster than an earlier one waits for it, and reads
+the version that it made.
 """
 
 import itertools
@@ -47,21 +45,21 @@ from optdyn.train.run import Run, joined
 
 
 class Server(NamedTuple):
-    """What a race asks of it. A state passes through, and is that of the trainer's run."""
+    """The server of a race. States are those of the trainer's run."""
 
-    begin: Callable[[Chunk], None]  # all that is not to be on the clock of the race
-    update: Callable[[Chunk, State, int, Sequence[Tree]], tuple[State, Info]]  # t, of such messages
-    given: Callable[[State, Iterable[int]], Mapping[int, Tree]]  # what a worker reads, by slot
-    collected: Callable[[State], State]  # the state after updates
+    begin: Callable[[Chunk], None]  # compiles, before the clock of the race begins
+    update: Callable[[Chunk, State, int, Sequence[Tree]], tuple[State, Info]]  # (.., t, messages)
+    inputs: Callable[[State, Iterable[int]], Mapping[int, Tree]]  # what workers read, by slot
+    state: Callable[[State], State]  # the state after updates
 
 
 def make_server(run: Run, parts: Shards | None) -> Server:
-    """The server of a run's race, in those parts if there are any."""
+    """Returns the server of a run's race, in those parts if there are any."""
     return _server_in_parts(run, parts) if parts else _single_server(run)
 
 
 def event_of(run: Run, t: int) -> Event:
-    """Update t as `Raced` takes it."""
+    """Returns the event of update t."""
     line, hyper = run.timeline, {name: values[t] for name, values in run.hypers.items()}
     return Event(entries_at(line.plan, t), hyper, line.staleness[t])
 
@@ -74,89 +72,87 @@ def _single_server(run: Run) -> Server:
     def begin(chunk: Chunk) -> None:
         shapes = message_of(run)
         shapes = shapes._replace(loss=jax.ShapeDtypeStruct((), shapes.loss.dtype))
-        nothing = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         for metered in {False, run.config.probes.momentum}:
             state = jax.tree.map(jnp.copy, chunk.state)
-            update(replace(chunk, metered=metered), state, 0, [nothing] * parts)
+            update(replace(chunk, metered=metered), state, 0, [zeros] * parts)
 
     def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:
-        message = jax.tree.map(lambda *each: np.stack(each), *sent) if parts > 1 else sent[0]
-        at = event_of(chunk.run, t)
+        message = jax.tree.map(lambda *leaves: np.stack(leaves), *sent) if parts > 1 else sent[0]
+        event = event_of(chunk.run, t)
         if not chunk.metered:
-            return halves.update(state, at, message)
+            return halves.update(state, event, message)
         assert run.timeline.batch is not None
         numbers = np.ravel(run.timeline.batch[t])
         other = joined(second(numbers), parts)[0]
-        return halves.metered(state, at, message, examples, other)
+        return halves.metered(state, event, message, examples, other)
 
-    def given(state: State, slots: Iterable[int]) -> dict[int, Tree]:
+    def inputs(state: State, slots: Iterable[int]) -> dict[int, Tree]:
         return {slot: jax.device_get(halves.given(state, slot)) for slot in slots}
 
-    return Server(begin, update, given, lambda state: state)
+    return Server(begin, update, inputs, lambda state: state)
 
 
 def _server_in_parts(run: Run, parts: Shards) -> Server:
-    """The parts have the state; that of the run is what they said when they were last asked."""
+    """Returns a server whose parts have the state; the run has it as of the last chunk."""
 
     def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:
         (message,) = sent
         parts.step(event_of(chunk.run, t), message.grads)
         return state, {"loss": message.loss}
 
-    def given(state: State, slots: Iterable[int]) -> dict[int, Tree]:
+    def inputs(state: State, slots: Iterable[int]) -> dict[int, Tree]:
         return {slot: slot for slot in slots}
 
-    return Server(lambda chunk: parts.put(chunk.state), update, given, lambda state: parts.get())
+    return Server(lambda chunk: parts.put(chunk.state), update, inputs, lambda state: parts.get())
 
 
-def merged_server(
-    run: Run, working: Mapping[int, Task], workers: Workers, begins: Chunk
-) -> Workers:
-    """Groups of a merged server: messages are whole gradients, in the order of their updates.
+def merged_server(run: Run, working: Mapping[int, Task], workers: Workers, first: Chunk) -> Workers:
+    """Returns groups of a merged server: messages are whole gradients, in the order of updates.
 
-    `working`: what each is at. y is computed by the run's own compiled update, with zeros for the
+    `working`: the groups' tasks. y is computed by the run's compiled update, with zeros for the
     gradients of the other blocks.
     """
     halves = compiled_halves(run)
     assert halves.merged
     examples = device_examples(run)
-    chosen, state, step = batch_indices(run), begins.state, begins.start
-    pieces, numbers = halves.merged, itertools.count(step)
+    chosen, state = batch_indices(run), first.state
+    pieces, numbers = halves.merged, itertools.count(first.start)
     ahead = jax.tree.map(jnp.copy, state)
-    nothing = jax.tree.map(np.zeros_like, jax.device_get(state.params))
-    read, back = dict[int, Params](), dict[int, Params]()  # x_r and dl/dx, by group
-    begun = deque[tuple[int, Message]]()  # updates that y has had and x has not
+    zeros = jax.tree.map(np.zeros_like, jax.device_get(state.params))
+    read, gradient = dict[int, Params](), dict[int, Params]()  # x_r and dl/dx, by group
+    half_done = deque[tuple[int, Message]]()  # updates that y has had and x has not
 
-    def send(group: int, given: Params, numbers: range) -> None:
-        read[group] = given
-        workers.send(group, given, numbers)
+    def send(group: int, params: Params, numbers: range) -> None:
+        read[group] = params
+        workers.send(group, params, numbers)
 
     def first_half(group: int, h: np.ndarray) -> None:
         nonlocal ahead
-        t, reading = next(numbers), working[group]
+        t, task = next(numbers), working[group]
         if t >= run.config.steps:
             return  # the run has all its updates
-        batch = chosen(reading.numbers)[0]
+        batch = chosen(task.numbers)[0]
         loss, grads, slope = jax.device_get(pieces.serve(ahead.fresh, h, examples, batch))
-        workers.send(group, Answer(read[group], slope), reading.numbers)
-        begun.append((group, Message(loss, grads)))
-        at = event_of(begins.run, t)
-        at = at._replace(staleness=np.asarray(t - reading.version, np.int32))
-        ahead, _ = halves.update(ahead, at, Message(loss, {**nothing, **grads}))
+        workers.send(group, Answer(read[group], slope), task.numbers)
+        half_done.append((group, Message(loss, grads)))
+        event = event_of(first.run, t)
+        event = event._replace(staleness=np.asarray(t - task.version, np.int32))
+        ahead, _ = halves.update(ahead, event, Message(loss, {**zeros, **grads}))
 
     def receive(seconds: float) -> tuple[int, Message] | None:
         until = time.monotonic() + seconds
         while True:
-            if begun and begun[0][0] in back:
-                group, half = begun.popleft()
-                return group, half._replace(grads={**half.grads, **back.pop(group)})
-            heard = workers.receive(max(until - time.monotonic(), 0.0))
-            if heard is None:
+            if half_done and half_done[0][0] in gradient:
+                group, half = half_done.popleft()
+                return group, half._replace(grads={**half.grads, **gradient.pop(group)})
+            received = workers.receive(max(until - time.monotonic(), 0.0))
+            if received is None:
                 return None
-            group, sent = heard
-            if isinstance(sent, Activations):
-                first_half(group, sent.h)
+            group, message = received
+            if isinstance(message, Activations):
+                first_half(group, message.h)
             else:
-                back[group] = sent
+                gradient[group] = message
 
     return Workers(send, receive)

@@ -1,12 +1,13 @@
-"""A server of a race in parts: each keeps some of the blocks, and workers send to it directly.
+"""A server of a race in parts: each has some of the blocks, and workers send to it directly.
 
     part k    x_{t+1}[k] = step(x_t[k], g_t[k])      t: in the order that the command decides
 
-The command hears only that the parts have a gradient, and numbers it. So all parts have one order
-of updates, and what a worker reads is one version of all blocks.
+The command learns only that the parts have a gradient, and numbers it. So all parts have one order
+of updates, and a worker reads one version of all blocks.
 
-    worker    `ReadRequest` to each part, its `Blocks`; gradient `Blocks`, its `Receipt`; `Message`
-    command   `ApplyGradient` and `PrepareRead` to each part, `ComputeRequest` to the worker
+    worker    to each part `ReadRequest`, answered by `Blocks`, and the gradient's `Blocks`, by
+              `Receipt`; then to the command `Message`
+    command   to each part `ApplyGradient` and `PrepareRead`; to the worker `ComputeRequest`
 """
 
 import contextlib
@@ -40,7 +41,7 @@ from optdyn.race.server import event_of
 from optdyn.race.worker import Compute, Shards, Workers, compiled_halves
 from optdyn.train.run import Run
 
-COMMAND = 2**31 - 1  # what the command calls itself at a part's door, where groups are 0, 1, ...
+COMMAND = 2**31 - 1  # the command's number at a part's door, where groups have 0, 1, ...
 
 
 class PartLost(Exception):
@@ -48,43 +49,43 @@ class PartLost(Exception):
 
 
 def assign_blocks(params: Params, servers: int) -> list[list[str]]:
-    """Names by part, so that the largest is as small as this is likely to get: largest first."""
-    size = {name: sum(x.size for x in jax.tree.leaves(own)) for name, own in params.items()}
-    found: list[list[str]] = [[] for _ in range(servers)]
+    """Returns the names of each part's blocks: the largest first, each to the smallest part."""
+    size = {name: sum(x.size for x in jax.tree.leaves(block)) for name, block in params.items()}
+    parts: list[list[str]] = [[] for _ in range(servers)]
     for name in sorted(size, key=lambda name: -size[name]):
-        min(found, key=lambda own: sum(size[other] for other in own)).append(name)
-    return found
+        min(parts, key=lambda part: sum(size[other] for other in part)).append(name)
+    return parts
 
 
 class Part:
-    """Keeps some blocks, versions that are still to be read among them."""
+    """A part of the server: the state of some blocks, with versions that may still be read."""
 
     def __init__(self, run: Run, number: int, servers: int):
         self._halves = compiled_halves(run)
-        own = {name: run.params[name] for name in assign_blocks(run.params, servers)[number]}
-        self._state = run.program.rule.init(own)
-        # Compiled before the clock of the race begins, of which `put` leaves nothing.
-        self.step(event_of(run, 0), jax.tree.map(np.zeros_like, jax.device_get(own)))
+        blocks = {name: run.params[name] for name in assign_blocks(run.params, servers)[number]}
+        self._state = run.program.rule.init(blocks)
+        # Compiles before the clock of the race begins; `put` replaces the result.
+        self.step(event_of(run, 0), jax.tree.map(np.zeros_like, jax.device_get(blocks)))
 
     def put(self, state: Mapping[str, np.ndarray]) -> None:
-        """`state`: leaves of the whole one."""
+        """Sets the state, from leaves of the whole one."""
         self._state = with_leaves(self._state, state)
 
     def step(self, event: Event, grads: Params) -> None:
-        """Makes an update of the gradients of its blocks."""
+        """Makes an update by the gradients of its blocks."""
         self._state, _ = self._halves.update(self._state, event, Message(jnp.zeros(()), grads))
 
-    def at(self, slot: int) -> Params:
-        """What a worker sees of its blocks that reads the slot."""
+    def read_slot(self, slot: int) -> Params:
+        """Returns its blocks of the version in the slot."""
         return jax.device_get(self._halves.given(self._state, slot))
 
     def get(self) -> dict[str, np.ndarray]:
-        """The state of its blocks."""
+        """Returns the leaves of its state."""
         return leaves(self._state)
 
 
 def leaves(state: State) -> dict[str, np.ndarray]:
-    """The leaves of a state by path, which is the same in a state of some blocks only."""
+    """Returns the leaves of a state by path, which is the same in a state of some blocks."""
     return {
         jax.tree_util.keystr(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(state))
@@ -92,16 +93,16 @@ def leaves(state: State) -> dict[str, np.ndarray]:
 
 
 def with_leaves(like: State, found: Mapping[str, np.ndarray]) -> State:
-    """A state like this one, of leaves by path."""
+    """Returns a state of the structure of `like`, from leaves by path."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: jnp.array(found[jax.tree_util.keystr(path)]), like
     )
 
 
 def forms_of(run: Run, servers: int) -> Forms:
-    """The forms of all that is sent in a race of a server in parts."""
+    """Returns the forms of all messages in a race with a server in parts."""
     init, names = run.program.rule.init, assign_blocks(run.params, servers)
-    parts = [{name: run.params[name] for name in own} for own in names]
+    parts = [{name: run.params[name] for name in part} for part in names]
     to_parts = [
         ApplyGradient(event_of(run, 0), 0),
         PrepareRead(0, 0, 0),
@@ -119,64 +120,67 @@ def forms_of(run: Run, servers: int) -> Forms:
 
 
 def serve_part(part: Part, door: Listener, known: Forms) -> None:
-    """A part's side: it does what the command and the groups ask for until the command is gone."""
+    """Answers the command and the groups, as that part, until the command is gone."""
     lines = dict[int, Connection]()
-    given = dict[int, tuple[int, Params]]()  # what groups are to have, by the number of their batch
-    wanted, grads = dict[int, int](), dict[int, Params]()
+    prepared = dict[int, tuple[int, Params]]()  # number of a group's batch, and its blocks
+    requested, grads = dict[int, int](), dict[int, Params]()
 
-    def let_go(who: int) -> None:
-        wanted.pop(who, None)
-        if line := lines.pop(who, None):
+    def disconnect(sender: int) -> None:
+        requested.pop(sender, None)
+        if line := lines.pop(sender, None):
             line.close()
 
-    def reply(group: int, message: Tree) -> None:
+    def reply(sender: int, message: Tree) -> None:
         with contextlib.suppress(OSError):  # it died, and asks again when it is back
-            send(lines[group], known, message)
+            send(lines[sender], known, message)
 
-    def give(group: int) -> None:
-        number, x = given.get(group, (-1, {}))
-        if wanted.get(group) == number:
-            del wanted[group]
-            reply(group, Blocks(x))
+    def send_blocks(group: int) -> None:
+        number, blocks = prepared.get(group, (-1, {}))
+        if requested.get(group) == number:
+            del requested[group]
+            reply(group, Blocks(blocks))
 
-    def do(who: int, message: Tree) -> None:
+    def answer(sender: int, message: Tree) -> None:
         match message:
-            case StateMessage(of):
-                part.put(of)
-                reply(who, Receipt())
+            case StateMessage(state):
+                part.put(state)
+                reply(sender, Receipt())
             case ApplyGradient(event, group):
                 part.step(event, grads.pop(int(group)))
             case PrepareRead(slot, group, number):
-                given[int(group)] = int(number), part.at(int(slot))
-                give(int(group))
+                prepared[int(group)] = int(number), part.read_slot(int(slot))
+                send_blocks(int(group))
             case StateRequest():
-                reply(who, StateMessage(part.get()))
+                reply(sender, StateMessage(part.get()))
             case ReadRequest(number):
-                wanted[who] = int(number)
-                give(who)
-            case Blocks(of):
-                grads[who] = of
-                reply(who, Receipt())
+                requested[sender] = int(number)
+                send_blocks(sender)
+            case Blocks(gradient):
+                grads[sender] = gradient
+                reply(sender, Receipt())
 
     while True:
         ready = wait([*door.sockets(), *lines.values()], 1.0)
-        for who, line in [*lines.items()]:
+        for sender, line in [*lines.items()]:
             if line in ready:
                 try:
-                    do(who, receive(line, known))
+                    answer(sender, receive(line, known))
                 except (EOFError, OSError):
-                    let_go(who)
-                    if who == COMMAND:
+                    disconnect(sender)
+                    if sender == COMMAND:
                         return
-        for who, line in door.accept():
-            let_go(who)
-            lines[who] = line
+        for sender, line in door.accept():
+            disconnect(sender)
+            lines[sender] = line
 
 
 def server_parts(parts: Sequence[Connection], known: Forms, like: State) -> Shards:
-    """The parts at these connections. `like`: a state of all blocks. They may raise `PartLost`."""
+    """Returns the parts at these connections, which may raise `PartLost`.
 
-    def tell(message: Tree) -> None:
+    `like` has the structure of the state of all blocks.
+    """
+
+    def send_all(message: Tree) -> None:
         for line in parts:
             with _lost():
                 send(line, known, message)
@@ -186,19 +190,19 @@ def server_parts(parts: Sequence[Connection], known: Forms, like: State) -> Shar
             return [receive(line, known) for line in parts]
 
     def put(state: State) -> None:
-        tell(StateMessage(leaves(state)))
+        send_all(StateMessage(leaves(state)))
         answers()
 
     def get() -> State:
-        tell(StateRequest())
+        send_all(StateRequest())
         return with_leaves(
-            like, {path: leaf for own in answers() for path, leaf in own.leaves.items()}
+            like, {path: leaf for part in answers() for path, leaf in part.leaves.items()}
         )
 
     return Shards(
         put,
-        lambda event, group: tell(ApplyGradient(event, group)),
-        lambda slot, group, number: tell(PrepareRead(slot, group, number)),
+        lambda event, group: send_all(ApplyGradient(event, group)),
+        lambda slot, group, number: send_all(PrepareRead(slot, group, number)),
         get,
     )
 
@@ -212,32 +216,32 @@ def _lost() -> Iterator[None]:
 
 
 def via_parts(server: Shards, groups: Workers) -> Workers:
-    """Groups that read from the server's parts and send to these."""
+    """Returns groups that read from the server's parts and send to these."""
 
-    def send_to(group: int, slot: int, numbers: range) -> None:
-        server.give(slot, group, numbers.start)
+    def set_to_work(group: int, slot: int, numbers: range) -> None:
+        server.prepare_read(slot, group, numbers.start)
         groups.send(group, (), numbers)
 
-    def heard(seconds: float) -> tuple[int, Tree] | None:
-        said = groups.receive(seconds)
-        return said and (said[0], said[1]._replace(grads=said[0]))
+    def next_message(seconds: float) -> tuple[int, Tree] | None:
+        received = groups.receive(seconds)
+        return received and (received[0], received[1]._replace(grads=received[0]))
 
-    return Workers(send_to, heard, server)
+    return Workers(set_to_work, next_message, server)
 
 
 def compute_with_parts(
     parts: Sequence[Connection], known: Forms, run: Run, compute: Compute
 ) -> Compute:
-    """What a group computes that reads from the parts at these connections, and sends to them."""
+    """Returns the computation of a group that reads from these parts and sends to them."""
     names = assign_blocks(run.params, len(parts))
 
     def work(_: Tree, numbers: range) -> Message:
         for line in parts:
             send(line, known, ReadRequest(numbers.start))
-        x = {name: leaf for line in parts for name, leaf in receive(line, known).of.items()}
+        x = {name: leaf for line in parts for name, leaf in receive(line, known).params.items()}
         loss, grads = compute(x, numbers)
-        for line, own in zip(parts, names, strict=True):
-            send(line, known, Blocks({name: grads[name] for name in own}))
+        for line, part in zip(parts, names, strict=True):
+            send(line, known, Blocks({name: grads[name] for name in part}))
         for line in parts:
             receive(line, known)  # before the command may make an update of it
         return Message(loss, ())
@@ -247,32 +251,32 @@ def compute_with_parts(
 
 def check_servers(run: Run, servers: int) -> None:
     """Raises `ConfigError` if the server of this run cannot have so many parts."""
-    config, wanted = run.config, f"--servers={servers}"
+    config, key = run.config, f"--servers={servers}"
     methods = config.methods
-    one = isinstance(methods.read, Grouped) and methods.read.single
-    more = not one or methods.get("fresh", ()) or config.probes.momentum
+    is_single = isinstance(methods.read, Grouped) and methods.read.single
+    is_needed = not is_single or methods.get("fresh", ()) or config.probes.momentum
     refuse(
         (
             not 1 <= servers <= len(run.params),
-            f"{wanted}: must be from 1 to {len(run.params)}, the blocks of the model",
+            f"{key}: must be from 1 to {len(run.params)}, the blocks of the model",
         ),
         (
-            servers > 1 and more,
-            f"{wanted}: only where an update is one gradient of the whole batch, and the server "
-            "needs it for nothing else: without fresh blocks and config.probes.momentum",
+            servers > 1 and is_needed,
+            f"{key}: must be 1 unless an update is one gradient of the whole batch, without fresh "
+            "blocks and config.probes.momentum",
         ),
     )
     if servers == 1:
         return
-    for own in assign_blocks(run.params, servers):
-        check_separable(run, own, wanted)
+    for part in assign_blocks(run.params, servers):
+        check_separable(run, part, key)
 
 
-def check_separable(run: Run, blocks: Collection[str], wanted: str) -> None:
-    """Raises `ConfigError` if how the blocks move depends on the gradients of others.
+def check_separable(run: Run, blocks: Collection[str], key: str) -> None:
+    """Raises `ConfigError` for `key` if the blocks' updates depend on the gradients of others.
 
-    So it does with an optimizer that scales all by the norm of all. Two updates are made of random
-    gradients, the second for those that have a memory. `wanted` is the key that asks for it.
+    So they do with an optimizer that scales by the norm of all. Two updates are made of random
+    gradients, the second for optimizers with a memory.
     """
     halves = compiled_halves(run)
     rng = np.random.default_rng(0)
@@ -280,16 +284,16 @@ def check_separable(run: Run, blocks: Collection[str], wanted: str) -> None:
     zeros = jax.tree.map(np.zeros_like, grads)
     event = event_of(run, 0)
 
-    def moved(others: Params) -> list[jax.Array]:
+    def updated(others: Params) -> list[jax.Array]:
         state = run.program.rule.init(run.params)
-        own = {name: grads[name] for name in blocks}
+        gradient = {**others, **{name: grads[name] for name in blocks}}
         for _ in range(2):
-            state, _ = halves.update(state, event, Message(jnp.zeros(()), {**others, **own}))
+            state, _ = halves.update(state, event, Message(jnp.zeros(()), gradient))
         return jax.tree.leaves({name: state.params[name] for name in blocks})
 
-    pairs = zip(moved(grads), moved(zeros), strict=True)
+    pairs = zip(updated(grads), updated(zeros), strict=True)
     if not all(np.array_equal(one, other) for one, other in pairs):
         raise ConfigError(
-            f"{wanted}: the servers of a race move their blocks one after the other, and this "
-            "optimizer moves a block by the gradients of all; take one that does not"
+            f"{key}: must go with an optimizer that moves a block by its gradient alone, as the "
+            "servers of a race move their blocks one after the other"
         )

@@ -1,7 +1,7 @@
-"""Groups of a race over a socket each, to which the server sends what they are to compute.
+"""Groups of a race, each on a socket over which the server sends what to compute.
 
-Whoever starts the groups replaces those that die. A new one connects, and is sent again what the
-old one was at.
+Whoever starts the groups replaces those that die. A new one connects, and is sent again the request
+of the old one.
 """
 
 import contextlib
@@ -17,53 +17,53 @@ from optdyn.race.worker import Compute, Workers
 
 
 def serve_group(address: Address, key: bytes, forms: Forms, group: int, compute: Compute) -> None:
-    """A group's side: it answers until the server is gone."""
+    """Computes messages for the server at that address, as `group`, until it is gone."""
     with contextlib.suppress(EOFError, OSError), connect(address, key, group) as line:
         while True:
-            asked = receive(line, forms)
-            send(line, forms, compute(asked.given, range(*map(int, asked.numbers))))
+            request = receive(line, forms)
+            send(line, forms, compute(request.inputs, range(*map(int, request.numbers))))
 
 
 @contextlib.contextmanager
 def connected_groups(
     door: Listener, forms: Forms, groups: int, check: Callable[[], None]
 ) -> Iterator[Workers]:
-    """So many groups that connect there, each at one thing at a time; afterwards they are let go.
+    """Yields the groups that connect at the door, each at one request at a time.
 
     `check` raises if one of them cannot come back. It is called while not all are connected.
     """
     lines = dict[int, Connection]()
-    asked = dict[int, ComputeRequest]()  # what a group is at
-    later = dict[int, ComputeRequest]()  # what it is to do then; what it is at is dropped
+    requests = dict[int, ComputeRequest]()  # that groups are working on
+    later = dict[int, ComputeRequest]()  # the next ones; the message before is dropped
     ready = deque[Connection]()  # connections with something to read, the oldest first
 
-    def ask(group: int) -> None:
+    def send_request(group: int) -> None:
         if group in lines:
             try:
-                send(lines[group], forms, asked[group])
+                send(lines[group], forms, requests[group])
             except OSError:
-                lines.pop(group).close()  # it died, and is asked again when it is back
+                lines.pop(group).close()  # it died, and is sent this again when it is back
 
-    def set_to_work(group: int, given: Tree, numbers: range) -> None:
-        what = ComputeRequest(given, (numbers.start, numbers.stop, numbers.step))
-        if group in asked:
-            later[group] = what
+    def set_to_work(group: int, inputs: Tree, numbers: range) -> None:
+        request = ComputeRequest(inputs, (numbers.start, numbers.stop, numbers.step))
+        if group in requests:
+            later[group] = request
         else:
-            asked[group] = what
-            ask(group)
+            requests[group] = request
+            send_request(group)
 
-    def connected(group: int, line: Connection) -> None:
+    def add_line(group: int, line: Connection) -> None:
         if not 0 <= group < groups:
             return line.close()
         if group in lines:
             lines[group].close()
         lines[group] = line
-        if group in asked:
-            ask(group)
+        if group in requests:
+            send_request(group)
 
-    def heard(line: Connection) -> tuple[int, Tree] | None:
-        """What a group says, unless it is dropped or the group is gone."""
-        group = next((group for group, own in lines.items() if own is line), None)
+    def receive_from(line: Connection) -> tuple[int, Tree] | None:
+        """Returns the group and its message; None if that is dropped or the group is gone."""
+        group = next((group for group, other in lines.items() if other is line), None)
         if group is None:
             return None
         try:
@@ -71,10 +71,10 @@ def connected_groups(
         except (EOFError, OSError):
             lines.pop(group).close()
             return None
-        del asked[group]
+        del requests[group]
         if group in later:
-            asked[group] = later.pop(group)
-            ask(group)
+            requests[group] = later.pop(group)
+            send_request(group)
             return None
         return group, message
 
@@ -85,13 +85,13 @@ def connected_groups(
                 check()
             if not ready:
                 left = max(until - time.monotonic(), 0.0)
-                some = wait([*door.sockets(), *lines.values()], left)
-                ready.extend(line for line in some if isinstance(line, Connection))
+                readable = wait([*door.sockets(), *lines.values()], left)
+                ready.extend(line for line in readable if isinstance(line, Connection))
                 for group, line in door.accept():
-                    connected(group, line)
+                    add_line(group, line)
             if ready:
-                if said := heard(ready.popleft()):
-                    return said
+                if received := receive_from(ready.popleft()):
+                    return received
             elif time.monotonic() >= until:
                 return None
 

@@ -273,7 +273,7 @@ def _raced(model: ProblemKey, rest: Static) -> Raced:
     fresh = methods.get("fresh", ())
 
     def given(state: ServedState, slot: int) -> Tree:
-        seen = state.at(slot)
+        seen = state.read_slot(slot)
         return {name: own for name, own in seen.items() if name not in fresh} if fresh else seen
 
     return Raced(
@@ -382,7 +382,7 @@ def extra_metrics(program: Program, state: State, train: Parts, test: Parts) -> 
     """What the program's `extra_metrics` finds on the first part of each, or nothing."""
     if program.extra_metrics is None:
         return {}
-    every = state.every if isinstance(state, NodeStates) else state.params
+    every = state.node_params if isinstance(state, NodeStates) else state.params
     found = program.extra_metrics(state.params, every, train[0], test[0])
     return {name: float(value) for name, value in jax.device_get(found).items()}
 
