@@ -10,11 +10,12 @@ import pytest
 from configs import gpt, images, plan, resnet, text, tune
 from configs.grids import meter
 from optdyn.base.errors import ConfigError
+from optdyn.base.trees import bytes_of
 from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.problem.data.arrays import checked
 from optdyn.report import report, tables
-from optdyn.train import memory_checks, program, trainer
+from optdyn.train import memory_checks, trainer
 from optdyn.train.checks import check, check_parts
 from optdyn.train.grid import Grid, named, resolve
 from optdyn.train.warnings import probable_mistakes
@@ -136,9 +137,9 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
     """The least memory that suffices is what the arrays are worth, and a byte less does not."""
     chosen = config(mnist | {"optimizer.momentum": 0.5})
     run = trainer.prepare(chosen)
-    size = program.parameter_bytes(run.params)
+    size = bytes_of(run.params)
     state = run.program.rule.init(run.params)
-    assert program.parameter_bytes(state) > 5 * size  # four versions and the velocity
+    assert bytes_of(state) > 5 * size  # four versions and the velocity
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2 * size
     monkeypatch.setattr(memory_checks, "available", lambda: need)
     trainer.prepare(chosen)

@@ -95,7 +95,7 @@ BAD = {
     "another type": (lambda: [{"steps": "many"}], "config.steps = 'many': must be a whole number"),
     "a bad value": (lambda: [{"seed": 0}, {"seed": -1}], "point seed=-1: config.seed = -1: must"),
     "a list": (lambda: [[("seed", 1)]], "is no point: must be a dict of dotted keys"),
-    "no points": (lambda: [], "grid: it has no points"),
+    "no points": (lambda: [], "grid: points: must be one at least"),
     "an empty axis": (lambda: product({"seed": []}), "grid: axis seed is empty"),
     "a number as axis": (lambda: product({"seed": 3}), "grid: axis seed = 3: must be a list"),
     "a text as axis": (lambda: product({"seed": "12"}), "grid: axis seed = '12': must be a list"),
@@ -111,15 +111,15 @@ BAD = {
     "a value twice on an axis": (lambda: product({"seed": [1, 1]}), "seed=1 occurs twice"),
     "too many on an axis": (
         lambda: product({"seed": range(10**9)}),
-        "grid: 1,000,000,000 points or more; 100,000 is the most",
+        "grid: points: 1,000,000,000: must be at most 100,000",
     ),
     "too many in all": (
         lambda: product({"seed": range(10**5), "steps": range(1, 10**4 + 1)}),
-        "grid: 1,000,000,000 points or more; 100,000 is the most",
+        "grid: points: 1,000,000,000: must be at most 100,000",
     ),
     "too many of a generator": (
         lambda: ({"seed": seed} for seed in itertools.count()),
-        "grid: 100,001 points or more; 100,000 is the most",
+        "grid: points: 100,001: must be at most 100,000",
     ),
     "a log range from 0": (lambda: product({"seed": log_range(0, 1, 3)}), "log_range(0, 1, 3)"),
     "too long a log range": (lambda: log_range(1, 2, 10**9), "in 2 to 100,000 numbers"),

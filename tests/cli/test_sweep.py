@@ -222,7 +222,7 @@ BAD_GRIDS = {
     [
         (["--config={tmp}/value.py"], "point seed=0,steps=0: config.steps = 0: must be at least 1"),
         (["--config={tmp}/no_grid.py"], "a grid is a Grid(base, points) of optdyn.train.grid"),
-        (["--config={tmp}/empty.py"], "grid: it has no points"),
+        (["--config={tmp}/empty.py"], "grid: points: must be one at least"),
         (["--config={tmp}/list.py"], "grid: points = 3: must be a list of dicts"),
         (["--config={tmp}/key.py"], "point step=60: config has no key 'step'; did you mean steps"),
         (["--config={tmp}/inner.py"], "config has no key 'base.steps'; that of a run has 'steps'"),

@@ -15,7 +15,7 @@ from tests.evidence.known import quadratic
 @pytest.fixture
 def here(monkeypatch):
     """Trials run in threads of this process, as starting one takes two seconds."""
-    monkeypatch.setattr(study_of, "a_core_each", ThreadPoolExecutor)
+    monkeypatch.setattr(study_of, "pool_on_cores", ThreadPoolExecutor)
 
 
 def jobs(**most):

@@ -14,15 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import optimizers
+from optdyn.base.trees import bytes_of
 from optdyn.core import Event
 from optdyn.experiment import Config
 from optdyn.plan import layers, phases, planner
-from optdyn.plan.layers import Layer, UpdateProgram
+from optdyn.plan.layers import Convolution, UpdateProgram
 from optdyn.plan.phases import Loop
 from optdyn.problem import problem
 from optdyn.problem.models.convolution import LOWERINGS, serves
 from optdyn.train import trainer
-from optdyn.train.program import CHUNK, parameter_bytes
+from optdyn.train.program import CHUNK
 from tests.methods.composed import sync
 
 FLOAT = 4  # bytes
@@ -59,8 +60,8 @@ RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 4}
 def test_convolutions_of_lenet():
     made = layers.convolutions(traced(LENET))
     assert made == {
-        "conv0/Conv_0": Layer((28, 28, 1), (5, 5, 1, 2), (1, 1), "VALID", "float32", True),
-        "conv1/Conv_0": Layer((12, 12, 2), (5, 5, 2, 3), (1, 1), "VALID", "float32", False),
+        "conv0/Conv_0": Convolution((28, 28, 1), (5, 5, 1, 2), (1, 1), "VALID", "float32", True),
+        "conv1/Conv_0": Convolution((12, 12, 2), (5, 5, 2, 3), (1, 1), "VALID", "float32", False),
     }
 
 
@@ -93,10 +94,10 @@ def test_terms_are_counted():
     """Of LeNet, by hand. Kept: what convolutions, pooling and dense layers need to go back."""
     of = traced(LENET)
     one, two = (layers.terms(of, layers.convolutions(of), b) for b in (1, 2))
-    weights = parameter_bytes({name: of.params[name] for name in ("conv0", "conv1")})
+    weights = bytes_of({name: of.params[name] for name in ("conv0", "conv1")})
     assert weights == FLOAT * (5 * 5 * 2 + 2 + 5 * 5 * 2 * 3 + 3)
     assert one.parameters == two.parameters == 3 * weights  # weights, gradients, momentum
-    rest = parameter_bytes(of.params) - weights
+    rest = bytes_of(of.params) - weights
     assert one.classifier > 3 * rest
     assert two.feature_maps == 2 * one.feature_maps
     assert two.classifier - one.classifier == one.classifier - 3 * rest
@@ -134,10 +135,10 @@ def test_bytes_of_the_program(dense):
     """Between what its arguments alone take and that with every array of a hand-written update."""
     of, update = dense
     one, many = update(1, ()), update(101, ())
-    images = parameter_bytes(of.data.train)
+    images = bytes_of(of.data.train)
     order = FLOAT * CHUNK  # one int32 an example and update
     assert one.data == images + order and many.data == images + 101 * order
-    held = 2 * parameter_bytes(of.params)  # with momentum
+    held = 2 * bytes_of(of.params)  # with momentum
     assert one.bytes > one.data + held
     # An example more: its numbers, the image as floats, and eight and ten activations, with room
     # for as many copies again.
@@ -146,9 +147,9 @@ def test_bytes_of_the_program(dense):
 
 
 KINDS = (
-    Layer((28, 28, 1), (3, 3, 1, 2), (1, 1), "SAME", "float32", True),
-    Layer((28, 28, 2), (5, 5, 2, 2), (1, 1), "SAME", "float32", False),
-    Layer((28, 28, 2), (3, 3, 2, 2), (2, 2), "SAME", "float32", False),
+    Convolution((28, 28, 1), (3, 3, 1, 2), (1, 1), "SAME", "float32", True),
+    Convolution((28, 28, 2), (5, 5, 2, 2), (1, 1), "SAME", "float32", False),
+    Convolution((28, 28, 2), (3, 3, 2, 2), (2, 2), "SAME", "float32", False),
 )
 CHOICES = [
     choice

@@ -310,7 +310,7 @@ def trained(of: Experiment, folder: Path) -> Trained:
     return Trained(of, tables.logged(point.log), point.summary, params)
 
 
-def in_memory(of: Experiment, kept: trainer.Kept) -> Trained:
+def in_memory(of: Experiment, kept: trainer.RunResult) -> Trained:
     """The run of an experiment that has ended without a workdir."""
     from optdyn.report import tables
 

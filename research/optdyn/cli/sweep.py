@@ -49,7 +49,7 @@ from optdyn.train.memory_checks import available
 from optdyn.train.replicas import record
 from optdyn.train.resuming import begun
 from optdyn.train.run import Run
-from optdyn.train.trainer import Kept
+from optdyn.train.trainer import RunResult
 
 
 class Going(NamedTuple):
@@ -63,7 +63,7 @@ class Going(NamedTuple):
     come: Come
     failed: Event  # one of them has: the others are to stop
     results: Callable[[str], None] | None  # writes what there is of `results.csv`, this with it
-    kept: dict[str, Kept]  # of each point, where there is no workdir
+    kept: dict[str, RunResult]  # of each point, where there is no workdir
 
     def prepare(self, entry: PlannedPoint) -> Run:
         is_begun = self.workdir is not None and begun(folder_of(self.workdir, entry.name))
@@ -146,7 +146,7 @@ def sweep(
     entries: Sequence[PlannedPoint],
     way: str,
     threads: int,
-    kept: dict[str, Kept] | None = None,
+    kept: dict[str, RunResult] | None = None,
 ) -> int:
     """Runs the points that are not done; the number of the signal that stopped it, else 0.
 

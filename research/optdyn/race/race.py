@@ -32,7 +32,7 @@ from optdyn.experiment import Config
 from optdyn.race import server, shards
 from optdyn.race.worker import Compute, Workers, order_of, parts_of, worker
 from optdyn.train import trainer
-from optdyn.train.loop import Chunk, proceed
+from optdyn.train.loop import Chunk, next_or_result
 from optdyn.train.resuming import begun
 from optdyn.train.run import Run
 from optdyn.train.workdir import damaged, is_finished
@@ -61,7 +61,7 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
         )
         workers = None if done else stack.enter_context(connect(run))
         stack.enter_context(contextlib.closing(training))
-        chunk = proceed(training)
+        chunk = next_or_result(training)
         if workers and isinstance(chunk, Chunk):
             order = so_far(run, workdir / "trace.csv", chunk.start)
             make = serving(run, order, workers, chunk)
@@ -69,7 +69,7 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
             while isinstance(chunk, Chunk):
                 with where():  # but not while it evaluates
                     make(chunk)
-                chunk = proceed(training)
+                chunk = next_or_result(training)
     assert not isinstance(chunk, Chunk)
     return chunk
 

@@ -43,7 +43,7 @@ from optdyn.race.worker import (
     parts_of,
 )
 from optdyn.train.loop import Chunk
-from optdyn.train.run import Run, joined
+from optdyn.train.run import Run, join_parts
 
 
 class Server(NamedTuple):
@@ -61,7 +61,7 @@ def of_run(run: Run, parts: Shards | None) -> Server:
 
 
 def event_of(run: Run, t: int) -> Event:
-    """Update t as `Raced` takes it."""
+    """Update t as `UpdateHalves` takes it."""
     line, hyper = run.timeline, {name: values[t] for name, values in run.hypers.items()}
     return Event(at(line.plan, t), hyper, line.staleness[t])
 
@@ -86,11 +86,11 @@ def _whole(run: Run) -> Server:
             return halves.update(state, at, message)
         assert run.timeline.batch is not None
         numbers = np.ravel(run.timeline.batch[t])
-        other = joined(second(numbers), parts)[0]
+        other = join_parts(second(numbers), parts)[0]
         return halves.metered(state, at, message, examples, other)
 
     def given(state: State, slots: Iterable[int]) -> dict[int, Tree]:
-        return {slot: jax.device_get(halves.given(state, slot)) for slot in slots}
+        return {slot: jax.device_get(halves.parameters_at(state, slot)) for slot in slots}
 
     return Server(begin, update, given, lambda state: state)
 

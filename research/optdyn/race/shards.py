@@ -76,7 +76,7 @@ class Part:
 
     def at(self, slot: int) -> Params:
         """What a worker sees of its blocks that reads the slot."""
-        return jax.device_get(self._halves.given(self._state, slot))
+        return jax.device_get(self._halves.parameters_at(self._state, slot))
 
     def get(self) -> dict[str, np.ndarray]:
         """The state of its blocks."""

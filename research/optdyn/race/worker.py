@@ -17,8 +17,8 @@ from optdyn.problem import problem, shared_data
 from optdyn.problem.problem import Examples
 from optdyn.race.messages import Ask, Forms, forms
 from optdyn.train import program
-from optdyn.train.program import Raced
-from optdyn.train.run import Run, parted
+from optdyn.train.program import UpdateHalves
+from optdyn.train.run import Run, batch_parts
 
 AHEAD = 64  # batches whose numbers are made at a time
 
@@ -61,9 +61,9 @@ class Answer(NamedTuple):
     slope: np.ndarray
 
 
-def halves_of(run: Run) -> Raced:
+def halves_of(run: Run) -> UpdateHalves:
     """The run's update in two compiled halves, the same ones each time."""
-    return program.raced(run.config, run.data.classes, run.timeline.slots)
+    return program.make_halves(run.config, run.data.classes, run.timeline.slots)
 
 
 def examples_of(run: Run) -> Examples:
@@ -82,7 +82,7 @@ def message_of(run: Run) -> Tree:
 def forms_of(run: Run) -> Forms:
     """The forms of what the server and its groups send to one another."""
     halves, numbers, some = halves_of(run), (0, 0, 0), np.zeros(())
-    x = halves.given(run.program.rule.init(run.params), 0)
+    x = halves.parameters_at(run.program.rule.init(run.params), 0)
     if halves.merged:
         return forms(Ask(x, numbers), Ask(Answer(x, some), numbers), Activations(some), x)
     return forms(Ask(x, numbers), message_of(run))
@@ -103,7 +103,9 @@ def worker(run: Run) -> Compute:
     return compute
 
 
-def _in_two(halves: Raced, examples: Examples, chosen: Callable[[range], np.ndarray]) -> Compute:
+def _in_two(
+    halves: UpdateHalves, examples: Examples, chosen: Callable[[range], np.ndarray]
+) -> Compute:
     assert halves.merged
     front, held = halves.merged.front, dict[range, Tree]()  # the way back of what it is at
 
@@ -139,7 +141,7 @@ def asked(run: Run, compute: Compute, group: int) -> WorkerJob:
     """Asks a group for its message; the first time, its program is compiled."""
     halves = halves_of(run)
     reading = order_of(run).working[group]
-    x = jax.device_get(halves.given(run.program.rule.init(run.params), reading.slot))
+    x = jax.device_get(halves.parameters_at(run.program.rule.init(run.params), reading.slot))
 
     def send() -> Tree:
         sent = compute(x, reading.numbers)
@@ -161,7 +163,7 @@ def numbered(run: Run, independent: bool = False) -> Callable[[Iterable[int]], n
     """Numbers of n batches -> those of their examples, (n, B) or (n, B, 2), for `Problem.batch`.
 
     Or of the second mini-batches beside them, the `independent` ones. Where updates are of several
-    arrivals, of parts of batches (`run.parted`).
+    arrivals, of parts of batches (`run.batch_parts`).
     """
     held: dict[int, np.ndarray] = {}
     parts = parts_of(run)
@@ -174,7 +176,7 @@ def numbered(run: Run, independent: bool = False) -> Callable[[Iterable[int]], n
         if first not in held:
             for old in [old for old in held if abs(old - first) > AHEAD]:
                 del held[old]
-            held[first] = parted(every, np.arange(first, first + AHEAD), parts)
+            held[first] = batch_parts(every, np.arange(first, first + AHEAD), parts)
         return held[first][number - first]
 
     return lambda numbers: np.stack([one(int(number)) for number in numbers])

@@ -1,4 +1,4 @@
-"""Omnivore's automatic optimizer (Hadjis et al., arXiv 1606.04487), as decisions only.
+"""Omnivore's automatic optimizer (Hadjis et al., arXiv 1606.04487): its decisions.
 
 A setting is (g, mu, alpha): compute groups, explicit momentum, learning rate. More groups are
 staler, and staleness acts like momentum (arXiv 1605.09774). So what suits more groups is at most as
@@ -20,7 +20,7 @@ those of the authors' program (HazyResearch/Omnivore, omnivore.py).
                    0 and g > 1, g is halved and the search done again, as if 0.6 had been the best.
                    What is found trains the next epoch, as long as the first.
 
-What is different here, because theirs stops or goes on for nothing:
+Differences, as the authors' program stops or goes on in vain:
 
     groups         are all divisors of the number of workers, not 1, 2, 4, ...; g / 2 is the most of
                    them that are at most half of g.
@@ -42,14 +42,14 @@ from optdyn.methods.setup import Tune
 from optdyn.tune.choice import Choice, EpochPoint, Outcome, Probe, loss_of
 from optdyn.tune.journal import Bench
 
-FASTER = 1.1  # by which more groups have to make updates faster
+FASTER = 1.1  # least factor by which more groups make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state
 STEP = 10  # between learning rates
-LONGER = 5  # times the probes of a grid: those that the groups are chosen by
+LONGER = 5  # times the seconds of a grid's probes: those by which groups are chosen
 FINER = (-0.2, -0.1, 0.0, 0.1, 0.2)  # momenta around the best
-RESTART = 0.6  # the momentum that is taken to have been best where groups are halved
+RESTART = 0.6  # the momentum from which the search goes on where groups are halved
 ROUNDING = 1e-9  # of sums of seconds
-TINY = 1e-30  # learning rates that move nothing, in float32
+TINY = 1e-30  # a learning rate that changes nothing, in float32
 
 
 def omnivore(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
@@ -76,7 +76,7 @@ def omnivore(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
 
 
 def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[EpochPoint, Choice, int]:
-    """The best initialization, the best setting, and the most groups that do not saturate."""
+    """Returns the best initialization, the best setting, and the most groups not saturated."""
     grid = [Choice(1, max(rules.momenta), alpha) for alpha in rules.learning_rates]
     found: dict[EpochPoint, Found] = {}
     for start in (EpochPoint(seed) for seed in range(rules.seeds)):
@@ -101,7 +101,7 @@ def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[EpochP
 def steady_state(
     probe: Probe, last: Choice, most: int, momenta: Sequence[float], groups: Sequence[int]
 ) -> tuple[Choice, int]:
-    """The best setting of at most `most` groups, and of how many the next search is."""
+    """Returns the best setting of at most `most` groups, and the groups of the next search."""
     while True:
         grid = settings(most, last.learning_rate, momenta)
         best, _ = search(probe, grid, momenta, last, CLOSE)
@@ -112,7 +112,7 @@ def steady_state(
 
 
 def settings(g: int, alpha: float, momenta: Sequence[float]) -> list[Choice]:
-    """The settings of g groups that a grid is made of."""
+    """Returns the grid of settings of g groups."""
     return [Choice(g, mu, rate) for rate, mu in product((alpha / STEP, alpha), sorted(momenta))]
 
 
@@ -128,7 +128,7 @@ def search(
     before: Choice | None = None,
     close: float = 1.0,
 ) -> Found:
-    """The best of a grid, and of momenta around it.
+    """Returns the best setting of a grid, and of momenta around it.
 
     Raises `ConfigError` if the loss is finite at no learning rate, however small.
     """
@@ -137,7 +137,7 @@ def search(
     if best is None:
         if max(setting.learning_rate for setting in grid) < TINY:
             raise ConfigError(
-                "config.tune.learning_rates: the loss is finite at none, however small"
+                "config.tune.learning_rates: must have one at which the loss is finite"
             )
         smaller = [s._replace(learning_rate=s.learning_rate / STEP) for s in grid]
         return search(probe, smaller, momenta, None, close)
@@ -175,16 +175,16 @@ def _best(
 
 
 def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
-    """Whether it is smaller in both numbers, or in any."""
+    """Whether `one` is smaller in both numbers, or `in_any`."""
     below = one.learning_rate < other.learning_rate, one.momentum < other.momentum
     return any(below) if in_any else all(below)
 
 
 def halved(groups: Sequence[int], g: int) -> int:
-    """The most of the groups that are at most half of g; one where there are none."""
+    """Returns the most of the groups that are at most half of g; 1 where there are none."""
     return max((h for h in groups if 2 * h <= g), default=1)
 
 
 def size(setting: Choice) -> tuple[float, float]:
-    """The number that settings are ordered by."""
+    """Returns the numbers by which settings are ordered."""
     return setting.learning_rate, setting.momentum
