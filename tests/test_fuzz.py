@@ -153,7 +153,7 @@ def mutated(base, rng):
     def make():
         config = base
         for name in deleted:  # as in a file
-            config = Config.read(without(config.to_dict(), name))
+            config = Config().with_(without(config.to_dict(), name))
         return config.with_(changes)
 
     return make, {**dict.fromkeys(deleted, "deleted"), **changes}

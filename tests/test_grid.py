@@ -19,7 +19,6 @@ from optdyn.train.grid import (
     point_name,
     product,
     resolve,
-    seeds,
 )
 
 AXES = st.dictionaries(
@@ -53,10 +52,6 @@ def test_log_ranges_have_equal_ratios(first, last, count):
     np.testing.assert_allclose(
         values[1:] / values[:-1], (last / first) ** (1 / (count - 1)), rtol=2e-5
     )
-
-
-def test_seeds():
-    assert list(seeds(3)) == [0, 1, 2] and list(seeds(2, first=7)) == [7, 8]
 
 
 def test_points_are_made_when_they_are_asked_for():

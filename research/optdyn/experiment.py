@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,14 +49,6 @@ class Config(Setup):
         if not isinstance(self.method, MethodStack):
             raise ConfigError(not_one("config.method", self.method, Method))
         self.method.checked()
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Self:
-        """Returns the experiment of a nested dict; keys it lacks keep their defaults.
-
-        Raises `ConfigError`.
-        """
-        return cls().with_(values)
 
     def _no_key(self, key: str) -> str:
         """The line for an unknown key, which suggests keys of all models, methods and so on."""
@@ -120,7 +112,7 @@ def read(
     a file may not run (`lookup.check_read`).
     """
     lookup.check_read(values, file, keys)
-    experiment = Config.read(values)
+    experiment = Config().with_(values)
     check_whole(values, experiment.to_dict(), file)
     return experiment
 

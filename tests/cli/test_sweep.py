@@ -116,7 +116,7 @@ def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
 
 OWN = """
 import optdyn as od
-from optdyn.train.grid import Grid, seeds
+from optdyn.train.grid import Grid
 
 def get_config(steps="20"):
     base = od.config("quickstart").with_(
@@ -127,7 +127,7 @@ def get_config(steps="20"):
         log_every=10,
         checkpoint_every=10,
     )
-    return Grid(base, [{"seed": seed} for seed in seeds(3)])
+    return Grid(base, [{"seed": seed} for seed in range(3)])
 """
 
 

@@ -24,7 +24,7 @@ from optdyn.experiment import Config
 from optdyn.methods import PLAIN
 from optdyn.train import trainer
 from optdyn.train.grid import Point
-from optdyn.train.run import Run, extend_timeline
+from optdyn.train.run import Run, extend_timeline, seconds_after
 
 LEVEL = 0.05  # below this corrected p-value a ratio is not 1
 FASTER, SLOWER, SAME, MISSED = "faster", "slower", "no difference seen", "missed"
@@ -128,7 +128,7 @@ def timed(
         if not entry.plain and not same_order(followed(config, curve).timeline, run.timeline):
             reordered[i] = there
             continue
-        seconds = [float(run.timeline.seconds[n - 1]) if n else 0.0 for n in curve.updates]
+        seconds = [seconds_after(run.timeline, n) for n in curve.updates]
         met = [s + meeting(run, n) for s, n in zip(seconds, curve.updates, strict=True)]
         curves[i] = curve._replace(seconds=seconds, met=met)
     anew = study.trials([Job(config, target) for config in reordered.values()])
@@ -268,10 +268,10 @@ def table(result: Mapping[str, Any]) -> str:
             for network, summary in row["networks"].items():
                 seconds = summary["seconds"][loss]
                 missed = f"{np.isinf(seconds).sum()} of {len(seconds)}"
-                over = [shown(summary[key][loss]) for key in ("over usual", "over")]
+                ratios = [shown(summary[key][loss]) for key in ("over usual", "over")]
                 word, p = words_of[network][row["arm"]]
                 ends = [shown(summary["over at best"]), f"{p:.2g}", word] * (loss == last)
-                cells = [row["arm"], network, _choice(summary), *over, missed, *ends]
+                cells = [row["arm"], network, _choice(summary), *ratios, missed, *ends]
                 lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -30,7 +30,7 @@ from optdyn.problem.shared_data import Parts
 from optdyn.train import program, trainer
 from optdyn.train.loop import Chunk, Hook, run_to_end, updates, with_hooks
 from optdyn.train.program import CHUNK, Program
-from optdyn.train.trainer import Run
+from optdyn.train.run import Run, seconds_after
 
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start
@@ -223,7 +223,7 @@ def _log_points(first: int, steps: int) -> list[int]:
 
 
 def _row(run: Run, step: int, loss: float) -> Json:
-    seconds = float(run.timeline.seconds[step - 1]) if step else 0.0
+    seconds = seconds_after(run.timeline, step)
     met = seconds + meeting(run, step)
     return {"step": step, "simulated_seconds": seconds, "met": met, "train_loss": loss}
 

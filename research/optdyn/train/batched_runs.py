@@ -203,8 +203,8 @@ def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
         params = [way(updates)[1].params for way in ways]  # and compiles
         counts = [_timed_updates(way) for way in ways]
         rounds = [[way(n)[0] for way, n in zip(ways, counts, strict=True)] for _ in range(ROUNDS)]
-    rates = np.array(counts) * (len(few), lanes) / np.min(rounds, axis=0)
-    return Rates(*rates.tolist(), difference=_difference(*params), updates=updates)
+    threaded, joined = (np.array(counts) * (len(few), lanes) / np.min(rounds, axis=0)).tolist()
+    return Rates(threaded, joined, _difference(*params), updates)
 
 
 def _timed_updates(way: Callable[[int], tuple[float, State]]) -> int:

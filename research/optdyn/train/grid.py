@@ -7,7 +7,7 @@ axes:
 
     product(
         {"optimizer.momentum": [0.0, 0.9], "optimizer.learning_rate": log_range(1e-3, 1, 7)},
-        {"seed": seeds(3)},
+        {"seed": range(3)},
     )
 
 is 2 x 7 x 3 points, of which the last axis changes first. Points are generated when they are read;
@@ -115,11 +115,6 @@ def log_range(first: float, last: float, count: int) -> list[float]:
             f"number above 0 to another, in 2 to {MOST:,} numbers"
         )
     return [float(f"{value:.6g}") for value in np.geomspace(first, last, count)]
-
-
-def seeds(count: int, first: int = 0) -> range:
-    """Returns `count` seeds from the first."""
-    return range(first, first + count)
 
 
 def named(grid: Grid) -> Iterator[tuple[str, Point]]:

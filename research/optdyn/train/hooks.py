@@ -27,7 +27,7 @@ from optdyn.problem.shared_data import Parts
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints, fingerprint
 from optdyn.train.loop import Chunk, Hook
-from optdyn.train.run import Run, batches_of, events_of
+from optdyn.train.run import Run, batches_of, events_of, seconds_after
 from optdyn.train.workdir import Metrics, is_finished, vouch
 
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
@@ -61,7 +61,7 @@ def _progress(run: Run, step: int) -> Json:
     return {
         "step": step,
         "epoch": step * config.batch_size / run.examples,
-        "simulated_seconds": float(run.timeline.seconds[done]) if step else 0.0,
+        "simulated_seconds": seconds_after(run.timeline, step),
         "learning_rate": None if fixed else float(str(run.hypers["learning_rate"][done])),
         "momentum": None if fixed else float(config.optimizer.momentum),
         "staleness_mean": float(run.timeline.staleness[since:step].mean()) if step else 0.0,

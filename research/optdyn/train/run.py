@@ -159,6 +159,11 @@ def steered_momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
     return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
 
 
+def seconds_after(line: Timeline, updates: int) -> float:
+    """Returns the simulated seconds when so many updates have committed; 0 before the first."""
+    return float(line.seconds[updates - 1]) if updates else 0.0
+
+
 def columns_of(line: Timeline) -> int:
     """Examples a device, where the timeline divides batches; else 0."""
     plan = plan_of(line, Shares)

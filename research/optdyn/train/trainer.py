@@ -34,7 +34,7 @@ from optdyn.train.loop import Hook, Training, run_to_end, updates, with_hooks
 from optdyn.train.meter import Meter
 from optdyn.train.recorder import Recorder
 from optdyn.train.resuming import begun, finished_summary, start_or_resume
-from optdyn.train.run import Run, feed_of, prepare
+from optdyn.train.run import Run, feed_of, prepare, seconds_after
 from optdyn.train.workdir import (
     LOG,
     SKETCHES,
@@ -216,7 +216,7 @@ def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
         "logged_step": last["step"],
         "step": step,
         "steps": run.config.steps,
-        "simulated_seconds_per_step": float(run.timeline.seconds[step - 1]) / step if step else 0.0,
+        "simulated_seconds_per_step": seconds_after(run.timeline, step) / max(step, 1),
         "staleness_mean": float(staleness.mean()) if step else 0.0,
         "staleness_histogram": np.bincount(staleness.ravel()).tolist(),
         **({} if dropped is None else {"dropped_arrivals": int(dropped[:step].sum())}),

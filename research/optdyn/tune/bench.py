@@ -28,7 +28,7 @@ from optdyn.problem.problem import Examples, Params
 from optdyn.problem.shared_data import Parts
 from optdyn.train import loop, program, trainer
 from optdyn.train.program import CHUNK, Program
-from optdyn.train.trainer import Run
+from optdyn.train.run import Run, seconds_after
 from optdyn.tune.choice import Choice, Outcome
 from optdyn.tune.prediction import MeasuredLoss, penalty, stability
 
@@ -201,7 +201,7 @@ def attempt(
     """
     run, t, log_every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
-    before = _until(line, t)
+    before = seconds_after(line, t)
     updates = max(int(np.searchsorted(line.seconds, before + seconds, side="right")) - t, 1)
     stops = _later_half(updates) if target is None else _log_points(t, updates, log_every)
     done, loss, finite, reached, settled = 0, np.nan, True, False, False
@@ -227,7 +227,7 @@ def attempt(
             finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
             if target is not None and finite:
-                curve.append((_until(line, t + done) - before, float(loss)))
+                curve.append((seconds_after(line, t + done) - before, float(loss)))
             if target is not None and finite and not reached and done < updates:
                 seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, params)]
                 mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
@@ -235,7 +235,7 @@ def attempt(
                 settled = settle and len(seen) == AVERAGED and bool(mean <= target)
         if reached or settled or not finite:
             break
-    ended = _until(line, t + done) - before
+    ended = seconds_after(line, t + done) - before
     outcome = Outcome(
         loss=loss if finite else np.nan,
         updates=done,
@@ -276,10 +276,6 @@ def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
     while True:
         config = run.config.with_({"method.groups": groups, "steps": steps})
         line = config.timeline(steps_per_epoch=run.epoch, update_bytes=size)
-        if line.seconds[-CHUNK] > _until(line, t) + seconds:
+        if line.seconds[-CHUNK] > seconds_after(line, t) + seconds:
             return line
         steps *= 2  # a longer timeline begins with the shorter one
-
-
-def _until(line: Timeline, updates: int) -> float:
-    return float(line.seconds[updates - 1]) if updates else 0.0
