@@ -16,8 +16,8 @@ import numpy as np
 
 from optdyn import optimizers
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Join, meant, one_of_these, refused_at, shown
-from optdyn.base.fields import Value, default_of, every_field, not_one, plain
+from optdyn.base.errors import ConfigError, Join, did_you_mean, one_of_these, short_repr
+from optdyn.base.fields import Value, all_fields, default_of, plain, wrong_type_line
 from optdyn.base.ranges import WIDTH
 from optdyn.clock import service
 from optdyn.clock.cluster import Cluster, Pieces
@@ -47,16 +47,16 @@ class Config(Setup):
         object.__setattr__(self, "method", MethodStack.wrap(self.method))
         super().__post_init__()
         if not isinstance(self.method, MethodStack):
-            raise ConfigError(not_one("config.method", self.method, Method))
+            raise ConfigError(wrong_type_line("config.method", self.method, Method))
         self.method.checked()
 
     def _no_key(self, key: str) -> str:
         """The line for an unknown key, which suggests keys of all models, methods and so on."""
         built_in()
-        known = [*self.field_table(), *(name for name, _ in every_field(self))]
+        known = [*self.field_table(), *(name for name, _ in all_fields(self))]
         for kind in (kind for root in Value.roots for kind in root.members.values()):
             known += [kind.key(name) for name in kind.field_table()]
-        return f"config has no key {key!r}{meant(key, dict.fromkeys(known))}"
+        return f"config has no key {key!r}{did_you_mean(key, dict.fromkeys(known))}"
 
     def changed_keys(self) -> dict[str, Any]:
         """Returns the dotted keys whose values are not the defaults, with their values."""
@@ -89,7 +89,7 @@ class Config(Setup):
         """One screen of what differs from the defaults."""
         changed = self.changed_keys()
         width = max(map(len, changed), default=0)
-        texts = {k: lookup.words(str(v)) or shown(v) for k, v in changed.items()}
+        texts = {k: lookup.kind_in_memory(str(v)) or short_repr(v) for k, v in changed.items()}
         lines = [f"  {key:{width}}  {text}" for key, text in texts.items()]
         return "\n".join(["Config, all defaults but", *lines] if lines else ["Experiment()"])
 
@@ -156,7 +156,7 @@ def differences(
 def check(config: Config) -> None:
     """Raises `ConfigError` at the first value that cannot run, though it is in its range."""
     refuse_first(config, _names(config))
-    with refused_at("config.model", ValueError):
+    with ConfigError.at("config.model", ValueError):
         models.make(config.model, classes=2)
     losses.loss(config.loss)
     losses.metrics(config.metrics)
@@ -170,9 +170,9 @@ def refuse_first(config: Config, joins: Iterable[Join]) -> None:
     for key, wrong, expected in joins:
         if wrong:
             value = _at(config, key)
-            where = f"config.{key}" + f" = {shown(value)}" * (value is not None)
-            if isinstance(value, str) and lookup.is_own(value):
-                where = lookup.setting(f"config.{key}", value)
+            where = f"config.{key}" + f" = {short_repr(value)}" * (value is not None)
+            if isinstance(value, str) and lookup.is_user_name(value):
+                where = lookup.key_value(f"config.{key}", value)
             raise ConfigError(f"{where}: {expected}")
 
 
@@ -205,9 +205,9 @@ def _names(config: Config) -> Iterator[Join]:
         "optimizer.schedule": ([config.optimizer.schedule], schedules.SCHEDULES),
     }
     for key, (names, known) in named.items():
-        for name in (name for name in names if not lookup.is_own(name) and name not in known):
-            expected = f"must be one of {', '.join(known)}, or {lookup.OWN}{meant(name, known)}"
-            yield Join(key, True, expected)
+        for name in (name for name in names if not lookup.is_user_name(name) and name not in known):
+            expected = f"must be one of {', '.join(known)}, or {lookup.USER_NAMES}"
+            yield Join(key, True, expected + did_you_mean(name, known))
 
 
 def cluster_joins(config: Config) -> Iterator[Join]:
@@ -228,8 +228,8 @@ def cluster_joins(config: Config) -> Iterator[Join]:
     is_drawn = isinstance(law, OwnLaw) and set(DRAWN) <= set(laws)
     if not is_drawn and law.name not in laws:
         expected = f"must be one of {', '.join(map(repr, laws))} with config.method.name = {name!r}"
-        yield Join("cluster.service.name", True, f"{expected}{meant(str(law.name), laws)}")
-    service.check(law)
+        yield Join("cluster.service.name", True, f"{expected}{did_you_mean(str(law.name), laws)}")
+    service.check_law(law)
     no_file = isinstance(law, Trace) and not law.path
     yield Join("cluster.service.path", no_file, "must be a CSV file, which a trace is read from")
     heeded = {key for method in (methods.outermost, *methods.members) for key in method.cluster}
@@ -350,17 +350,17 @@ def _optimizer(config: Config) -> Iterator[Join]:
     """The optimizer, its arguments, its schedule and the transforms before it."""
     optimizer, name = config.optimizer, config.optimizer.name
     parameters, called = optimizers.arguments(name), optimizers.words(name)
-    if "learning_rate" not in parameters and lookup.is_own(name):
+    if "learning_rate" not in parameters and lookup.is_user_name(name):
         expected = "must be a function with an argument 'learning_rate' that returns an optax "
         yield Join("optimizer.name", True, f"{expected}transformation")
     if "learning_rate" not in parameters:
-        expected = f"must be an optimizer of optax{meant(str(name), optimizers.known())}"
+        expected = f"must be an optimizer of optax{did_you_mean(str(name), optimizers.known())}"
         yield Join("optimizer.name", True, expected)
     ignored = optimizer.momentum and not optimizers.takes_momentum(name)
     expected = f"must be 0: {called} has no momentum; config.optimizer.options has its arguments"
     yield Join("optimizer.momentum", ignored, expected)
     for key in optimizer.options:
-        expected = f"must be an argument of {called}{meant(key, parameters)}"
+        expected = f"must be an argument of {called}{did_you_mean(key, parameters)}"
         yield Join(f"optimizer.options.{key}", key not in parameters, expected)
         twice = key in ("learning_rate", "momentum")
         yield Join(f"optimizer.options.{key}", twice, f"must be set as config.optimizer.{key}")
@@ -381,7 +381,7 @@ def _optimizer(config: Config) -> Iterator[Join]:
     expected = "needs config.optimizer.name = 'sgd' without options or a chain, which it "
     expected += "compares with"
     yield Join("replicas.matching", config.replicas.matching and not plain_sgd, expected)
-    if not lookup.objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
+    if not lookup.user_objects(config, lookup.OPTIMIZER):  # which may be for the model's alone
         some = {"x": jax.ShapeDtypeStruct((1,), np.float32)}
         optimizers.check(config, config.methods.groups, some)
     schedules.schedule(optimizer, 1)

@@ -51,7 +51,7 @@ class Curve(NamedTuple):
     met: Sequence[float] = ()  # simulated seconds, with a last meeting where the loss is of a mean
 
 
-@lookup.once()
+@lookup.files_read_once()
 def trial(
     config: Config,
     target: float = -math.inf,
@@ -124,7 +124,7 @@ def timeline_of(config: Config, **known: Any) -> Timeline:
 
     Searches try dozens of those with the same seeds. The arrays are shared and read-only.
     """
-    if known.get("epochs") or any(lookup.names(config)):
+    if known.get("epochs") or any(lookup.user_names(config)):
         return config.timeline(**known)
     optimizer = config.optimizer.with_(learning_rate=1.0)
     if optimizer.momentum:

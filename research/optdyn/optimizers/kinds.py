@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import optax
 
-from optdyn.base.fields import OPTIONS, Options, Returns, Value, field
+from optdyn.base.fields import OPTIONS, Constant, Options, Value, field
 from optdyn.base.in_memory import name_of
 
 OPTAX = "an optax transformation"

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Wrong, passes
+from optdyn.base.errors import Check, ConfigError, passes
 from optdyn.base.fields import plain
 from optdyn.optimizers.kinds import Optimizer
 
@@ -64,9 +64,9 @@ def learning_rates(optimizer: Optimizer, steps: int) -> np.ndarray:
         warmup = optax.linear_schedule(0.0, rate, warmup_steps)
         whole = optax.join_schedules([warmup, whole], [warmup_steps])
     values = np.asarray(whole(jnp.arange(steps)), np.float32)
-    if lookup.is_own(name) and not np.isfinite(values).all():
+    if lookup.is_user_name(name) and not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ConfigError(f"{lookup.setting(KEY, name)}: the rate of update {at} is {values[at]}")
+        raise ConfigError(f"{lookup.key_value(KEY, name)}: the rate of update {at} is {values[at]}")
     return np.broadcast_to(values, (steps,))
 
 

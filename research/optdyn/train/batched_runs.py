@@ -98,7 +98,7 @@ def is_one_program(config: Config) -> bool:
     return not (config.parallel.api or config.replicas.count or on_host)
 
 
-@lookup.once()
+@lookup.files_read_once()
 def train(
     runs: Sequence[Run], workdirs: Sequence[Path], lanes: int, watches: Sequence[Watch]
 ) -> list[Json]:

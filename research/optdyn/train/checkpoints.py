@@ -20,15 +20,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from optdyn.base.files import (
+    AppendedBytes,
     DiskFull,
     WorkdirError,
-    Written,
     crc32,
-    line_of,
+    disk_full_errors,
     read_json,
+    short_line,
     sync,
     write_json,
-    writing,
 )
 from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import snapshots
@@ -62,7 +62,7 @@ class Checkpoints:
         self.path = (workdir / "checkpoints").absolute()
         self.record: Callable[[], Json] = dict  # syncs the run's files and returns `run.json`
         self._latest, self.passed = self._found(workdir)
-        with writing(self.path):
+        with disk_full_errors(self.path):
             self.path.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
@@ -113,7 +113,7 @@ class Checkpoints:
             return
         folder = self.path / str(step)
         try:
-            with writing(self.path), SAVING:
+            with disk_full_errors(self.path), SAVING:
                 self._remove_others()
                 self._has_room(state)
                 large = versions.has_large(state)
@@ -150,7 +150,7 @@ class Checkpoints:
             whole = self._restored(step, kept)
             return step, whole._replace(slots=versions.read(folder, like.slots)) if large else whole
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._unusable(step, line_of(error)) from error
+            raise self._unusable(step, short_line(error)) from error
 
     def _restored(self, step: int, like: Tree) -> Tree:
         """The saved state in the structure of `like`, matched by the names of arrays.
@@ -184,7 +184,7 @@ class Checkpoints:
             if damaged := _damaged(folder):
                 raise self._unusable(step, f"{damaged} is not as written")
         except OSError as error:
-            raise self._unusable(step, line_of(error)) from error
+            raise self._unusable(step, short_line(error)) from error
 
     def _unusable(self, step: int, why: str) -> WorkdirError:
         other = max((other for other in _whole(self.path.parent) if other != step), default=None)
@@ -215,7 +215,7 @@ def bytes_in(record: Json, name: str) -> int:
 def saving(workdir: Path) -> Iterator[None]:
     """A context in which `DiskFull` says up to which step the run is saved."""
     try:
-        with writing(workdir):
+        with disk_full_errors(workdir):
             yield
     except DiskFull as error:
         whole = f"what was saved up to step {latest(workdir) or 0:,} is whole"
@@ -245,7 +245,7 @@ def parameters(workdir: Path) -> tuple[int, Params]:
         large = (folder / versions.FOLDER).exists()
         return step, _parameters({**saved, "slots": versions.mapped(folder)} if large else saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WorkdirError(f"checkpoint {folder}: no parameters ({line_of(error)})") from error
+        raise WorkdirError(f"checkpoint {folder}: no parameters ({short_line(error)})") from error
 
 
 def _parameters(saved: Mapping[str, Tree]) -> Params:

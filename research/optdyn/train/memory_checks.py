@@ -57,7 +57,7 @@ def of_config(config: Config) -> None:
     cluster, methods = config.cluster, config.methods
     updates = config.steps * max(config.replicas.count, 1)
     kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
-    rows = updates if kept else drawn(updates, config.methods.groups)
+    rows = updates if kept else services_per_draw(updates, config.methods.groups)
     draws = rows * cluster.worker_count
     many = f" x config.replicas.count = {config.replicas.count:,}" * bool(config.replicas.count)
     workers = f"{cluster.worker_count:,} worker{'s' * (cluster.worker_count > 1)}"

@@ -162,7 +162,7 @@ def _program_key(config: Config, slots: int) -> ProgramKey:
         slots,
         config.probes.momentum,
         tuple(name for name in PROBES if getattr(config.probes, name)),
-        lookup.objects(config, (*lookup.OPTIMIZER, *lookup.METHOD)),
+        lookup.user_objects(config, (*lookup.OPTIMIZER, *lookup.METHOD)),
     )
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from optdyn.base.files import Written, append, crc32, sync
+from optdyn.base.files import AppendedBytes, append, crc32, sync
 from optdyn.clock.timeline import Timeline
-from optdyn.clock.trace import PREFIX, SERVED, columns, table_of, versions
+from optdyn.clock.trace import PREFIX, SERVED, read_table, read_versions, trace_columns
 from optdyn.train.loop import Chunk, Hook
 
 
@@ -16,11 +16,11 @@ class Recorder(Hook):
     """Appends a row an update; opening keeps the first `size` bytes. Raises `DiskFull`."""
 
     def __init__(self, path: Path, size: int):
-        self._path, self._written, self._seconds = path, Written(), 0.0
+        self._path, self._written, self._seconds = path, AppendedBytes(), 0.0
         if size:
             os.truncate(path, size)
-            self._written = Written(size, crc32(path))
-            self._seconds = float(table_of(path)["seconds"].iloc[-1])
+            self._written = AppendedBytes(size, crc32(path))
+            self._seconds = float(read_table(path)["seconds"].iloc[-1])
         else:
             path.unlink(missing_ok=True)
 
@@ -61,7 +61,7 @@ class Recorder(Hook):
                 rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(values.T)}
         text = pd.DataFrame(rows).to_csv(header=not self._written.size, index=False)
         append(self._path, text)
-        self._written = self._written.more(text.encode())
+        self._written = self._written.plus(text.encode())
 
     def synced(self) -> Written:
         """Syncs the file and returns what is in it."""

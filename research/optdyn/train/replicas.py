@@ -26,11 +26,11 @@ from jax.flatten_util import ravel_pytree
 from optdyn import methods
 from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
-from optdyn.base.progress import Progress, say, stoppable
+from optdyn.base.progress import Progress, note_signals, say
 from optdyn.base.trees import Array, Json, examples_in
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.core import Event, State
-from optdyn.devices.first_process import own
+from optdyn.devices.first_process import hold_workdir
 from optdyn.experiment import Config, ConfigError
 from optdyn.problem.data import order
 from optdyn.problem.problem import Examples, Params, Problem
@@ -57,7 +57,7 @@ class ReplicaGroup(NamedTuple):
     trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
-@lookup.once()
+@lookup.files_read_once()
 def record(config: Config, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
@@ -70,7 +70,7 @@ def record(config: Config, workdir: str | Path) -> Json:
     if config.init_from:
         raise ConfigError("config.init_from: must be '' with config.replicas.count, of replicas")
     run = trainer.prepare(config, replicas=config.replicas.count)
-    with own(Path(workdir)) as folder, saving(folder):
+    with hold_workdir(Path(workdir)) as folder, saving(folder):
         claim(folder, config, free(config))
         finished = read_json(folder / "summary.json")
         if finished and not damaged(folder):
@@ -102,7 +102,7 @@ def _recorded(run: Run, workdir: Path) -> Json:
                 if not _is_whole(path):
                     write_npz(path, _part(run, group, start, size))
                 progress.show(len(list(parts.glob("*.npz"))))
-                if come.stopped:
+                if noted.stopped:
                     say("saved: the same command goes on")
                     return {"status": "interrupted", "signal": come.stopped}
     arrays = _join(config, parts, [group.name for group in groups], starts)

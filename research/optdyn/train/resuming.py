@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.files import WorkdirError, rows, write, write_json
+from optdyn.base.files import WorkdirError, read_rows, write, write_json
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json
-from optdyn.devices.first_process import agreed
+from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config
 from optdyn.train import history, program
 from optdyn.train.checkpoints import Checkpoints, bytes_in, latest
@@ -25,7 +25,7 @@ from optdyn.train.workdir import LOG, text_of, too_few, vouch
 
 def begun(workdir: Path) -> bool:
     """Whether the run has a checkpoint to go on from."""
-    return agreed(latest(workdir) is not None)
+    return from_first(latest(workdir) is not None)
 
 
 def finished_summary(folder: Path, config: Config, stored: Json, summary: Json) -> Json:

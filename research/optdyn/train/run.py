@@ -12,18 +12,18 @@ import numpy as np
 
 from optdyn import methods, optimizers
 from optdyn.base import lookup, seeds
-from optdyn.base.errors import Join, refused_at
+from optdyn.base.errors import Join
 from optdyn.base.files import WorkdirError
 from optdyn.base.trees import Json, bytes_of, examples_in, head
-from optdyn.clock.timeline import Shares, Timeline, at, columns, cut, plan_of
+from optdyn.clock.timeline import Shares, Timeline, entries_at, padded_share, plan_of, split_batches
 from optdyn.core import Event, Params
-from optdyn.devices.first_process import verdict
+from optdyn.devices.first_process import run_on_first
 from optdyn.experiment import Config, ConfigError, refuse_first
 from optdyn.methods.setup import APIS
 from optdyn.momentum.readings import steered
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data import Dataset
-from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole
+from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole_set
 from optdyn.train import memory_checks, program
 from optdyn.train.checkpoints import fingerprint, parameters
 from optdyn.train.checks import check, check_parts
@@ -53,7 +53,7 @@ class Run(NamedTuple):
         return examples_in(self.data.train)
 
 
-@lookup.once()
+@lookup.files_read_once()
 def prepare(
     config: Config,
     replicas: int = 0,
@@ -117,7 +117,7 @@ def _parameters_from(workdir: str, drawn: Params) -> tuple[Params, Json]:
 
     They must have the names, shapes and types of those that are `drawn`.
     """
-    with refused_at(f"config.init_from = {workdir!r}", WorkdirError):
+    with ConfigError.at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
 
     def shapes(tree: Params) -> dict[str, str]:
@@ -176,7 +176,7 @@ def feed_of(run: Run) -> Feed:
     if config.data.streaming:
         put = layout.put_rows or (lambda rows: layout.put_examples(rows(0)))
         return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
-    return whole(shared_data.put(run.data, layout.put_examples, config).train)
+    return whole_set(shared_data.put_on_devices(run.data, layout.put_examples, config).train)
 
 
 def batches_of(run: Run, independent: bool = False) -> Batches:
@@ -238,7 +238,7 @@ def events_of(
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     line = run.timeline
-    events = Event(at(line.plan, window), hypers, line.staleness[window])
+    events = Event(entries_at(line.plan, window), hypers, line.staleness[window])
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])

@@ -20,12 +20,12 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.files import read_json, sync
-from optdyn.base.hold import writable
-from optdyn.base.progress import Watch, say, watched
+from optdyn.base.progress import Watch, say, watch_or_default
 from optdyn.base.trees import Json, Params, numbers_in
+from optdyn.base.workdir_lock import check_writable
 from optdyn.clock.timeline import Arrival, plan_of
 from optdyn.core import State
-from optdyn.devices.first_process import agreed, own, verdict
+from optdyn.devices.first_process import from_first, hold_workdir, run_on_first
 from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.train import history, hooks
@@ -50,7 +50,7 @@ WORSE = 100  # times the first logged loss: the mark `worse` in a summary
 ABSURD = 1e6  # times the first logged loss, or 1 if that is less: a run that ends above diverged
 
 
-@lookup.once()
+@lookup.files_read_once()
 def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Json:
     """Runs the config in the workdir, or resumes the run that is there, and returns its summary.
 
@@ -67,7 +67,7 @@ def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Js
     and `DiskFull`.
     """
     folder = Path(workdir)
-    verdict(lambda: writable(folder))
+    run_on_first(lambda: check_writable(folder))
     return run_to_end(training(prepare(config, begun=begun(folder)), folder, more=hooks))
 
 
@@ -175,7 +175,9 @@ def _train(
     config, steps, log_every = run.config, run.config.steps, run.config.log_every
     rows, meter, feed = record.rows, record.meter, feed_of(run)
     windows = meter.windows if meter else None
-    _, sample, test_set = shared_data.put(run.data, run.program.layout.put_examples, config)
+    _, sample, test_set = shared_data.put_on_devices(
+        run.data, run.program.layout.put_examples, config
+    )
     begun = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
     with ExitStack() as stack:
         watch = cache(partial(stack.enter_context, watching))  # when all is compiled

@@ -24,21 +24,21 @@ from tensorboardX.proto.event_pb2 import Event
 from optdyn import experiment as configs
 from optdyn.base import lookup
 from optdyn.base.files import (
+    AppendedBytes,
     DiskFull,
     WorkdirError,
-    Written,
     append,
     as_json,
     crc32,
-    failing,
+    disk_full_errors,
     finite,
+    odd_figure,
     read_json,
-    rows,
+    read_rows,
     sync,
-    unlike,
+    workdir_errors,
     write,
     write_json,
-    writing,
 )
 from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Config
@@ -62,7 +62,7 @@ def claim(workdir: Path, config: Config, free: Sequence[str] = (), code: str | N
     `ConfigError` if the stored config lacks a key.
     """
     text = text_of(config, code)
-    with failing(f"workdir {workdir}: cannot be written"):
+    with workdir_errors(f"workdir {workdir}: cannot be written"):
         workdir.mkdir(parents=True, exist_ok=True)
         stored = read_json(workdir / "config.json")
         if stored:
@@ -100,7 +100,7 @@ def _conflicts(
 def summary_of(workdir: Path) -> Json:
     """Returns the summary of a run, {} if there is none. `WorkdirError`: it is malformed."""
     summary = read_json(workdir / "summary.json")
-    if why := unlike(summary):
+    if why := odd_figure(summary):
         raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
     return summary
 
@@ -213,7 +213,7 @@ class Metrics(Hook):
         self.rows.append(row)
         line = json.dumps(finite(row)) + "\n"
         append(self._path, line)
-        self._written = self._written.more(line.encode())
+        self._written = self._written.plus(line.encode())
         self._write_events(finite(row))
         if time.monotonic() - self._flushed > FLUSH:
             self._flush()
@@ -237,7 +237,7 @@ class Metrics(Hook):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with writing(self._path), contextlib.suppress(*([OSError] if kind else [])):
+        with disk_full_errors(self._path), contextlib.suppress(*([OSError] if kind else [])):
             self._events.close()
 
     def _write_events(self, row: Json) -> None:
@@ -247,11 +247,11 @@ class Metrics(Hook):
 
     def _put(self, event: Event, step: int) -> None:
         event.wall_time, event.step = time.time(), step
-        with writing(self._path.with_name("events.out.tfevents")):
+        with disk_full_errors(self._path.with_name("events.out.tfevents")):
             self._events.write_event(event)
 
     def _flush(self) -> None:
-        with writing(self._path.with_name("events.out.tfevents")):
+        with disk_full_errors(self._path.with_name("events.out.tfevents")):
             self._events.flush()
         self._flushed = time.monotonic()
 
