@@ -39,7 +39,7 @@ from optdyn.race.race import race
 from optdyn.report import raced
 from optdyn.train import single
 from optdyn.train.single import Recording
-from optdyn.train.workdir import SKETCHES, rows
+from optdyn.train.workdir import SKETCHES
 
 PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
 SHORT = {

@@ -109,9 +109,9 @@ def read(
     """Returns the experiment of a run whose `config.json` has these values.
 
     Raises `ConfigError`, also where a key is missing, or where one of the `keys` names code that
-    a file may not run (`lookup.check_read`).
+    a file may not run (`lookup.check_names_in_file`).
     """
-    lookup.check_read(values, file, keys)
+    lookup.check_names_in_file(values, file, keys)
     experiment = Config().with_(values)
     check_whole(values, experiment.to_dict(), file)
     return experiment

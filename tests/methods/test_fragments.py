@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from optdyn import core, optimizers
 from optdyn.base.trees import bytes_of
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.devices.simulated import over_nodes
 from optdyn.experiment import ConfigError
 from optdyn.methods import Event

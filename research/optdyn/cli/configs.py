@@ -72,7 +72,7 @@ def _written(path: Path, changes: Mapping[str, Any]) -> "Experiment":
     if theirs != asked:
         held.pop("method", None)  # which would be imported, though another is in its place
     try:
-        return Experiment.read(held).with_(changes)
+        return Experiment().with_(held).with_(changes)
     except InputError as error:
         raise ConfigError(f"config file {path}: is no config of a run: {error}") from error
 

@@ -69,7 +69,7 @@ class Study:
         self._tell(asked=len(running))
         for future in as_completed(running):  # so that a kill loses none that has ended
             key = running[future]
-            self._trials.put(key, line_of(unknown[key], future.result()))
+            self._trials.put(key, short_line(unknown[key], future.result()))
             self._tell(ran=1)
         return [
             cut(curve_of(self._trials.at(key)), job.most, job.clock)
@@ -196,7 +196,7 @@ def curve_of(line: Json) -> Curve:
     return Curve(**{name: line[name] for name in Curve._fields if name in line})
 
 
-def line_of(job: Job, curve: Curve) -> Json:
+def short_line(job: Job, curve: Curve) -> Json:
     """Returns the line of a trial: its job, with the config's changed keys, and its curve."""
     config, code = job.config.changed_keys(), job.config.code
     config.pop("code", None)

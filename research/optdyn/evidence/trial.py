@@ -77,7 +77,7 @@ def trial(
         return _logged(config, target, most, clock)
     run = trainer.prepare(config, timeline_of=timeline_of)
     layout = run.program.layout
-    _, sample, test = shared_data.put(run.data, layout.put_examples, config)
+    _, sample, test = shared_data.put_on_devices(run.data, layout.put_examples, config)
     hook = _LossHook(target, most, clock, _mean_loss(run.program, config.probes.mean), sample, [])
     state = layout.put_state(run.program.rule.init(run.params))
     chunks = updates(run, state, 0, _log_points(first, config.steps), hook.rows)

@@ -57,7 +57,9 @@ class Window(NamedTuple):
     displacements: np.ndarray | None  # over their learning rates; None if one of these is 0
     raw_steps: np.ndarray
     gradients: np.ndarray
-    away: Callable[[int], np.ndarray]  # (T,) of so many `past` updates, as `data.away` says
+    away: Callable[
+        [int], np.ndarray
+    ]  # (T,) of so many `past` updates, as `order.distance_to_epoch` says
     ages: Callable[[int], Ages] | None  # of so many past gradients; None if nobody knows who came
 
 

@@ -80,8 +80,8 @@ def _parameters(function: object) -> tuple[str, ...]:
 
 def words(name: str) -> str:
     """Returns the optimizer's name as messages show it."""
-    if lookup.is_own(name) or name in BUILT_IN:
-        return lookup.words(name) or name
+    if lookup.is_user_name(name) or name in BUILT_IN:
+        return lookup.kind_in_memory(name) or name
     return f"optax.{name}"
 
 

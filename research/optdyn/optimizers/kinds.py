@@ -59,11 +59,11 @@ class Optimizer(Value, section="optimizer", union=True):
         return super().named(name) if known else Optax(name=name)
 
     @classmethod
-    def of(cls, value: Any) -> Any:
+    def from_object(cls, value: Any) -> Any:
         """Returns the optimizer of an optax transformation, or of a function that returns one."""
         if isinstance(value, optax.GradientTransformation):
             return Optax(name=name_of(_Fixed(value), OPTAX, value), learning_rate=0.0)
-        return super().of(value)
+        return super().from_object(value)
 
 
 @dataclass(frozen=True)
@@ -126,5 +126,5 @@ class _Fixed:
 def _named(transform: Any) -> Any:
     """The name of a function or of a transformation of optax; other values as they are."""
     if isinstance(transform, optax.GradientTransformation):
-        return name_of(Returns(transform), OPTAX, transform)
+        return name_of(Constant(transform), OPTAX, transform)
     return name_of(transform) if callable(transform) else transform

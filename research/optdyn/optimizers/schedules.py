@@ -79,8 +79,10 @@ def schedule(optimizer: Optimizer, length: int) -> optax.Schedule:
     """Returns the schedule over so many steps. Raises `ConfigError`, as for unknown options."""
     name, options = optimizer.schedule, plain(optimizer.schedule_options)
     make = lookup.find(KEY, name, SCHEDULES)
-    if lookup.is_own(name):
-        user_schedule = lookup.call(KEY, name, make, optimizer.learning_rate, length, **options)
+    if lookup.is_user_name(name):
+        user_schedule = lookup.call_user_code(
+            KEY, name, make, optimizer.learning_rate, length, **options
+        )
         return _vectorized(name, user_schedule)
     numbers = {
         "learning_rate": optimizer.learning_rate,
@@ -92,7 +94,7 @@ def schedule(optimizer: Optimizer, length: int) -> optax.Schedule:
     return make(**{key: value for key, value in numbers.items() if key in parameters}, **options)
 
 
-def _wrong_options(name: str, options: Mapping[str, Any], expected: Set[str]) -> Iterator[Wrong]:
+def _wrong_options(name: str, options: Mapping[str, Any], expected: Set[str]) -> Iterator[Check]:
     key = "config.optimizer.schedule_options"
     takes, has = (" and ".join(sorted(names)) or "nothing" for names in (expected, options))
     yield options.keys() != expected, f"{key}: {name!r} takes {takes}, and is given {has}"
@@ -124,7 +126,7 @@ def _vectorized(name: str, schedule: optax.Schedule) -> optax.Schedule:
             return jax.vmap(one)(count)
         except Exception as error:
             raise ConfigError(
-                f"{lookup.setting(KEY, name)}: {lookup.told(error, schedule)}"
+                f"{lookup.key_value(KEY, name)}: {lookup.describe_error(error, schedule)}"
             ) from error
 
     return several

@@ -61,7 +61,7 @@ class Answer(NamedTuple):
     slope: np.ndarray
 
 
-def halves_of(run: Run) -> UpdateHalves:
+def compiled_halves(run: Run) -> UpdateHalves:
     """The run's update in two compiled halves, the same ones each time."""
     return program.make_halves(run.config, run.data.classes, run.timeline.slots)
 
@@ -81,7 +81,7 @@ def message_of(run: Run) -> Tree:
 
 def forms_of(run: Run) -> Forms:
     """The forms of what the server and its groups send to one another."""
-    halves, numbers, some = halves_of(run), (0, 0, 0), np.zeros(())
+    halves, numbers, some = compiled_halves(run), (0, 0, 0), np.zeros(())
     x = halves.parameters_at(run.program.rule.init(run.params), 0)
     if halves.merged:
         return forms(
@@ -108,7 +108,7 @@ def make_compute(run: Run) -> Compute:
     return compute
 
 
-def _in_two(
+def _compute_in_halves(
     halves: UpdateHalves, examples: Examples, chosen: Callable[[range], np.ndarray]
 ) -> Compute:
     assert halves.merged
@@ -144,8 +144,8 @@ class WorkerJob(NamedTuple):
 
 def first_job(run: Run, compute: Compute, group: int) -> WorkerJob:
     """Asks a group for its message; the first time, its program is compiled."""
-    halves = halves_of(run)
-    reading = order_of(run).working[group]
+    halves = compiled_halves(run)
+    reading = arrival_order(run).working[group]
     x = jax.device_get(halves.parameters_at(run.program.rule.init(run.params), reading.slot))
 
     def send() -> Tree:

@@ -70,7 +70,7 @@ class Rates(NamedTuple):
 def compilation(config: Config) -> Hashable:
     """Returns a key, equal for configs that one compilation serves; seldom unequal for others.
 
-    Where shares divide the batch it takes one compilation for each value of `Run.columns`.
+    Where shares divide the batch it takes one compilation for each value of `Run.padded_share`.
     """
     defaults = Config()
     plain = {name: getattr(defaults, name) for name in (*UNUSED, "cluster", "tune")}
@@ -110,7 +110,7 @@ def train(
     advance, program = _joint(runs[0])
     trainings = [
         trainer.training(run._replace(program=program), workdir, watch)
-        for run, workdir, watch in zip(_same_columns(runs), workdirs, watches, strict=True)
+        for run, workdir, watch in zip(_same_share(runs), workdirs, watches, strict=True)
     ]
     with contextlib.ExitStack() as stack:
         for training in trainings:
@@ -152,7 +152,7 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 
 def memory(run: Run) -> int:
     """Returns the bytes that a run needs besides the examples, by XLA's analysis of its program."""
-    sets = shared_data.put(run.data, run.program.layout.put_examples, run.config)
+    sets = shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config)
     evaluation = _bytes(run.program.evaluate, run.params, sets.test_evaluated[0])
     return _bytes(run.program.advance, *loop.advance_arguments(run, 0)) + evaluation
 
@@ -267,16 +267,16 @@ def _stack_numpy(trees: Sequence[Tree]) -> Tree:
 
 def _advance_arguments(runs: Sequence[Run], lanes: int, n: int) -> tuple[Tree, ...]:
     """Arguments of `advance` for the first n updates of so many lanes."""
-    of_lanes = itertools.islice(itertools.cycle(_same_columns(runs)), lanes)
+    of_lanes = itertools.islice(itertools.cycle(_same_share(runs)), lanes)
     arguments = [loop.advance_arguments(run, n) for run in of_lanes]
     states, examples, *inputs, _ = zip(*arguments, strict=True)
     return _stack(states), _examples(runs[0], examples), *map(_stack_numpy, inputs), n
 
 
-def _same_columns(runs: Sequence[Run]) -> list[Run]:
+def _same_share(runs: Sequence[Run]) -> list[Run]:
     """The runs with room for the largest share of all, so that their batches have one shape."""
-    columns = max(run.columns for run in runs)
-    return [run._replace(columns=columns) for run in runs]
+    largest = max(run.padded_share for run in runs)
+    return [run._replace(padded_share=largest) for run in runs]
 
 
 def _examples(run: Run, sets: Sequence[Examples]) -> Examples:

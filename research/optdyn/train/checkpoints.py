@@ -84,7 +84,9 @@ class Checkpoints:
         for step in sorted(_whole(workdir), reverse=True):
             self._verify(step)
             files = read_json(self.path / str(step) / RECORD).get("files", {})
-            unlike = {name: Written(*was).unlike(workdir / name) for name, was in files.items()}
+            unlike = {
+                name: AppendedBytes(*was).difference(workdir / name) for name, was in files.items()
+            }
             wrong = [f"{workdir / name} ({why})" for name, why in unlike.items() if why]
             if not wrong:
                 return step, passed
@@ -208,7 +210,7 @@ def latest(workdir: Path) -> int | None:
 
 def bytes_in(record: Json, name: str) -> int:
     """Returns the bytes that a file of the run had, as a checkpoint's record has them."""
-    return Written(*record.get("files", {}).get(name, ())).size
+    return AppendedBytes(*record.get("files", {}).get(name, ())).size
 
 
 @contextlib.contextmanager

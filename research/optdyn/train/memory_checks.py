@@ -14,7 +14,7 @@ import jax
 from optdyn.base import seeds
 from optdyn.base.errors import ConfigError
 from optdyn.base.trees import Params, bytes_of, examples_in, head, numbers_in
-from optdyn.clock.arrivals import drawn
+from optdyn.clock.arrivals import services_per_draw
 from optdyn.clock.cluster import Pieces
 from optdyn.core import Rule
 from optdyn.devices import paged

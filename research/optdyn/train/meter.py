@@ -68,9 +68,11 @@ def read(
 def _away(config: Config, examples: int, start: int, stop: int, past: int) -> np.ndarray:
     """`order.away`; of nodes with shards, from the nearest beginning of an epoch."""
     nodes = config.cluster.nodes if config.data.dirichlet else 1
-    sizes = {int(size) for size in order.sizes(examples, nodes)}
+    sizes = {int(size) for size in order.shard_sizes(examples, nodes)}
     batch, replacement = config.batch_size // nodes, config.data.replacement
-    distances = [order.away(start, stop, batch, size, past, replacement) for size in sizes]
+    distances = [
+        order.distance_to_epoch(start, stop, batch, size, past, replacement) for size in sizes
+    ]
     return np.minimum.reduce(distances)
 
 
@@ -87,7 +89,7 @@ class Meter(Hook):
         self._rows = opened(path, shape) if path else np.zeros(shape, np.float32)
         if isinstance(self._rows, np.memmap) and path:
             start = self._rows.offset
-            self._written = Written(size, crc32(path, start, size), start)
+            self._written = AppendedBytes(size, crc32(path, start, size), start)
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.metered and chunk.step > chunk.start:
@@ -107,7 +109,7 @@ class Meter(Hook):
             summary.clear()
             summary.update(found)
 
-    def synced(self) -> Written:
+    def synced(self) -> AppendedBytes:
         """Syncs the file and returns what is in it."""
         if isinstance(self._rows, np.memmap):
             self._rows.flush()

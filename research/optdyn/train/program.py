@@ -188,7 +188,7 @@ def _problem_key(config: Config, classes: int) -> ProblemKey:
     if gradient:
         heads = tuple(gradient.heads(models.make(config.model, classes)))
     pixels = problem.Pixels(config.data.mean, config.data.std, config.data.augment)
-    user_code = lookup.objects(config, lookup.MODEL)
+    user_code = lookup.user_objects(config, lookup.MODEL)
     model = config.model
     if isinstance(model, Quadratic):
         model = model.with_(noise=0.0, spread=0.0)  # which are of the data
@@ -205,7 +205,7 @@ def _problem(key: ProblemKey) -> tuple[Problem, Callable[..., Params]]:
 @lru_cache(maxsize=32)
 def _check(key: ProblemKey, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
-    classes = key.classes if losses.chooses(key.loss, examples) else 0
+    classes = key.classes if losses.has_class_outputs(key.loss, examples) else 0
     problem.check(_problem(key)[0], examples, classes)
 
 

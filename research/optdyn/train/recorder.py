@@ -45,7 +45,7 @@ class Recorder(Hook):
         The version of several arrivals is that of the last one. `served`, (m,): seconds of the
         server's work on each update, without its wait for a message.
         """
-        more = {"version": versions(line)[window], SERVED: np.round(served, 6)}
+        more = {"version": read_versions(line)[window], SERVED: np.round(served, 6)}
         self._append(line, window, line.seconds[window], **more)
 
     def _append(
@@ -54,7 +54,7 @@ class Recorder(Hook):
         import pandas as pd  # here, for it takes long, and a simulated run needs none
 
         rows = {"worker": line.worker[window], "seconds": seconds, **more}
-        for name, values in columns(line, window).items():
+        for name, values in trace_columns(line, window).items():
             if values.ndim == 1:
                 rows[PREFIX + name] = values
             else:
@@ -63,7 +63,7 @@ class Recorder(Hook):
         append(self._path, text)
         self._written = self._written.plus(text.encode())
 
-    def synced(self) -> Written:
+    def synced(self) -> AppendedBytes:
         """Syncs the file and returns what is in it."""
         if self._written.size:
             sync(self._path)

@@ -95,7 +95,7 @@ def _recorded(run: Run, workdir: Path) -> Json:
     starts = range(0, config.replicas.count, size)
     groups = _replica_groups(run)
     progress = Progress(workdir.name, len(groups) * len(starts), unit="part")
-    with stoppable() as come:
+    with note_signals() as noted:
         for group in groups:
             for start in starts:
                 path = parts / f"{group.name}-{start}.npz"
@@ -104,7 +104,7 @@ def _recorded(run: Run, workdir: Path) -> Json:
                 progress.show(len(list(parts.glob("*.npz"))))
                 if noted.stopped:
                     say("saved: the same command goes on")
-                    return {"status": "interrupted", "signal": come.stopped}
+                    return {"status": "interrupted", "signal": noted.stopped}
     arrays = _join(config, parts, [group.name for group in groups], starts)
     write_npz(workdir / REPLICAS, arrays)
     finite = all(np.isfinite(array).all() for array in arrays.values())
@@ -148,7 +148,7 @@ def _part(run: Run, group: ReplicaGroup, start: int, size: int) -> Arrays:
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
-        at(run.timeline.plan, chosen),
+        entries_at(run.timeline.plan, chosen),
         {name: np.broadcast_to(v, (size, len(v))) for name, v in group.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}

@@ -63,7 +63,7 @@ def start_or_resume(
     WorkdirError.refuse(refusals)
     changed: Json = {}
     if planned != config.steps and step:
-        past = rows(folder / LOG, bytes_in(record, LOG))
+        past = read_rows(folder / LOG, bytes_in(record, LOG))
         changed = {"of": planned} | resume_diff(folder, run, planned, step, past)
     about = {"init_from": run.origin, "own_code": run.code}
     more = changed | {k: v for k, v in about.items() if v}
@@ -79,7 +79,7 @@ def start_or_resume(
         tell("there is no checkpoint to go on from: it starts again")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
-    if other := lookup.changed(stored["code"], run.code):
+    if other := lookup.changed_files(stored["code"], run.code):
         tell(f"other code from here on: {other}")
 
 

@@ -42,7 +42,7 @@ class Run(NamedTuple):
     params: Params  # x_0
     report: Mapping[str, object]  # figures of an update by its methods, for the summary
     hypers: Mapping[str, np.ndarray]  # (steps,) each
-    columns: int = 0  # examples a device, where the timeline divides batches; else 0
+    padded_share: int = 0  # examples a device, where the timeline divides batches; else 0
     origin: Mapping[str, object] = MappingProxyType({})  # the run that x_0 is from, if any
     shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, if nodes have shards
     code: str = ""  # checksums of the user's code (`lookup.fingerprint`)
@@ -81,7 +81,7 @@ def prepare(
         check_parts(config, data, params)
     origin: Json = {}
     if config.init_from and not begun:
-        params, origin = verdict(lambda: _parameters_from(config.init_from, params))
+        params, origin = run_on_first(lambda: _parameters_from(config.init_from, params))
     epoch = max(examples_in(data.train) // config.batch_size, 1)
     size = bytes_of(params)
     model = methods.ModelInfo(program.problem_of(config, data.classes), params, one)
@@ -99,7 +99,7 @@ def prepare(
     hypers = program.hypers(config)
     run = Run(config, data, epoch, line, draw, compiled, params, report, hypers)
     code = lookup.fingerprint(config)
-    return run._replace(columns=columns_of(line), origin=origin, shards=shards, code=code)
+    return run._replace(padded_share=padded_share_of(line), origin=origin, shards=shards, code=code)
 
 
 def _processes(config: Config, race: bool) -> Iterator[Join]:
@@ -151,7 +151,7 @@ def extend_timeline(run: Run, step: int, rows: list[Json]) -> Run:
     ends = range(run.epoch, step + 1, run.epoch)
     logged = {row["step"]: row for row in rows}
     line = run.timeline_of(run.config, epochs=[logged[end] for end in ends])
-    return run._replace(timeline=line, columns=columns_of(line))
+    return run._replace(timeline=line, padded_share=padded_share_of(line))
 
 
 def steered_momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
@@ -164,10 +164,10 @@ def seconds_after(line: Timeline, updates: int) -> float:
     return float(line.seconds[updates - 1]) if updates else 0.0
 
 
-def columns_of(line: Timeline) -> int:
+def padded_share_of(line: Timeline) -> int:
     """Examples a device, where the timeline divides batches; else 0."""
     plan = plan_of(line, Shares)
-    return columns(np.asarray(plan.shares)) if plan else 0
+    return padded_share(np.asarray(plan.shares)) if plan else 0
 
 
 def feed_of(run: Run) -> Feed:
@@ -200,7 +200,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
 
     def batches(start: int, stop: int) -> np.ndarray:
         rows = shares[start:stop]
-        return cut(drawn(start, start + len(rows)), rows, run.columns)
+        return split_batches(drawn(start, start + len(rows)), rows, run.padded_share)
 
     return batches
 

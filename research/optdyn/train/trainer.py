@@ -95,28 +95,28 @@ def training(
     """The run in its workdir; without a `watch` it heeds signals and shows its progress."""
     config = run.config
     tell: Callable[[str], None] = (lambda text: None) if watch else say
-    with own(workdir) as folder, saving(folder):
-        stored = verdict(lambda: claim(folder, config, free(config), run.code))
-        before = agreed(read_json(folder / "summary.json"))
-        if is_finished(before, config.steps) and not agreed(damaged(folder)):
-            changed = lookup.changed(stored["code"], run.code)
+    with hold_workdir(workdir) as folder, saving(folder):
+        stored = run_on_first(lambda: claim(folder, config, free(config), run.code))
+        before = from_first(read_json(folder / "summary.json"))
+        if is_finished(before, config.steps) and not from_first(damaged(folder)):
+            changed = lookup.changed_files(stored["code"], run.code)
             other = f", with other code of {changed}" if changed else ""
             tell(f"already finished at {before['step']:,}{other}: {workdir}")
             return finished_summary(folder, config, stored, before)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
-            step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
-            verdict(lambda: start_or_resume(folder, run, stored, checkpoints, before, tell))
-            about = {"steps": config.steps, "starts": agreed(history.starts(folder))}
+            step, state = from_first(checkpoints.restore(fresh) or (0, fresh))
+            run_on_first(lambda: start_or_resume(folder, run, stored, checkpoints, before, tell))
+            about = {"steps": config.steps, "starts": from_first(history.starts(folder))}
             checkpoints.record = lambda: {"files": {}, **about}
             if step == 0 and run.origin:  # whose workdir may have changed when this is resumed
                 checkpoints.save(0, jax.device_get(fresh))
             state = run.program.layout.put_state(state)
             del fresh  # a state may fill the memory
             with Metrics(folder, bytes_in(checkpoints.recorded(), LOG)) as metrics:
-                metrics.rows[:] = agreed(metrics.rows)
+                metrics.rows[:] = from_first(metrics.rows)
                 record, last = _of_workdir(run, folder, metrics, checkpoints, about)
-                watching = watched(workdir.name, config.steps, step, watch)
+                watching = watch_or_default(workdir.name, config.steps, step, watch)
                 summary = yield from _train(run, step, state, record, watching, more, last)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
@@ -132,7 +132,7 @@ def in_memory(
     sums = dict.fromkeys(program.sums, 0.0)
     origin = {"init_from": run.origin} if run.origin else {}
     record = Record(rows, hooks.LogHook(rows), sums, meter, lambda: origin)
-    watching = watched(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
+    watching = watch_or_default(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
     state = program.layout.put_state(program.init(run.params))
     summary = yield from _train(run, 0, state, record, watching, more, [last])
     return RunResult(summary, rows, last.found)
@@ -146,7 +146,7 @@ def _of_workdir(
     recorder, meter = Recorder(folder / TRACE, bytes_in(before, TRACE)), None
     if config.probes.momentum:
         meter = Meter(run, metrics.rows, folder / SKETCHES, bytes_in(before, SKETCHES))
-    sums = dict.fromkeys(run.program.sums, 0.0) | agreed(before.get("sums", {}))
+    sums = dict.fromkeys(run.program.sums, 0.0) | from_first(before.get("sums", {}))
 
     def record() -> Json:
         files = {LOG: metrics.synced(), TRACE: recorder.synced()}
@@ -155,11 +155,13 @@ def _of_workdir(
         return {"files": files, "sums": sums, **about}
 
     checkpoints.record = record
-    writing: list[Hook] = [hooks.SaveHook(checkpoints), hooks.SummaryHook(folder, metrics)]
+    disk_full_errors: list[Hook] = [hooks.SaveHook(checkpoints), hooks.SummaryHook(folder, metrics)]
     if config.parallel.api or config.cluster.service.name == "race":
-        writing.insert(0, recorder)
+        disk_full_errors.insert(0, recorder)
     starts = partial(history.summary_fields, folder)
-    return Record(metrics.rows, metrics, sums, meter, lambda: agreed(starts())), writing
+    return Record(
+        metrics.rows, metrics, sums, meter, lambda: from_first(starts())
+    ), disk_full_errors
 
 
 def _train(

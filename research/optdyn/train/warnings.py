@@ -114,9 +114,10 @@ def _labels(config: Config) -> Iterator[str]:
     if "label" in data.train:
         unseen = np.setdiff1d(data.test["label"], data.train["label"]).tolist()
         if unseen:
+            where = lookup.key_value("config.data.name", config.data.name)
             yield (
-                f"{lookup.setting('config.data.name', config.data.name)}: no training example has "
-                f"the labels {shown(unseen)} of the test split, so none of them can be learnt"
+                f"{where}: no training example has the labels {short_repr(unseen)} of the test "
+                "split, so none of them can be learnt"
             )
 
 
@@ -124,7 +125,9 @@ def _mixes_nothing(config: Config) -> Iterator[str]:
     """A warning where the mix of a user's method exchanges nothing between nodes."""
     methods = config.methods
     named = zip(methods.name.split("+"), methods.members, strict=True)
-    is_users = any(lookup.is_own(name) and isinstance(method, Mixes) for name, method in named)
+    is_users = any(
+        lookup.is_user_name(name) and isinstance(method, Mixes) for name, method in named
+    )
     if (
         not is_users
         or config.cluster.nodes == 1

@@ -92,7 +92,7 @@ def _conflicts(
     summary = summary_of(workdir)
     yield too_few(workdir, config.steps, summary.get("step") or 0)
     if config.code != lookup.ANY and not is_finished(summary, config.steps):
-        other = lookup.changed(stored["code"], json.loads(text)["code"])
+        other = lookup.changed_files(stored["code"], json.loads(text)["code"])
         line = f"its run was last started with another {other}; give another --workdir"
         yield other, f"workdir {workdir}: {line}, or --config.code=any to go on with other code"
 
@@ -187,11 +187,11 @@ class Metrics(Hook):
         self._path = workdir / LOG
         content = self._path.read_bytes()[:size] if size else b""
         write(self._path, content.decode())
-        self.rows, self._written = rows(self._path), Written().more(content)
+        self.rows, self._written = read_rows(self._path), AppendedBytes().plus(content)
         stale = set(workdir.glob(EVENTS))
         suffix = f".{time.time_ns()}"  # the default name has whole seconds only
         try:
-            with writing(workdir / "events.out.tfevents"):
+            with disk_full_errors(workdir / "events.out.tfevents"):
                 # Not a SummaryWriter, whose thread would die of a full disk unnoticed.
                 self._events = EventsWriter(str(workdir / "events"), suffix)
                 for row in self.rows:
@@ -218,7 +218,7 @@ class Metrics(Hook):
         if time.monotonic() - self._flushed > FLUSH:
             self._flush()
 
-    def synced(self) -> Written:
+    def synced(self) -> AppendedBytes:
         """Syncs the log and returns what is in it."""
         sync(self._path)
         return self._written
