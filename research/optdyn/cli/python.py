@@ -95,7 +95,7 @@ class Experiment(experiment.Config):
             return trained(self, Path(workdir))
         with lookup.files_read_once():
             run = trainer.prepare(self)
-            return in_memory(self, run_to_end(trainer.in_memory(run, more=tuple(hooks))))
+            return in_memory(self, run_to_end(trainer.in_memory(run, user_hooks=tuple(hooks))))
 
     def timeline(self, **known: Any) -> Timeline:
         """Who reads and writes which version when, and the simulated seconds, without training.

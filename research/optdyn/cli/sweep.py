@@ -47,7 +47,7 @@ from optdyn.train.grid import Grid, of_point, resolve
 from optdyn.train.loop import run_to_end
 from optdyn.train.memory_checks import available
 from optdyn.train.replicas import record
-from optdyn.train.resuming import begun
+from optdyn.train.resuming import has_checkpoint
 from optdyn.train.run import Run
 from optdyn.train.trainer import RunResult
 
@@ -66,10 +66,10 @@ class Going(NamedTuple):
     kept: dict[str, RunResult]  # of each point, where there is no workdir
 
     def prepare(self, entry: PlannedPoint) -> Run:
-        is_begun = self.workdir is not None and begun(folder_of(self.workdir, entry.name))
+        resumed = self.workdir is not None and has_checkpoint(folder_of(self.workdir, entry.name))
         config = resolve(self.config, entry.name, entry.point)
         with of_point(entry.name):
-            return trainer.prepare(config, begun=is_begun)
+            return trainer.prepare(config, resumed=resumed)
 
     def train(self, entry: PlannedPoint, run: Run) -> dict[str, Any]:
         """Trains the point by itself, to its end; returns its summary."""

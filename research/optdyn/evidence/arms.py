@@ -335,6 +335,10 @@ def _found(
         n = min(len(seconds), len(best_times))
         if rungs != best and ratio(seconds[:n], best_times[:n])[1] <= 1:
             alike.append(rungs)
+    spans = {}
+    for k, (key, ladder) in enumerate(arm.ladders.items()):
+        on_ladder = [rungs[k] for rungs in alike]
+        spans[key] = [ladder(min(on_ladder)), ladder(max(on_ladder))]
     return Tuned(
         point(arm, best),
         dict(zip(arm.ladders, best, strict=True)),
@@ -342,10 +346,6 @@ def _found(
         {key: next_to[2 * k : 2 * k + 2] for k, key in enumerate(arm.ladders)},
         interior,
         [(list(rungs), cost.time) for rungs, cost in costs.items()],
-        {key: _span(arm.ladders[key], [r[k] for r in alike]) for k, key in enumerate(arm.ladders)},
+        spans,
         len(best_times) if times else min(SEARCHED, len(search.study.choose)),
     )
-
-
-def _span(ladder: Ladder, rungs: Sequence[int]) -> list[float]:
-    return [ladder(min(rungs)), ladder(max(rungs))]

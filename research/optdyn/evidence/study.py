@@ -69,12 +69,14 @@ class Study:
         self._tell(asked=len(running))
         for future in as_completed(running):  # so that a kill loses none that has ended
             key = running[future]
-            self._trials.put(key, short_line(unknown[key], future.result()))
+            self._trials.put(key, trial_line(unknown[key], future.result()))
             self._tell(ran=1)
-        return [
-            cut(curve_of(self._trials.at(key)), job.most, job.clock)
-            for key, job in zip(keys, jobs, strict=True)
-        ]
+        curves = []
+        for key, job in zip(keys, jobs, strict=True):
+            line = self._trials.at(key)
+            curve = Curve(**{name: line[name] for name in Curve._fields if name in line})
+            curves.append(cut(curve, job.most, job.clock))
+        return curves
 
     def remember(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns the first result of `function(*arguments)` under this key, in JSON values.
@@ -112,7 +114,7 @@ class Study:
         line = self._trials.at(key)
         if line is None or lookup.changed_files(line.get("code"), job.config.code):
             return False
-        return reaches(line, job.most)
+        return bool(line["status"] != "ended" or line["most"] >= job.most)
 
     def _executor(self) -> ProcessPoolExecutor:
         with self._lock:
@@ -186,17 +188,7 @@ def _with_code(job: Job) -> Job:
     return job._replace(config=job.config.with_(code=code))
 
 
-def reaches(line: Json, most: float) -> bool:
-    """Whether a trial on disk went as far as one that may take `most`."""
-    return bool(line["status"] != "ended" or line["most"] >= most)
-
-
-def curve_of(line: Json) -> Curve:
-    """Returns the curve of a trial on disk."""
-    return Curve(**{name: line[name] for name in Curve._fields if name in line})
-
-
-def short_line(job: Job, curve: Curve) -> Json:
+def trial_line(job: Job, curve: Curve) -> Json:
     """Returns the line of a trial: its job, with the config's changed keys, and its curve."""
     config, code = job.config.changed_keys(), job.config.code
     config.pop("code", None)

@@ -33,7 +33,7 @@ from optdyn.race import server, shards
 from optdyn.race.worker import Compute, Workers, arrival_order, arrivals_per_update, make_compute
 from optdyn.train import trainer
 from optdyn.train.loop import Chunk, next_or_result
-from optdyn.train.resuming import begun
+from optdyn.train.resuming import has_checkpoint
 from optdyn.train.run import Run
 from optdyn.train.workdir import damaged, is_finished
 
@@ -50,7 +50,7 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
     `config.cluster.service.name` is 'race', and `connect` gives workers of so many `servers`.
     Raises what `trainer.train` raises.
     """
-    run = prepare_race(config, servers, begun(workdir))
+    run = prepare_race(config, servers, has_checkpoint(workdir))
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
         # Workers that cannot be had are known before the workdir is touched, and before they are
@@ -74,9 +74,9 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
     return chunk
 
 
-def prepare_race(config: Config, servers: int, begun: bool = False) -> Run:
+def prepare_race(config: Config, servers: int, resumed: bool = False) -> Run:
     """The prepared run. Raises what `trainer.prepare` does, and where it has no such servers."""
-    run = trainer.prepare(config, begun=begun, race=True)
+    run = trainer.prepare(config, resumed=resumed, race=True)
     if fresh := config.methods.get("fresh", ()):
         shards.check_separable(run, fresh, f"config.method.fresh = {tuple(fresh)!r}")
     shards.check_servers(run, servers)

@@ -124,13 +124,13 @@ def train(
             examples = _examples(runs[0], [chunks[i].examples for i in run_of_lane])
         length = 1
         while chunks:
-            begun, n = time.monotonic(), min(length, *(chunk.n for chunk in chunks.values()))
+            started, n = time.monotonic(), min(length, *(chunk.n for chunk in chunks.values()))
             events = {i: chunk.events(n) for i, chunk in chunks.items()}
             spare = next(iter(events.values()))
             inputs = _stack_numpy([events.get(i, spare) for i in run_of_lane])
             states, infos = advance(states, examples, *inputs, n)
             of_lanes = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
-            length = loop.next_length(length, n, time.monotonic() - begun)
+            length = loop.next_length(length, n, time.monotonic() - started)
             for i, chunk in chunks.items():
                 chunk.state = Lane(states, lane_of_run[i])
                 chunk.infos = {name: leaf[lane_of_run[i]] for name, leaf in of_lanes.items()}
@@ -179,31 +179,31 @@ class MemoryBudget:
 
 def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
     """Times the first updates of some of the runs in threads and in lanes; the runs stay as is."""
-    few, program = runs[:threads], runs[0].program
+    sample, program = runs[:threads], runs[0].program
     joint, _ = _joint(runs[0])
     most = 2 ** (min(CHUNK, *(run.config.steps for run in runs)).bit_length() - 1)
 
     def in_threads(updates: int) -> tuple[float, State]:
         n = min(updates, most)
-        arguments = [loop.advance_arguments(run, n) for run in few]
-        begun = time.monotonic()
+        arguments = [loop.advance_arguments(run, n) for run in sample]
+        started = time.monotonic()
         states = list(pool.map(lambda one: _repeat(program.advance, one, updates // n), arguments))
-        return time.monotonic() - begun, states[0]
+        return time.monotonic() - started, states[0]
 
     def in_lanes(updates: int) -> tuple[float, State]:
         n = min(updates, most)
         arguments = _advance_arguments(runs, lanes, n)
-        begun = time.monotonic()
+        started = time.monotonic()
         states = _repeat(joint, arguments, updates // n)
-        return time.monotonic() - begun, _state_of(Lane(states, 0))
+        return time.monotonic() - started, _state_of(Lane(states, 0))
 
     ways = (in_threads, in_lanes)
-    with ThreadPoolExecutor(len(few)) as pool:
+    with ThreadPoolExecutor(len(sample)) as pool:
         updates = min(COMPARED, most)
         params = [way(updates)[1].params for way in ways]  # and compiles
         counts = [_timed_updates(way) for way in ways]
         rounds = [[way(n)[0] for way, n in zip(ways, counts, strict=True)] for _ in range(ROUNDS)]
-    threaded, joined = (np.array(counts) * (len(few), lanes) / np.min(rounds, axis=0)).tolist()
+    threaded, joined = (np.array(counts) * (len(sample), lanes) / np.min(rounds, axis=0)).tolist()
     return Rates(threaded, joined, _difference(*params), updates)
 
 

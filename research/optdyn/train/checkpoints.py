@@ -40,8 +40,8 @@ FILES = 2**16  # bytes of a checkpoint besides its arrays
 Name = tuple[str, ...]
 
 
-def _names(tree: Tree) -> dict[Name, Tree]:
-    """The arrays of a state by name; names have no types, as saved trees have none."""
+def arrays_by_name(tree: Tree) -> dict[Name, Tree]:
+    """Returns the leaves of a state by name; names have no types, as saved trees have none."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     part = partial(jax.tree_util.keystr, simple=True)
     return {tuple(part((key,)) for key in path): leaf for path, leaf in leaves}
@@ -161,13 +161,13 @@ class Checkpoints:
         """
         handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
         saved = handler.metadata(self.path / str(step) / "default").tree
-        leaves, names = _names(like), _names(saved)
+        leaves, names = arrays_by_name(like), arrays_by_name(saved)
         if lacking := leaves.keys() - names.keys():
             raise ValueError(f"it has no {'.'.join(min(lacking))}")
         if left := names.keys() - leaves.keys():
             raise ValueError(f"{'.'.join(min(left))} is not of this run")
         target = jax.tree.unflatten(jax.tree.structure(saved), [leaves[name] for name in names])
-        found = _names(self._manager.restore(step, args=ocp.args.StandardRestore(target)))
+        found = arrays_by_name(self._manager.restore(step, args=ocp.args.StandardRestore(target)))
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in leaves])
 
     def latest(self) -> int | None:

@@ -39,7 +39,7 @@ class LossHook(Hook):
 
     train: Parts
     test: Parts
-    begun: float  # when the run began, by `time.monotonic`, less its seconds before a resumption
+    started: float  # when the run began, by `time.monotonic`, less its seconds before a resumption
     watch: Callable[[], Watch]
 
     def chunk(self, chunk: Chunk) -> None:
@@ -49,7 +49,7 @@ class LossHook(Hook):
         with self.watch().during("evaluating"):
             loss, test = evaluate(self.train)["loss"], evaluate(self.test)
         chunk.row |= _progress(chunk.run, chunk.step)
-        chunk.row |= {"wall_seconds": time.monotonic() - self.begun, "train_loss": loss}
+        chunk.row |= {"wall_seconds": time.monotonic() - self.started, "train_loss": loss}
         chunk.row |= {f"test_{name}": value for name, value in test.items()}
 
 

@@ -23,7 +23,7 @@ from optdyn.train.run import Run, extend_timeline
 from optdyn.train.workdir import LOG, text_of, too_few, vouch
 
 
-def begun(workdir: Path) -> bool:
+def has_checkpoint(workdir: Path) -> bool:
     """Whether the run has a checkpoint to go on from."""
     return from_first(latest(workdir) is not None)
 
@@ -43,19 +43,18 @@ def start_or_resume(
     run: Run,
     stored: Json,
     checkpoints: Checkpoints,
-    before: Json,
+    old_summary: Json,
     tell: Callable[[str], None],
 ) -> None:
     """Tells where the run starts, adds the start to the history and writes the new config.
 
-    `stored` is the config of the workdir so far, and `before` its summary. Raises `WorkdirError`,
-    and changes nothing, if the run of the new config would not have come to the state of the latest
-    checkpoint.
+    `stored` is the workdir's config so far. Raises `WorkdirError`, and changes nothing, if the run
+    of the new config would not have come to the state of the latest checkpoint.
     """
     config, step, record = run.config, checkpoints.latest() or 0, checkpoints.recorded()
     planned = record.get("steps", config.steps)
-    ended = before.get("status") in ("completed", "diverged")
-    missing = f"its {before.get('step') or 0:,} steps to go on from; give another --workdir"
+    ended = old_summary.get("status") in ("completed", "diverged")
+    missing = f"its {old_summary.get('step') or 0:,} steps to go on from; give another --workdir"
     refusals = (
         too_few(folder, config.steps, step),
         (ended and not step, f"workdir {folder} has no checkpoint of {missing}"),

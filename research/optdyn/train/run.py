@@ -25,7 +25,7 @@ from optdyn.problem import problem, shared_data
 from optdyn.problem.data import Dataset
 from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole_set
 from optdyn.train import memory_checks, program
-from optdyn.train.checkpoints import fingerprint, parameters
+from optdyn.train.checkpoints import arrays_by_name, fingerprint, parameters
 from optdyn.train.checks import check, check_parts
 from optdyn.train.program import CHUNK, Program
 
@@ -57,13 +57,13 @@ class Run(NamedTuple):
 def prepare(
     config: Config,
     replicas: int = 0,
-    begun: bool = False,
+    resumed: bool = False,
     race: bool = False,
     timeline_of: Callable[..., Timeline] = Config.timeline,
 ) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
-    With `replicas` > 0 the timeline is (replicas, steps). A run that has `begun` has all of x_0 in
+    With `replicas` > 0 the timeline is (replicas, steps). A run that is `resumed` has all of it in
     its checkpoint, and does not look for the run that it started from. The timeline of a `race` is
     still empty. `timeline_of` draws the timeline, or returns a cached one. Touches no workdir.
     Raises `ConfigError`, `DataError` or `TimelineError`.
@@ -80,7 +80,7 @@ def prepare(
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
         check_parts(config, data, params)
     origin: Json = {}
-    if config.init_from and not begun:
+    if config.init_from and not resumed:
         params, origin = run_on_first(lambda: _parameters_from(config.init_from, params))
     epoch = max(examples_in(data.train) // config.batch_size, 1)
     size = bytes_of(params)
@@ -120,12 +120,10 @@ def _parameters_from(workdir: str, drawn: Params) -> tuple[Params, Json]:
     with ConfigError.at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
 
-    def shapes(tree: Params) -> dict[str, str]:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-        name = partial(jax.tree_util.keystr, simple=True, separator=".")
-        return {name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
-
-    theirs, ours = shapes(found), shapes(drawn)
+    theirs, ours = (
+        {".".join(k): f"{x.dtype}{list(x.shape)}" for k, x in arrays_by_name(tree).items()}
+        for tree in (found, drawn)
+    )
     for name in sorted(theirs.keys() | ours.keys()):
         if theirs.get(name) != ours.get(name):
             raise ConfigError(

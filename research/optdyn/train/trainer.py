@@ -33,7 +33,7 @@ from optdyn.train.checkpoints import Checkpoints, bytes_in, saving
 from optdyn.train.loop import Hook, Training, run_to_end, updates, with_hooks
 from optdyn.train.meter import Meter
 from optdyn.train.recorder import Recorder
-from optdyn.train.resuming import begun, finished_summary, start_or_resume
+from optdyn.train.resuming import finished_summary, has_checkpoint, start_or_resume
 from optdyn.train.run import Run, feed_of, prepare, seconds_after
 from optdyn.train.workdir import (
     LOG,
@@ -68,7 +68,8 @@ def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Js
     """
     folder = Path(workdir)
     run_on_first(lambda: check_writable(folder))
-    return run_to_end(training(prepare(config, begun=begun(folder)), folder, more=hooks))
+    run = prepare(config, resumed=has_checkpoint(folder))
+    return run_to_end(training(run, folder, user_hooks=hooks))
 
 
 class RunResult(NamedTuple):
@@ -90,23 +91,25 @@ class Record(NamedTuple):
 
 
 def training(
-    run: Run, workdir: Path, watch: Watch | None = None, more: Sequence[Hook] = ()
+    run: Run, workdir: Path, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[Json]:
     """The run in its workdir; without a `watch` it heeds signals and shows its progress."""
     config = run.config
     tell: Callable[[str], None] = (lambda text: None) if watch else say
     with hold_workdir(workdir) as folder, saving(folder):
         stored = run_on_first(lambda: claim(folder, config, free(config), run.code))
-        before = from_first(read_json(folder / "summary.json"))
-        if is_finished(before, config.steps) and not from_first(damaged(folder)):
+        old_summary = from_first(read_json(folder / "summary.json"))
+        if is_finished(old_summary, config.steps) and not from_first(damaged(folder)):
             changed = lookup.changed_files(stored["code"], run.code)
             other = f", with other code of {changed}" if changed else ""
-            tell(f"already finished at {before['step']:,}{other}: {workdir}")
-            return finished_summary(folder, config, stored, before)
+            tell(f"already finished at {old_summary['step']:,}{other}: {workdir}")
+            return finished_summary(folder, config, stored, old_summary)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
             step, state = from_first(checkpoints.restore(fresh) or (0, fresh))
-            run_on_first(lambda: start_or_resume(folder, run, stored, checkpoints, before, tell))
+            run_on_first(
+                lambda: start_or_resume(folder, run, stored, checkpoints, old_summary, tell)
+            )
             about = {"steps": config.steps, "starts": from_first(history.starts(folder))}
             checkpoints.record = lambda: {"files": {}, **about}
             if step == 0 and run.origin:  # whose workdir may have changed when this is resumed
@@ -115,38 +118,38 @@ def training(
             del fresh  # a state may fill the memory
             with Metrics(folder, bytes_in(checkpoints.recorded(), LOG)) as metrics:
                 metrics.rows[:] = from_first(metrics.rows)
-                record, last = _of_workdir(run, folder, metrics, checkpoints, about)
+                record, final = _of_workdir(run, folder, metrics, checkpoints, about)
                 watching = watch_or_default(workdir.name, config.steps, step, watch)
-                summary = yield from _train(run, step, state, record, watching, more, last)
+                summary = yield from _train(run, step, state, record, watching, user_hooks, final)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
 
 
 def in_memory(
-    run: Run, watch: Watch | None = None, more: Sequence[Hook] = ()
+    run: Run, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[RunResult]:
     """The run without a workdir, which writes no file."""
-    config, program, rows, last = run.config, run.program, list[Json](), hooks.LastParamsHook()
+    config, program, rows, params = run.config, run.program, list[Json](), hooks.LastParamsHook()
     meter = Meter(run, rows) if config.probes.momentum else None
     sums = dict.fromkeys(program.sums, 0.0)
     origin = {"init_from": run.origin} if run.origin else {}
     record = Record(rows, hooks.LogHook(rows), sums, meter, lambda: origin)
     watching = watch_or_default(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
     state = program.layout.put_state(program.init(run.params))
-    summary = yield from _train(run, 0, state, record, watching, more, [last])
-    return RunResult(summary, rows, last.found)
+    summary = yield from _train(run, 0, state, record, watching, user_hooks, [params])
+    return RunResult(summary, rows, params.found)
 
 
 def _of_workdir(
     run: Run, folder: Path, metrics: Metrics, checkpoints: Checkpoints, about: Json
 ) -> tuple[Record, list[Hook]]:
     """The record in the workdir, and the hooks that write into it."""
-    config, before = run.config, checkpoints.recorded()
-    recorder, meter = Recorder(folder / TRACE, bytes_in(before, TRACE)), None
+    config, saved = run.config, checkpoints.recorded()
+    recorder, meter = Recorder(folder / TRACE, bytes_in(saved, TRACE)), None
     if config.probes.momentum:
-        meter = Meter(run, metrics.rows, folder / SKETCHES, bytes_in(before, SKETCHES))
-    sums = dict.fromkeys(run.program.sums, 0.0) | from_first(before.get("sums", {}))
+        meter = Meter(run, metrics.rows, folder / SKETCHES, bytes_in(saved, SKETCHES))
+    sums = dict.fromkeys(run.program.sums, 0.0) | from_first(saved.get("sums", {}))
 
     def record() -> Json:
         files = {LOG: metrics.synced(), TRACE: recorder.synced()}
@@ -170,31 +173,31 @@ def _train(
     state: State,
     record: Record,
     watching: AbstractContextManager[Watch],
-    more: Sequence[Hook],
-    last: Sequence[Hook],
+    user_hooks: Sequence[Hook],
+    final_hooks: Sequence[Hook],
 ) -> Training[Json]:
-    """The run from a state on, with the hooks of all runs, then `more`, then the `last` ones."""
+    """The run from a state on, with the hooks of all runs, the user's and the final ones."""
     config, steps, log_every = run.config, run.config.steps, run.config.log_every
     rows, meter, feed = record.rows, record.meter, feed_of(run)
     windows = meter.windows if meter else None
     _, sample, test_set = shared_data.put_on_devices(
         run.data, run.program.layout.put_examples, config
     )
-    begun = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
+    started = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
     with ExitStack() as stack:
         watch = cache(partial(stack.enter_context, watching))  # when all is compiled
         all_hooks = [
-            hooks.LossHook(sample, test_set, begun, watch),
+            hooks.LossHook(sample, test_set, started, watch),
             hooks.ProbeHook(sample, test_set),
             hooks.SumHook(record.sums),
             *([meter] if meter else ()),
             *([hooks.SteeringHook()] if config.probes.steer else ()),
             *([hooks.WorkerTimeHook(feed)] if config.cluster.service.name == "measured" else ()),
-            *more,
+            *user_hooks,
             record.log,
             hooks.StopHook(watch, rows),
             hooks.ProgressHook(watch, rows),
-            *last,
+            *final_hooks,
         ]
         stops = [*range(log_every, steps, log_every), steps]
         chunks = updates(run, state, step, stops, rows, windows, feed)

@@ -51,9 +51,9 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
             rest = jax.device_put((events, parts[worker]), device)
             jax.block_until_ready(loop(*copies, *rest, 0, worker))  # compiles
             multihost_utils.sync_global_devices("measure")
-            begun = time.perf_counter()
+            started = time.perf_counter()
             jax.block_until_ready(loop(*copies, *rest, n, worker))
-            seconds[worker] = (time.perf_counter() - begun) / n
+            seconds[worker] = (time.perf_counter() - started) / n
         if jax.process_count() == 1:
             return seconds
         return np.asarray(multihost_utils.process_allgather(seconds)).sum(axis=0)

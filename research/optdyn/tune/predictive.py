@@ -53,13 +53,13 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over."""
     point, loss = EpochPoint(), bench.start(EpochPoint())
     left, epoch = rules.seconds, rules.epoch_seconds
-    last, synchronous = planned(bench, point, groups)
-    other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
-    compared, refused, least = False, last, math.inf
+    current, synchronous = planned(bench, point, groups)
+    other = partial(momentum, sorted({*rules.momenta, current.momentum, synchronous.momentum}))
+    compared, refused, least = False, current, math.inf
     moves: list[Move] = [up, partial(other, 1), partial(other, -1)]
     while True:
-        bench.note("chosen", last)
-        outcome = bench.train(point, min(epoch, left), last, loss, settle=True)
+        bench.note("chosen", current)
+        outcome = bench.train(point, min(epoch, left), current, loss, settle=True)
         left -= outcome.seconds
         if outcome.reached or left < ROUNDING * rules.seconds:
             return
@@ -68,20 +68,20 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
         if lower:
             point, loss, least = point._replace(epoch=point.epoch + 1), outcome.loss, math.inf
         if outcome.settled:
-            last = scaled(last, 1 / SETTLE)
+            current = scaled(current, 1 / SETTLE)
         elif not lower and least <= outcome.loss:  # with half the step no better: not the step's
-            last, epoch, least = refused, GROWTH * epoch, math.inf
+            current, epoch, least = refused, GROWTH * epoch, math.inf
         elif not lower:
-            refused, least, last = last, loss_of(outcome), down(last)
+            refused, least, current = current, loss_of(outcome), down(current)
         elif stalled:
-            last, epoch = down(last), GROWTH * epoch
+            current, epoch = down(current), GROWTH * epoch
         else:
             epoch *= GROWTH
             seconds = rules.probe_share * epoch
-            if last.groups > 1 and point.epoch >= GUARD and not compared:
-                last, compared = guarded(bench, point, 2 * seconds, last, synchronous), True
+            if current.groups > 1 and point.epoch >= GUARD and not compared:
+                current, compared = guarded(bench, point, 2 * seconds, current, synchronous), True
             else:
-                last, moves = challenged(bench, point, seconds, last, moves)
+                current, moves = challenged(bench, point, seconds, current, moves)
 
 
 def planned(bench: Bench, point: EpochPoint, groups: Sequence[int]) -> tuple[Choice, Choice]:
@@ -93,31 +93,31 @@ def planned(bench: Bench, point: EpochPoint, groups: Sequence[int]) -> tuple[Cho
 
 
 def challenged(
-    bench: Bench, point: EpochPoint, seconds: float, last: Choice, moves: Sequence[Move]
+    bench: Bench, point: EpochPoint, seconds: float, current: Choice, moves: Sequence[Move]
 ) -> tuple[Choice, list[Move]]:
     """Returns the better of the setting and its next challenger, and the next moves."""
-    while moves[0](last) == last:  # a momentum at the end of its list
+    while moves[0](current) == current:  # a momentum at the end of its list
         moves = [*moves[1:], moves[0]]
-    won = better(partial(bench.probe, point, seconds), last, moves[0](last))
-    return won, [*moves[1:], moves[0]] if won == last else list(moves)
+    won = better(partial(bench.probe, point, seconds), current, moves[0](current))
+    return won, [*moves[1:], moves[0]] if won == current else list(moves)
 
 
 def guarded(
-    bench: Bench, point: EpochPoint, seconds: float, last: Choice, synchronous: Choice
+    bench: Bench, point: EpochPoint, seconds: float, current: Choice, synchronous: Choice
 ) -> Choice:
     """Returns one group's setting if it beats the groups at their step and at half of it."""
     tried = cache(partial(bench.probe, point, seconds))
-    groups = min(loss_of(tried(last)), loss_of(tried(down(last))))
+    groups = min(loss_of(tried(current)), loss_of(tried(down(current))))
     if SHORTER * loss_of(tried(synchronous)) < groups:
         return synchronous
-    return better(tried, last, down(last))
+    return better(tried, current, down(current))
 
 
-def better(probe: Probe, last: Choice, other: Choice) -> Choice:
+def better(probe: Probe, current: Choice, other: Choice) -> Choice:
     """Returns the setting of the smaller loss, with a handicap for a shorter step."""
-    calmer = step(other) < (1 - ROUNDING) * step(last) or other.momentum < last.momentum
-    loss, handicap = loss_of(probe(last)), SHORTER if calmer else LONGER
-    return other if handicap * loss_of(probe(other)) < loss else last
+    calmer = step(other) < (1 - ROUNDING) * step(current) or other.momentum < current.momentum
+    loss, handicap = loss_of(probe(current)), SHORTER if calmer else LONGER
+    return other if handicap * loss_of(probe(other)) < loss else current
 
 
 def down(setting: Choice) -> Choice:
