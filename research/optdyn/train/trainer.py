@@ -158,13 +158,11 @@ def _of_workdir(
         return {"files": files, "sums": sums, **about}
 
     checkpoints.record = record
-    disk_full_errors: list[Hook] = [hooks.SaveHook(checkpoints), hooks.SummaryHook(folder, metrics)]
+    writers: list[Hook] = [hooks.SaveHook(checkpoints), hooks.SummaryHook(folder, metrics)]
     if config.parallel.api or config.cluster.service.name == "race":
-        disk_full_errors.insert(0, recorder)
+        writers.insert(0, recorder)
     starts = partial(history.summary_fields, folder)
-    return Record(
-        metrics.rows, metrics, sums, meter, lambda: from_first(starts())
-    ), disk_full_errors
+    return Record(metrics.rows, metrics, sums, meter, lambda: from_first(starts())), writers
 
 
 def _train(
