@@ -77,7 +77,7 @@ def test_lanes_whose_shares_differ_are_the_runs_alone(config, tmp_path):
     values = {"method.name": "dynamic_batch", "batch_size": 16}
     speeds = [(1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 12.0)]
     configs = [config({**values, "cluster.speeds": each}) for each in speeds]
-    assert prepare(configs[0]).columns < prepare(configs[1]).columns
+    assert prepare(configs[0]).padded_share < prepare(configs[1]).padded_share
     summaries, _ = batched(configs, tmp_path)
     for i, summary in enumerate(summaries):
         alone = train(configs[i], tmp_path / f"alone{i}")

@@ -196,8 +196,9 @@ def _names(config: Config) -> Iterator[Join]:
     expected = f"must be from {lowerings}; a command of optdyn also takes 'measured'"
     yield Join("model.lowering", unknown, expected)
     workers = config.cluster.worker_count
-    expected = f"must be at most {WIDTH // config.cluster.devices_per_node:,}, for {WIDTH:,} "
-    expected += f"workers, and with config.cluster.devices_per_node makes {workers:,}"
+    devices = config.cluster.devices_per_node
+    expected = f"must be at most {WIDTH // devices:,} with config.cluster.devices_per_node = "
+    expected += f"{devices}, which makes {workers:,} workers"
     yield Join("cluster.nodes", workers > WIDTH, expected)
     named = {
         "loss": ([config.loss] if config.loss else [], losses.LOSSES),

@@ -98,20 +98,20 @@ def updates(
     """
     feed, second_feed = feed or feed_of(run), feed_of(run)
 
-    def next_chunk(state: State, step: int, batch: int) -> Chunk:
-        """The updates from `step` on, by a timeline that decides update `batch` at least."""
+    def next_chunk(state: State, step: int, decided: int) -> Chunk:
+        """The updates from `step` on, by a timeline that has at least update `decided`."""
         nonlocal run
-        run = run if log is None else extend_timeline(run, batch, log)
+        run = run if log is None else extend_timeline(run, decided, log)
         stop = min(stops[bisect_right(stops, step, hi=len(stops) - 1)], len(run.timeline.seconds))
-        requested, block = time.monotonic(), feed(batch, batches_of(run))
+        requested, block = time.monotonic(), feed(decided, batches_of(run))
         end = min(stop, block.stop, step + CHUNK, windows.until(step) if windows else stop)
         events = partial(events_of, run, step, block)
         chunk = Chunk(run, step, end - step, stop, state, block.examples, events, requested)
         if windows and windows.has(step):
-            _add_second_batch(chunk, block, second_feed(batch, batches_of(run, independent=True)))
+            _add_second_batch(chunk, block, second_feed(decided, batches_of(run, independent=True)))
         return chunk
 
-    # The batch of the last update done is decided, from wherever the run goes on.
+    # Update `step` may be decided only by the row that is logged after this empty chunk.
     chunk = next_chunk(state, step, max(step - 1, 0))
     del state  # a state may fill the memory
     chunk.n = 0
