@@ -163,7 +163,7 @@ BAD_FILES = {
         (["--config.method.name=async"], "of your own; did you mean asynchronous or async_loc"),
         (["--config.method.name=daso+Local"], "config.method.name = 'Local': must be one of"),
         (["--config.model.name=MLP"], "of your own; did you mean mlp?"),
-        (["--config.optimizer.name=Adam"], "no such optimizer; did you mean adam?"),
+        (["--config.optimizer.name=Adam"], "must be an optimizer of optax; did you mean adam?"),
         (["--config.optimizer.schedule=cosin"], "of your own; did you mean cosine?"),
         (["--config.cluster.service.name=exponental"], "; did you mean exponential?"),
         (["--config.parallel.api=shardmap"], "'pmap', 'overlap'; did you mean shard_map?"),
