@@ -158,7 +158,7 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
         ({"data.train_examples": 2**31 - 1}, "config.data.train_examples = 2,147,483,647"),
         (
             {"cluster.nodes": 2**20, "cluster.devices_per_node": 2},
-            "config.cluster.nodes = 1048576: must be at most 524,288 with config.cluster.devices_per_no",
+            "config.cluster.nodes = 1048576: must be at most 524,288 with config.cluster.devices",
         ),
     ],
 )
