@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from optdyn.base.progress import Watch
+from optdyn.base.trees import bytes_of
 from optdyn.problem import shared_data
-from optdyn.train import batched_runs, loop, memory_checks, program, trainer
+from optdyn.train import batched_runs, loop, memory_checks, trainer
 from optdyn.train.trainer import prepare, train
 
 QUIET = Watch(lambda: 0, lambda step, text: None)
@@ -76,7 +77,7 @@ def test_lanes_whose_shares_differ_are_the_runs_alone(config, tmp_path):
     values = {"method.name": "dynamic_batch", "batch_size": 16}
     speeds = [(1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 12.0)]
     configs = [config({**values, "cluster.speeds": each}) for each in speeds]
-    assert prepare(configs[0]).columns < prepare(configs[1]).columns
+    assert prepare(configs[0]).padded_share < prepare(configs[1]).padded_share
     summaries, _ = batched(configs, tmp_path)
     for i, summary in enumerate(summaries):
         alone = train(configs[i], tmp_path / f"alone{i}")
@@ -201,7 +202,7 @@ def test_what_is_called_the_same_is_one_program(config):
     for values in ({}, *TRACED, *COMPILED):
         chosen = config(values)
         run = prepare(chosen)
-        shapes = jax.tree.map(np.shape, loop.first(run, 0)[1:4])
+        shapes = jax.tree.map(np.shape, loop.advance_arguments(run, 0)[1:4])
         found = run.program, str(shapes)
         assert known.setdefault(batched_runs.compilation(chosen), found) == found
     assert len(known) == 1 + len(COMPILED)
@@ -222,7 +223,7 @@ def test_which_runs_can_be_lanes(config, values, expected):
 
 def test_as_many_lanes_as_memory_holds(config):
     runs = [prepare(one) for one in varied(config, {"model.dimension": 1000}, 5)]
-    need, size = batched_runs.memory(runs[0]), program.parameter_bytes(runs[0].params)
+    need, size = batched_runs.memory(runs[0]), bytes_of(runs[0].params)
     # Parameters, their 4 snapshots and the velocity, at least; and what a batch of 4 and the log's
     # 100 examples of as many numbers as parameters are computed with.
     assert 6 * size < need < 6 * size + 5 * (4 + 100) * size

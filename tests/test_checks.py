@@ -10,11 +10,12 @@ import pytest
 from configs import gpt, images, plan, resnet, text, tune
 from configs.grids import meter
 from optdyn.base.errors import ConfigError
+from optdyn.base.trees import bytes_of
 from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.problem.data.arrays import make_dataset
 from optdyn.report import report, tables
-from optdyn.train import memory_checks, program, trainer
+from optdyn.train import memory_checks, trainer
 from optdyn.train.checks import check, check_parts
 from optdyn.train.grid import Grid, named, resolve
 from optdyn.train.warnings import probable_mistakes
@@ -49,7 +50,7 @@ def test_a_batch_has_each_example_once_at_most(config):
     alike = config(one | {"batch_size": 51, "model.noise": 0.0})
     check(alike)  # one objective, without examples
     said = refusal(config(one | {"batch_size": 51}))
-    assert said.startswith("config.batch_size = 51: the training set has 50 examples")
+    assert said.startswith("config.batch_size = 51: must be at most 50")
 
 
 TWO_GROUPS = {"method.name": "asynchronous", "method.groups": 2}
@@ -100,7 +101,7 @@ PARTS = [
     ({"method.name": "daso", "parallel.api": "shard_map"}, ""),
     ({"method.name": "dynamic_batch"}, "method.name = 'dynamic_batch': must be another"),
     (PIPELINE, ""),
-    (PIPELINE | {"method.pipeline": "2bw"}, "parallel.api = 'shard_map': must be '': with"),
+    (PIPELINE | {"method.pipeline": "2bw"}, "parallel.api = 'shard_map': must be '': the loss"),
 ]
 
 
@@ -129,16 +130,16 @@ def test_a_batch_larger_than_what_is_loaded(config, mnist):
     values = {"data.train_examples": 0, "batch_size": 4004, "cluster.nodes": 1, "method.groups": 1}
     large = config(mnist | values)
     said = refusal(large, trainer.prepare)
-    assert said.startswith("config.batch_size = 4,004: the training set has 4,000 examples")
+    assert said.startswith("config.batch_size = 4,004: must be at most 4,000")
 
 
 def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
     """The least memory that suffices is what the arrays are worth, and a byte less does not."""
     chosen = config(mnist | {"optimizer.momentum": 0.5})
     run = trainer.prepare(chosen)
-    size = program.parameter_bytes(run.params)
+    size = bytes_of(run.params)
     state = run.program.rule.init(run.params)
-    assert program.parameter_bytes(state) > 5 * size  # four versions and the velocity
+    assert bytes_of(state) > 5 * size  # four versions and the velocity
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + 2 * size
     monkeypatch.setattr(memory_checks, "available", lambda: need)
     trainer.prepare(chosen)
@@ -157,7 +158,7 @@ def test_what_cannot_fit_is_refused_with_its_bytes(config, mnist, monkeypatch):
         ({"data.train_examples": 2**31 - 1}, "config.data.train_examples = 2,147,483,647"),
         (
             {"cluster.nodes": 2**20, "cluster.devices_per_node": 2},
-            "config.cluster.nodes = 1048576: makes 2,097,152",
+            "config.cluster.nodes = 1048576: must be at most 524,288 with config.cluster.devices",
         ),
     ],
 )

@@ -153,7 +153,7 @@ def mutated(base, rng):
     def make():
         config = base
         for name in deleted:  # as in a file
-            config = Config.read(without(config.to_dict(), name))
+            config = Config().with_(without(config.to_dict(), name))
         return config.with_(changes)
 
     return make, {**dict.fromkeys(deleted, "deleted"), **changes}
@@ -170,7 +170,7 @@ def tried(make):
     size = sum(leaf.size for leaf in jax.tree.leaves(run.params)) * parsed.batch_size
     if size > SMALL * 64 or parsed.parallel.api or parsed.probes.momentum:
         return "prepared"
-    run.program.advance(*loop.first(run, 1))
+    run.program.advance(*loop.advance_arguments(run, 1))
     return "trained"
 
 

@@ -32,7 +32,7 @@ from optdyn.report import export, raced, report, tables, windows
 from optdyn.train import batched_runs, trainer, versions
 from optdyn.train.checkpoints import latest
 from optdyn.train.grid import Grid
-from optdyn.train.hooks import WorkerSeconds
+from optdyn.train.hooks import WorkerTimeHook
 from optdyn.train.trainer import train
 from optdyn.train.workdir import Metrics
 
@@ -372,7 +372,7 @@ def test_runs_go_on_to_what_they_would_have_been(
 ):
     aside = tmp_path / "w"
     monkeypatch.setattr(versions, "LARGE", 0)
-    monkeypatch.setattr(WorkerSeconds, "measured", lambda *_: np.ones(1))
+    monkeypatch.setattr(WorkerTimeHook, "measure", lambda *_: np.ones(1))
     rng, tried = random.Random(seed), Tried()
 
     def left(folder):

@@ -9,7 +9,8 @@ from optdyn.base.progress import Watch
 from optdyn.methods.compose import METERED
 from optdyn.momentum.readings import Windows, in_place, shortened, steered
 from optdyn.train import single, trainer
-from optdyn.train.meter import FILE, is_plain, lags
+from optdyn.train.meter import is_plain, lags
+from optdyn.train.workdir import SKETCHES
 
 PROBED = {
     "steps": 560,
@@ -63,7 +64,7 @@ def test_windows_are_recorded_and_logged_at_the_next_log_point(config, whole, ro
     recorded = single.record(config(PROBED))
     every = np.stack([recorded.displacements, recorded.raw_steps, recorded.gradients], axis=1)
     at = np.r_[0:230, 260:490, 520:560]
-    kept = np.load(workdir / FILE)
+    kept = np.load(workdir / SKETCHES)
     assert kept.shape == (len(at), len(METERED), 256)
     # The same floats of another compilation.
     np.testing.assert_allclose(kept, every[at], atol=1e-6)
@@ -97,7 +98,7 @@ def test_an_interrupted_run_resumes_to_the_same_reading(config, whole, tmp_path,
         k: v for k, v in summary.items() if k not in unlike
     }
     assert rows(tmp_path) == rows(workdir)
-    assert np.load(tmp_path / FILE).tobytes() == np.load(workdir / FILE).tobytes()
+    assert np.load(tmp_path / SKETCHES).tobytes() == np.load(workdir / SKETCHES).tobytes()
 
 
 def test_a_run_whose_windows_are_refused_together_has_no_reading_of_its_last_one():

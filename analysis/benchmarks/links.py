@@ -51,6 +51,7 @@ from analysis.benchmarks.record import options, publish
 from optdyn import methods
 from optdyn.base import processes
 from optdyn.base.files import write_json
+from optdyn.base.trees import bytes_of
 from optdyn.cli import cache
 from optdyn.clock.timeline import Timeline
 from optdyn.devices import overlap
@@ -181,7 +182,7 @@ def line_of(config: Config) -> Timeline:
 def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable[[], float]:
     """Seconds of the first n updates, called as the trainer calls them, inside `around`."""
     with around():
-        state, examples, events, indices, _ = loop.first(run, n)
+        state, examples, events, indices, _ = loop.advance_arguments(run, n)
 
     def padded(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate(
@@ -261,7 +262,7 @@ def measured(
                 after = shaped.sent_bytes(f"node{jax.process_index()}")
                 found["sent"].append((after - before) / n)
     together = {name: of_nodes(values).tolist() for name, values in found.items()}
-    return together | {"parameter_bytes": program.parameter_bytes(run.params)}
+    return together | {"parameter_bytes": bytes_of(run.params)}
 
 
 def small_sum() -> Callable[[], float]:

@@ -37,8 +37,9 @@ from optdyn.problem import shared_data
 from optdyn.problem.data import order
 from optdyn.race.race import race
 from optdyn.report import raced
-from optdyn.train import meter, single
+from optdyn.train import single
 from optdyn.train.single import Recording
+from optdyn.train.workdir import SKETCHES
 
 PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
 SHORT = {
@@ -172,7 +173,7 @@ def recorded(cell: dict[str, Any], config: od.Experiment) -> RecordedRun:
     with TemporaryDirectory(prefix="optdyn-race-") as folder:
         workdir = Path(folder, "race")
         race(one, workdir, partial(ray_workers, gpus=0.0, servers=1, address=""))
-        sketches = np.load(workdir / meter.FILE).swapaxes(0, 1)
+        sketches = np.load(workdir / SKETCHES).swapaxes(0, 1)
         found = raced.load(workdir)
     late = found.staleness.mean()
     return RecordedRun(

@@ -97,7 +97,7 @@ def after_meetings(config: od.Experiment) -> np.ndarray:
     """(meetings + 1, dimension) theta at the start and after every meeting."""
     run, period = trainer.prepare(config), config.method.get("period", 0)
     theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)
-    for chunk in loop.updates(run, loop.initial(run), 0, stops):
+    for chunk in loop.updates(run, loop.initial_state(run), 0, stops):
         chunk.make()
         if chunk.step in stops and chunk.n:
             theta.append(_flat(chunk.state.state.outer[0][0])[:DIMENSION])

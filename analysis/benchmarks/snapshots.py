@@ -69,7 +69,7 @@ class Updates:
 
     def __init__(self, config: od.Experiment):
         self.run = trainer.prepare(config)
-        self.state, *self.rest, _ = loop.first(self.run, CHUNK)
+        self.state, *self.rest, _ = loop.advance_arguments(self.run, CHUNK)
         self.seconds(1)  # compiles
 
     def seconds(self, n: int) -> float:

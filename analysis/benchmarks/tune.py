@@ -31,7 +31,7 @@ from optdyn.base.files import read_rows
 from optdyn.base.trees import Json
 from optdyn.cli.tune import result, tune
 from optdyn.evidence import arms
-from optdyn.evidence.study import Study, a_core_each, cores
+from optdyn.evidence.study import Study, cores, pool_on_cores
 from optdyn.experiment import Config
 from optdyn.tune.choice import Choice
 
@@ -151,7 +151,7 @@ def main() -> None:
         best = dict(
             zip(given.cases, study.map(lambda c: fixed(study, c), given.cases), strict=True)
         )
-    with a_core_each(cores()) as pool:
+    with pool_on_cores(cores()) as pool:
         jobs = [
             pool.submit(measure, case, seed, given.modes, best[case], given.workdir)
             for case in given.cases

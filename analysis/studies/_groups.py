@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.studies import _problems as problems
-from optdyn.evidence.arms import Tuned, at, reported, sgd, tuned
+from optdyn.evidence.arms import Tuned, reported, sgd, tuned
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
@@ -42,7 +42,7 @@ ARRIVALS = 4000  # that seconds an update are of
 
 
 def config_of(cluster: str, batch: int, groups: int) -> Config:
-    return at(problems.network("mlp", batch, groups), CLUSTERS[cluster], 0)
+    return problems.network("mlp", batch, groups).with_(CLUSTERS[cluster], seed=0)
 
 
 def measure(study: Study) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def measure(study: Study) -> dict[str, Any]:
 
 def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, float]:
     """Seconds to the loss over those of one group, by the model, from one synchronous run."""
-    config = at(config_of(cluster, batch, 1), one.point, study.choose[0])
+    config = config_of(cluster, batch, 1).with_(one.point, seed=study.choose[0])
     [curve] = study.trials([Job(config, problems.TARGET)])
     updates = max(round(to_loss(curve, problems.TARGET)), 1)
     measured = prediction.MeasuredLoss(

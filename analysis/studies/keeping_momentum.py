@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.studies import _problems as problems
-from optdyn.evidence.arms import MOMENTUM, at, reported, sgd, tuned
+from optdyn.evidence.arms import MOMENTUM, reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
@@ -51,7 +51,7 @@ def measure(study: Study) -> dict[str, Any]:
         elif kind == "16 groups, tuned":
             chosen = sgd(problems.network(network, batch, 16), many, 0.0)
         else:
-            kept = at(problems.network(network, batch, 16), {MOMENTUM: 0.9}, 0)
+            kept = problems.network(network, batch, 16).with_({MOMENTUM: 0.9}, seed=0)
             chosen = sgd(kept, many)
         found = tuned(study, chosen, problems.TARGET)
         curves = reported(study, chosen, found.point, problems.TARGET)

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import optdyn as od
-from optdyn.evidence.arms import at, reported, sgd, tuned
+from optdyn.evidence.arms import reported, sgd, tuned
 from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import drawn_again, ratio, shown
 from optdyn.evidence.study import Study
@@ -133,7 +133,7 @@ def _measured(study: Study, arms: dict[PenaltyCase, dict[str, Any]]) -> Measured
     each = [
         study.remember(
             f"{MODEL} {REFERENCE} {point} {updates} {seed}",
-            lambda seed=seed: prediction.measure(at(config_of(cell), point, seed), updates),
+            lambda seed=seed: prediction.measure(config_of(cell).with_(point, seed=seed), updates),
         )
         for seed in study.choose
     ]

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,14 +49,6 @@ class Config(Setup):
         if not isinstance(self.method, MethodStack):
             raise ConfigError(wrong_type_line("config.method", self.method, Method))
         self.method.checked()
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Self:
-        """Returns the experiment of a nested dict; keys it lacks keep their defaults.
-
-        Raises `ConfigError`.
-        """
-        return cls().with_(values)
 
     def _no_key(self, key: str) -> str:
         """The line for an unknown key, which suggests keys of all models, methods and so on."""
@@ -117,10 +109,10 @@ def read(
     """Returns the experiment of a run whose `config.json` has these values.
 
     Raises `ConfigError`, also where a key is missing, or where one of the `keys` names code that
-    a file may not run (`lookup.check_read`).
+    a file may not run (`lookup.check_names_in_file`).
     """
     lookup.check_names_in_file(values, file, keys)
-    experiment = Config.read(values)
+    experiment = Config().with_(values)
     check_whole(values, experiment.to_dict(), file)
     return experiment
 
@@ -204,8 +196,9 @@ def _names(config: Config) -> Iterator[Join]:
     expected = f"must be from {lowerings}; a command of optdyn also takes 'measured'"
     yield Join("model.lowering", unknown, expected)
     workers = config.cluster.worker_count
-    expected = f"must be at most {WIDTH // config.cluster.devices_per_node:,}, for {WIDTH:,} "
-    expected += f"workers, and with config.cluster.devices_per_node makes {workers:,}"
+    devices = config.cluster.devices_per_node
+    expected = f"must be at most {WIDTH // devices:,} with config.cluster.devices_per_node = "
+    expected += f"{devices}, which makes {workers:,} workers"
     yield Join("cluster.nodes", workers > WIDTH, expected)
     named = {
         "loss": ([config.loss] if config.loss else [], losses.LOSSES),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Noisy quadratics, as many as there are seeds times groups, and for each seed one that diverges.
 GRID = """
 import optdyn as od
-from optdyn.train.grid import Grid, product, seeds
+from optdyn.train.grid import Grid, product
 
 def get_config(text="2,60"):
     count, steps = map(int, text.split(","))
@@ -25,8 +25,8 @@ def get_config(text="2,60"):
         log_every=10,
         checkpoint_every=20,
     )
-    good = product({"method.groups": [4, 2], "optimizer.momentum": [0.3], "seed": seeds(count)})
-    bad = product({"method.groups": [2], "optimizer.learning_rate": [1e6], "seed": seeds(count)})
+    good = product({"method.groups": [4, 2], "optimizer.momentum": [0.3], "seed": range(count)})
+    bad = product({"method.groups": [2], "optimizer.learning_rate": [1e6], "seed": range(count)})
     return Grid(base, [*good, *bad], "Is it noisy?")
 """
 

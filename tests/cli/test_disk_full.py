@@ -91,7 +91,7 @@ def test_a_run_says_one_line_and_goes_on(config, tmp_path, disk, rows, monkeypat
     whole = train(chosen, tmp_path / "whole")
     here = disk.path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(workdir, "SHOWN", 0.0)
+        patch.setattr(workdir, "FLUSH", 0.0)
         full_before(patch, disk, *PLACES[place])
         with pytest.raises(DiskFull) as caught:
             train(chosen, here)

@@ -188,7 +188,7 @@ def test_a_claim_that_is_not_whole_is_refused_in_one_line(own, name, text, said)
             CLAIM + "SEEDS = {'full': (1, 1)}",
             "has no --scale=small, but full",
         ),
-        (lock.LOCK, '{"sums": 3}', "is no lock file"),
+        (lock.LOCK, '{"sums": 3}', "must be a lock file"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_in_one_line(own, tmp_path, name, text, said):

@@ -116,7 +116,7 @@ def test_with_more_steps_points_go_on(sweeping, whole, tmp_path, rows):
 
 OWN = """
 import optdyn as od
-from optdyn.train.grid import Grid, seeds
+from optdyn.train.grid import Grid
 
 def get_config(steps="20"):
     base = od.config("quickstart").with_(
@@ -127,7 +127,7 @@ def get_config(steps="20"):
         log_every=10,
         checkpoint_every=10,
     )
-    return Grid(base, [{"seed": seed} for seed in seeds(3)])
+    return Grid(base, [{"seed": seed} for seed in range(3)])
 """
 
 
@@ -222,7 +222,7 @@ BAD_GRIDS = {
     [
         (["--config={tmp}/value.py"], "point seed=0,steps=0: config.steps = 0: must be at least 1"),
         (["--config={tmp}/no_grid.py"], "a grid is a Grid(base, points) of optdyn.train.grid"),
-        (["--config={tmp}/empty.py"], "grid: it has no points"),
+        (["--config={tmp}/empty.py"], "grid: points: must be one at least"),
         (["--config={tmp}/list.py"], "grid: points = 3: must be a list of dicts"),
         (["--config={tmp}/key.py"], "point step=60: config has no key 'step'; did you mean steps"),
         (["--config={tmp}/inner.py"], "config has no key 'base.steps'; that of a run has 'steps'"),

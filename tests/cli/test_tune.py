@@ -236,7 +236,7 @@ def test_bad_input_is_said_before_anything_is_touched(whole, config, tmp_path):
         tune(config({**SMALL, "tune.target": 1.0}), workdir)
 
 
-@pytest.mark.parametrize("what", ["line 4 is not what is decided", "lines of epochs that were"])
+@pytest.mark.parametrize("what", ["line 4 is not the decision made", "lines of epochs that were"])
 def test_lines_that_are_not_those_that_were_decided_are_refused(unended, what):
     chosen, workdir = unended
     made = lines(workdir)

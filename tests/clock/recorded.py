@@ -47,7 +47,7 @@ def record(line, path, raced=False):
     recorder, half = Recorder(path, 0), len(line.seconds) // 2
     for window in (slice(0, half), slice(half, len(line.seconds))):
         if raced:
-            recorder.raced(line, window, np.zeros_like(line.seconds[window]))
+            recorder.append_raced(line, window, np.zeros_like(line.seconds[window]))
         else:
             recorder.append(line, window, 1.0)
 

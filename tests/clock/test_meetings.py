@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn import methods
+from optdyn.base.trees import bytes_of
 from optdyn.clock.meetings import AllReduce, LocalTimes, Peers, meeting_seconds, node_seconds
 from optdyn.clock.network import all_reduce
 from optdyn.clock.timeline import Meeting
 from optdyn.methods.averaging import cut, meeting_schedule
 from optdyn.methods.gossip import GRAPHS, graph_peers
 from optdyn.train import program
-from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
 
 
@@ -41,7 +41,7 @@ def streaming(fragments, steps, values=()):
     config = battery.config_of("model_averaging", own | dict(values) | {"steps": steps})
     params = battery.make_run("model_averaging").params
     network = methods.ModelInfo(program.problem_of(config, 5), params, {})
-    known = {"steps_per_epoch": 4, "update_bytes": parameter_bytes(params), "network": network}
+    known = {"steps_per_epoch": 4, "update_bytes": bytes_of(params), "network": network}
     return config, params, config.timeline(**known)
 
 
@@ -53,12 +53,12 @@ def test_all_bytes_are_those_of_one_fragment_and_the_most_at_once_are_a_part():
     for fragments in (1, 2, 4):
         _, params, line = streaming(fragments, 13, seconds)
         sent[fragments] = np.diff(line.seconds, prepend=0.0) - computing
-        whole = parameter_bytes(params)
-        parts = [parameter_bytes(part) for part in cut(params, fragments)]
+        whole = bytes_of(params)
+        parts = [bytes_of(part) for part in cut(params, fragments)]
         # Sums of whole numbers in float64.
         np.testing.assert_allclose(sent[fragments], line.plan.send @ parts, rtol=1e-12)
         assert sent[fragments].sum() == pytest.approx(4 * whole)  # three turns and the end
-        largest = max(map(parameter_bytes, jax.tree.leaves(params)))
+        largest = max(map(bytes_of, jax.tree.leaves(params)))
         assert sent[fragments][:-1].max() <= whole / fragments + largest
     assert sent[4][:-1].max() < sent[2][:-1].max() < sent[1][:-1].max()
 
@@ -214,7 +214,7 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
     }
     config, params, line = streaming(fragments, 30, values)
     services, _ = node_seconds(config.cluster, 30, config.batch_size, 0, config.seed)
-    sizes = [parameter_bytes(part) for part in cut(params, fragments)]
+    sizes = [bytes_of(part) for part in cut(params, fragments)]
     transfers = [all_reduce(3, size, 1e3, latency) for size in sizes]
     # Sums of 30 float64 numbers in another order.
     expected = simulate(line.plan, services, services, transfers)

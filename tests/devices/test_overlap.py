@@ -84,7 +84,7 @@ def test_a_send_does_not_wait(config, monkeypatch):
 
 def program_of(chosen, n):
     run = trainer.prepare(chosen)
-    return run.program.layout, loop.first(run, n)
+    return run.program.layout, loop.advance_arguments(run, n)
 
 
 def leaves(tree):

@@ -15,7 +15,7 @@ from tests.evidence.known import quadratic
 @pytest.fixture
 def here(monkeypatch):
     """Trials run in threads of this process, as starting one takes two seconds."""
-    monkeypatch.setattr(study_of, "a_core_each", ThreadPoolExecutor)
+    monkeypatch.setattr(study_of, "pool_on_cores", ThreadPoolExecutor)
 
 
 def jobs(**most):
@@ -43,7 +43,7 @@ def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path, here):
     made = optdyn.Experiment(model=model, data=data, batch_size=4, steps=20)
     with Study(tmp_path, "small", (5,), (0,), processes=1) as study:
         (curve,) = study.trials([Job(made, 1e-9)])
-        assert study.trials([Job(Config.read(made.to_dict()), 1e-9)]) == [curve]
+        assert study.trials([Job(Config().with_(made.to_dict()), 1e-9)]) == [curve]
     assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 1
 
 

@@ -16,7 +16,7 @@ def test_parts_make_the_updates_of_the_whole(config, mnist, name):
     def trained(parts):
         chosen = config(values | {"parallel.accumulation": parts, "optimizer.momentum": 0.5})
         run = trainer.prepare(chosen)
-        state, examples, events, indices, n = loop.first(run, 20)
+        state, examples, events, indices, n = loop.advance_arguments(run, 20)
         state, _ = run.program.advance(state, examples, events, indices, n)
         return jax.device_get(state.params)
 

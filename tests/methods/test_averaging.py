@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from optdyn.base.trees import bytes_of
 from optdyn.methods.averaging import DesLoc, meeting_schedule
 from optdyn.methods.daso import DASO
 from optdyn.train import program
@@ -247,7 +248,7 @@ def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
     """Adam's two moments: three times the bytes."""
     values = {"method.inner_state": inner_state}
     sent, took, params = sent_and_seconds("model_averaging", values, "adam")
-    size = program.parameter_bytes(params)
+    size = bytes_of(params)
     np.testing.assert_array_equal(sent, times * size * np.tile([0, 0, 1], 4))
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from optdyn import methods
+from optdyn.base.trees import bytes_of
 from optdyn.train import program
 from tests.methods import test_battery as battery
 
@@ -34,7 +35,7 @@ def seconds(name, params, values, optimizer="sgd"):
     """Of every update, by the clock of a config, less those of its computing."""
     config = battery.config_of(name, values | {"optimizer.name": optimizer})
     network = methods.ModelInfo(program.problem_of(config, battery.CLASSES), params, {})
-    size = program.parameter_bytes(params)
+    size = bytes_of(params)
     known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
     line = config.timeline(**known)
     computing = battery.BATCH / config.cluster.nodes * config.cluster.seconds_per_example

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn import core, optimizers
+from optdyn.base.trees import bytes_of
 from optdyn.clock.timeline import entries_at
 from optdyn.devices.simulated import over_nodes
 from optdyn.experiment import ConfigError
@@ -18,7 +19,6 @@ from optdyn.methods import Event
 from optdyn.methods.averaging import cut, join, meeting_schedule
 from optdyn.methods.messages import sharded
 from optdyn.methods.sync import sync
-from optdyn.train.program import parameter_bytes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import averaging
 from tests.methods.traced import collectives
@@ -165,9 +165,7 @@ def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     assert [where for _, where, _ in found] == [("cond", 1)] * fragments
     parts = cut(tree(START), fragments)
     # Each of two devices sends half of a fragment, rounded up to whole numbers of four bytes.
-    assert [size for *_, size in found] == [
-        4 * -(-parameter_bytes(part) // 4 // local) for part in parts
-    ]
+    assert [size for *_, size in found] == [4 * -(-bytes_of(part) // 4 // local) for part in parts]
 
 
 def test_the_program_says_the_bytes_that_the_clock_counts():
@@ -176,5 +174,5 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
     for t in range(battery.STEPS):
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
-    parts = [parameter_bytes(part) for part in cut(run.params, 2)]
+    parts = [bytes_of(part) for part in cut(run.params, 2)]
     np.testing.assert_array_equal(said, np.asarray(run.events.plan.send) @ parts)

@@ -314,7 +314,7 @@ def mean_of(name, **values):
     """(6,) parameters after 60 updates, the mean over the nodes."""
     config = Config().with_(BOWL | {"method.name": name, **values})
     run = trainer.prepare(config)
-    state, _ = run.program.advance(*loop.first(run, 60))
+    state, _ = run.program.advance(*loop.advance_arguments(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])
     return x.mean(axis=0) if x.ndim == 2 else x
 

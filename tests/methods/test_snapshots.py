@@ -156,7 +156,7 @@ def updated(steps, snapshots, groups):
     config = Config().with_(values)
     run = trainer.prepare(config)
     before = resident("VmRSS:")
-    state, *rest, n = loop.first(run, steps)
+    state, *rest, n = loop.advance_arguments(run, steps)
     state, infos = run.program.advance(state, *rest, n)
     float(infos["loss"][0])
     need = memory_checks.need_of(config, run.program.rule, run.params)
@@ -209,7 +209,7 @@ def test_an_update_copies_no_table(config, name, model):
     asked |= {"method.arrivals": 2} if name == "buffered" else {}
     asked |= {"method.delay_bound": 3} if name == "ringmaster" else {}
     run = trainer.prepare(config({"steps": 40, "batch_size": 4, **asked, **MODELS[model]}))
-    state, *rest, _ = loop.first(run, 40)
+    state, *rest, _ = loop.advance_arguments(run, 40)
     program = run.program.advance.lower(state, *rest, 40).compile().as_text()
     slots = run.timeline.slots if name in TABLES[:4] else groups
     made = re.findall(rf"= \w+\[{slots},.*?\]\S* (\S+?)\(", program)

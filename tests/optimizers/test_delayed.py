@@ -34,7 +34,7 @@ def config(name):
 
 
 def trained(run, updates):
-    for chunk in loop.updates(run, loop.initial(run), 0, [updates]):
+    for chunk in loop.updates(run, loop.initial_state(run), 0, [updates]):
         chunk.make()
     return chunk.state.params
 

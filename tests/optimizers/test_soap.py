@@ -96,15 +96,15 @@ def test_turned_gradients_make_turned_steps():
 
 def test_it_is_an_optimizer_by_name():
     assert "soap" in known()
-    made = optimizer("soap", ("learning_rate",), {"every": 5})
+    made = optimizer("soap", ("learning_rate",), {"period": 5})
     params = jax.tree.map(jnp.asarray, START)
     state = made.init(params)
     updates, after = made.update(params, state, params, learning_rate=0.1)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert jax.tree.structure(updates) == jax.tree.structure(params)
     assert logged(after) == {}
-    with pytest.raises(ValueError, match="every 0: must be at least 1"):
-        soap(0.1, every=0)
+    with pytest.raises(ValueError, match="period 0: must be at least 1"):
+        soap(0.1, period=0)
 
 
 def test_nodes_that_train_by_themselves_have_bases_of_their_own():
@@ -116,16 +116,16 @@ def test_nodes_that_train_by_themselves_have_bases_of_their_own():
             model=model,
             data={"train": data, "test": data},
             loss=lambda outputs, batch: ((outputs - batch["y"]) ** 2).sum(axis=-1),
-            optimizer=od.Optax(name="soap", learning_rate=RATE, options={"every": 2}),
+            optimizer=od.Optax(name="soap", learning_rate=RATE, options={"period": 2}),
             method=od.ModelAveraging(period=3),
             cluster=od.Cluster(nodes=2),
             batch_size=8,
             steps=4,
         )
     )
-    state, _ = run.program.advance(*loop.first(run, 4))
+    state, _ = run.program.advance(*loop.advance_arguments(run, 4))
 
-    made, starts = soap(RATE, every=2), [jnp.ones((3, 2)) / 2] * 2
+    made, starts = soap(RATE, period=2), [jnp.ones((3, 2)) / 2] * 2
     nodes = [(x, made.init(x)) for x in starts]
     for t, chosen in enumerate(batches_of(run)(0, 4).reshape(4, 2, 4)):
         for i, (x, own) in enumerate(nodes):

@@ -542,7 +542,7 @@ def test_a_race_is_refused_likewise(own, folder):
 
 
 def test_a_trial_of_other_code_is_run_again(own, folder, monkeypatch):
-    monkeypatch.setattr(study_of, "a_core_each", ThreadPoolExecutor)
+    monkeypatch.setattr(study_of, "pool_on_cores", ThreadPoolExecutor)
     jobs = [Job(own(steps=5, **{"optimizer.momentum": 0.0}))]
     with Study(folder / "study", "small", (5,), (0,), processes=1) as study:
         (first,) = study.trials(jobs)

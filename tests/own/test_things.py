@@ -110,7 +110,7 @@ def test_what_a_call_raises_says_where(folder):
 def test_options_are_the_same_from_a_config_and_from_its_json():
     options = {"widths": (1, 2), "deep": {"a": (3,), "b": "text"}}
     config = Config().with_({"model.name": "a:model", "model.options": options})
-    for made in (config, Config.read(json.loads(to_json(config)))):
+    for made in (config, Config().with_(json.loads(to_json(config)))):
         found = plain(made.model.options)
         assert found == options and type(found) is type(found["deep"]) is dict
         found["deep"].clear()  # it is whoever was given it that may

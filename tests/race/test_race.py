@@ -33,7 +33,7 @@ from optdyn.race import shards
 from optdyn.race.race import THREADS, one_core, replay_workers, sequential_workers
 from optdyn.race.worker import make_compute
 from optdyn.train.checkpoints import parameters
-from optdyn.train.run import by_number
+from optdyn.train.run import batches_by_number
 from tests.train.runs import prepare, train
 
 
@@ -356,11 +356,10 @@ def test_a_batch_is_put_together_of_its_parts():
     every = lambda start, stop: order[start:stop]  # noqa: E731
     for k in (1, 2, 3, 12):
         numbers = np.arange(8 * k).reshape(8, k)
-        np.testing.assert_array_equal(by_number(every, numbers), order)
+        np.testing.assert_array_equal(batches_by_number(every, numbers), order)
         some = rng.choice(8 * k, (2, k))
-        cut = core.split_parts({"x": by_number(every, some).swapaxes(0, 1)}, k)[
-            "x"
-        ]  # (k, ., 2 batches)
+        parts = core.parts({"x": batches_by_number(every, some).swapaxes(0, 1)}, k)
+        cut = parts["x"]  # (k, ., 2 batches)
         for (t, j), number in np.ndenumerate(some):
             whose = core.split_parts({"x": order[number // k]}, k)["x"][number % k]
             np.testing.assert_array_equal(cut[j][:, t], whose)

@@ -10,7 +10,7 @@ from optdyn.momentum import readings
 from optdyn.report import windows
 from optdyn.report.tables import TableError, folders_with
 from optdyn.train import trainer
-from optdyn.train.meter import FILE
+from optdyn.train.workdir import SKETCHES
 from tests.report.simulation import deviation
 from tests.report.test_implicit_momentum import command
 
@@ -52,7 +52,7 @@ def test_a_run_says_again_what_it_said_at_its_end(sweep):
 
 
 def test_the_seeds_of_a_setting_are_fitted_together(sweep):
-    runs = [windows.load(folder) for folder in folders_with(sweep, FILE)]
+    runs = [windows.load(folder) for folder in folders_with(sweep, SKETCHES)]
     (both,) = windows.pooled(runs)
     assert both.name == "s0 and 1 more"
     fits = [windows.fit(run) for run in [*runs, both]]
@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_is_read_up_to_its_last_log_point(sweep, tmp_path):
 @pytest.mark.parametrize("damage", ["cut", "text", "shape", "config"])
 def test_damaged_recordings_are_one_line(sweep, tmp_path, damage):
     folder = shutil.copytree(sweep / "points" / "s0", tmp_path / "run")
-    file = folder / FILE
+    file = folder / SKETCHES
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-1000])
     elif damage == "text":
@@ -138,7 +138,7 @@ def test_damaged_recordings_are_one_line(sweep, tmp_path, damage):
 
 
 def test_bad_input_ends_the_command_with_2(sweep, tmp_path, capsys):
-    (tmp_path / FILE).write_text("no array")
+    (tmp_path / SKETCHES).write_text("no array")
     code, _, error = command(capsys, f"--workdir={tmp_path}")
     assert code == 2 and error.count("\n") == 1
     code, _, error = command(capsys, f"--workdir={sweep}", "--gradient_lags=-1")

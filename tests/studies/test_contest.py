@@ -19,7 +19,6 @@ from optdyn.evidence.arms import (
     RATE,
     STEP,
     Arm,
-    at,
     momenta,
     not_negative,
     point,
@@ -65,9 +64,9 @@ def known(updates):
 def test_every_arm_can_run_at_the_ends_of_what_a_network_chooses_from(name):
     entry = contest.entry(name)
     top = tuple(len(steps) - 1 for steps in entry.ladders.values())
-    for cell in (entry.usual, (0,) * len(top), top):
+    for cell in (entry.start, (0,) * len(top), top):
         setting = point(entry.arm, list(entry.arm.start.values()))
-        check(at(Side(entry, {}).config(cell), setting, 0))
+        check(Side(entry, {}).config(cell).with_(setting, seed=0))
 
 
 def test_a_setting_is_of_its_arm_alone():
@@ -299,7 +298,9 @@ def test_a_run_takes_the_seconds_that_its_record_says():
     others = shipped["result"]["opponents"][contest.TUNED_ON]["8 x 1"]["every"]
     plain = next(each for each in others if each["arm"] == contest.PLAIN)
     config = contest.config_of(contest.PLAIN).with_(plain["chosen"])
-    curve = trial(at(config, plain["point"], shipped["seeds"]["report"][0]), contest.LOSSES[-1])
+    curve = trial(
+        config.with_(plain["point"], seed=shipped["seeds"]["report"][0]), contest.LOSSES[-1]
+    )
     # Another machine sums in another order, so that losses differ in their last digits.
     seconds = to_loss(curve, contest.LOSSES[-1], "met")
     assert seconds == pytest.approx(plain["seconds"]["0.1"][0], rel=1e-3)

@@ -20,7 +20,7 @@ from analysis.studies import (
 )
 from optdyn.cli import papers
 from optdyn.evidence.claim import Claim
-from optdyn.evidence.contest import infinite, table
+from optdyn.evidence.contest import nulls_to_inf, table
 from optdyn.train.checks import check
 
 STUDIES = Path(__file__).parents[2] / papers.STUDIES
@@ -31,7 +31,7 @@ NAMES = list(papers.claims(STUDIES))
 
 def record(name):
     """With infinity where its JSON file has null."""
-    return infinite(json.loads((RECORDS / f"{name}.json").read_text()))
+    return nulls_to_inf(json.loads((RECORDS / f"{name}.json").read_text()))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -160,7 +160,7 @@ def test_what_would_have_been_another_run_is_refused_and_left(config, tmp_path, 
         "last average": (
             {**NODES, "method.name": "model_averaging", "method.period": 7},
             {"steps": 90},
-            "'model_averaging' ends a run of 60 in a way of its own",
+            "'model_averaging' ends a run of 60 steps differently",
         ),
         "steered": (
             {**METER, "probes.steer": True, "optimizer.momentum": 0.5},
@@ -265,17 +265,19 @@ def test_parameters_of_another_model_are_refused(config, mnist, tmp_path, files)
     for values, expected in [
         (
             {**mnist, "model.hidden": (9,)},
-            "is float32[8, 10], this model's is float32[9, 10];",
+            "is float32[8, 10], this model's is float32[9, 10]",
         ),
         ({**mnist, "model.hidden": (8, 8)}, "this model's is "),
-        ({}, "the models must be the same"),
+        ({}, "must be of the same model"),
     ]:
         message = refusal(train, config({**values, "init_from": str(source)}), tmp_path / "run")
         assert message.startswith(f"config.init_from = '{source}': ") and expected in message
     message = refusal(train, config({"init_from": str(tmp_path / "none")}), tmp_path / "run")
     assert message.endswith("none: no checkpoint in it; give the workdir of a run")
     replicas = config({"init_from": str(source), "replicas.count": 2})
-    assert "config.init_from: of a run, not of replicas" in refusal(recorded, replicas, tmp_path)
+    assert "config.init_from: must be '' with config.replicas.count" in refusal(
+        recorded, replicas, tmp_path
+    )
     (array, *_) = (source / "checkpoints" / "60").rglob("d/*")
     content = array.read_bytes()
     array.write_bytes(content[::-1])

@@ -68,7 +68,7 @@ def begun(config):
 
 def test_losses_and_probes_are_logged_at_log_points_alone(begun):
     chunk, sets = begun
-    measuring = [hooks.Losses(*sets, 0.0, quiet), hooks.ProbeHook(*sets)]
+    measuring = [hooks.LossHook(*sets, 0.0, quiet), hooks.ProbeHook(*sets)]
     for hook in measuring:
         hook.chunk(chunk)
     assert chunk.row is None
@@ -83,10 +83,10 @@ def test_losses_and_probes_are_logged_at_log_points_alone(begun):
 
 
 def test_what_updates_say_is_summed_over_all_of_them():
-    hook = hooks.Sums({"sent_bytes": 0.0})
+    hook = hooks.SumHook({"sent_bytes": 0.0})
     hook.chunk(chunk_of(0, [1, 1], sent_bytes=[3, 4], **{METERED[0]: [9, 9], SERVED: [1, 1]}))
     last = chunk_of(2, [1], row={"step": 3}, sent_bytes=[5])
-    last.whole = SimpleNamespace(logged=lambda: {"drift": 2.0})
+    last.full_state = SimpleNamespace(logged=lambda: {"drift": 2.0})
     hook.chunk(last)
     assert last.row == {"step": 3, "sent_bytes": 12.0, "drift": 2.0}
 
@@ -114,13 +114,13 @@ def test_the_momentum_that_is_logged_is_that_of_the_last_update():
     run = SimpleNamespace(hypers={"momentum": np.array([0.0, 0.25, 0.5])})
     rows = [{}, {}]
     for start, row in zip((0, 1), rows, strict=True):
-        hooks.Steering().chunk(chunk_of(start, [1.0] * start, row=row, run=run))
+        hooks.SteeringHook().chunk(chunk_of(start, [1.0] * start, row=row, run=run))
     assert [row["explicit_momentum"] for row in rows] == [0.0, 0.25]
 
 
 def test_workers_are_timed_where_an_epoch_ends(monkeypatch):
-    hook = hooks.WorkerSeconds(None)
-    monkeypatch.setattr(hook, "measured", lambda chunk: np.array([1.0, 2.0]))
+    hook = hooks.WorkerTimeHook(None)
+    monkeypatch.setattr(hook, "measure", lambda chunk: np.array([1.0, 2.0]))
     made = [chunk_of(10, [1.0] * 10, row=row) for row in ({}, None)] + [chunk_of(10, row={})]
     for chunk in (*made, first := chunk_of(0, row={})):
         hook.chunk(chunk)
@@ -131,7 +131,7 @@ def test_workers_are_timed_where_an_epoch_ends(monkeypatch):
 def test_arrivals_are_recorded_with_the_times_that_there_are(tmp_path, monkeypatch):
     recorder, made = Recorder(tmp_path / "trace.csv", 0), []
     monkeypatch.setattr(recorder, "append", lambda *told: made.append(("even", *told)))
-    monkeypatch.setattr(recorder, "raced", lambda *told: made.append(("raced", *told)))
+    monkeypatch.setattr(recorder, "append_raced", lambda *told: made.append(("raced", *told)))
     for chunk in (chunk_of(), chunk_of(0, [1.0]), chunk_of(1, [1, 1], **{SERVED: [0.1, 0.2]})):
         recorder.chunk(chunk)
     (first, line, one, seconds), (second, _, two, served) = made
@@ -142,7 +142,7 @@ def test_arrivals_are_recorded_with_the_times_that_there_are(tmp_path, monkeypat
 def test_a_log_keeps_rows_or_writes_them(tmp_path):
     rows = []
     with Metrics(tmp_path, 0) as metrics:
-        for hook in (hooks.Log(rows), metrics):
+        for hook in (hooks.LogHook(rows), metrics):
             for chunk in (chunk_of(row={"step": 0, "loss": 1.5}), chunk_of(0, [1.0])):
                 hook.chunk(chunk)
         assert rows == metrics.rows == [{"step": 0, "loss": 1.5}]
@@ -163,12 +163,12 @@ def test_a_log_keeps_rows_or_writes_them(tmp_path):
     ],
 )
 def test_a_run_ends_where_there_is_a_reason(start, loss, stopped, given, status):
-    hook = hooks.Stops(lambda: quiet(stopped), [{"train_loss": loss}])
+    hook = hooks.StopHook(lambda: quiet(stopped), [{"train_loss": loss}])
     hook.chunk(first := chunk_of(start))
     assert first.status == ""  # an update is made, whatever came before it
     hook.chunk(chunk := chunk_of(start, [1.0], status=given))
     assert chunk.status == status
-    chunk.whole, summary = SimpleNamespace(params={"x": np.zeros(2)}), {}
+    chunk.full_state, summary = SimpleNamespace(params={"x": np.zeros(2)}), {}
     hook.end(chunk, summary)
     assert summary.get("signal") == (2 if status == "interrupted" else None)
     assert ("parameters_crc32" in summary) == (status != "diverged")
@@ -176,7 +176,7 @@ def test_a_run_ends_where_there_is_a_reason(start, loss, stopped, given, status)
 
 def test_a_checkpoint_is_asked_for_once_a_signal():
     asked = [0]
-    hook = hooks.Stops(lambda: quiet(asked=asked[0]), [{"train_loss": 1.0}])
+    hook = hooks.StopHook(lambda: quiet(asked=asked[0]), [{"train_loss": 1.0}])
     found = []
     for asked[0] in (1, 1, 1, 2):  # the first came while the first log point was taken
         hook.chunk(chunk := chunk_of(len(found), [1.0] if found else ()))
@@ -195,8 +195,8 @@ def test_a_checkpoint_is_asked_for_once_a_signal():
     ],
 )
 def test_a_state_is_saved_where_it_is_due(chunk, saved):
-    checkpoints, chunk.whole = Calls(latest=40), "whole"
-    hook = hooks.Saves(checkpoints)
+    checkpoints, chunk.full_state = Calls(latest=40), "whole"
+    hook = hooks.SaveHook(checkpoints)
     hook.chunk(chunk)
     assert checkpoints.made == [("save", chunk.step, "whole")] * saved
     hook.end(chunk, summary := {})
@@ -207,7 +207,7 @@ def test_a_state_is_saved_where_it_is_due(chunk, saved):
 def test_the_line_shows_updates_that_were_made_and_are_finite():
     shown = []
     watch = Watch(lambda: 0, lambda *said: shown.append(said))
-    hook = hooks.ProgressLine(lambda: watch, [{"train_loss": 0.25}])
+    hook = hooks.ProgressHook(lambda: watch, [{"train_loss": 0.25}])
     for chunk in (chunk_of(), chunk_of(0, [1.0]), chunk_of(1, [math.nan])):
         hook.chunk(chunk)
     assert shown == [(1, "loss 0.25")]
@@ -217,7 +217,7 @@ def test_a_summary_is_written_at_the_end_and_vouched_for_if_nothing_is_left(conf
     chunk, files = chunk_of(run=SimpleNamespace(config=config({"steps": STEPS}))), Calls()
     for status, step in (("interrupted", 20), ("completed", STEPS)):
         summary = {"status": status, "step": step}
-        hooks.Ends(tmp_path, files).end(chunk, summary)
+        hooks.SummaryHook(tmp_path, files).end(chunk, summary)
         assert json.loads((tmp_path / "summary.json").read_text()) == summary
         whole = status == "completed"
         assert ((tmp_path / "crc32.json").exists(), len(files.made)) == (whole, whole)

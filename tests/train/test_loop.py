@@ -7,7 +7,7 @@ import pytest
 from optdyn.methods.compose import METERED
 from optdyn.momentum.readings import Windows
 from optdyn.train import single
-from optdyn.train.loop import METERED_CHUNK, initial, updates
+from optdyn.train.loop import METERED_CHUNK, initial_state, updates
 from optdyn.train.trainer import prepare
 
 STEPS = 60
@@ -16,7 +16,7 @@ STEPS = 60
 def made(run, stops, lengths, **more):
     """All chunks, each of as many updates as its length says, their losses, and the state."""
     chunks = []
-    for chunk in updates(run, initial(run), 0, stops, **more):
+    for chunk in updates(run, initial_state(run), 0, stops, **more):
         chunk.make(next(lengths))
         chunks.append(chunk)
     return chunks, np.concatenate([chunk.infos["loss"] for chunk in chunks]), chunk.state
@@ -39,7 +39,7 @@ def test_floats_do_not_depend_on_chunks(config, streaming):
         chunks, again, ended = made(run, stops, iter(lambda: int(rng.integers(0, 9)), None))
         np.testing.assert_array_equal(again, losses)
         assert_same(ended, state)
-        assert [c.step for c in chunks if c.n and c.step == c.until] == stops
+        assert [c.step for c in chunks if c.n and c.step == c.next_stop] == stops
         assert chunks[0].n == 0
         assert [c.start for c in chunks[1:]] == [c.step for c in chunks[:-1]]
 
@@ -47,7 +47,7 @@ def test_floats_do_not_depend_on_chunks(config, streaming):
 def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):
     run = prepare(config())
     _, losses, state = made(run, [STEPS], iter(lambda: 256, None))
-    for chunk in updates(run, initial(run), 0, [7, 23, STEPS]):
+    for chunk in updates(run, initial_state(run), 0, [7, 23, STEPS]):
         chunk.make()
         if chunk.step == 23:
             break
@@ -59,7 +59,7 @@ def test_who_stops_has_the_state_of_that_step_and_can_go_on(config):
     np.testing.assert_array_equal(np.concatenate(later), losses[23:])
     assert_same(chunk.state, state)
     compiled, empty = updates(run, chunk.state, STEPS, [STEPS])  # at its end there is nothing left
-    assert (compiled.n, empty.n, empty.start, empty.until) == (0, 0, STEPS, STEPS)
+    assert (compiled.n, empty.n, empty.start, empty.next_stop) == (0, 0, STEPS, STEPS)
 
 
 def test_windows_are_metered_and_nothing_else_is(config):

@@ -292,7 +292,7 @@ def test_one_compilation_serves_all_replicas(config, small, tmp_path):
         {**SMALL, "seed": 3, "optimizer.learning_rate": 0.02, "cluster.speeds": (1, 2, 3)}
     )
     events = trainer.prepare(chosen, COUNT)
-    made = {series.program for series in replicas._series(events)}
+    made = {series.program for series in replicas._replica_groups(events)}
     assert made == {
         events.program,
         program.make(config(SMALL).with_({"method.name": "sync"}), 0, 1),

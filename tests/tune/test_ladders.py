@@ -98,7 +98,7 @@ def test_what_is_searched_is_what_the_method_and_the_optimizer_have(name, optimi
 
 
 def test_a_search_needs_a_learning_rate_to_start_from():
-    with pytest.raises(ConfigError, match=r"learning_rate = 0\.0: the search starts from it"):
+    with pytest.raises(ConfigError, match=r"learning_rate = 0\.0: must be above 0: the search"):
         ladders.ladders(config("sync").with_({"optimizer.learning_rate": 0.0}))
 
 
@@ -130,5 +130,5 @@ def test_the_search_starts_where_the_config_stands():
 
 def test_what_has_no_constant_rate_is_refused():
     one = config("diloco", "adam").with_({"optimizer.schedule": "cosine"})
-    with pytest.raises(ConfigError, match="constant while tuned"):
+    with pytest.raises(ConfigError, match="must be 'constant', without"):
         ladders.ladders(one)

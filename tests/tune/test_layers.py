@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import optimizers
+from optdyn.base.trees import bytes_of
 from optdyn.core import Event
 from optdyn.experiment import Config
 from optdyn.plan import layers, phases, planner
@@ -22,7 +23,7 @@ from optdyn.plan.phases import Loop
 from optdyn.problem import problem
 from optdyn.problem.models.convolution import LOWERINGS, serves
 from optdyn.train import trainer
-from optdyn.train.program import CHUNK, parameter_bytes
+from optdyn.train.program import CHUNK
 from tests.methods.composed import sync
 
 FLOAT = 4  # bytes
@@ -93,10 +94,10 @@ def test_terms_are_counted():
     """Of LeNet, by hand. Kept: what convolutions, pooling and dense layers need to go back."""
     of = traced(LENET)
     one, two = (layers.terms(of, layers.convolutions(of), b) for b in (1, 2))
-    weights = parameter_bytes({name: of.params[name] for name in ("conv0", "conv1")})
+    weights = bytes_of({name: of.params[name] for name in ("conv0", "conv1")})
     assert weights == FLOAT * (5 * 5 * 2 + 2 + 5 * 5 * 2 * 3 + 3)
     assert one.parameters == two.parameters == 3 * weights  # weights, gradients, momentum
-    rest = parameter_bytes(of.params) - weights
+    rest = bytes_of(of.params) - weights
     assert one.classifier > 3 * rest
     assert two.feature_maps == 2 * one.feature_maps
     assert two.classifier - one.classifier == one.classifier - 3 * rest
@@ -134,10 +135,10 @@ def test_bytes_of_the_program(dense):
     """Between what its arguments alone take and that with every array of a hand-written update."""
     of, update = dense
     one, many = update(1, ()), update(101, ())
-    images = parameter_bytes(of.data.train)
+    images = bytes_of(of.data.train)
     order = FLOAT * CHUNK  # one int32 an example and update
     assert one.data == images + order and many.data == images + 101 * order
-    held = 2 * parameter_bytes(of.params)  # with momentum
+    held = 2 * bytes_of(of.params)  # with momentum
     assert one.bytes > one.data + held
     # An example more: its numbers, the image as floats, and eight and ten activations, with room
     # for as many copies again.

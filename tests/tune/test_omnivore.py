@@ -139,7 +139,7 @@ def test_where_all_diverge_the_learning_rate_falls(bad):
 
 def test_a_loss_that_never_is_finite_is_said():
     cluster = Cluster(loss=lambda setting, seconds: math.nan)
-    with pytest.raises(ConfigError, match="finite at none"):
+    with pytest.raises(ConfigError, match="must have one at which the loss is finite"):
         search(cluster.tried, [Choice(1, 0.9, alpha) for alpha in RATES], MOMENTA)
 
 

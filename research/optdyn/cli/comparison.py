@@ -22,7 +22,7 @@ from optdyn.evidence.intervals import FEWEST, ratio, shown
 from optdyn.report import efficiency, figures, headline, tables
 from optdyn.report.figures import OKABE_ITO
 from optdyn.train.grid import Grid, named
-from optdyn.train.trainer import Kept
+from optdyn.train.trainer import RunResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ def compare(
     ]
     rows = [{"name": f"{name},seed={one.seed}"} | one.changed_keys() for name, one in chosen]
     config, path = Grid(Experiment(), rows), Path(workdir) if workdir else None
-    kept: dict[str, Kept] = {}
+    kept: dict[str, RunResult] = {}
     entries = points.plan(config, path)
     for _, one in chosen[:: len(seeds)]:
         one.warn()

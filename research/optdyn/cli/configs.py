@@ -74,7 +74,7 @@ def _experiment_of_run(path: Path, changes: Mapping[str, Any]) -> "Experiment":
     if methods[0] != methods[1]:
         stored.pop("method", None)  # it would be imported, although another replaces it
     try:
-        return Experiment.read(stored).with_(changes)
+        return Experiment().with_(stored).with_(changes)
     except InputError as error:
         raise ConfigError(f"config file {path}: is no config of a run: {error}") from error
 

@@ -95,7 +95,7 @@ class Experiment(experiment.Config):
             return read_run(self, Path(workdir))
         with lookup.files_read_once():
             run = trainer.prepare(self)
-            return run_of_memory(self, run_to_end(trainer.in_memory(run, more=tuple(hooks))))
+            return run_of_memory(self, run_to_end(trainer.in_memory(run, user_hooks=tuple(hooks))))
 
     def timeline(self, **known: Any) -> Timeline:
         """Returns who reads and writes which version when, and the simulated seconds.
@@ -308,7 +308,7 @@ def read_run(experiment: Experiment, folder: Path) -> Trained:
     return Trained(experiment, tables.logged(point.log), point.summary, params)
 
 
-def run_of_memory(experiment: Experiment, kept: trainer.Kept) -> Trained:
+def run_of_memory(experiment: Experiment, kept: trainer.RunResult) -> Trained:
     """Returns the run of an experiment that has ended without a workdir."""
     from optdyn.report import tables
 

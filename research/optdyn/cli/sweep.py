@@ -48,9 +48,9 @@ from optdyn.train.grid import Grid, of_point, resolve
 from optdyn.train.loop import run_to_end
 from optdyn.train.memory_checks import available
 from optdyn.train.replicas import record
-from optdyn.train.resuming import begun
+from optdyn.train.resuming import has_checkpoint
 from optdyn.train.run import Run
-from optdyn.train.trainer import Kept
+from optdyn.train.trainer import RunResult
 
 
 class SweepState(NamedTuple):
@@ -64,13 +64,13 @@ class SweepState(NamedTuple):
     noted: NotedSignals
     failed: Event  # set if a point has failed, so that the others stop
     results: Callable[[str], None] | None  # writes `results.csv` with that point and those before
-    kept: dict[str, Kept]  # results by point, without a workdir
+    kept: dict[str, RunResult]  # results by point, without a workdir
 
     def prepare(self, entry: PlannedPoint) -> Run:
-        is_begun = self.workdir is not None and begun(folder_of(self.workdir, entry.name))
+        resumed = self.workdir is not None and has_checkpoint(folder_of(self.workdir, entry.name))
         config = resolve(self.config, entry.name, entry.point)
         with of_point(entry.name):
-            return trainer.prepare(config, begun=is_begun)
+            return trainer.prepare(config, resumed=resumed)
 
     def train(self, entry: PlannedPoint, run: Run) -> dict[str, Any]:
         """Trains the point separately to its end; returns its summary."""
@@ -147,7 +147,7 @@ def sweep(
     entries: Sequence[PlannedPoint],
     way: str,
     threads: int,
-    kept: dict[str, Kept] | None = None,
+    kept: dict[str, RunResult] | None = None,
 ) -> int:
     """Runs the points that are not done; returns the number of the signal that stopped it, or 0.
 

@@ -27,7 +27,7 @@ from optdyn.momentum.moments import REJECTED
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, memory_checks, program, trainer
 from optdyn.train.checks import check
-from optdyn.train.loop import initial, updates
+from optdyn.train.loop import initial_state, updates
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 
@@ -151,11 +151,11 @@ def seconds_per_update(run: trainer.Run) -> float:
     """Returns the measured seconds of an update, without compilation."""
     length, done, seconds = 1, 0, 0.0
     while seconds < TIMED_SECONDS:
-        for chunk in updates(run, initial(run), 0, [len(run.timeline.seconds)]):
+        for chunk in updates(run, initial_state(run), 0, [len(run.timeline.seconds)]):
             chunk.make(length)
             if chunk.n:
                 length, done = 2 * length, done + chunk.step - chunk.start
-                seconds += time.monotonic() - chunk.begun
+                seconds += time.monotonic() - chunk.requested
             if seconds >= TIMED_SECONDS:
                 break
     return seconds / done

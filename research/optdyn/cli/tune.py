@@ -63,13 +63,13 @@ def tune(config: Config, workdir: Path) -> dict[str, Any]:
             say(f"already finished: {workdir}")
             return finished
         write(folder / "config.json", text_of(config))
-        history.started(folder, 0, config.steps)
+        history.record_start(folder, 0, config.steps)
         if cluster:
             outcome = {"tuned": _tuned(config, cluster, folder)}
         else:
             outcome = {"search": ladders.tuned(config, folder)}
         summary = {"status": "completed", **outcome, **trainer.provenance(run)}
-        summary |= history.told(folder)
+        summary |= history.summary_fields(folder)
         write_json(folder / "summary.json", summary)
         return summary
 

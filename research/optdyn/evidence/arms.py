@@ -1,16 +1,15 @@
-"""An arm of a comparison, tuned whole: the best setting that its ladders have.
+"""The search for the best setting of an arm, one side of a comparison.
 
-An arm is one side of the comparison. Each of its numbers, such as the learning rate, has a *ladder*
-of values without ends, and a setting is a rung on every ladder. From where it stands the search
-tries the rungs next to it on each ladder and moves to the best; where all of them are worse it
-tries two ladders at a time, since a higher momentum may only pay at a lower rate. It starts from
-two settings, and goes on from the better end. Settings that are within `NOISE` of the least cost
-are then run on more and more of the seeds that choose, half of them leaving each time, so that the
-winner is not merely the luckiest.
+Each number of an arm, such as the learning rate, has a *ladder* of values without ends, and a
+setting is a rung on each ladder. The search tries the neighbouring rungs on each ladder and moves
+to the best; where all of them are worse it moves on two ladders at a time, since a higher momentum
+may only pay at a lower rate. It starts from two settings, and goes on from the better end. Settings
+within `NOISE` of the least cost are then run on more and more of the seeds that choose, half of
+them leaving each time, so that the winner is not merely the luckiest.
 
-The setting that it ends with is *interior*: neither one ladder nor two at a time lead to a better
-one. Its `range` on a ladder is from the lowest to the highest value that the seeds can't tell from
-it; where that is wide, the ladder is flat, and the one value says little.
+The setting that it ends with is *interior*: no neighbour on one or two ladders is better. Its
+`range` on a ladder is from the lowest to the highest value that the seeds cannot distinguish from
+it; where that is wide, the ladder is flat, and the value alone means little.
 """
 
 import math
@@ -26,17 +25,17 @@ from optdyn.evidence.trial import Curve, to_loss
 from optdyn.experiment import Config
 from optdyn.train.grid import Point
 
-SLACK = 1.5  # a trial ends after so many times what the best so far took
+SLACK = 1.5  # a trial ends after so many times the cost of the best so far
 WORSE = 1.02  # a rung that is worse by less than this ratio is as good
 NOISE = 1.1  # a setting within this ratio of the least cost may be the best on more seeds
-SEARCHED, FINAL = 4, 8  # the seeds that a search looks at; settings that get more of them
+SEARCHED, FINAL = 4, 8  # seeds of the search; settings that are run on more of them
 MOVES = 40  # of a search, at most
-FALLS = 3  # by 2^3 each, of a rate at which all diverges; below that no rate is the reason
+FALLS = 3  # by 2^3 each, of a rate at which all diverge; if these do not help, the rate is not why
 LONGER, ROUNDS = 4, 3  # trials are so many times longer, so often, where none reaches the target
 RATE, MOMENTUM = "optimizer.learning_rate", "optimizer.momentum"
 OUTER, PERIOD = "method.outer_momentum", "method.period"
 STEP = "long_run_step"  # a ladder of alpha / (1 - mu), which sets the learning rate
-# The second start is that of more momentum at a smaller step, which is far away in both.
+# The second start has more momentum at a smaller step, far from the first in both.
 AWAY = {STEP: -2, RATE: -2, MOMENTUM: 3}  # rungs; 2 on every other ladder
 
 Ladder = Callable[[int], float]
@@ -45,15 +44,15 @@ Key = TypeVar("Key")
 
 
 class Cost(NamedTuple):
-    """What a setting took, compared in this order."""
+    """The cost of a setting, compared in this order."""
 
-    time: float  # of the clock, to the target
+    time: float  # by the search's clock, to the target
     loss: float  # at the end
     updates: float  # to the target
 
 
 class Arm(NamedTuple):
-    """What is tuned: keys of a config, or STEP, each with its ladder and the rung to start from."""
+    """The numbers to tune: keys of a config, or STEP, with their ladders and first rungs."""
 
     config: Config
     ladders: Mapping[str, Ladder]
@@ -61,36 +60,41 @@ class Arm(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """An arm at its best, as JSON has it. Costs are medians over the first seeds that choose."""
+    """The best setting of an arm, in JSON. Costs are medians over the first seeds that choose."""
 
     point: Point  # keys of the config and their values
     rungs: dict[str, int]
-    cost: float  # of the clock, to the target; infinite if no setting reaches it
-    neighbours: dict[str, list[float]]  # by ladder, the cost of the rung below and of that above
-    interior: bool  # reached, and no neighbour is better, those on diagonals among them
+    cost: float  # by the clock, to the target; infinite if no setting reaches it
+    neighbours: dict[str, list[float]]  # by ladder, the costs of the rungs below and above
+    interior: bool  # reached, and no neighbour is better, on one ladder or two
     tried: list[tuple[list[int], float]]
-    range: dict[str, list[float]]  # by ladder, the least and the most that is told from it by none
+    range: dict[str, list[float]]  # by ladder, the least and the most that the seeds do not exclude
     seeds: int  # that the setting was chosen on
 
 
 class Search(NamedTuple):
-    """An arm on a clock: what a trial is run to, and by what it ends."""
+    """An arm, its target, and its clocks."""
 
     study: Study
     arm: Arm
     target: float  # training loss
-    clock: str  # what is to be small, 'updates' or simulated 'seconds'
-    ends: str  # what trials end by
+    clock: str  # of costs: 'updates' or simulated 'seconds'
+    ends: str  # clock by which trials end
 
-    def run(self, wanted: Sequence[Rungs], seeds: Sequence[int], most: float) -> list[list[Curve]]:
-        """The curves of every setting, on the seeds."""
-        every = [at(self.arm.config, point(self.arm, rungs), s) for rungs in wanted for s in seeds]
-        curves = self.study.trials([Job(config, self.target, most, self.ends) for config in every])
+    def run(
+        self, settings: Sequence[Rungs], seeds: Sequence[int], most: float
+    ) -> list[list[Curve]]:
+        """Returns the curves of each setting, on the seeds."""
+        points = [point(self.arm, rungs) for rungs in settings]
+        configs = [self.arm.config.with_(values, seed=s) for values in points for s in seeds]
+        curves = self.study.trials(
+            [Job(config, self.target, most, self.ends) for config in configs]
+        )
         n = len(seeds)
         return [curves[i : i + n] for i in range(0, len(curves), n)]
 
 
-LARGEST = 0.999999  # momentum; its rung is also every one beyond
+LARGEST = 0.999999  # momentum, of its rung and of all beyond
 
 
 def rates(i: int) -> float:
@@ -99,7 +103,7 @@ def rates(i: int) -> float:
 
 
 def counts(i: int) -> int:
-    """Powers of 2, of a period or a rank; below rung 0 there is 1 again."""
+    """Powers of 2, of a period or a rank; 1 on all rungs below 0."""
     return 2 ** max(i, 0)
 
 
@@ -110,20 +114,20 @@ def momenta(i: int) -> float:
 
 
 def not_negative(i: int) -> float:
-    """0, 0.3, 0.6, 0.8, ...; below rung 0 there is 0 again."""
+    """0, 0.3, 0.6, 0.8, ...; 0 on all rungs below 0."""
     return momenta(max(i, 0))
 
 
 def rung(ladder: Ladder, value: float) -> int:
-    """The rung of a ladder that is nearest to a value, among the first fifty on either side.
+    """Returns the rung whose value is nearest, among the first fifty on either side.
 
-    Where several are, as beyond an end that stays what it is, the one nearest to rung 0.
+    Of several, as beyond the end of a ladder, it is the one nearest to rung 0.
     """
     return min(range(-50, 51), key=lambda i: (abs(ladder(i) - value), abs(i)))
 
 
 def sgd(config: Config, step: float, momentum: float | None = None) -> Arm:
-    """SGD tuned from about this long-run step on, and from this momentum; None keeps the config's.
+    """Returns an arm of SGD that starts from this long-run step and momentum; None: the config's.
 
     Steps are alpha / (1 - mu), since the best of those depends little on mu.
     """
@@ -135,9 +139,9 @@ def sgd(config: Config, step: float, momentum: float | None = None) -> Arm:
 
 
 def point(arm: Arm, rungs: Sequence[int]) -> Point:
-    """The values of a setting, by key of the config.
+    """Returns the values of a setting, by key of the config.
 
-    Where an outer momentum has a ladder too, a step is over 1 - mu of both.
+    Where an outer momentum has a ladder too, the long-run step is alpha over 1 - mu of both.
     """
     values = {key: ladder(i) for (key, ladder), i in zip(arm.ladders.items(), rungs, strict=True)}
     if STEP in values:
@@ -145,11 +149,6 @@ def point(arm: Arm, rungs: Sequence[int]) -> Point:
         outer = [1 - value for key, value in values.items() if key.endswith(".outer_momentum")]
         values[RATE] = values.pop(STEP) * (1 - momentum) * math.prod(outer)
     return values
-
-
-def at(config: Config, point: Point, seed: int) -> Config:
-    """The config at this setting and seed."""
-    return config.with_(point, seed=seed)
 
 
 def tuned(
@@ -160,20 +159,19 @@ def tuned(
     ends: str = "updates",
     near: Tuned | None = None,
 ) -> Tuned:
-    """The setting with the least cost to a training loss of `target`, on the seeds that choose.
+    """Returns the setting of the least cost to a training loss of `target`, on the choosing seeds.
 
-    Trials are short at first: where none reaches the target, the setting of the least loss goes on
-    with trials that are longer, up to the steps of the config. They end after `SLACK` times the
-    updates that the best so far took. Where some settings take longer for an update than others,
-    `ends` = 'seconds': the search then goes on from there with trials that end by those.
-
-    What was tuned by updates to the same target at another batch or period is `near`: the search
-    starts from there and from there only, with trials of `LONGER` times the updates it took.
+    Trials are short at first: where none reaches the target, the search goes on from the setting of
+    the least loss with longer trials, up to the steps of the config. They end after `SLACK` times
+    the updates of the best so far. Where some settings take longer for an update than others, use
+    `ends` = 'seconds': the search then goes on with trials that end by those. With `near`, tuned by
+    updates to the same target at another batch or period, the search starts from there only, with
+    trials of `LONGER` times its updates.
 
     Raises ValueError where trials should end by seconds and the cost is in updates.
     """
     if (clock, ends) == ("updates", "seconds"):
-        raise ValueError("ends = 'seconds' is of a search by seconds: clock = 'seconds' or 'met'")
+        raise ValueError(f"clock = {clock!r}: must be 'seconds' or 'met' with ends = 'seconds'")
     search, costs = Search(study, arm, target, clock, "updates"), dict[Rungs, Cost]()
     if near is not None:
         best = tuple(near.rungs[key] for key in arm.ladders)
@@ -203,10 +201,10 @@ def tuned(
     return _found(search, *_decided(search, best, costs, budget))
 
 
-def best_of(study: Study, every: Mapping[Key, Arm], target: float) -> dict[Key, Tuned]:
-    """`tuned` by updates, of several arms at a time."""
-    found = study.map(lambda arm: tuned(study, arm, target), every.values())
-    return dict(zip(every, found, strict=True))
+def best_of(study: Study, arms: Mapping[Key, Arm], target: float) -> dict[Key, Tuned]:
+    """Returns `tuned` of each arm, by updates, several at a time."""
+    found = study.map(lambda arm: tuned(study, arm, target), arms.values())
+    return dict(zip(arms, found, strict=True))
 
 
 def reported(
@@ -216,27 +214,24 @@ def reported(
     target: float = -math.inf,
     seeds: Sequence[int] | None = None,
 ) -> list[Curve]:
-    """The curve of every seed at a setting, to the target or the end of its steps.
-
-    Without `seeds` they are those that report.
-    """
+    """Returns a setting's curves to the target or the last step, by default on report seeds."""
     chosen = study.report if seeds is None else seeds
-    return study.trials([Job(at(arm.config, setting, seed), target) for seed in chosen])
+    return study.trials([Job(arm.config.with_(setting, seed=seed), target) for seed in chosen])
 
 
 def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float) -> Rungs:
-    """From `best` to a setting with no better neighbour, by trials of `budget`; `costs` grow."""
+    """A setting without a better neighbour, from `best` on by trials of `budget`; fills `costs`."""
     falls = 0
     for _ in range(MOVES):
-        for wanted in ([best], beside(best), diagonal(best)):
-            _look(search, wanted, costs, budget)
-            least = min(wanted, key=costs.__getitem__, default=best)
+        for tried in ([best], neighbours(best), diagonal_neighbours(best)):
+            _add_costs(search, tried, costs, budget)
+            least = min(tried, key=costs.__getitem__, default=best)
             here = costs[best]
             if (costs[least].time, costs[least].loss) < (here.time / WORSE, here.loss):
                 best = least
                 break
             hopeless = math.isinf(here.loss) and math.isinf(costs[least].loss)
-            if wanted != [best] and hopeless and falls < FALLS:
+            if tried != [best] and hopeless and falls < FALLS:
                 falls += 1
                 down = [3 * (key in (STEP, RATE)) for key in search.arm.ladders]
                 best = tuple(i - by for i, by in zip(best, down, strict=True))  # far too large
@@ -246,9 +241,11 @@ def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float)
     return best
 
 
-def _look(search: Search, wanted: Iterable[Rungs], costs: dict[Rungs, Cost], budget: float) -> None:
-    """The costs of settings that have none, on the first seeds that choose."""
-    new = [rungs for rungs in wanted if rungs not in costs]
+def _add_costs(
+    search: Search, settings: Iterable[Rungs], costs: dict[Rungs, Cost], budget: float
+) -> None:
+    """Adds the costs of settings without one, on the first seeds that choose."""
+    new = [rungs for rungs in settings if rungs not in costs]
     seeds = search.study.choose[:SEARCHED]
     for rungs, curves in zip(
         new, search.run(new, seeds, _most(search, costs, budget)), strict=True
@@ -257,18 +254,18 @@ def _look(search: Search, wanted: Iterable[Rungs], costs: dict[Rungs, Cost], bud
 
 
 def _most(search: Search, costs: Mapping[Rungs, Cost], budget: float) -> float:
-    """What a trial may take, at most: more than that is not the best."""
+    """The most that a trial may take: one that takes more is not the best."""
     took = (c.updates if search.ends == "updates" else c.time for c in costs.values())
-    return min([budget, *(SLACK * each for each in took)])
+    return min([budget, *(SLACK * amount for amount in took)])
 
 
 def _decided(
     search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float
 ) -> tuple[Rungs, dict[Rungs, Cost], dict[Rungs, list[float]]]:
-    """The best on all the seeds that choose, all costs, and the times of those that came near it.
+    """The best on all choosing seeds, all costs, and the times of the settings near the best.
 
     Successive halving: the better half of the settings within `NOISE` of the least cost goes on to
-    twice the seeds. What is beside the winner is tried too, until nothing new comes near.
+    twice the seeds. The winner's neighbours are tried too, until none of them is new.
     """
     seeds, times = search.study.choose, dict[Rungs, list[float]]()
     for _ in range(MOVES):
@@ -277,26 +274,26 @@ def _decided(
         near, n = near[:FINAL], min(SEARCHED, len(seeds))
         while True:
             curves = search.run(near, seeds[:n], _most(search, costs, budget))
-            for rungs, every in zip(near, curves, strict=True):
-                times[rungs] = [to_loss(curve, search.target, search.clock) for curve in every]
+            for rungs, trials in zip(near, curves, strict=True):
+                times[rungs] = [to_loss(curve, search.target, search.clock) for curve in trials]
             near.sort(key=lambda rungs: float(np.median(times[rungs])))
             if n == len(seeds) or len(near) == 1:
                 break
             near, n = near[: max(math.ceil(len(near) / 2), 2)], min(2 * n, len(seeds))
         best = near[0]
-        if all(rungs in costs for rungs in (*beside(best), *diagonal(best))):
+        if all(rungs in costs for rungs in (*neighbours(best), *diagonal_neighbours(best))):
             break
-        _look(search, (*beside(best), *diagonal(best)), costs, budget)
+        _add_costs(search, (*neighbours(best), *diagonal_neighbours(best)), costs, budget)
     return best, costs, times
 
 
-def beside(rungs: Rungs) -> list[Rungs]:
-    """The settings one rung away on one ladder, below and above."""
+def neighbours(rungs: Rungs) -> list[Rungs]:
+    """Returns the settings one rung away on one ladder, below and above."""
     return [_moved(rungs, {k: by}) for k in range(len(rungs)) for by in (-1, 1)]
 
 
-def diagonal(rungs: Rungs) -> list[Rungs]:
-    """The settings one rung away on two ladders."""
+def diagonal_neighbours(rungs: Rungs) -> list[Rungs]:
+    """Returns the settings one rung away on two ladders."""
     pairs = combinations(range(len(rungs)), 2)
     return [
         _moved(rungs, {j: one, k: other}) for (j, k), one, other in product(pairs, (-1, 1), (-1, 1))
@@ -308,11 +305,11 @@ def _moved(rungs: Rungs, by: Mapping[int, int]) -> Rungs:
 
 
 def _cost(curves: Sequence[Curve], target: float, clock: str) -> Cost:
-    """Medians; where the target was missed the last loss says which miss is nearer."""
+    """Medians over the curves."""
     times = [to_loss(curve, target, clock) for curve in curves]
     updates = [to_loss(curve, target) for curve in curves]
     losses = [math.inf if c.status == "diverged" else c.losses[-1] for c in curves]
-    return Cost(*(float(np.median(each)) for each in (times, losses, updates)))
+    return Cost(*(float(np.median(values)) for values in (times, losses, updates)))
 
 
 def _found(
@@ -321,34 +318,34 @@ def _found(
     costs: Mapping[Rungs, Cost],
     times: Mapping[Rungs, Sequence[float]],
 ) -> Tuned:
-    arm, own = search.arm, times.get(best, [costs[best].time])
+    arm, best_times = search.arm, times.get(best, [costs[best].time])
 
     def over(rungs: Rungs) -> float:
-        """What a setting took over the best, on the seeds that both have."""
+        """The cost of a setting over that of the best, on the seeds of both."""
         if rungs not in times:
             return costs[rungs].time / costs[best].time
-        n = min(len(times[rungs]), len(own))
-        return float(np.median(times[rungs][:n]) / np.median(own[:n]))
+        n = min(len(times[rungs]), len(best_times))
+        return float(np.median(times[rungs][:n]) / np.median(best_times[:n]))
 
-    around = [rungs for rungs in (*beside(best), *diagonal(best)) if rungs in costs]
+    around = [rungs for rungs in (*neighbours(best), *diagonal_neighbours(best)) if rungs in costs]
     interior = math.isfinite(costs[best].time) and all(over(r) >= 1 / WORSE for r in around)
-    next_to = [costs[r].time if r in costs else math.nan for r in beside(best)]
+    next_to = [costs[r].time if r in costs else math.nan for r in neighbours(best)]
     alike = [best]
-    for rungs, taken in times.items():
-        n = min(len(taken), len(own))
-        if rungs != best and ratio(taken[:n], own[:n])[1] <= 1:
+    for rungs, seconds in times.items():
+        n = min(len(seconds), len(best_times))
+        if rungs != best and ratio(seconds[:n], best_times[:n])[1] <= 1:
             alike.append(rungs)
+    spans = {}
+    for k, (key, ladder) in enumerate(arm.ladders.items()):
+        on_ladder = [rungs[k] for rungs in alike]
+        spans[key] = [ladder(min(on_ladder)), ladder(max(on_ladder))]
     return Tuned(
         point(arm, best),
         dict(zip(arm.ladders, best, strict=True)),
-        float(np.median(own)),
+        float(np.median(best_times)),
         {key: next_to[2 * k : 2 * k + 2] for k, key in enumerate(arm.ladders)},
         interior,
         [(list(rungs), cost.time) for rungs, cost in costs.items()],
-        {key: _span(arm.ladders[key], [r[k] for r in alike]) for k, key in enumerate(arm.ladders)},
-        len(own) if times else min(SEARCHED, len(search.study.choose)),
+        spans,
+        len(best_times) if times else min(SEARCHED, len(search.study.choose)),
     )
-
-
-def _span(ladder: Ladder, rungs: Sequence[int]) -> list[float]:
-    return [ladder(min(rungs)), ladder(max(rungs))]

@@ -1,13 +1,13 @@
-"""A claim of a paper: one sentence, what is measured against whom, and the verdict's rule.
+"""A claim of a paper: a sentence, a measurement against an opponent, and the rule of the verdict.
 
 Each is a file of `analysis/studies/`, or of a folder that `optdyn papers --claims` names, with
 
-    CLAIM              what is claimed, and how it is judged; None of a file that is no claim
-    measure(study)     the runs, all through the study; returns JSON values
+    CLAIM              a `Claim`; None of a file that is no claim
+    measure(study)     runs all trials through the study; returns JSON values
     verdict(result)    the rule as code, a pure function, committed before the run that counts
-    picture(result, figure)  on a matplotlib figure
-    SEEDS              {scale: how many seeds choose and report}, if not those of all claims
-    LONG               True if it takes hours, so that it is judged only where it is named
+    picture(result, figure)  draws on a matplotlib figure
+    SEEDS              {scale: how many seeds choose and report}, if not the default
+    LONG               True if it takes hours: it is judged only by name
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ WORDS = ("confirmed", "refuted", "open")
 
 
 class Claim(NamedTuple):
-    number: int  # its place on the scoreboard
+    number: int  # on the scoreboard
     sentence: str  # as the paper has it
     source: str
-    measured: str  # what, of which model, on how much data, simulated or real
-    opponent: str  # and how it was tuned
+    measured: str  # quantity, model, size of the data, simulated or real
+    opponent: str  # with how it was tuned
     rule: str  # of the verdict, in words
 
 
@@ -31,12 +31,12 @@ class Verdict(NamedTuple):
 
 
 def below(found: Sequence[float], bound: float) -> str:
-    """The word of a claim that an estimate, (value, low, high), is below a bound."""
+    """Returns the word of a claim that an estimate, (value, low, high), is below a bound."""
     _, low, high = found
     return "confirmed" if high < bound else "refuted" if low > bound else "open"
 
 
 def above(found: Sequence[float], bound: float) -> str:
-    """The word of a claim that an estimate, (value, low, high), is above a bound."""
+    """Returns the word of a claim that an estimate, (value, low, high), is above a bound."""
     value, low, high = found
     return below((-value, -high, -low), -bound)

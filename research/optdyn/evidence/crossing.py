@@ -1,4 +1,4 @@
-"""When a training loss first is at most a target, of which a log knows no more than its log points.
+"""When a training loss first is at most a target, from the log points of a run.
 
     high     the first log point with such a loss
     value    between the log point before it and `high`, where the loss would be at the target
@@ -18,7 +18,7 @@ import numpy as np
 
 
 class Crossing(NamedTuple):
-    """Of one run, or arrays of several; infinite where the loss never is at most the target."""
+    """The crossing of one run, or arrays of several; infinite where the target is missed."""
 
     low: Any
     value: Any
@@ -28,7 +28,7 @@ class Crossing(NamedTuple):
 def crossing(
     clocks: np.ndarray, losses: np.ndarray, target: float, exponential: bool = False
 ) -> Crossing:
-    """The crossing by each of the clocks, which are (log points, clocks), updates the first.
+    """Returns the crossing by each of the clocks, (log points, clocks), of which updates is first.
 
     Between two log points the loss is taken to fall linearly, or exponentially. A target of NaN is
     never reached.
@@ -38,7 +38,7 @@ def crossing(
     if place == len(losses):
         return Crossing(*(np.full(clocks.shape[1], np.inf) for _ in Crossing._fields))
     after, before = clocks[place], clocks[max(place - 1, 0)]
-    if after[0] - before[0] <= 1:  # an update that is not done changes nothing
+    if after[0] - before[0] <= 1:  # nothing lies between
         return Crossing(after, after, after)
 
     def at(loss: float) -> np.ndarray:
@@ -59,9 +59,9 @@ def crossing(
     return Crossing(np.minimum(before, at(soon)), at(target), after)
 
 
-def of_runs(every: Sequence[Crossing], clock: int) -> Crossing:
-    """The crossings of several runs by one of the clocks, as three arrays."""
-    return Crossing(*np.array(every, float)[..., clock].T)
+def of_runs(crossings: Sequence[Crossing], clock: int) -> Crossing:
+    """Returns the crossings of several runs by one of the clocks, as three arrays."""
+    return Crossing(*np.array(crossings, float)[..., clock].T)
 
 
 def _first(lowest: np.ndarray, loss: float) -> int:

@@ -12,14 +12,15 @@ import numpy as np
 from optdyn.evidence.crossing import Crossing
 
 DRAWS = 4000  # of seeds, with replacement
-FEWEST = 5  # seeds of an interval that is told: those of 4, 3 and 2 hold the truth in 88, 76, 51 %
-CHANCES = 40_000  # the same of a chance, which has to be known far into the tails
+# Fewest seeds of an interval that is shown: those of 4, 3 and 2 cover the truth in 88, 76, 51 %.
+FEWEST = 5
+CHANCES = 40_000  # draws of a p-value, which needs the tails
 
 
 def ratio(
     a: Sequence[float] | Crossing, b: Sequence[float] | Crossing
 ) -> tuple[float, float, float]:
-    """(median of a / median of b, and its 95 % interval); the same seeds in both, in order.
+    """Returns (median of a / median of b, low, high), a 95 % interval; both of the same seeds.
 
     Seeds are drawn again in pairs. A run that missed is infinite, and so the ratio may be infinite
     or, where both are, NaN; such a draw counts as the least at the lower end, and as the most at
@@ -35,7 +36,7 @@ def ratio(
 def ratio_at_best(
     a: Sequence[float], b: Sequence[float], a_tried: Any, b_tried: Any
 ) -> tuple[float, float, float]:
-    """`ratio`, with an interval that has in it that the settings were chosen by chance, too.
+    """Returns `ratio`, with an interval that includes the choice of the settings by chance.
 
     `a_tried`, (settings, seeds that choose), are the times of all that may be the best of a, of
     which the least median was chosen; `b_tried` those of b, on the same seeds. In every draw these
@@ -43,61 +44,60 @@ def ratio_at_best(
     so may be what was chosen than the best: the factors of both sides are taken off. The interval
     is of the best settings' ratio.
     """
-    every = _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
-    return ratio(a, b)[0], *_ends(every, 0.0)
+    ratios = _drawn(a, b, DRAWS) / _worse(a_tried) * _worse(b_tried)
+    return ratio(a, b)[0], *_ends(ratios, 0.0)
 
 
 def chance(a: Sequence[float], b: Sequence[float]) -> float:
-    """The two-sided p-value of a ratio of 1: the least share that an interval leaves out with 1.
+    """Returns the two-sided p-value of a ratio of 1.
 
     It is twice the share of draws of `ratio` that lie on the other side of 1, or at 1. A draw that
     is NaN lies on both sides, and one draw that does is added, so that no chance is 0.
     """
-    every = _drawn(a, b, CHANCES)
-    beyond = min((~(every > 1)).sum(), (~(every < 1)).sum())
+    ratios = _drawn(a, b, CHANCES)
+    beyond = min((~(ratios > 1)).sum(), (~(ratios < 1)).sum())
     return float(min(2 * (beyond + 1) / (CHANCES + 1), 1.0))
 
 
 def drawn_again(figure: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float, float]:
-    """(figure of all seeds, and its 95 % interval), of a figure that indices of seeds determine.
+    """Returns (figure of all seeds, low, high), a 95 % interval, of a figure of indices of seeds.
 
-    The interval is that of the figures of seeds that are drawn with replacement, each draw the same
-    for all that the figure is made of.
+    The interval is that of the figures of seeds that are drawn with replacement.
     """
     drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
-    every = np.array([figure(each) for each in drawn])
-    return float(figure(np.arange(seeds))), *_ends(every)
+    figures = np.array([figure(indices) for indices in drawn])
+    return float(figure(np.arange(seeds))), *_ends(figures)
 
 
 def mean_ratio(a: Any, b: Any) -> tuple[float, float, float]:
-    """The geometric mean over cells of median of a / median of b, and its interval.
+    """Returns the geometric mean over cells of median of a / median of b, and its interval.
 
     Both are (cells, seeds), with the same seeds in all of them.
     """
     above, below = np.asarray(a, float), np.asarray(b, float)
 
     def figure(seeds: np.ndarray) -> float:
-        each = _over(np.median(above[:, seeds], axis=1), np.median(below[:, seeds], axis=1))
+        ratios = _over(np.median(above[:, seeds], axis=1), np.median(below[:, seeds], axis=1))
         with np.errstate(divide="ignore"):
-            return float(np.exp(np.log(each).mean()))
+            return float(np.exp(np.log(ratios).mean()))
 
     return drawn_again(figure, above.shape[1])
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """The p-values corrected for how many there are (Holm, Scand. J. Statist. 6, 1979).
+    """Returns p-values corrected for their number (Holm, Scand. J. Statist. 6, 1979).
 
     The least of n is multiplied by n, the next by n - 1, and none may be below one before it.
     """
-    given = np.asarray(chances, float)
-    order = np.argsort(given)
-    found = np.empty(len(given))
-    found[order] = np.maximum.accumulate(given[order] * np.arange(len(given), 0, -1))
+    values = np.asarray(chances, float)
+    order = np.argsort(values)
+    found = np.empty(len(values))
+    found[order] = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
     return np.minimum(found, 1.0).tolist()
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, least, most)."""
+    """Returns (median, least, most)."""
     return float(np.median(values)), float(min(values)), float(max(values))
 
 
@@ -115,7 +115,7 @@ def _drawn(a: Sequence[float], b: Sequence[float], draws: int) -> np.ndarray:
 
 
 def _worse(tried: Any) -> np.ndarray:
-    """(DRAWS,) times of what is chosen on seeds that are drawn again, over those of the chosen."""
+    """(DRAWS,) medians of the settings chosen on redrawn seeds, over that of the chosen one."""
     times = np.asarray(tried, float)
     drawn = np.random.default_rng(1).integers(times.shape[1], size=(DRAWS, times.shape[1]))
     medians = np.median(times, axis=1)

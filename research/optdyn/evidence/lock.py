@@ -1,9 +1,9 @@
-"""What a verdict depends on, and whether that is what was there before the run.
+"""The lock file of claims: what a verdict depends on, and whether it has changed since the run.
 
-A folder of claims has a lock file, `claims.lock`: of every claim its rule, and the files that it is
-made of. It is written before the claim is first measured, to be committed with the claim. What is
-another rule or another file later is a *deviation*, and so is a claim that is gone. It is listed
-beside the verdict, and the lock file stays as it is: a rule that is rewritten is a new claim.
+A folder of claims has a lock file, `claims.lock`, with the rule and the files of each claim. It is
+written before the claim is first measured, to be committed with the claim. Another rule or file
+later is a *deviation*, and so is a claim that is gone. It is listed beside the verdict, and the
+lock file stays as it is: a rule that is rewritten is a new claim.
 """
 
 import ast
@@ -19,58 +19,59 @@ from optdyn.base.files import WorkdirError, read_json, write_json
 from optdyn.base.trees import Json
 
 LOCK = "claims.lock"
-JUDGING = "optdyn.evidence"  # ours that a verdict depends on: all that judges
+JUDGING = "optdyn.evidence"  # the modules of this package that a verdict depends on
 
 
 def blobs(module: ModuleType, ours: bool = True) -> dict[str, str]:
-    """The files that a claim is made of, by module, as git names their contents.
+    """Returns git's hashes of the files that a claim depends on, by module.
 
-    They are its own, the user's that it imports and, with `ours`, those of this package that say
-    what is measured and how it is judged. `git cat-file -p BLOB` shows one that was committed.
+    They are its file, the user's files that it imports and, with `ours`, those of this package that
+    judge. `git cat-file -p BLOB` shows a committed one.
     """
-    return {other.__name__: blob(path) for other, path in _maker_of(module, ours)}
+    return {other.__name__: blob(path) for other, path in _sources(module, ours)}
 
 
 def blob(file: Path) -> str:
-    """What `git hash-object FILE` prints."""
+    """Returns what `git hash-object FILE` prints."""
     content = file.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def lock(folder: Path, claims: Mapping[str, ModuleType]) -> dict[str, list[str]]:
-    """The deviations of claims from the folder's lock file, by claim; {} if there are none.
+    """Returns the deviations of claims from the folder's lock file, by claim; {} without any.
 
-    Claims that are new to it are written into it. Raises `WorkdirError` where it cannot be read.
+    Writes new claims into the file. Raises `WorkdirError` where it cannot be read.
     """
-    held, now = read_json(folder / LOCK), {name: _entry(module) for name, module in claims.items()}
+    locked = read_json(folder / LOCK)
+    now = {name: _entry(module) for name, module in claims.items()}
     try:
-        found = deviations(held, now)
+        found = deviations(locked, now)
     except (KeyError, TypeError, AttributeError) as error:
-        raise WorkdirError(f"{folder / LOCK}: is no lock file of claims") from error
+        raise WorkdirError(f"{folder / LOCK}: must be a lock file of claims") from error
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    if new := {name: {"since": since, **now[name]} for name in now if name not in held}:
-        write_json(folder / LOCK, {**held, **new})
+    if new := {name: {"since": since, **now[name]} for name in now if name not in locked}:
+        write_json(folder / LOCK, {**locked, **new})
     return found
 
 
-def deviations(held: Json, now: Json) -> dict[str, list[str]]:
-    """What differs from what was locked, in words, by claim."""
+def deviations(locked: Json, now: Json) -> dict[str, list[str]]:
+    """Returns lines on the differences from the locked claims, by claim."""
     found = dict[str, list[str]]()
-    for name, before in held.items():
+    for name, before in locked.items():
         since = f"since it was locked at {before['since']}"
         if name not in now:
             found[name] = [f"the claim is gone {since}"]
             continue
-        said, (old, new) = list[str](), (before["files"], now[name]["files"])
+        lines, (old, new) = list[str](), (before["files"], now[name]["files"])
         if before["rule"] != now[name]["rule"]:
-            said.append(f"the rule has changed {since}; it was {before['rule']!r}")
+            lines.append(f"the rule has changed {since}; it was {before['rule']!r}")
         for file in sorted(old.keys() | new.keys()):
             if old.get(file) != new.get(file):
-                what = "has changed" if file in old and file in new else "is "
-                what += "" if file in old and file in new else ("gone" if file in old else "new")
-                said.append(f"the module {file} {what} {since}")
-        if said:
-            found[name] = said
+                change = "has changed" if file in old and file in new else "is new"
+                change = change if file in new else "is gone"
+                lines.append(f"the module {file} {change} {since}")
+        if lines:
+            found[name] = lines
     return found
 
 
@@ -78,8 +79,8 @@ def _entry(module: ModuleType) -> Json:
     return {"rule": module.CLAIM.rule, "files": blobs(module, ours=False)}
 
 
-def _maker_of(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path]]:
-    """The modules that one is made of and their files, itself first."""
+def _sources(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path]]:
+    """The modules that one depends on and their files, itself first."""
     left, seen = [module], set[str]()
     while left:
         one = left.pop()
@@ -109,4 +110,4 @@ def _imports_of(content: bytes, package: str) -> set[str]:
             start = ".".join(filter(None, (above, node.module)))
             found |= {f"{start}.{alias.name}" for alias in node.names}
     parts = [name.split(".") for name in found]
-    return {".".join(of[:end]) for of in parts for end in range(1, len(of) + 1)}
+    return {".".join(names[:end]) for names in parts for end in range(1, len(names) + 1)}

@@ -1,7 +1,7 @@
-"""Where trials run, a process a core, and are remembered: what has been run is never run again.
+"""Trials in processes, one on a core, and their results on disk: no trial is run twice.
 
-Every trial is a line of `trials.jsonl` as soon as it ends, every other measurement one of
-`measured.jsonl`. A killed study goes on where it was when it is run again.
+A trial is a line of `trials.jsonl` as soon as it ends, another measurement one of `measured.jsonl`.
+A study that was killed goes on from there when it is run again.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from optdyn.evidence.trial import Curve, cut, trial
 from optdyn.experiment import Config
 
 TRIALS, MEASURED = "trials.jsonl", "measured.jsonl"
-ARMS = 16  # that are tuned at a time: each waits for its own trials
+ARMS = 16  # tuned at a time: each waits for its trials
 
 
 class Job(NamedTuple):
@@ -36,9 +36,9 @@ class Job(NamedTuple):
 
 
 class Study:
-    """Trials and measurements of one workdir; a context, as it holds processes.
+    """Trials and measurements of one workdir; a context manager that ends its processes.
 
-    `choose` are the seeds that settings are chosen by, `report` the others, that figures are of.
+    `choose` are the seeds that settings are chosen on, `report` the others, for figures.
     """
 
     def __init__(
@@ -61,28 +61,27 @@ class Study:
         self._line, self._ran, self._waiting = Progress(workdir.name, unit="trial"), 0, 0
 
     def trials(self, jobs: Iterable[Job]) -> list[Curve]:
-        """The curves, in order; those that are not remembered run as processes become free."""
-        every = [_with_code(job) for job in jobs]
-        keys = [of_job(job) for job in every]
-        unknown = {
-            key: job for key, job in zip(keys, every, strict=True) if not self._known(key, job)
-        }
-        asked = {self._executor().submit(trial, *job): key for key, job in unknown.items()}
-        self._tell(asked=len(asked))
-        for future in as_completed(asked):  # so that a kill loses none that has ended
-            key = asked[future]
-            self._trials.put(key, line_of(unknown[key], future.result()))
+        """Returns the curves, in order; trials that are not on disk are run."""
+        jobs = [_with_code(job) for job in jobs]
+        keys = [trial_key(job) for job in jobs]
+        unknown = {k: job for k, job in zip(keys, jobs, strict=True) if not self._known(k, job)}
+        running = {self._executor().submit(trial, *job): key for key, job in unknown.items()}
+        self._tell(asked=len(running))
+        for future in as_completed(running):  # so that a kill loses none that has ended
+            key = running[future]
+            self._trials.put(key, trial_line(unknown[key], future.result()))
             self._tell(ran=1)
-        return [
-            cut(curve_of(self._trials.at(key)), job.most, job.clock)
-            for key, job in zip(keys, every, strict=True)
-        ]
+        curves = []
+        for key, job in zip(keys, jobs, strict=True):
+            line = self._trials.at(key)
+            curve = Curve(**{name: line[name] for name in Curve._fields if name in line})
+            curves.append(cut(curve, job.most, job.clock))
+        return curves
 
     def remember(self, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What `function(*arguments)` returned when it was first called by this key; JSON values.
+        """Returns the first result of `function(*arguments)` under this key, in JSON values.
 
-        The key has to say all that the result depends on. It runs here, and not beside trials of
-        this thread.
+        The key must have all that the result depends on. The function runs in this process.
         """
         name = key_of([key])
         if self._measured.at(name) is None:
@@ -90,7 +89,7 @@ class Study:
         return self._measured.at(name)["value"]
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
-        """`function` of every item, several at a time, so that the processes always have work."""
+        """Returns `function` of each item, several at a time, so that processes are never idle."""
         with ThreadPoolExecutor(ARMS) as threads:
             return list(threads.map(function, *items))
 
@@ -103,7 +102,7 @@ class Study:
         end_line()
 
     def _tell(self, asked: int = 0, ran: int = 0) -> None:
-        """Shows how many trials this process has run; how many there will be a search decides."""
+        """Shows how many trials have run and how many wait."""
         with self._lock:
             self._ran += ran
             self._waiting += asked - ran
@@ -111,21 +110,21 @@ class Study:
                 self._line.show(self._ran, f"{self._waiting} more asked for")
 
     def _known(self, key: str, job: Job) -> bool:
-        """Whether what is remembered says all that the job asks for."""
+        """Whether the trial on disk has all of the job's curve."""
         line = self._trials.at(key)
         if line is None or lookup.changed_files(line.get("code"), job.config.code):
             return False
-        return reaches(line, job.most)
+        return bool(line["status"] != "ended" or line["most"] >= job.most)
 
     def _executor(self) -> ProcessPoolExecutor:
         with self._lock:
             if self._pool is None:
-                self._pool = a_core_each(self._processes)
+                self._pool = pool_on_cores(self._processes)
             return self._pool
 
 
 class Lines:
-    """A dictionary that is a file of lines, the last of a key counting."""
+    """A dictionary in a file of JSON lines; the last line of a key counts."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,17 +156,17 @@ def affinity() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def a_core_each(processes: int) -> ProcessPoolExecutor:
-    """So many processes, each bound to a core, which end with this one."""
+def pool_on_cores(processes: int) -> ProcessPoolExecutor:
+    """Returns a pool of processes, each bound to a core, which end with this one."""
     context = multiprocessing.get_context("spawn")
     numbers = context.Queue()
     for core in affinity()[:processes]:
         numbers.put(core)
-    return ProcessPoolExecutor(processes, context, alone, (numbers,))
+    return ProcessPoolExecutor(processes, context, bind_to_core, (numbers,))
 
 
-def alone(numbers: Any) -> None:
-    """A process to a core, which ends with its parent: threads that share cores take far longer."""
+def bind_to_core(numbers: Any) -> None:
+    """Binds this process to a core, as threads that share cores are slow; ends with its parent."""
     Thread(target=_end_with_parent, daemon=True).start()
     core = numbers.get()
     if hasattr(os, "sched_setaffinity"):
@@ -175,7 +174,7 @@ def alone(numbers: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Else a killed study would leave its processes waiting for work for ever."""
+    """Ends this process with its parent, for whose work it would wait for ever."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()
@@ -183,32 +182,22 @@ def _end_with_parent() -> None:
 
 
 def _with_code(job: Job) -> Job:
-    """The job, of the user's code that there is now, whichever process runs it."""
+    """The job with the fingerprint of the user's present code, for the process that runs it."""
     if not (code := lookup.fingerprint(job.config)):
         return job
     return job._replace(config=job.config.with_(code=code))
 
 
-def reaches(line: Json, most: float) -> bool:
-    """Whether a trial that is remembered went as far as one that may take `most`."""
-    return bool(line["status"] != "ended" or line["most"] >= most)
-
-
-def curve_of(line: Json) -> Curve:
-    """The curve of a trial that is remembered."""
-    return Curve(**{name: line[name] for name in Curve._fields if name in line})
-
-
-def line_of(job: Job, curve: Curve) -> Json:
-    """A trial as it is remembered, with all that it is of: `config` has what is no default."""
+def trial_line(job: Job, curve: Curve) -> Json:
+    """Returns the line of a trial: its job, with the config's changed keys, and its curve."""
     config, code = job.config.changed_keys(), job.config.code
     config.pop("code", None)
-    of = {"config": config, "target": job.target, "clock": job.clock, "most": job.most}
-    return {**of, **curve._asdict(), **({"code": code} if code else {})}
+    about = {"config": config, "target": job.target, "clock": job.clock, "most": job.most}
+    return {**about, **curve._asdict(), **({"code": code} if code else {})}
 
 
-def of_job(job: Job) -> str:
-    """The key of a trial; that of the user's code is not in it, but in the trial's line."""
+def trial_key(job: Job) -> str:
+    """Returns the key of a trial; the user's code is not in it, but in the trial's line."""
     values = {name: value for name, value in job.config.to_dict().items() if name != "code"}
     return key_of([values, job.target, job.clock])
 

@@ -1,8 +1,8 @@
 """One run of a config until its training loss is low enough, and its curve on the way there.
 
-A trial trains as `trainer.train` does, to the same floats, but leaves no workdir. Its log points
-are geometric, so that a crossing is known as finely late in training as it is early: to 8 % where
-the loss falls, which `left_open` tells. Intervals of claims are of the crossings' values.
+A trial trains as `trainer.train` does, to the same floats, without a workdir. Its log points are
+geometric, so that a crossing is known equally well early and late in training: to 8 % where the
+loss falls (`left_open`). Intervals of claims are of the crossings' values.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 from optdyn.base import lookup
 from optdyn.base.errors import refuse
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json, Tree, examples_in
+from optdyn.base.trees import Json, Tree, bytes_of, examples_in
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline, plan_of
 from optdyn.core import State
@@ -28,16 +28,16 @@ from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
 from optdyn.problem.shared_data import Parts
 from optdyn.train import program, trainer
-from optdyn.train.loop import Chunk, Hook, hooked, run_to_end, updates
+from optdyn.train.loop import Chunk, Hook, run_to_end, updates, with_hooks
 from optdyn.train.program import CHUNK, Program
-from optdyn.train.trainer import Run
+from optdyn.train.run import Run, seconds_after
 
 SPACING = 1.08  # updates from one log point to the next
 FIRST = 16  # the first log point after the start
-BLOWN_UP = 100.0  # times the first loss: what is above has diverged
+BLOWN_UP = 100.0  # times the first loss: above this a trial has diverged
 MOST_KEPT = 2**31  # bytes of the timelines that a process keeps
 _kept = 0
-SILENT = Watch(lambda: 0, lambda step, text: None)  # nobody waits for it, nobody stops it
+SILENT = Watch(lambda: 0, lambda step, text: None)  # no progress is shown, no signal stops it
 
 
 class Curve(NamedTuple):
@@ -45,7 +45,7 @@ class Curve(NamedTuple):
 
     updates: list[int]
     seconds: list[float]  # simulated
-    losses: list[float]  # training loss of the examples that `config.data.train_evaluated` says
+    losses: list[float]  # training loss, of `config.data.train_evaluated` examples
     status: str  # 'reached' the target, 'ended' before it, 'diverged'
     test: dict[str, float]  # metrics of the test set at the end; {} if it diverged or was cut short
     met: Sequence[float] = ()  # simulated seconds, with a last meeting where the loss is of a mean
@@ -61,36 +61,35 @@ def trial(
 ) -> Curve:
     """Trains until the training loss is at most `target`, or to the end of `config.steps`.
 
-    It looks whether it is there at geometric log points, of which `first` is the first.
-
-    It also ends where more than `most` of the clock have passed, 'updates' or simulated 'seconds'.
-    With `config.probes.mean` the loss is that of the nodes' mean, which they would have if they met
-    then; the seconds `met` have this `meeting`. Raises what `trainer.prepare` raises, and
-    `ConfigError` for a config of real devices.
+    The loss is computed at geometric log points, of which `first` is the first. A trial also ends
+    when more than `most` of the clock have passed, 'updates' or simulated 'seconds'. With
+    `config.probes.mean` the loss is that of the nodes' mean, and the seconds `met` include the
+    `meeting` that computes it. Raises what `trainer.prepare` raises, and `ConfigError` for a config
+    of real devices.
     """
     on_host = config.methods.get("snapshots", "") == "host"
-    said = "trials hold versions on the device, which trains the same; it must be ''"
+    api, expected = config.parallel.api, "must be '' in a trial, on one device"
     refuse(
-        (config.parallel.api, "config.parallel.api: trials are of one device"),
-        (on_host, f"config.method.snapshots = 'host': {said}"),
+        (api, f"config.parallel.api = {api!r}: {expected}"),
+        (on_host, f"config.method.snapshots = 'host': {expected}, which trains the same"),
     )
     if config.probes.momentum:  # what the meter logs may steer the run
         return _logged(config, target, most, clock)
     run = trainer.prepare(config, timeline_of=timeline_of)
     layout = run.program.layout
     _, sample, test = shared_data.put_on_devices(run.data, layout.put_examples, config)
-    watched = _Losses(target, most, clock, _loss(run.program, config.probes.mean), sample, [])
+    hook = _LossHook(target, most, clock, _mean_loss(run.program, config.probes.mean), sample, [])
     state = layout.put_state(run.program.rule.init(run.params))
-    chunks = updates(run, state, 0, _log_points(first, config.steps), watched.rows)
-    chunk = run_to_end(hooked(chunks, [watched], watched.rows), CHUNK)
-    finite = [row for row in watched.rows if math.isfinite(row["train_loss"])]
+    chunks = updates(run, state, 0, _log_points(first, config.steps), hook.rows)
+    chunk = run_to_end(with_hooks(chunks, [hook], hook.rows), CHUNK)
+    finite = [row for row in hook.rows if math.isfinite(row["train_loss"])]
     whole = chunk.status == "reached" or (not chunk.status and chunk.step == config.steps)
     metrics = program.evaluate(run.program, chunk.params, test) if whole else {}
     return _curve(finite, chunk.status or "ended", metrics)
 
 
 @dataclass
-class _Losses(Hook):
+class _LossHook(Hook):
     """Keeps the training losses of log points, and ends the trial at one that decides it."""
 
     target: float
@@ -108,55 +107,55 @@ class _Losses(Hook):
                 chunk.status = _status(self.rows, self.target, self.most, self.clock)
 
 
-class _Decided(NamedTuple):
-    """What a config decides already, and so is no part of the key of a cache."""
+class _Determined(NamedTuple):
+    """Arguments that the config determines, and so are no part of a cache's key."""
 
     known: dict[str, Any]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Decided)
+        return isinstance(other, _Determined)
 
     def __hash__(self) -> int:
         return 0
 
 
 def timeline_of(config: Config, **known: Any) -> Timeline:
-    """`Config.timeline`, drawn once for all learning rates and momenta: no clock sees them.
+    """Returns `Config.timeline`, cached for all learning rates and momenta, which no clock reads.
 
-    Searches try dozens of those with the same seeds. What is drawn must not be written to.
+    Searches try dozens of those with the same seeds. The arrays are shared and read-only.
     """
     if known.get("epochs") or any(lookup.user_names(config)):
         return config.timeline(**known)
     optimizer = config.optimizer.with_(learning_rate=1.0)
     if optimizer.momentum:
         optimizer = optimizer.with_(momentum=0.0)
-    return _drawn(config.with_(optimizer=optimizer), _Decided(known))
+    return _drawn(config.with_(optimizer=optimizer), _Determined(known))
 
 
 @lru_cache(maxsize=256)
-def _drawn(config: Config, decided: _Decided) -> Timeline:
+def _drawn(config: Config, arguments: _Determined) -> Timeline:
     global _kept
-    line, size = config.timeline(**decided.known), 0
+    line, size = config.timeline(**arguments.known), 0
     for leaf in jax.tree.leaves(line):
         if isinstance(leaf, np.ndarray):
             leaf.setflags(write=False)  # it is shared
             size += leaf.nbytes
     _kept += size
-    if _kept > MOST_KEPT:  # those of ten thousand nodes have 160 MB each
+    if _kept > MOST_KEPT:  # a timeline of ten thousand nodes has 160 MB
         _drawn.cache_clear()
         _kept = size
     return line
 
 
 def _logged(config: Config, target: float, most: float, clock: str) -> Curve:
-    """The same of a run that is logged, every `config.log_every` updates, and goes to the end."""
+    """`trial` with the log points of `config.log_every`; the run goes on to its end."""
     chosen = config
     if clock == "updates":
-        optimizer = config.optimizer  # whose schedule is of the whole run
+        optimizer = config.optimizer  # whose schedule spans the whole run
         decay = schedules.decay_length(optimizer, config.steps)
-        of_all = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": decay}
+        schedule = {} if optimizer.schedule == "constant" else {"optimizer.decay_steps": decay}
         steps = int(min(config.steps, max(most, 1)))
-        chosen = config if steps == config.steps else config.with_(of_all, steps=steps)
+        chosen = config if steps == config.steps else config.with_(schedule, steps=steps)
     summary, rows, _ = run_to_end(trainer.in_memory(trainer.prepare(chosen), SILENT))
     found = [row for row in rows if row["train_loss"]]
     reached = next((i for i, row in enumerate(found) if row["train_loss"] <= target), None)
@@ -175,7 +174,7 @@ def _curve(rows: Sequence[Json], status: str, test: dict[str, float]) -> Curve:
 
 
 def cut(curve: Curve, most: float, clock: str = "updates") -> Curve:
-    """What the curve would be had its trial ended where more than `most` had passed."""
+    """Returns the curve of a trial that ended when more than `most` of the clock had passed."""
     passed = np.flatnonzero(np.asarray(getattr(curve, clock)) >= most)
     if not passed.size or (passed[0] == len(curve.updates) - 1 and curve.status == "reached"):
         return curve
@@ -186,17 +185,17 @@ def cut(curve: Curve, most: float, clock: str = "updates") -> Curve:
 
 
 def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
-    """Updates or simulated seconds after which the training loss first was at most `loss`.
+    """Returns the updates or simulated seconds until the training loss first is at most `loss`.
 
-    The loss is taken to fall exponentially between two log points; infinite if it never got there.
+    The loss is taken to fall exponentially between two log points; infinite if it is never reached.
     """
     return float(between([curve], loss, clock).value[0])
 
 
 def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> list[float]:
-    """What the log points leave possible at the least and at the most, over `to_loss`; medians.
+    """Returns the least and the most crossing that log points allow, over `to_loss`; medians.
 
-    1 where the loss is missed, or is there at the start.
+    1 where the loss is missed, or reached at the start.
     """
     low, value, high = between(curves, loss, clock)
     known = np.isinf(value) | (value == 0)
@@ -205,17 +204,17 @@ def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> l
 
 
 def between(curves: Sequence[Curve], loss: float, clock: str = "updates") -> Crossing:
-    """`to_loss` of each of the curves, with the ends of what its log points leave possible."""
+    """Returns the crossings of the curves: `to_loss`, and the ends that log points allow."""
     found = []
     for curve in curves:
         clocks = np.array([curve.updates, getattr(curve, clock)], float).T
-        wanted = math.nan if curve.status == "diverged" else loss
-        found.append(crossing(clocks, np.asarray(curve.losses), wanted, exponential=True))
+        target = math.nan if curve.status == "diverged" else loss
+        found.append(crossing(clocks, np.asarray(curve.losses), target, exponential=True))
     return of_runs(found, 1)
 
 
 def _log_points(first: int, steps: int) -> list[int]:
-    """Geometric; where a timeline follows the log, the end of every epoch is one besides."""
+    """Geometric; where a timeline depends on the log, ends of epochs are stops, too."""
     points, point = list[int](), first
     while point < steps:
         points.append(point)
@@ -224,29 +223,29 @@ def _log_points(first: int, steps: int) -> list[int]:
 
 
 def _row(run: Run, step: int, loss: float) -> Json:
-    seconds = float(run.timeline.seconds[step - 1]) if step else 0.0
+    seconds = seconds_after(run.timeline, step)
     met = seconds + meeting(run, step)
     return {"step": step, "simulated_seconds": seconds, "met": met, "train_loss": loss}
 
 
 def meeting(run: Run, step: int) -> float:
-    """Seconds of an all-reduce after which all nodes have the mean of what they have.
+    """Returns the seconds of an all-reduce that gives all nodes the mean of their parameters.
 
-    None for parameters that are not the mean of nodes, and where all have just met: not only
-    neighbours, and not in what was sent some updates before, after which nodes went on apart.
+    0 if the loss is not that of a mean, and if all nodes have just met, with all others and with
+    their latest parameters.
     """
     if not (run.config.probes.mean and step):
         return 0.0
     met, last = plan_of(run.timeline, Meeting), step - 1
     if met and met.to is None and met.receive[last].all() and not met.waited[last].any():
         return 0.0
-    cluster, size = run.config.cluster, program.parameter_bytes(run.params)
+    cluster, size = run.config.cluster, bytes_of(run.params)
     return between_nodes(cluster, size) + broadcast(cluster, size)
 
 
 @lru_cache(maxsize=64)
-def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
-    """The mean loss of a state's parameters, compiled whole: it is asked for at every log point."""
+def _mean_loss(compiled: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
+    """A function from a state and examples to their mean loss, compiled."""
 
     @jax.jit
     def total(state: Tree, examples: Examples) -> jax.Array:
@@ -254,7 +253,7 @@ def _loss(of: Program, mean_of_nodes: bool) -> Callable[[State, Parts], float]:
             params = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.node_params)
         else:
             params = state.params
-        return of.evaluate(params, examples)[0]
+        return compiled.evaluate(params, examples)[0]
 
     def mean(state: State, parts: Parts) -> float:
         count = sum(map(examples_in, parts))

@@ -26,7 +26,7 @@ class Moments(NamedTuple):
     """Inner products of the P = K + Mg + 2 signals d_t, d_{t-1}.., -G_t, -G_{t-1}.. ."""
 
     mean: np.ndarray  # (P, P) of the means over replicas
-    own: np.ndarray  # (n, P, P) of each replica with itself
+    self_products: np.ndarray  # (n, P, P) of each replica with itself
     xi: np.ndarray  # (B, n) bootstrap weights less 1; each row sums to 0
     cross: np.ndarray  # (B, P, P) of sum_i xi_i X^i with the means, made symmetric
     square: np.ndarray  # (B, P, P) of sum_i xi_i X^i with itself
@@ -74,13 +74,13 @@ def moments(
     replicas, steps, size = displacements.shape
     signal_count, draws = lags + gradient_lags + 2, len(xi)
     mean = np.zeros((signal_count, signal_count))
-    own = np.zeros((replicas, signal_count, signal_count))
+    self_products = np.zeros((replicas, signal_count, signal_count))
     cross, square = np.zeros((2, draws, signal_count, signal_count))
     width = max(1, BLOCK // ((replicas + draws) * steps * (signal_count + 2)))
     for start in range(0, size, width):
         d = displacements[:, :, start : start + width].astype(float)
         g = gradients[:, :, start : start + width].astype(float)
-        own += _gram(signals(d, g, lags, gradient_lags))
+        self_products += _gram(signals(d, g, lags, gradient_lags))
         mean_d, mean_g = d.mean(axis=0), g.mean(axis=0)
         means = signals(mean_d, mean_g, lags, gradient_lags)
         mean += _gram(means)
@@ -88,13 +88,13 @@ def moments(
         drawn = signals(_weighed(xi, d - mean_d), _weighed(xi, g - mean_g), lags, gradient_lags)
         cross += drawn @ means.T
         square += _gram(drawn)
-    return Moments(mean, own, xi, cross + cross.swapaxes(1, 2), square)
+    return Moments(mean, self_products, xi, cross + cross.swapaxes(1, 2), square)
 
 
 def split_replica(m: Moments) -> np.ndarray:
     """(P, P) moments over pairs of different replicas, unbiased for those of the expectations."""
-    n = len(m.own)
-    return (n * n * m.mean - m.own.sum(axis=0)) / (n * (n - 1))
+    n = len(m.self_products)
+    return (n * n * m.mean - m.self_products.sum(axis=0)) / (n * (n - 1))
 
 
 def solve(moment: np.ndarray) -> np.ndarray:
@@ -112,16 +112,18 @@ def bootstrap(m: Moments) -> np.ndarray:
     (1981) does not understate in expectation, and is right where noise x mean dominates.
     V_2 <= V_1 / 2 but for sampling errors.
     """
-    n, unbiased = len(m.own), split_replica(m)
+    n, unbiased = len(m.self_products), split_replica(m)
     theta = solve(unbiased)
-    linear = n * m.cross - 2 * _weighed(m.xi, m.own)
-    quadratic = m.square - _weighed(m.xi**2, m.own)
+    linear = n * m.cross - 2 * _weighed(m.xi, m.self_products)
+    quadratic = m.square - _weighed(m.xi**2, m.self_products)
     spread = [_influence(part, unbiased, theta).var(axis=0) for part in (linear, quadratic)]
     tiny = np.finfo(float).tiny  # replicas may be all alike
     ratio = min((spread[1] / np.maximum(spread[0], tiny)).min(), 0.5)
     nu = 2 / (1 + np.sqrt(1 + 4 * ratio))
     w = 1 + np.sqrt(nu) * m.xi
-    total = n * n * m.mean + np.sqrt(nu) * n * m.cross + nu * m.square - _weighed(w**2, m.own)
+    total = (
+        n * n * m.mean + np.sqrt(nu) * n * m.cross + nu * m.square - _weighed(w**2, m.self_products)
+    )
     return total / (n * n - (w**2).sum(axis=1))[:, None, None]
 
 

@@ -1,4 +1,4 @@
-"""The lag polynomials that asynchrony stands for, and what one number can say of them.
+"""The lag polynomials of asynchronous SGD by theory, and one momentum that stands for them.
 
     phi(L) E d_t = -eta(L) E G_t        d_t = x_{t+1} - x_t,  L d_t = d_{t-1}
     phi(L) = 1 - sum_{k=1..K} phi_k L^k,    eta(L) = sum_{m=0..Mg} eta_m L^m
@@ -19,8 +19,8 @@ from scipy.signal import lfilter
 from optdyn.methods import seen
 from optdyn.momentum.moments import equivalent_momentum
 
-TAKING = ("latency", "bandwidth", "server_bandwidth")  # of the cluster: not memoryless times
-APART = ("latencies", "bandwidths", "regions", "presence")  # workers are unlike, or away
+LINK_KEYS = ("latency", "bandwidth", "server_bandwidth")  # of the cluster: not memoryless times
+UNLIKE_KEYS = ("latencies", "bandwidths", "regions", "presence")  # workers are unlike, or away
 RESPONSE = 4096  # terms of an impulse response: 0.99 ** 4096 is 1e-18
 
 
@@ -30,9 +30,9 @@ class Theory(NamedTuple):
 
 
 def groups_of(config: Mapping[str, Any]) -> int:
-    """Groups that arrive by themselves: one where everybody waits for everybody.
+    """Returns the number of groups that arrive independently; 1 where all wait for all.
 
-    Of methods whose code is not run here as many as the config has.
+    For methods whose code is not run here it is the config's.
     """
     name = config["method"]["name"]
     methods = seen(name)
@@ -40,15 +40,15 @@ def groups_of(config: Mapping[str, Any]) -> int:
 
 
 def number_of(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """The value of a key of config.method, of the first of joined methods that has it."""
+    """Returns the value of a key of config.method, of the first joined method that has it."""
     method = config["method"]
     sections = (one for one in method.values() if isinstance(one, Mapping))
-    every = [method, *sections] if "+" in method["name"] else [method]
-    return next((one[key] for one in every if key in one), default)
+    parts = [method, *sections] if "+" in method["name"] else [method]
+    return next((one[key] for one in parts if key in one), default)
 
 
 def theory(config: Mapping[str, Any]) -> Theory | None:
-    """The lag polynomials of a run of plain or heavy-ball SGD; None where no theorem gives them.
+    """Returns the lag polynomials of plain or heavy-ball SGD; None where no theorem has them.
 
     Exact for synchronous runs, for 'geometric' staleness, for 'exponential' service of groups of
     one worker and equal speeds (a group of more delivers with its slowest, which is not
@@ -92,7 +92,7 @@ def memoryless(config: Mapping[str, Any]) -> bool:
     if cluster["service"]["name"] == "geometric":
         return True
     workers = cluster.get("nodes", groups) * cluster.get("devices_per_node", 1)
-    network = any(cluster.get(key) for key in TAKING)
+    network = any(cluster.get(key) for key in LINK_KEYS)
     exponential = cluster["service"]["name"] == "exponential" and not network
     return exponential and _alike(config) and workers == groups
 
@@ -108,8 +108,8 @@ def _alike(config: Mapping[str, Any]) -> bool:
     bounded = number_of(config, "staleness_bound", -1) >= 0
     bounded = bounded or number_of(config, "delay_bound", 0) > 0
     pieces = any(cluster.get("pieces", {}).values())
-    apart = pieces or any(cluster.get(key) for key in APART)
-    return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not apart
+    unlike = pieces or any(cluster.get(key) for key in UNLIKE_KEYS)
+    return len(set(cluster.get("speeds", ()))) <= 1 and not bounded and not unlike
 
 
 def geometric_distance(phi: np.ndarray, eta: np.ndarray) -> float:

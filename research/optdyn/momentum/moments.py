@@ -107,8 +107,8 @@ def fit(
     factors = heed or [np.ones(len(d)) for d, _ in runs]
     past = max(2 + gradient_lags, lags) + max(1, gradient_lags)
     prepared = [
-        _prepared(d, g, each, lags, gradient_lags)
-        for (d, g), each in zip(runs, factors, strict=True)
+        _prepared(d, g, factor, lags, gradient_lags)
+        for (d, g), factor in zip(runs, factors, strict=True)
         if len(d) > past  # shorter ones say nothing
     ]
     updates = sum(int(weights.astype(bool).sum()) for _, _, weights in prepared)
@@ -280,7 +280,7 @@ def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, 
     And the inner products of those signals, (P, P), every update's over its |d|^2: so no burst of
     a few updates decides.
     """
-    every, power = [], np.zeros(())
+    inner_products, power = [], np.zeros(())
     for instruments, signals, _ in prepared:
         ahead = instruments.copy()
         filtered = signals.copy()
@@ -289,11 +289,11 @@ def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, 
         for t in range(1, len(filtered)):
             for k, factor in enumerate(theta[:t].tolist(), start=1):
                 filtered[t] -= factor * filtered[t - k]
-        every.append((ahead @ filtered.swapaxes(1, 2)).astype(float))
+        inner_products.append((ahead @ filtered.swapaxes(1, 2)).astype(float))
         products = (filtered @ filtered.swapaxes(1, 2)).astype(float)
         moved = products[:, 0, 0]
         power = power + np.tensordot(1 / moved[moved > 0], products[moved > 0], axes=1)
-    return np.concatenate(every), power
+    return np.concatenate(inner_products), power
 
 
 def _combined(signals: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -352,12 +352,12 @@ def _strength(moments: np.ndarray, power: np.ndarray, beta: np.ndarray) -> float
 def _momentum(beta: np.ndarray, covariance: np.ndarray, lags: int) -> tuple[float, float]:
     """The equivalent momentum and its standard error, by its slopes in the coefficients."""
 
-    def of(values: np.ndarray) -> float:
+    def momentum_of(values: np.ndarray) -> float:
         return float(equivalent_momentum(values[:lags], values[lags:]))
 
     steps = 1e-4 * np.diag(np.sqrt(np.diag(covariance)))
-    slopes = [(of(beta + step) - of(beta - step)) / (2 * step.sum()) for step in steps]
-    return of(beta), float(np.sqrt(slopes @ covariance @ slopes))
+    slopes = [(momentum_of(beta + s) - momentum_of(beta - s)) / (2 * s.sum()) for s in steps]
+    return momentum_of(beta), float(np.sqrt(slopes @ covariance @ slopes))
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Whether arrivals are memoryless, which the momentum meter's model takes for granted.
+"""A test of whether arrivals are memoryless, as the momentum meter's model assumes.
 
 If they are, every group is as likely as another to arrive next, however long it has been away. Of
 the n_t groups that have been away for M updates at least, let r_t be how many came back later than
@@ -26,17 +26,17 @@ class Ages(NamedTuple):
 
 
 def ages(worker: Sequence[int] | np.ndarray, groups: int, past: int = 0) -> Ages:
-    """The numerator of z and its variance, from a window of arrivals.
+    """Returns the numerator of z and its variance, from a window of arrivals.
 
     `worker`, (T,): the group that arrived at each of T updates in a row; `past` is M.
     Groups that have not arrived yet have been away for longer than all that have, by equal ranks.
     """
-    every = np.asarray(worker).tolist()
+    arrivals = np.asarray(worker).tolist()
     order: list[int] = []  # groups that have arrived, the last one first
     score = variance = 0.0
-    for t, arriving in enumerate(every):
+    for t, arriving in enumerate(arrivals):
         place = order.index(arriving) if arriving in order else None
-        near = len(set(every[max(t - past, 0) : t]))  # the first so many of them
+        near = len(set(arrivals[max(t - past, 0) : t]))  # the first so many of them
         if t >= past and (place is None or place >= near):
             n, unseen = groups - near, groups - len(order)
             rank = n - (unseen + 1) / 2 if place is None else place - near
@@ -49,6 +49,6 @@ def ages(worker: Sequence[int] | np.ndarray, groups: int, past: int = 0) -> Ages
 
 
 def chance(windows: Sequence[Ages]) -> float:
-    """The p-value of |z| over all windows if arrivals are memoryless; 1 if nothing tells."""
+    """Returns the p-value of |z| over all windows if arrivals are memoryless; 1 without any."""
     score, variance = np.sum(windows, axis=0) if windows else (0.0, 0.0)
     return float(2 * scipy.stats.norm.sf(abs(score) / np.sqrt(variance))) if variance else 1.0

@@ -1,4 +1,4 @@
-"""What log points can measure of the parameters they find: `config.probes`.
+"""Measures of the parameters at log points: `config.probes`.
 
 noise_scale: the gradient noise scale (arXiv 1812.06162, section 2.2 and appendix A.1)
 
@@ -10,7 +10,7 @@ squared norms of gradients of two batch sizes b < n, as E |G_b|^2 = |G|^2 + tr(S
     |G|^2     = (n |G_n|^2 - b |G_b|^2) / (n - b)
     tr(Sigma) = (|G_b|^2 - |G_n|^2) / (1/b - 1/n)
 
-Logged are `gradient_square`, |G|^2, and `gradient_trace`, tr(Sigma), besides their ratio.
+The log has `gradient_square`, |G|^2, `gradient_trace`, tr(Sigma), and their ratio.
 
 sharpness: the largest eigenvalue of the Hessian H of the training loss, by power iteration
 
@@ -56,7 +56,7 @@ class GradientMoments(NamedTuple):
 
 
 def moments(problem: Problem, small: int, params: Params, examples: Examples) -> GradientMoments:
-    """From all n examples, and from each of the n // small batches of `small` that they make.
+    """Returns a gradient's moments, from n examples and their n // small batches of `small`.
 
     Raises ValueError unless there are at least two such batches.
     """
@@ -80,14 +80,14 @@ def moments(problem: Problem, small: int, params: Params, examples: Examples) ->
 
 
 def hessian_times(problem: Problem, params: Params, examples: Examples, v: Params) -> Params:
-    """H v, of the mean loss of all examples."""
+    """Returns H v, H of the mean loss of all examples."""
     return jax.jvp(lambda x: jax.grad(problem.loss)(x, examples), (params,), (v,))[1]
 
 
 def sharpness(
     problem: Problem, params: Params, examples: Examples, iterations: int = ITERATIONS
 ) -> jax.Array:
-    """lambda, a scalar, of the mean loss of all examples; from below, after so many iterations.
+    """Returns lambda of the mean loss of all examples, from below, after so many iterations.
 
     It starts from the gradient, which along a training run lies mostly in the sharpest directions.
     """
@@ -105,21 +105,21 @@ def sharpness(
 
 
 def alignment(problem: Problem, replicas: Params, examples: Examples) -> jax.Array:
-    """A scalar, of the parameters of P replicas, leaves (P, ...); NaN of one replica."""
+    """Returns the mean cosine of P replicas' gradients, leaves (P, ...); NaN of one replica."""
 
     def direction(params: Params) -> Params:
         gradient = jax.grad(problem.loss)(params, examples)
         length = optax.tree.norm(gradient)
         return optax.tree.scale(1 / jnp.maximum(length, jnp.finfo(jnp.float32).tiny), gradient)
 
-    each = jax.lax.map(direction, replicas)
-    p = len(jax.tree.leaves(each)[0])
-    total = optax.tree.norm(jax.tree.map(lambda leaf: leaf.sum(axis=0), each), squared=True)
+    directions = jax.lax.map(direction, replicas)
+    p = len(jax.tree.leaves(directions)[0])
+    total = optax.tree.norm(jax.tree.map(lambda leaf: leaf.sum(axis=0), directions), squared=True)
     return (total - p) / jnp.where(p > 1, p * (p - 1), jnp.nan)
 
 
 def noise_of(problem: Problem, params: Params, _: Params, examples: Examples) -> Found:
-    """Unbiased, so a small |G|^2 may come out below zero, and the ratio with it."""
+    """The noise scale. Its |G|^2 is unbiased, so it may be below zero, and the ratio too."""
     small = min(SMALL, len(jax.tree.leaves(examples)[0]) // 2)
     found = moments(problem, small, params, examples)
     named = {"gradient_square": found.square, "gradient_trace": found.trace}

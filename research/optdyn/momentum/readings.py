@@ -1,7 +1,7 @@
-"""What the momentum meter reads off windows of a run's updates. Fitted by `momentum/moments.py`:
+"""The momentum meter's readings: fits of `momentum/moments.py` to windows of a run's updates.
 
-    raw steps -g_t            one lag: what asynchrony alone contributes, under any optimizer
-    d_t / alpha_t             that and explicit momentum, a lag each: the total of heavy-ball SGD
+    raw steps -g_t            one lag: implicit momentum, under any optimizer
+    d_t / alpha_t             implicit and explicit momentum of heavy-ball SGD, a lag each
 
 The model is tested twice: by the J test of the fit, and by the order of arrivals, which must not
 depend on how long groups have been away (`momentum/order_of_arrivals.py`).
@@ -23,14 +23,14 @@ NUMBERS = 2**22  # of a fit's sketches, at most: longer runs are fitted to short
 
 
 class Windows(NamedTuple):
-    """Updates k every .. k every + window - 1, for all k, of a run of so many steps."""
+    """The updates k every .. k every + window - 1, for all k, of a run."""
 
-    every: int
-    window: int
-    steps: int
+    every: int  # updates from the start of a window to that of the next
+    window: int  # updates of a window
+    steps: int  # of the run
 
     def until(self, step: int) -> int:
-        """The first update from `step` on at which a window begins or ends, or the run."""
+        """Returns the first update after `step` at which a window begins or ends, or the run."""
         begin = step - step % self.every
         ends = (begin + self.window, begin + self.every)
         return min(self.steps, next(end for end in ends if end > step))
@@ -40,29 +40,31 @@ class Windows(NamedTuple):
         return step % self.every < self.window
 
     def before(self, step: int) -> int:
-        """Updates of windows before this one."""
+        """Returns how many updates of windows are before this one."""
         whole, rest = divmod(step, self.every)
         return whole * self.window + min(rest, self.window)
 
     def ended(self, since: int, step: int) -> list[tuple[int, int]]:
-        """(start, stop) of the windows that ended after `since`, and by `step`."""
+        """Returns (start, stop) of the windows that ended after `since`, and by `step`."""
         starts = range(0, self.steps, self.every)
-        every = [(start, min(start + self.window, self.steps)) for start in starts]
-        return [(start, stop) for start, stop in every if since < stop <= step]
+        spans = [(start, min(start + self.window, self.steps)) for start in starts]
+        return [(start, stop) for start, stop in spans if since < stop <= step]
 
 
 class Window(NamedTuple):
-    """What updates in a row recorded, (T, q) each."""
+    """The record of T updates in a row, (T, q) each."""
 
     displacements: np.ndarray | None  # over their learning rates; None if one of these is 0
     raw_steps: np.ndarray
     gradients: np.ndarray
-    away: Callable[[int], np.ndarray]  # (T,) of so many `past` updates, as `data.away` says
+    away: Callable[
+        [int], np.ndarray
+    ]  # (T,) of so many `past` updates, as `order.distance_to_epoch` says
     ages: Callable[[int], Ages] | None  # of so many past gradients; None if nobody knows who came
 
 
 def steered(rows: Sequence[Json], total: float) -> list[tuple[int, float]]:
-    """(step, explicit momentum from then on) for each reading in the log.
+    """Returns (step, explicit momentum from then on) for each reading in the log.
 
     mu = M - i, which makes phi_1 = mu + i the total aimed at, M; i is the mean of all readings of
     the implicit momentum, each by its precision. Before the first mu is 0: what asynchrony adds is
@@ -78,8 +80,8 @@ def steered(rows: Sequence[Json], total: float) -> list[tuple[int, float]]:
     return changes
 
 
-def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
-    """The figures of the windows, for the log.
+def figures(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
+    """Returns the figures of the windows, for the log.
 
     `implicit_momentum` with its 95 % interval and the p-value of the model; likewise
     `fitted_momentum`, phi_1 of a lag polynomial of `lags` terms, if there is one: what is explicit
@@ -107,17 +109,14 @@ def said(ended: Sequence[Window], lags: int, plain: bool, rate: float) -> Json:
 
 
 def in_place(row: Json, read: Json) -> Json:
-    """The row with these figures in the place of those of its own windows, also of a refusal.
-
-    A row without new figures, {}, stays.
-    """
+    """Returns the row with these figures, or this refusal, in place of its own; {} changes none."""
     if not read:
         return row
     return {name: value for name, value in row.items() if not name.startswith(READ)} | read
 
 
 def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool = False) -> Fit:
-    """The fit of the displacements over their learning rates, or of the `raw` steps.
+    """Returns the fit of the displacements over their learning rates, or of the `raw` steps.
 
     Raises `NotIdentified`.
     """
@@ -135,9 +134,9 @@ def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool
 
 
 def chance(it: Fit, ended: Sequence[Window], gradient_lags: int = 0) -> float:
-    """The p-value of the model: the less of J's and of the arrivals', twice, since they are two.
+    """Returns the p-value of the model: twice the less of J's and of the arrivals'.
 
-    J's alone where nobody knows who arrived, or where no lag of steps makes staleness geometric.
+    It is J's where the arrivals are not known, or where no lag of steps makes staleness geometric.
     """
     known = [window.ages(gradient_lags) for window in ended if window.ages]
     if not known or not len(it.phi):
@@ -146,7 +145,7 @@ def chance(it: Fit, ended: Sequence[Window], gradient_lags: int = 0) -> float:
 
 
 def shortened(sketches: np.ndarray, many: int) -> np.ndarray:
-    """Sketches (T, q) folded to fewer numbers until `many` of them are NUMBERS at most.
+    """Returns sketches (T, q) folded to fewer numbers, until `many` have NUMBERS at most.
 
     The number i of a sketch of q is added to i mod q/2: what a sketch of q/2 would have been.
     """

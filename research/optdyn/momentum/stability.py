@@ -2,7 +2,7 @@
 
     x_{t+1} = x_t - a x_{r(t)}          a = alpha lambda, of the direction with curvature lambda
 
-r(t): the version that the arriving group had read. The limit a* is the a at which E x_t^2 neither
+r(t) is the version that the arriving group had read. The limit a* is the a at which E x_t^2 neither
 grows nor falls: over replicas of the arrivals, as random staleness makes some of them grow first.
 Known cases: a* = 2 without staleness; 2 sin(pi / (4 tau + 2)) with the constant staleness tau.
 """
@@ -11,11 +11,11 @@ import numpy as np
 
 from optdyn.clock.timeline import Timeline
 
-STEPS = np.geomspace(2.0**-9, 2.0, 161)  # a that are tried, 4.4 % apart
+STEPS = np.geomspace(2.0**-9, 2.0, 161)  # values of a, in ratios of 1.044
 
 
 def limit(arrivals: Timeline) -> float:
-    """a*, from arrivals (replicas, steps); steps should be some 40 groups', replicas some 100.
+    """Returns a*, from arrivals (replicas, steps): some 100 replicas of some 40 steps a group.
 
     Infinite where nothing is stale: there momentum, which is tuned too, lifts the limit, as the
     long-run step alpha / (1 - mu) is stable up to 2 (1 + mu) / (1 - mu) / lambda.
@@ -23,14 +23,14 @@ def limit(arrivals: Timeline) -> float:
     if not arrivals.staleness.any():
         return np.inf
     replicas, updates = arrivals.worker.shape
-    every = np.arange(replicas)
+    replica = np.arange(replicas)
     x = np.ones((replicas, len(STEPS)))
     slots = np.ones((arrivals.slots, *x.shape))
     sizes = np.zeros((2, len(STEPS)))  # sums of E x^2 over the second and the last quarter
     slots_of = zip(arrivals.plan.read.T, arrivals.plan.write.T, strict=True)
     for t, (read, write) in enumerate(slots_of):
-        x = x - STEPS * slots[read, every]
-        slots[write, every] = x
+        x = x - STEPS * slots[read, replica]
+        slots[write, replica] = x
         quarter = 4 * t // updates
         if quarter in (1, 3):
             sizes[quarter // 2] += np.mean(x**2, axis=0)

@@ -1,7 +1,7 @@
-"""Tree optimizer of optax, of `OWN` or of the user's, its numbers traced arguments of `update`.
+"""Optimizers of optax, of this package or of the user, with traced hyperparameters.
 
-Hyperparameters arrive with each update (`Event.hyper`), so that learning-rate schedules, momentum
-and every other number are data: changing them recompiles nothing.
+Hyperparameters are arguments of `update` (`Event.hyper`): schedules, momentum and other numbers are
+data, and changing them recompiles nothing.
 """
 
 import inspect
@@ -25,8 +25,8 @@ from optdyn.optimizers.kinds import Optimizer
 
 Make = Callable[..., optax.GradientTransformation]
 
-OWN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop, "soap": soap.soap}
-AFTER = ("error_feedback",)  # transforms of the optimizer's steps; others are of gradients
+BUILT_IN: Mapping[str, Make] = {"closed_loop": closed_loop.closed_loop, "soap": soap.soap}
+AFTER = ("error_feedback",)  # transforms of the optimizer's steps; others transform gradients
 TRANSFORMS: Mapping[str, Make] = {
     make.__name__: make
     for make in (staleness.delay_compensation, staleness.staleness_rate, staleness.error_feedback)
@@ -36,41 +36,38 @@ KEY = "config.optimizer.name"
 Chain = tuple[tuple[str, Options], ...]  # names of transforms, each with its arguments
 
 
-class Optimized(Protocol):
-    """What of an experiment says how its parameters are updated."""
+class HasOptimizer(Protocol):
+    """An experiment, or another value with an optimizer."""
 
     @property
     def optimizer(self) -> Optimizer: ...
 
 
-# Names of optimizers and transforms.
-
-
 def known() -> dict[str, Make]:
-    """All registered optimizers by name: functions with an argument `learning_rate`."""
+    """Returns all optimizers by name: functions with an argument `learning_rate`."""
     modules = {"": optax, CONTRIB: contrib}
     found = {before + n: getattr(m, n) for before, m in modules.items() for n in dir(m)}
     return {
         name: make
-        for name, make in {**found, **OWN}.items()
+        for name, make in {**found, **BUILT_IN}.items()
         if not inspect.isclass(make) and "learning_rate" in _parameters(make)
         if not name.removeprefix(CONTRIB).startswith(("_", "scale_by_"))
     }
 
 
 def maker(name: str) -> Make | None:
-    """The function that makes the optimizer, as optax's do; None if there is none.
+    """Returns the function that makes the optimizer; None if there is none.
 
-    Raises `ConfigError` for a name of the user's own that cannot be imported.
+    Raises `ConfigError` for a name of the user's code that cannot be imported.
     """
     if lookup.is_user_name(name):
         return lookup.find(KEY, name, {})
     module: Any = contrib if name.startswith(CONTRIB) else optax
-    return OWN.get(name, getattr(module, name.removeprefix(CONTRIB), None))
+    return BUILT_IN.get(name, getattr(module, name.removeprefix(CONTRIB), None))
 
 
 def arguments(name: str) -> tuple[str, ...]:
-    """Names of the arguments of the optimizer called `name`; () if there is no such function."""
+    """Returns the names of the optimizer's arguments; () if there is no such optimizer."""
     return _parameters(maker(name))
 
 
@@ -82,8 +79,8 @@ def _parameters(function: object) -> tuple[str, ...]:
 
 
 def words(name: str) -> str:
-    """What lines call the optimizer of that name."""
-    if lookup.is_user_name(name) or name in OWN:
+    """Returns the optimizer's name as messages show it."""
+    if lookup.is_user_name(name) or name in BUILT_IN:
         return lookup.kind_in_memory(name) or name
     return f"optax.{name}"
 
@@ -94,7 +91,7 @@ def takes_momentum(name: str) -> bool:
 
 
 def is_fixed(name: str) -> bool:
-    """Whether the optimizer called `name` has a learning rate of its own that nobody sets."""
+    """Whether the optimizer called `name` has a fixed learning rate, which is not an argument."""
     return bool(getattr(maker(name), "fixed", False))
 
 
@@ -104,19 +101,19 @@ def is_heavy_ball(name: str) -> bool:
 
 
 def follows_delays(name: str) -> bool:
-    """Whether the optimizer called `name` is told one delay, that of the gradient of an update."""
+    """Whether the optimizer called `name` takes the delay of an update's one gradient."""
     return name == "closed_loop"
 
 
 def has_bases(name: str) -> bool:
-    """Whether the optimizer called `name` keeps bases, of several of which no mean is one."""
+    """Whether the optimizer called `name` keeps bases, whose mean over nodes is no basis."""
     return name == "soap"
 
 
 def transform(name: str) -> Make:
-    """The function that makes the transform `name` of `config.optimizer.chain`.
+    """Returns the function that makes a transform of `config.optimizer.chain`.
 
-    One of TRANSFORMS, of optax or of the user's own. Raises `ConfigError` if there is none.
+    It is one of TRANSFORMS, of optax or the user's. Raises `ConfigError` if there is none.
     """
     if not lookup.is_user_name(name) and name not in TRANSFORMS:
         of_optax = getattr(optax, name, None)
@@ -125,22 +122,22 @@ def transform(name: str) -> Make:
     return lookup.find("config.optimizer.chain", name, TRANSFORMS)
 
 
-# Of an experiment.
-
-
-def options(setup: Optimized, groups: int) -> Options:
-    """The optimizer's fixed arguments, and g - 1, the mean delay, where it is told one."""
-    given = setup.optimizer.arguments
+def options(setup: HasOptimizer, groups: int) -> Options:
+    """Returns the optimizer's fixed arguments, with the mean delay g - 1 if it takes delays."""
+    arguments = setup.optimizer.arguments
     if not follows_delays(setup.optimizer.name):
-        return given
-    return Options({"staleness": groups - 1} | given)
+        return arguments
+    return Options({"staleness": groups - 1} | arguments)
 
 
-def chain(setup: Optimized) -> Chain:
-    """The names in `config.optimizer.chain`, each with those of `chain_options` that it takes."""
-    given = setup.optimizer.chain_options
-    taken = [(name, _parameters(transform(name))) for name in setup.optimizer.chain]
-    return tuple((n, Options({k: v for k, v in given.items() if k in of})) for n, of in taken)
+def chain(setup: HasOptimizer) -> Chain:
+    """Returns the names in `config.optimizer.chain`, each with the `chain_options` it takes."""
+    values = setup.optimizer.chain_options
+    parameters = {name: _parameters(transform(name)) for name in setup.optimizer.chain}
+    return tuple(
+        (name, Options({key: value for key, value in values.items() if key in parameters[name]}))
+        for name in setup.optimizer.chain
+    )
 
 
 def optimizer(
@@ -149,17 +146,17 @@ def optimizer(
     options: Mapping[str, object] = OPTIONS,
     chain: Sequence[tuple[str, Mapping[str, object]]] = (),
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer called `name`; `update(grads, state, params, **hyper)` takes its numbers.
+    """Returns the optimizer called `name`; its `update(grads, state, params, **hyper)` is traced.
 
-    `hyper_names` are the arguments given at each update, `options` those fixed at compile time.
-    `optax.sgd` keeps the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
-    Gradients go through the transforms of a `chain` before, names with options; its steps go
-    through those that come `AFTER`.
+    `hyper_names` are the arguments of each update, `options` those fixed at compile time.
+    `optax.sgd` has the heavy-ball form v <- g + mu v, x <- x - alpha v; mu may be negative.
+    Gradients first go through the transforms of the `chain`, names with options; the optimizer's
+    steps go through those in `AFTER`.
     """
     make, fixed = cast(Make, maker(name)), plain(options)
     before, after = (
-        [transform(other)(**plain(given)) for other, given in chain if (other in AFTER) == late]
-        for late in (False, True)
+        [transform(n)(**plain(arguments)) for n, arguments in chain if (n in AFTER) == is_after]
+        for is_after in (False, True)
     )
 
     def chained(hyper: Hyper | dict[str, float]) -> optax.GradientTransformationExtraArgs:
@@ -185,19 +182,19 @@ def optimizer(
 
 
 def _unshared(state: Tree, params: Params) -> Tree:
-    """The state with copies of arrays that are in it twice or are parameters: each is donated."""
+    """The state with copies of arrays that are in it twice or are parameters: all are donated."""
     seen = {id(leaf) for leaf in jax.tree.leaves(params)}
 
     def copied(leaf: Array) -> Array:
-        kept = jnp.copy(leaf) if isinstance(leaf, jax.Array) and id(leaf) in seen else leaf
+        array = jnp.copy(leaf) if isinstance(leaf, jax.Array) and id(leaf) in seen else leaf
         seen.add(id(leaf))
-        return kept
+        return array
 
     return jax.tree.map(copied, state)
 
 
 def logged(state: Tree) -> dict[str, float]:
-    """What the log shows of a rule's state: mu and mu_T of a closed loop's last update."""
+    """Returns the figures of a rule's state for the log: mu and mu_T of a closed loop's update."""
     states = jax.tree.leaves(getattr(state, "opt_state", None), is_leaf=_is_loop)
     loop = next(filter(_is_loop, states), None)  # after a chain of others, or alone
     if loop is None:
@@ -209,11 +206,11 @@ def _is_loop(state: Tree) -> bool:
     return isinstance(state, closed_loop.ClosedLoopState)
 
 
-def check(setup: Optimized, groups: int, params: Params) -> None:
-    """Traces an update of the optimizer of a setup with so many groups, for parameters like these.
+def check(setup: HasOptimizer, groups: int, params: Params) -> None:
+    """Traces an update of the setup's optimizer with so many groups, for parameters like these.
 
-    Raises `ConfigError`, in one line, if it fails, needs what no update is given, or returns what
-    the next update could not take. Once for all configs of that optimizer and such parameters.
+    Raises `ConfigError` if it fails, needs arguments that no update has, or returns a state that
+    the next update cannot take. Done once for all configs of that optimizer and such parameters.
     """
     leaves, structure = jax.tree.flatten(params)
     shapes = tuple((x.shape, x.dtype) for x in leaves)
@@ -237,10 +234,10 @@ def _checked(
     params = structure.unflatten([jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
     def updated(params: Params, hyper: Hyper) -> tuple[Tree, Tree]:
-        made = optimizer(name, tuple(hyper), options, chain)
-        before = made.init(params)
+        transformation = optimizer(name, tuple(hyper), options, chain)
+        before = transformation.init(params)
         more = {"staleness": jnp.int32(0), "read_params": params}
-        updates, after = made.update(params, before, params, **hyper, **more)
+        updates, after = transformation.update(params, before, params, **hyper, **more)
         return (params, before), (updates, after)
 
     try:

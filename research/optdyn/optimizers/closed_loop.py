@@ -1,6 +1,6 @@
 """Closed-loop momentum control for asynchronous training (closed-loop YellowFin, arXiv 1706.03471).
 
-Asynchrony adds momentum of its own (arXiv 1605.09774), so the total is measured while running and
+Asynchrony adds implicit momentum (arXiv 1605.09774), so the total is measured while running and
 the explicit momentum mu corrected towards a target mu*. With staleness tau,
 
     x_{t+1}   = x_t + mu (x_t - x_{t-1}) - alpha grad f(x_{t-tau})
@@ -51,7 +51,7 @@ def closed_loop(
     gamma: float | jax.Array = 0.01,
     staleness: int = 0,
 ) -> optax.GradientTransformation:
-    """Heavy ball of learning rate alpha whose total momentum is held at mu*, `momentum`.
+    """Returns heavy ball of learning rate alpha whose total momentum is held at mu*, `momentum`.
 
     Learning rate, momentum and gamma may be traced, and other numbers at every update.
     `staleness`: tau, updates between the read and the arrival of a gradient; g - 1, their mean, for
@@ -69,7 +69,7 @@ def closed_loop(
 
     def init(params: Params) -> ClosedLoopState:
         ring = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), params)
-        # An array each: those that are given up to a compiled update must not be one and the same.
+        # Separate arrays, as all are donated.
         zero, explicit, total = (jnp.float32(value) for value in (0, jnp.nan, jnp.nan))
         return ClosedLoopState(ring, jnp.int32(0), zero, explicit, total)
 
@@ -100,7 +100,7 @@ def closed_loop(
 
 
 def total_momentum(grads: Params, velocity: Params, before: Params) -> jax.Array:
-    """Median over coordinates of (v_s - g) / v_{s-1}, g the gradient at x_s; NaN if none is left.
+    """Returns the median over coordinates of (v_s - g) / v_{s-1}, g the gradient at x_s, or NaN.
 
     Left out are coordinates that did not move, and those without a gradient, as of pixels that are
     black in all of a batch: their ratio is mu whatever the staleness, and on MNIST they are most.

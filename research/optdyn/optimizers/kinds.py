@@ -32,9 +32,7 @@ class Optimizer(Value, section="optimizer", union=True):
         "Transforms that gradients go through before the optimizer: of "
         "optimizers/staleness.py, of optax, or your own.",
     )
-    chain_options: Options = field(
-        OPTIONS, "Arguments of the chain's transforms, each takes its own."
-    )
+    chain_options: Options = field(OPTIONS, "Arguments of the chain's transforms, by name.")
 
     def __post_init__(self) -> None:
         if isinstance(self.chain, optax.GradientTransformation):  # which is a tuple, too
@@ -45,13 +43,13 @@ class Optimizer(Value, section="optimizer", union=True):
 
     @property
     def momentum(self) -> float:
-        """Explicit momentum; 0 of those that have none."""
+        """Explicit momentum; 0 for an optimizer without momentum."""
         return 0.0
 
     @property
     def arguments(self) -> Options:
-        """The arguments of the optimizer that are fixed at compile time, by name."""
-        shared = {each.name for each in fields(Optimizer)} | {"name", "momentum"}
+        """The optimizer's arguments that are fixed at compile time, by name."""
+        shared = {spec.name for spec in fields(Optimizer)} | {"name", "momentum"}
         typed = {key: getattr(self, key) for key in self.field_table() if key not in shared}
         return Options(typed | self.options)
 
@@ -61,11 +59,11 @@ class Optimizer(Value, section="optimizer", union=True):
         return super().named(name) if known else Optax(name=name)
 
     @classmethod
-    def from_object(cls, thing: Any) -> Any:
-        """The optimizer of a transformation of optax, or of a function that returns one."""
-        if isinstance(thing, optax.GradientTransformation):
-            return Optax(name=name_of(_Fixed(thing), OPTAX, thing), learning_rate=0.0)
-        return super().from_object(thing)
+    def from_object(cls, value: Any) -> Any:
+        """Returns the optimizer of an optax transformation, or of a function that returns one."""
+        if isinstance(value, optax.GradientTransformation):
+            return Optax(name=name_of(_Fixed(value), OPTAX, value), learning_rate=0.0)
+        return super().from_object(value)
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,11 @@ class HeavyBall(Optimizer):
     """An optimizer with explicit momentum: v <- g + mu v, x <- x - alpha v."""
 
     momentum: float = field(
-        0.0, "Explicit momentum mu, may be negative; closed_loop: the total aimed at.",
-        above=-1, below=1,
-    )  # fmt: skip
+        0.0,
+        "Explicit momentum mu, may be negative; closed_loop: the target of the total.",
+        above=-1,
+        below=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class SGD(HeavyBall, name="sgd"):
 
 @dataclass(frozen=True)
 class ClosedLoop(HeavyBall, name="closed_loop"):
-    """SGD whose explicit momentum makes up for the implicit momentum that it measures."""
+    """SGD whose explicit momentum is corrected so that the measured total meets a target."""
 
 
 @dataclass(frozen=True)
@@ -94,27 +94,27 @@ class Adam(Optimizer, name="adam"):
 
     b1: float = field(0.9, "Decay of the mean of gradients.", at_least=0, below=1)
     b2: float = field(0.999, "Decay of the mean of their squares.", at_least=0, below=1)
-    eps: float = field(1e-8, "What is added to the root of the squares.", at_least=0)
+    eps: float = field(1e-8, "Added to the root of the mean square.", at_least=0)
 
 
 @dataclass(frozen=True)
 class AdamW(Adam, name="adamw"):
     """Adam with decoupled weight decay (arXiv 1711.05101)."""
 
-    weight_decay: float = field(1e-4, "Decay of the parameters, times the rate.", at_least=0)
+    weight_decay: float = field(1e-4, "Weight decay, multiplied by the learning rate.", at_least=0)
 
 
 @dataclass(frozen=True)
 class Optax(Optimizer, custom=True):
-    """Another optimizer of optax by its name, or a function of one's own that returns one."""
+    """Another optimizer of optax by its name, or a function of yours that returns one."""
 
     name: Any = field("", "Optimizer of optax, 'contrib.NAME', 'soap', or your own.")
-    momentum: float = field(0.0, "Its momentum, where it has one.", above=-1, below=1)
+    momentum: float = field(0.0, "Momentum, if the optimizer has one.", above=-1, below=1)
 
 
 @dataclass(frozen=True)
 class _Fixed:
-    """A function of a learning rate, which the optimizer that it returns does not ask for."""
+    """A function of a learning rate that returns an optimizer without that argument."""
 
     fixed: ClassVar[bool] = True  # `optimizers.is_fixed`
     optimizer: optax.GradientTransformation
@@ -123,8 +123,8 @@ class _Fixed:
         return self.optimizer
 
 
-def _named(each: Any) -> Any:
-    """The name of a function or of a transformation of optax; others as they are."""
-    if isinstance(each, optax.GradientTransformation):
-        return name_of(Constant(each), OPTAX, each)
-    return name_of(each) if callable(each) else each
+def _named(transform: Any) -> Any:
+    """The name of a function or of a transformation of optax; other values as they are."""
+    if isinstance(transform, optax.GradientTransformation):
+        return name_of(Constant(transform), OPTAX, transform)
+    return name_of(transform) if callable(transform) else transform

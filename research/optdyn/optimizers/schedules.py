@@ -1,6 +1,6 @@
 """Learning rates of all updates of a run, by an optax schedule, after a linear warm-up.
 
-A schedule of the user's own is `make(learning_rate, steps, **config.optimizer.schedule_options)`,
+A user's schedule is `make(learning_rate, steps, **config.optimizer.schedule_options)`,
 `steps` being the updates after the warm-up (or `decay_steps`), and returns an optax schedule: a
 function of the update's number, traced, to its rate.
 """
@@ -23,7 +23,7 @@ KEY = "config.optimizer.schedule"
 
 
 def constant(learning_rate: float) -> optax.Schedule:
-    """The learning rate."""
+    """Constant learning rate."""
     return optax.constant_schedule(learning_rate)
 
 
@@ -38,7 +38,7 @@ def linear(learning_rate: float, steps: int) -> optax.Schedule:
 
 
 def exponential(learning_rate: float, steps: int, decay_rate: float) -> optax.Schedule:
-    """Multiplied by decay_rate every decay_steps, smoothly."""
+    """Exponential decay, by the factor decay_rate in decay_steps."""
     return optax.exponential_decay(learning_rate, steps, decay_rate)
 
 
@@ -56,10 +56,10 @@ SCHEDULES: Mapping[str, Callable[..., optax.Schedule]] = {
 }
 
 
-def learning_rates(chosen: Optimizer, steps: int) -> np.ndarray:
-    """Learning rate of every update of a run, (steps,) float32. Raises `ConfigError`."""
-    name, rate, warmup_steps = chosen.schedule, chosen.learning_rate, chosen.warmup_steps
-    whole = schedule(chosen, decay_length(chosen, steps))
+def learning_rates(optimizer: Optimizer, steps: int) -> np.ndarray:
+    """Returns the learning rates of a run's updates, (steps,) float32. Raises `ConfigError`."""
+    name, rate, warmup_steps = optimizer.schedule, optimizer.learning_rate, optimizer.warmup_steps
+    whole = schedule(optimizer, decay_length(optimizer, steps))
     if warmup_steps:
         warmup = optax.linear_schedule(0.0, rate, warmup_steps)
         whole = optax.join_schedules([warmup, whole], [warmup_steps])
@@ -70,51 +70,53 @@ def learning_rates(chosen: Optimizer, steps: int) -> np.ndarray:
     return np.broadcast_to(values, (steps,))
 
 
-def decay_length(chosen: Optimizer, steps: int) -> int:
-    """Updates over which the schedule of a run decays: those after the warm-up if none is said."""
-    return chosen.decay_steps or max(steps - chosen.warmup_steps, 1)
+def decay_length(optimizer: Optimizer, steps: int) -> int:
+    """Returns `decay_steps`, or if that is 0 the updates after the warm-up."""
+    return optimizer.decay_steps or max(steps - optimizer.warmup_steps, 1)
 
 
-def schedule(chosen: Optimizer, length: int) -> optax.Schedule:
-    """The schedule over so many steps. Raises `ConfigError`, as for options that it lacks."""
-    name, given = chosen.schedule, plain(chosen.schedule_options)
+def schedule(optimizer: Optimizer, length: int) -> optax.Schedule:
+    """Returns the schedule over so many steps. Raises `ConfigError`, as for unknown options."""
+    name, options = optimizer.schedule, plain(optimizer.schedule_options)
     make = lookup.find(KEY, name, SCHEDULES)
     if lookup.is_user_name(name):
-        made = lookup.call_user_code(KEY, name, make, chosen.learning_rate, length, **given)
-        return _vectorized(name, made)
+        user_schedule = lookup.call_user_code(
+            KEY, name, make, optimizer.learning_rate, length, **options
+        )
+        return _vectorized(name, user_schedule)
     numbers = {
-        "learning_rate": chosen.learning_rate,
+        "learning_rate": optimizer.learning_rate,
         "steps": length,
-        "decay_rate": chosen.decay_rate,
+        "decay_rate": optimizer.decay_rate,
     }
-    taken = inspect.signature(make).parameters
-    ConfigError.refuse(_wrong_options(name, given, taken.keys() - numbers.keys()))
-    return make(**{key: value for key, value in numbers.items() if key in taken}, **given)
+    parameters = inspect.signature(make).parameters
+    ConfigError.refuse(_wrong_options(name, options, parameters.keys() - numbers.keys()))
+    return make(**{key: value for key, value in numbers.items() if key in parameters}, **options)
 
 
-def _wrong_options(name: str, given: Mapping[str, Any], expected: Set[str]) -> Iterator[Check]:
+def _wrong_options(name: str, options: Mapping[str, Any], expected: Set[str]) -> Iterator[Check]:
     key = "config.optimizer.schedule_options"
-    takes, has = (" and ".join(sorted(names)) or "nothing" for names in (expected, given))
-    yield given.keys() != expected, f"{key}: {name!r} takes {takes}, and is given {has}"
+    takes, has = (" and ".join(sorted(names)) or "nothing" for names in (expected, options))
+    yield options.keys() != expected, f"{key}: {name!r} takes {takes}, and is given {has}"
     if name == "piecewise":
-        boundaries, scales = given["boundaries"], given["scales"]
+        boundaries, scales = options["boundaries"], options["scales"]
         line = f"{key}: boundaries = {boundaries!r} must be updates from 1 up, in order, and "
         line += f"scales = {scales!r} a finite number from 0 up for each"
         yield not passes(_are_steps, (boundaries, scales)), line
 
 
-def _are_steps(given: tuple[Sequence[int], Sequence[float]]) -> bool:
-    boundaries, scales = given
+def _are_steps(pair: tuple[Sequence[int], Sequence[float]]) -> bool:
+    boundaries, scales = pair
     good = len(boundaries) == len(scales) > 0 and all(isinstance(b, int) for b in boundaries)
     good &= sorted({*boundaries}) == list(boundaries) and min(boundaries, default=0) >= 1
     return good and all(scale >= 0 for scale in scales)
 
 
-def _vectorized(name: str, made: optax.Schedule) -> optax.Schedule:
-    """The user's schedule for an array of numbers of updates."""
+def _vectorized(name: str, schedule: optax.Schedule) -> optax.Schedule:
+    """The user's schedule as a function of an array of update numbers."""
 
     def one(step: jax.Array) -> jax.Array:
-        rate = jnp.asarray(made(step), jnp.float32)
+        rate = jnp.asarray(schedule(step), jnp.float32)
         if rate.shape:
             raise ValueError(f"returned {rate.shape} for one update: must be one number")
         return rate
@@ -124,7 +126,7 @@ def _vectorized(name: str, made: optax.Schedule) -> optax.Schedule:
             return jax.vmap(one)(count)
         except Exception as error:
             raise ConfigError(
-                f"{lookup.key_value(KEY, name)}: {lookup.describe_error(error, made)}"
+                f"{lookup.key_value(KEY, name)}: {lookup.describe_error(error, schedule)}"
             ) from error
 
     return several

@@ -1,4 +1,4 @@
-"""SOAP (Vyas et al., arXiv 2409.11321): Adam in the eigenbases of what Shampoo keeps.
+"""SOAP (Vyas et al., arXiv 2409.11321): Adam in the eigenbases of Shampoo's matrices.
 
     M <- b1 M + (1 - b1) G                    of a matrix of parameters X, with gradient G
     g, m = Q_L' G Q_R, Q_L' M Q_R             both in the bases
@@ -23,7 +23,7 @@ from optdyn.base.trees import Params
 
 
 class Bases(NamedTuple):
-    """The eigenbases of a matrix of parameters (m, n), and the means that they are renewed from."""
+    """The eigenbases of a matrix of parameters (m, n), and the matrices that they are of."""
 
     left: jax.Array  # Q_L, (m, m)
     right: jax.Array  # Q_R, (n, n)
@@ -43,15 +43,15 @@ def soap(
     b1: float | jax.Array = 0.95,
     b2: float | jax.Array = 0.95,
     eps: float = 1e-8,
-    every: int = 10,
+    period: int = 10,
 ) -> optax.GradientTransformation:
-    """SOAP of rate alpha, whose bases are renewed `every` f updates.
+    """Returns SOAP of learning rate alpha, with new bases every `period` (f) updates.
 
     Rate and decays may be traced. The state holds two copies of the parameters, and of a matrix
-    (m, n) two more of (m, m) and of (n, n). Raises ValueError if `every` is not at least 1.
+    (m, n) two more of (m, m) and of (n, n). Raises ValueError if `period` is not at least 1.
     """
-    if every < 1:
-        raise ValueError(f"every {every}: must be at least 1")
+    if period < 1:
+        raise ValueError(f"period {period}: must be at least 1")
 
     def init(params: Params) -> SOAPState:
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
@@ -66,14 +66,14 @@ def soap(
         steps, mu, nu, bases = [], [], [], []
         for g, m, v, basis in zip(leaves, first, second, state.bases, strict=True):
             m = b1 * m + (1 - b1) * g
-            own, turned = _into(basis, g), _into(basis, m)
-            v = b2 * v + (1 - b2) * own * own
-            mean, square = turned / (1 - b1**count), v / (1 - b2**count)
-            way = _out_of(basis, mean / (jnp.sqrt(square) + eps))
-            steps.append((-learning_rate * way).astype(g.dtype))
+            turned_g, turned_m = _into(basis, g), _into(basis, m)
+            v = b2 * v + (1 - b2) * turned_g * turned_g
+            mean, square = turned_m / (1 - b1**count), v / (1 - b2**count)
+            direction = _out_of(basis, mean / (jnp.sqrt(square) + eps))
+            steps.append((-learning_rate * direction).astype(g.dtype))
             mu.append(m.astype(g.dtype))
             nu.append(v.astype(g.dtype))
-            bases.append(basis and _renewed(_mixed(basis, g, b2), count % every == 0))
+            bases.append(basis and _renewed(_mixed(basis, g, b2), count % period == 0))
         means, squares = jax.tree.unflatten(tree_of, mu), jax.tree.unflatten(tree_of, nu)
         return jax.tree.unflatten(tree_of, steps), SOAPState(count, means, squares, tuple(bases))
 

@@ -47,7 +47,7 @@ class MeanSquare(NamedTuple):
 def delay_compensation(
     lam: float = 0.04, adaptive: bool = False, decay: float = 0.95
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradients of where they are applied and not of where they were taken, to first order.
+    """Returns a transform of gradients to those at the present parameters, to first order.
 
     `lam` is lambda; 0 leaves them as they are. `decay` is m. The adaptive form, whose `lam` is
     about 2, keeps a copy of the parameters more.
@@ -80,7 +80,7 @@ class Delays(NamedTuple):
 def staleness_rate(
     law: str = "inverse", k: float = 0.0, power: float = 0.5, updates: int = 1000
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradients times a factor that falls with their delay: a smaller learning rate for them.
+    """Returns a transform that multiplies gradients by a factor that falls with their delay.
 
     `k` 0 is the mean delay so far. `power` is a, `updates` is T. Raises ValueError if there is no
     such law, or a number is below 0.
@@ -119,27 +119,27 @@ LAWS: Mapping[str, Callable[..., jax.Array]] = {  # (tau, k, a, t / T) -> factor
 }
 
 
-class Last(NamedTuple):
+class LastStep(NamedTuple):
     updates: jax.Array  # int32, t
     step: Params  # u_{t-1}
 
 
 def error_feedback(strength: float = 1.0) -> optax.GradientTransformationExtraArgs:
-    """Steps of the optimizer and how far they are from those before, times `strength`, lambda.
+    """Returns a transform that adds `strength` (lambda) times the change of the step to the step.
 
-    The first stays as it is. Raises ValueError for a strength below 0.
+    The first step stays as it is. Raises ValueError for a strength below 0.
     """
     if strength < 0:
         raise ValueError(f"strength {strength}: must be at least 0")
 
-    def init(params: Params) -> Last:
-        return Last(jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
+    def init(params: Params) -> LastStep:
+        return LastStep(jnp.int32(0), jax.tree.map(jnp.zeros_like, params))
 
     def update(
-        steps: Params, state: Last, params: Params | None = None, **_: Tree
-    ) -> tuple[Params, Last]:
+        steps: Params, state: LastStep, params: Params | None = None, **_: Tree
+    ) -> tuple[Params, LastStep]:
         part = jnp.where(state.updates > 0, strength, 0.0)
         fed = jax.tree.map(lambda u, last: u + part.astype(u.dtype) * (u - last), steps, state.step)
-        return fed, Last(state.updates + 1, steps)
+        return fed, LastStep(state.updates + 1, steps)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -32,8 +32,8 @@ from optdyn.experiment import Config
 from optdyn.race import server, shards
 from optdyn.race.worker import Compute, Workers, arrival_order, arrivals_per_update, make_compute
 from optdyn.train import trainer
-from optdyn.train.loop import Chunk, proceed
-from optdyn.train.resuming import begun
+from optdyn.train.loop import Chunk, next_or_result
+from optdyn.train.resuming import has_checkpoint
 from optdyn.train.run import Run
 from optdyn.train.workdir import damaged, is_finished
 
@@ -50,7 +50,7 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
     `config.cluster.service.name` is 'race', and `connect` returns workers of so many `servers`.
     Raises what `trainer.train` raises.
     """
-    run = prepare_race(config, servers, begun(workdir))
+    run = prepare_race(config, servers, has_checkpoint(workdir))
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
         # Workers fail to start before the workdir is touched, and only if it is not in use.
@@ -60,7 +60,7 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
         )
         workers = None if done else stack.enter_context(connect(run))
         stack.enter_context(contextlib.closing(training))
-        chunk = proceed(training)
+        chunk = next_or_result(training)
         if workers and isinstance(chunk, Chunk):
             order = restored_order(run, workdir / "trace.csv", chunk.start)
             make = chunk_maker(run, order, workers, chunk)
@@ -68,14 +68,14 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
             while isinstance(chunk, Chunk):
                 with where():  # but not while it evaluates
                     make(chunk)
-                chunk = proceed(training)
+                chunk = next_or_result(training)
     assert not isinstance(chunk, Chunk)
     return chunk
 
 
-def prepare_race(config: Config, servers: int, begun: bool = False) -> Run:
+def prepare_race(config: Config, servers: int, resumed: bool = False) -> Run:
     """Returns the prepared run. Raises as `trainer.prepare`, and if it cannot have the servers."""
-    run = trainer.prepare(config, begun=begun, race=True)
+    run = trainer.prepare(config, resumed=resumed, race=True)
     if fresh := config.methods.get("fresh", ()):
         shards.check_separable(run, fresh, f"config.method.fresh = {tuple(fresh)!r}")
     shards.check_servers(run, servers)

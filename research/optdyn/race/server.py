@@ -41,7 +41,7 @@ from optdyn.race.worker import (
     message_of,
 )
 from optdyn.train.loop import Chunk
-from optdyn.train.run import Run, joined
+from optdyn.train.run import Run, join_parts
 
 
 class Server(NamedTuple):
@@ -84,11 +84,11 @@ def _single_server(run: Run) -> Server:
             return halves.update(state, event, message)
         assert run.timeline.batch is not None
         numbers = np.ravel(run.timeline.batch[t])
-        other = joined(second(numbers), parts)[0]
+        other = join_parts(second(numbers), parts)[0]
         return halves.metered(state, event, message, examples, other)
 
     def inputs(state: State, slots: Iterable[int]) -> dict[int, Tree]:
-        return {slot: jax.device_get(halves.given(state, slot)) for slot in slots}
+        return {slot: jax.device_get(halves.parameters_at(state, slot)) for slot in slots}
 
     return Server(begin, update, inputs, lambda state: state)
 

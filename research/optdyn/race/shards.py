@@ -77,7 +77,7 @@ class Part:
 
     def read_slot(self, slot: int) -> Params:
         """Returns its blocks of the version in the slot."""
-        return jax.device_get(self._halves.given(self._state, slot))
+        return jax.device_get(self._halves.parameters_at(self._state, slot))
 
     def get(self) -> dict[str, np.ndarray]:
         """Returns the leaves of its state."""

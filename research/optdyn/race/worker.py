@@ -17,8 +17,8 @@ from optdyn.problem import problem, shared_data
 from optdyn.problem.problem import Examples
 from optdyn.race.messages import ComputeRequest, Forms, forms
 from optdyn.train import program
-from optdyn.train.program import Raced
-from optdyn.train.run import Run, parted
+from optdyn.train.program import UpdateHalves
+from optdyn.train.run import Run, batch_parts
 
 AHEAD = 64  # batches whose numbers are made at a time
 
@@ -59,9 +59,9 @@ class Answer(NamedTuple):
     slope: np.ndarray
 
 
-def compiled_halves(run: Run) -> Raced:
+def compiled_halves(run: Run) -> UpdateHalves:
     """Returns the run's update in two compiled halves, made once."""
-    return program.raced(run.config, run.data.classes, run.timeline.slots)
+    return program.make_halves(run.config, run.data.classes, run.timeline.slots)
 
 
 def device_examples(run: Run) -> Examples:
@@ -80,7 +80,7 @@ def message_of(run: Run) -> Tree:
 def forms_of(run: Run) -> Forms:
     """Returns the forms of the messages between the server and its groups."""
     halves, numbers, array = compiled_halves(run), (0, 0, 0), np.zeros(())
-    x = halves.given(run.program.rule.init(run.params), 0)
+    x = halves.parameters_at(run.program.rule.init(run.params), 0)
     if halves.merged:
         answer = ComputeRequest(Answer(x, array), numbers)
         return forms(ComputeRequest(x, numbers), answer, Activations(array), x)
@@ -103,7 +103,7 @@ def make_compute(run: Run) -> Compute:
 
 
 def _compute_in_halves(
-    halves: Raced, examples: Examples, chosen: Callable[[range], np.ndarray]
+    halves: UpdateHalves, examples: Examples, chosen: Callable[[range], np.ndarray]
 ) -> Compute:
     assert halves.merged
     front, backward_of = halves.merged.front, dict[range, Tree]()  # of the batch it is at
@@ -140,7 +140,7 @@ def first_job(run: Run, compute: Compute, group: int) -> WorkerJob:
     """Returns a group's first message, to be made; making it compiles its program."""
     halves = compiled_halves(run)
     task = arrival_order(run).working[group]
-    x = jax.device_get(halves.given(run.program.rule.init(run.params), task.slot))
+    x = jax.device_get(halves.parameters_at(run.program.rule.init(run.params), task.slot))
 
     def send() -> Tree:
         sent = compute(x, task.numbers)
@@ -162,7 +162,7 @@ def batch_indices(run: Run, independent: bool = False) -> Callable[[Iterable[int
     """Returns numbers of n batches -> their examples, (n, B) or (n, B, 2), for `Problem.batch`.
 
     With `independent` those of the second mini-batches beside them. Where an update has several
-    arrivals, batches are parts of batches (`run.parted`).
+    arrivals, batches are parts of batches (`run.batch_parts`).
     """
     cache: dict[int, np.ndarray] = {}
     parts = arrivals_per_update(run)
@@ -175,7 +175,7 @@ def batch_indices(run: Run, independent: bool = False) -> Callable[[Iterable[int
         if first not in cache:
             for old in [old for old in cache if abs(old - first) > AHEAD]:
                 del cache[old]
-            cache[first] = parted(batches, np.arange(first, first + AHEAD), parts)
+            cache[first] = batch_parts(batches, np.arange(first, first + AHEAD), parts)
         return cache[first][number - first]
 
     return lambda numbers: np.stack([batch(int(number)) for number in numbers])

@@ -34,7 +34,7 @@ from optdyn.momentum.lags import (
 )
 from optdyn.report import windows
 from optdyn.report.tables import TableError, folders_with, replace, shown
-from optdyn.train import meter
+from optdyn.train.workdir import SKETCHES
 
 MOMENTA, MATCHED = "matching_momenta", "matching_displacements"
 MIN_REPLICAS = 4
@@ -257,7 +257,7 @@ def _found(workdir: Path) -> tuple[list[Path], list[Path]]:
     """Folders of recorded replicas and of metered runs; raises `AnalysisError` if there is none."""
     if not workdir.is_dir():
         raise AnalysisError(f"{workdir}: no such folder")
-    found = folders_with(workdir, "trajectories.npz"), folders_with(workdir, meter.FILE)
+    found = folders_with(workdir, "trajectories.npz"), folders_with(workdir, SKETCHES)
     if not any(found):
         raise AnalysisError(
             f"{workdir}: no trajectories.npz and no sketches.npy in it or in its points; record "

@@ -34,7 +34,8 @@ from optdyn.momentum.moments import equivalent_momentum
 from optdyn.report import raced, tables, windows
 from optdyn.report.raced import BATCH, FittedLaw, RaceRecord, load, only
 from optdyn.report.tables import Point, TableError, shown
-from optdyn.train import history, meter
+from optdyn.train import history
+from optdyn.train.workdir import SKETCHES
 
 SEEDS = 20  # of the simulator
 SMALL = 0.01  # p-values below are a rejection
@@ -258,7 +259,7 @@ def momentum(race: RaceRecord, counts: np.ndarray) -> dict[str, Any]:
         "distance": geometric_distance(np.zeros(0), eta),
         "meter": None,
     }
-    if not (race.point.folder / meter.FILE).exists():
+    if not (race.point.folder / SKETCHES).exists():
         return found
     read = windows.fit(windows.load(race.point.folder))
     return found | {"meter": {k: v for k, v in read.items() if k.startswith("implicit")}}

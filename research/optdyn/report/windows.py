@@ -20,6 +20,7 @@ from optdyn.momentum.readings import Window
 from optdyn.report import arrivals, tables
 from optdyn.report.tables import TableError
 from optdyn.train import meter
+from optdyn.train.workdir import SKETCHES
 
 
 class Metered(NamedTuple):
@@ -41,7 +42,7 @@ def load(folder: Path) -> Metered:
         of, step, last = read(config, path, CLOCK), point.summary["step"], point.log[-1]
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1
-        rows = np.load(folder / meter.FILE, mmap_mode="r")
+        rows = np.load(folder / SKETCHES, mmap_mode="r")
         arrived = arrivals.arrivals(point)
         worker = arrived[0] if arrived else None
         windows = meter.read(rows, of, examples, worker, 0, step)
@@ -70,7 +71,7 @@ def pooled(runs: Sequence[Metered]) -> list[Metered]:
 
 
 def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None) -> dict[str, Any]:
-    """What `readings.said` says of all windows, and what it should be by theory, if at all.
+    """What `readings.figures` says of all windows, and what it should be by theory, if at all.
 
     With `lags` or `gradient_lags` (0 where only the other is given) also a `polynomial`: of heavy-
     ball SGD that of its own steps, else of the raw ones.
@@ -83,7 +84,7 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
         "explicit_momentum": run.explicit,
         "theory_momentum": 1 - 1 / groups if expected else None,
         "theory_learning_rate": run.rate / groups if expected else None,
-        **readings.said(run.windows, _lags(run), meter.is_plain(config), run.rate),
+        **readings.figures(run.windows, _lags(run), meter.is_plain(config), run.rate),
     }
     if lags is None and gradient_lags is None:
         return found

@@ -1,12 +1,10 @@
-"""Runs that share a compiled program, advanced together.
-
-Each in a thread of its own (`cli/sweep.py`), or P of them as one program over an axis of runs:
+"""Runs that share a compiled program: each in a thread (`cli/sweep.py`), or P as one program.
 
     (x^1, ..., x^P)_{t+1} = vmap(step)((x^1, ..., x^P)_t, their events, their batches)
 
-It is the same update rule, and logs, checkpoints and summaries are the trainer's own. But its sums
-may be in another order: an update rounds differently, by some 1e-7 of a parameter, and what
-training makes of that grows. In threads every float is that of `trainer.train`.
+Each of the P runs is a lane of that program. Logs, checkpoints and summaries are the trainer's. The
+update rule is the same, but its sums may be in another order: an update rounds differently, by some
+1e-7 of a parameter, and training amplifies that. In threads every float is that of `trainer.train`.
 """
 
 import contextlib
@@ -38,10 +36,10 @@ from optdyn.train.program import CHUNK, Program
 from optdyn.train.run import Run
 
 LANES = 64  # runs of one program, at most
-SECONDS, ROUNDS = 0.3, 3  # of updates that are timed, and how often; the fastest counts
-COMPARED = 16  # updates after which the parameters of both ways are compared
+SECONDS, ROUNDS = 0.3, 3  # of timed updates, and how often; the fastest counts
+COMPARED = 16  # updates after which the parameters in threads and in lanes are compared
 TINY = 1e-30
-# Fields that are arguments of the program, or none of its business.
+# Fields that are arguments of the program, or that it does not depend on.
 TRACED: Mapping[str, Sequence[str]] = {
     "model": ("noise",),
     "data": ("replacement", "dirichlet"),
@@ -50,50 +48,48 @@ TRACED: Mapping[str, Sequence[str]] = {
         *("warmup_steps", "decay_steps", "decay_rate"),
     ),
 }
-UNHEEDED = ("code", "seed", "steps", "log_every", "checkpoint_every", "init_from")
+UNUSED = ("code", "seed", "steps", "log_every", "checkpoint_every", "init_from")
 
 
 class Lane(NamedTuple):
-    """The state of one run among several."""
+    """The state of one run of a program of several."""
 
     states: State  # leaves (P, ...)
     number: int
 
 
 class Rates(NamedTuple):
-    """Updates a second of all runs at a time, and how far apart their parameters are then."""
+    """Updates a second of all runs together, and how far their parameters differ."""
 
     threads: float
     vmap: float
-    difference: float  # over the largest parameter of its array
-    updates: int  # after so many
+    difference: float  # the largest, over the largest parameter of its array
+    updates: int  # after which they differ so
 
 
 def compilation(config: Config) -> Hashable:
-    """Equal for configs that one compilation serves (seldom unequal for others that it would).
+    """Returns a key, equal for configs that one compilation serves; seldom unequal for others.
 
-    Where shares divide the batch it takes one compilation for each value of `Run.columns`.
+    Where shares divide the batch it takes one compilation for each value of `Run.padded_share`.
     """
-    usual = Config()
-    plain = {name: getattr(usual, name) for name in (*UNHEEDED, "cluster", "tune")}
+    defaults = Config()
+    plain = {name: getattr(defaults, name) for name in (*UNUSED, "cluster", "tune")}
     for part, names in TRACED.items():
-        here = getattr(config, part)
-        usual_of = type(here)()
-        values = {n: getattr(usual_of, n) for n in names if n in here.field_table()}
-        plain[part] = here.with_(**values)
+        value = getattr(config, part)
+        default = type(value)()
+        plain[part] = value.with_(
+            **{name: getattr(default, name) for name in names if name in value.field_table()}
+        )
     devices = () if config.methods.simple else config.methods.devices(config)
     ring = config.cluster.service.name == "geometric"  # of past versions, longer than one a group
     return config.with_(plain), devices, ring
 
 
 def is_batched(config: Config) -> bool:
-    """Whether the run can be a lane: of one device, and whole before its first update."""
-    timeline_depends_on_log = (
-        config.methods.timeline_depends_on_log(config)
-        or config.data.streaming
-        or config.probes.momentum
-    )
-    return is_one_program(config) and not timeline_depends_on_log
+    """Whether the run can be a lane: of one device, its timeline drawn before its first update."""
+    methods, data = config.methods, config.data
+    follows_log = methods.timeline_depends_on_log(config) or config.probes.momentum
+    return is_one_program(config) and not (follows_log or data.streaming)
 
 
 def is_one_program(config: Config) -> bool:
@@ -106,70 +102,70 @@ def is_one_program(config: Config) -> bool:
 def train(
     runs: Sequence[Run], workdirs: Sequence[Path], lanes: int, watches: Sequence[Watch]
 ) -> list[Json]:
-    """The runs, `lanes` of one program at most, as `trainer.train` would; returns their summaries.
+    """Trains the runs, at most `lanes` in one program, as `trainer.train`; returns the summaries.
 
     Lanes beyond the runs repeat some, so that floats do not depend on how many runs there are. A
-    lane whose run has ended goes on unheeded until all have.
+    lane whose run has ended is computed and ignored until all have.
     """
     advance, program = _joint(runs[0])
     trainings = [
         trainer.training(run._replace(program=program), workdir, watch)
-        for run, workdir, watch in zip(_alike(runs), workdirs, watches, strict=True)
+        for run, workdir, watch in zip(_same_share(runs), workdirs, watches, strict=True)
     ]
     with contextlib.ExitStack() as stack:
         for training in trainings:
             stack.enter_context(contextlib.closing(training))
-        said = [loop.proceed(training) for training in trainings]
-        chunks = {i: chunk for i, chunk in enumerate(said) if isinstance(chunk, Chunk)}
-        of_lane = [i for _ in range(lanes) for i in chunks][:lanes]
-        lane_of = {i: lane for lane, i in enumerate(chunks)}
+        latest = [loop.next_or_result(training) for training in trainings]
+        chunks = {i: chunk for i, chunk in enumerate(latest) if isinstance(chunk, Chunk)}
+        run_of_lane = [i for _ in range(lanes) for i in chunks][:lanes]
+        lane_of_run = {i: lane for lane, i in enumerate(chunks)}
         if chunks:
-            states = _joined([chunks[i].state for i in of_lane])
-            examples = _examples(runs[0], [chunks[i].examples for i in of_lane])
+            states = _stack([chunks[i].state for i in run_of_lane])
+            examples = _examples(runs[0], [chunks[i].examples for i in run_of_lane])
         length = 1
         while chunks:
-            begun, n = time.monotonic(), min(length, *(chunk.n for chunk in chunks.values()))
+            started, n = time.monotonic(), min(length, *(chunk.n for chunk in chunks.values()))
             events = {i: chunk.events(n) for i, chunk in chunks.items()}
             spare = next(iter(events.values()))
-            inputs = _stack([events.get(i, spare) for i in of_lane])
+            inputs = _stack_numpy([events.get(i, spare) for i in run_of_lane])
             states, infos = advance(states, examples, *inputs, n)
-            every = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
-            length = loop.next_length(length, n, time.monotonic() - begun)
+            of_lanes = {name: np.asarray(leaf)[:, :n] for name, leaf in infos.items()}
+            length = loop.next_length(length, n, time.monotonic() - started)
             for i, chunk in chunks.items():
-                chunk.state = Lane(states, lane_of[i])
-                chunk.infos = {name: leaf[lane_of[i]] for name, leaf in every.items()}
-                said[i] = loop.proceed(trainings[i])
-            chunks = {i: chunk for i, chunk in enumerate(said) if isinstance(chunk, Chunk)}
-    return [summary for summary in said if not isinstance(summary, Chunk)]
+                chunk.state = Lane(states, lane_of_run[i])
+                chunk.infos = {name: leaf[lane_of_run[i]] for name, leaf in of_lanes.items()}
+                latest[i] = loop.next_or_result(trainings[i])
+            chunks = {i: chunk for i, chunk in enumerate(latest) if isinstance(chunk, Chunk)}
+    return [summary for summary in latest if not isinstance(summary, Chunk)]
 
 
 def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
-    """How many of the runs at a time, in even shares, if they may need `budget` bytes together."""
+    """Returns how many runs are trained at a time, in even shares, within `budget` bytes."""
     fitting = int(budget // max(memory(runs[0]), 1))
     lanes = min(len(runs), most, max(fitting, 1))
     lanes = -(-len(runs) // -(-len(runs) // lanes))
     advance, _ = _joint(runs[0])
-    while lanes > 1 and _bytes(advance, *_first(runs, lanes, 0)) > budget:
+    while lanes > 1 and _bytes(advance, *_advance_arguments(runs, lanes, 0)) > budget:
         lanes = -(-lanes // 2)
     return lanes
 
 
 def memory(run: Run) -> int:
-    """Bytes that one run needs besides the examples, by XLA's analysis, where it is one program."""
+    """Returns the bytes that a run needs besides the examples, by XLA's analysis of its program."""
     sets = shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config)
     evaluation = _bytes(run.program.evaluate, run.params, sets.test_evaluated[0])
-    return _bytes(run.program.advance, *loop.first(run, 0)) + evaluation
+    return _bytes(run.program.advance, *loop.advance_arguments(run, 0)) + evaluation
 
 
 class MemoryBudget:
-    """Memory that threads take parts of: each waits until its bytes fit, or nobody else has any."""
+    """Memory that threads share: each waits until its bytes fit, or until no other has any."""
 
     def __init__(self, size: float):
         self._size, self._taken, self._changed = size, 0.0, Condition()
 
     @contextlib.contextmanager
     def take(self, size: float) -> Iterator[None]:
-        """Inside, `size` bytes are taken."""
+        """A context that has `size` bytes of the memory."""
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._taken + size <= self._size)
             self._taken += size
@@ -182,46 +178,46 @@ class MemoryBudget:
 
 
 def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
-    """Times the first updates of some of the runs both ways; the runs stay as they are."""
-    few, program = runs[:threads], runs[0].program
+    """Times the first updates of some of the runs in threads and in lanes; the runs stay as is."""
+    sample, program = runs[:threads], runs[0].program
     joint, _ = _joint(runs[0])
     most = 2 ** (min(CHUNK, *(run.config.steps for run in runs)).bit_length() - 1)
 
     def in_threads(updates: int) -> tuple[float, State]:
         n = min(updates, most)
-        each = [loop.first(run, n) for run in few]
-        begun = time.monotonic()
-        ended = list(pool.map(lambda first: _after(program.advance, first, updates // n), each))
-        return time.monotonic() - begun, ended[0]
+        arguments = [loop.advance_arguments(run, n) for run in sample]
+        started = time.monotonic()
+        states = list(pool.map(lambda one: _repeat(program.advance, one, updates // n), arguments))
+        return time.monotonic() - started, states[0]
 
-    def as_lanes(updates: int) -> tuple[float, State]:
+    def in_lanes(updates: int) -> tuple[float, State]:
         n = min(updates, most)
-        first = _first(runs, lanes, n)
-        begun = time.monotonic()
-        ended = _after(joint, first, updates // n)
-        return time.monotonic() - begun, _whole(Lane(ended, 0))
+        arguments = _advance_arguments(runs, lanes, n)
+        started = time.monotonic()
+        states = _repeat(joint, arguments, updates // n)
+        return time.monotonic() - started, _state_of(Lane(states, 0))
 
-    ways = (in_threads, as_lanes)
-    with ThreadPoolExecutor(len(few)) as pool:
+    ways = (in_threads, in_lanes)
+    with ThreadPoolExecutor(len(sample)) as pool:
         updates = min(COMPARED, most)
-        alone, lane = (way(updates)[1].params for way in ways)  # and compiles
-        enough = [_enough(way) for way in ways]
-        rounds = [[way(n)[0] for way, n in zip(ways, enough, strict=True)] for _ in range(ROUNDS)]
-    each, joined = (np.array(enough) * (len(few), lanes) / np.min(rounds, axis=0)).tolist()
-    return Rates(each, joined, _difference(alone, lane), updates)
+        params = [way(updates)[1].params for way in ways]  # and compiles
+        counts = [_timed_updates(way) for way in ways]
+        rounds = [[way(n)[0] for way, n in zip(ways, counts, strict=True)] for _ in range(ROUNDS)]
+    threaded, joined = (np.array(counts) * (len(sample), lanes) / np.min(rounds, axis=0)).tolist()
+    return Rates(threaded, joined, _difference(*params), updates)
 
 
-def _enough(way: Callable[[int], tuple[float, State]]) -> int:
-    """Updates that take SECONDS, a power of two."""
+def _timed_updates(way: Callable[[int], tuple[float, State]]) -> int:
+    """The updates that take SECONDS, a power of two."""
     updates = 1
     while way(updates)[0] < SECONDS:
         updates *= 2
     return updates
 
 
-def _after(advance: Advance, first: tuple[Tree, ...], times: int) -> State:
-    """The state after the same updates so many times over."""
-    state, *rest = first
+def _repeat(advance: Advance, arguments: tuple[Tree, ...], times: int) -> State:
+    """The state after the same updates so many times."""
+    state, *rest = arguments
     for _ in range(times):
         state, infos = advance(state, *rest)
         np.asarray(infos["loss"])
@@ -229,7 +225,7 @@ def _after(advance: Advance, first: tuple[Tree, ...], times: int) -> State:
 
 
 def _difference(one: Tree, other: Tree) -> float:
-    """The largest, over the largest parameter of its array."""
+    """The largest difference, over the largest parameter of its array."""
 
     def relative(a: jax.Array, b: jax.Array) -> float:
         return float(jnp.max(jnp.abs(a - b)) / jnp.maximum(jnp.max(jnp.abs(a)), TINY))
@@ -238,7 +234,7 @@ def _difference(one: Tree, other: Tree) -> float:
 
 
 def _joint(run: Run) -> tuple[Advance, Program]:
-    """`advance` of several runs like this one, and the program of each."""
+    """`advance` of several runs like this one, and the program of a lane."""
     return _vmapped(run.program, shared_data.is_drawn(run.config))
 
 
@@ -246,12 +242,12 @@ def _joint(run: Run) -> tuple[Advance, Program]:
 def _vmapped(program: Program, drawn: bool) -> tuple[Advance, Program]:
     axes = (0, 0 if drawn else None, 0, 0, None)
     advance = jax.jit(jax.vmap(program.advance, axes), donate_argnums=0)
-    layout = program.layout._replace(put_state=lambda state: state, get=_whole)
+    layout = program.layout._replace(put_state=lambda state: state, get=_state_of)
     return advance, replace(program, layout=layout)
 
 
-def _whole(state: Tree) -> State:
-    """The state of a lane, or of a run before it is one."""
+def _state_of(state: Tree) -> State:
+    """The state of a lane, or of a run that is no lane yet."""
     return _row(state.states, state.number) if isinstance(state, Lane) else state
 
 
@@ -261,33 +257,34 @@ def _row(states: State, number: int) -> State:
 
 
 @jax.jit
-def _joined(states: Sequence[State]) -> State:
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+def _stack(trees: Sequence[Tree]) -> Tree:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def _stack(events: Sequence[Tree]) -> Tree:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *events)
+def _stack_numpy(trees: Sequence[Tree]) -> Tree:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def _first(runs: Sequence[Run], lanes: int, n: int) -> tuple[Tree, ...]:
+def _advance_arguments(runs: Sequence[Run], lanes: int, n: int) -> tuple[Tree, ...]:
     """Arguments of `advance` for the first n updates of so many lanes."""
-    each = [loop.first(run, n) for run in itertools.islice(itertools.cycle(_alike(runs)), lanes)]
-    states, examples, *inputs, _ = zip(*each, strict=True)
-    return _joined(states), _examples(runs[0], examples), *map(_stack, inputs), n
+    of_lanes = itertools.islice(itertools.cycle(_same_share(runs)), lanes)
+    arguments = [loop.advance_arguments(run, n) for run in of_lanes]
+    states, examples, *inputs, _ = zip(*arguments, strict=True)
+    return _stack(states), _examples(runs[0], examples), *map(_stack_numpy, inputs), n
 
 
-def _alike(runs: Sequence[Run]) -> list[Run]:
+def _same_share(runs: Sequence[Run]) -> list[Run]:
     """The runs with room for the largest share of all, so that their batches have one shape."""
-    columns = max(run.columns for run in runs)
-    return [run._replace(columns=columns) for run in runs]
+    largest = max(run.padded_share for run in runs)
+    return [run._replace(padded_share=largest) for run in runs]
 
 
-def _examples(run: Run, each: Sequence[Examples]) -> Examples:
+def _examples(run: Run, sets: Sequence[Examples]) -> Examples:
     """The examples of all lanes, (lanes, N, ...) if they are not the same."""
-    return _joined(each) if shared_data.is_drawn(run.config) else each[0]
+    return _stack(sets) if shared_data.is_drawn(run.config) else sets[0]
 
 
 def _bytes(function: Tree, *arguments: Tree) -> int:
-    """What a jitted function needs for its results and besides, by XLA's analysis."""
+    """The bytes of a jitted function's results and temporaries, by XLA's analysis."""
     found = function.lower(*arguments).compile().memory_analysis()
     return found.output_size_in_bytes + found.temp_size_in_bytes if found else 0

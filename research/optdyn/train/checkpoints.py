@@ -1,8 +1,8 @@
 """The states of a run on disk, `checkpoints/`: the last two, each whole or absent.
 
-A folder a state, called by its number of updates, as Orbax writes it, with a checksum of every
-file. Large tables of versions are files of their own (`versions.py`). `run.json` there has what the
-run's own files held when the state was saved, so that a run goes on only from where they reach.
+A folder a state, called by its number of updates, as Orbax writes it, with a checksum of each
+file. Large tables of versions are files of their own (`versions.py`). `run.json` has what the
+run's other files contained when the state was saved, so that a run resumes from there only.
 """
 
 import contextlib
@@ -34,34 +34,33 @@ from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import snapshots
 from optdyn.train import versions
 
-SUMS = "crc32.json"  # written last into a checkpoint: without it there is none
-RECORD = "run.json"  # of a checkpoint: {"files": {name: Written}, ...}
-FILES = 2**16  # bytes that a checkpoint takes besides its arrays
+SUMS = "crc32.json"  # written last into a checkpoint, which is whole with it
+RECORD = "run.json"  # {"files": {name: Written}, ...}
+FILES = 2**16  # bytes of a checkpoint besides its arrays
 Name = tuple[str, ...]
 
 
-def _names(tree: Tree) -> dict[Name, Tree]:
-    """The arrays of a state by name: a name has no types, as what is saved has none."""
+def arrays_by_name(tree: Tree) -> dict[Name, Tree]:
+    """Returns the leaves of a state by name; names have no types, as saved trees have none."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     part = partial(jax.tree_util.keystr, simple=True)
     return {tuple(part((key,)) for key in path): leaf for path, leaf in leaves}
 
 
-# One checkpoint at a time, or others would take the room that it was found to have.
-SAVING = RLock()
+SAVING = RLock()  # one checkpoint at a time, or another would take its disk space
 
 
 class Checkpoints:
-    """The last two states of a run, with a checksum of every file.
+    """The last two states of a run, with a checksum of each file.
 
-    Opening finds the latest that the files of the run reach, and changes none. Raises
-    `WorkdirError` if they reach none, or if a file of that checkpoint is not what was written:
-    before it is parsed, since what parses a damaged file may fail in any way, or not at all.
+    Opening finds the latest state whose other files are there, and changes none. Raises
+    `WorkdirError` if there is none, or if a file of that checkpoint is not as written: before it is
+    parsed, since a damaged file may fail in any way there, or not at all.
     """
 
     def __init__(self, workdir: Path):
         self.path = (workdir / "checkpoints").absolute()
-        self.record: Callable[[], Json] = dict  # syncs files, and says what is in them
+        self.record: Callable[[], Json] = dict  # syncs the run's files and returns `run.json`
         self._latest, self.passed = self._found(workdir)
         with disk_full_errors(self.path):
             self.path.mkdir(exist_ok=True)
@@ -70,7 +69,7 @@ class Checkpoints:
             create=False,
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
-            multiprocessing_options=_alone(jax.process_index()),
+            multiprocessing_options=_this_process(),
         )
         try:
             self._manager = ocp.CheckpointManager(self.path, options=options)
@@ -80,13 +79,13 @@ class Checkpoints:
             raise
 
     def _found(self, workdir: Path) -> tuple[int | None, str]:
-        """The latest step to go on from, if any; and why not from a later one, in words."""
+        """The latest step to go on from, if any, and why it is not a later one."""
         passed = ""
         for step in sorted(_whole(workdir), reverse=True):
             self._verify(step)
-            held = read_json(self.path / str(step) / RECORD).get("files", {})
+            files = read_json(self.path / str(step) / RECORD).get("files", {})
             unlike = {
-                name: AppendedBytes(*was).difference(workdir / name) for name, was in held.items()
+                name: AppendedBytes(*was).difference(workdir / name) for name, was in files.items()
             }
             wrong = [f"{workdir / name} ({why})" for name, why in unlike.items() if why]
             if not wrong:
@@ -99,11 +98,11 @@ class Checkpoints:
         return None, ""
 
     def recorded(self) -> Json:
-        """What `record` said when the latest state was saved; {} if there is none."""
+        """Returns the `run.json` of the latest state; {} if there is none."""
         return read_json(self.path / str(self._latest) / RECORD)
 
     def _remove_others(self) -> None:
-        """Removes checkpoints that were not whole, or are beyond where the run went on from."""
+        """Removes checkpoints that are not whole, or later than the one that was restored."""
         for folder in self.path.glob("*"):
             number = int(folder.name) if folder.name.isdigit() else -1
             if number > (self._latest or 0) or (number >= 0 and not (folder / SUMS).exists()):
@@ -111,7 +110,7 @@ class Checkpoints:
         self._manager.reload()
 
     def save(self, step: int, state: Tree) -> None:
-        """Writes the state after `step` updates, unless it is there. Raises `DiskFull`."""
+        """Writes the state after `step` updates, unless it is there already. Raises `DiskFull`."""
         if step == self.latest():
             return
         folder = self.path / str(step)
@@ -131,7 +130,7 @@ class Checkpoints:
                 write_json(folder / SUMS, sums)
                 self._latest = step
         except DiskFull:
-            for torn in (folder, *self.path.glob(f"{step}.*")):  # it takes space that is wanted
+            for torn in (folder, *self.path.glob(f"{step}.*")):  # which take up the disk
                 shutil.rmtree(torn, ignore_errors=True)
             raise
 
@@ -142,7 +141,7 @@ class Checkpoints:
             raise DiskFull(self.path)
 
     def restore(self, like: Tree) -> tuple[int, Tree] | None:
-        """(step, state) of the latest checkpoint, shaped as `like`; None if there is none."""
+        """Returns (step, state) of the latest checkpoint, shaped as `like`; None without one."""
         step = self.latest()
         if step is None:
             return None
@@ -156,19 +155,19 @@ class Checkpoints:
             raise self._unusable(step, short_line(error)) from error
 
     def _restored(self, step: int, like: Tree) -> Tree:
-        """What is saved, as `like` by the names of its arrays.
+        """The saved state in the structure of `like`, matched by the names of arrays.
 
         Raises ValueError if the arrays are others.
         """
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone(jax.process_index()))
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
         saved = handler.metadata(self.path / str(step) / "default").tree
-        leaves, names = _names(like), _names(saved)
+        leaves, names = arrays_by_name(like), arrays_by_name(saved)
         if lacking := leaves.keys() - names.keys():
             raise ValueError(f"it has no {'.'.join(min(lacking))}")
         if left := names.keys() - leaves.keys():
             raise ValueError(f"{'.'.join(min(left))} is not of this run")
         target = jax.tree.unflatten(jax.tree.structure(saved), [leaves[name] for name in names])
-        found = _names(self._manager.restore(step, args=ocp.args.StandardRestore(target)))
+        found = arrays_by_name(self._manager.restore(step, args=ocp.args.StandardRestore(target)))
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in leaves])
 
     def latest(self) -> int | None:
@@ -205,18 +204,18 @@ def _whole(workdir: Path) -> list[int]:
 
 
 def latest(workdir: Path) -> int | None:
-    """The step of a workdir's latest whole checkpoint, which is only looked at."""
+    """Returns the step of a workdir's latest whole checkpoint; None if there is none."""
     return max(_whole(workdir), default=None)
 
 
-def held_in(record: Json, name: str) -> int:
-    """The bytes that a file of the run had, as a checkpoint's record says."""
+def bytes_in(record: Json, name: str) -> int:
+    """Returns the bytes that a file of the run had, as a checkpoint's record has them."""
     return AppendedBytes(*record.get("files", {}).get(name, ())).size
 
 
 @contextlib.contextmanager
 def saving(workdir: Path) -> Iterator[None]:
-    """Inside, `DiskFull` says up to which step the run is whole."""
+    """A context in which `DiskFull` says up to which step the run is saved."""
     try:
         with disk_full_errors(workdir):
             yield
@@ -226,9 +225,9 @@ def saving(workdir: Path) -> Iterator[None]:
 
 
 def parameters(workdir: Path) -> tuple[int, Params]:
-    """(step, parameters) of another run's latest checkpoint, whatever its method and layout.
+    """Returns (step, parameters) of another run's latest checkpoint, of any method and layout.
 
-    Raises `WorkdirError` if there is none, or it is none of a run's.
+    Raises `WorkdirError` if there is none, or it is not of a run.
     """
     step = latest(workdir)
     folder = workdir / "checkpoints" / str(step)
@@ -239,8 +238,7 @@ def parameters(workdir: Path) -> tuple[int, Params]:
     )
     WorkdirError.refuse(rows)
     assert step is not None
-    process = jax.process_index()
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone(process))
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_this_process())
     try:
         path = (folder / "default").absolute()
         tree = handler.metadata(path).tree
@@ -258,7 +256,7 @@ def _parameters(saved: Mapping[str, Tree]) -> Params:
         return _parameters(jax.tree.map(lambda leaf: leaf[0], saved["state"]))
     if "inner" in saved:
         return _parameters(saved["inner"])
-    if "params" not in saved and "workers" in saved:  # each has its own, and nobody those of all
+    if "params" not in saved and "workers" in saved:  # without a server
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), saved["workers"])
     if "slots" not in saved:
         return saved["params"]
@@ -266,8 +264,9 @@ def _parameters(saved: Mapping[str, Tree]) -> Params:
     return snapshots.SnapshotState(**fields).params
 
 
-def _alone(process: int) -> ocp.options.MultiprocessingOptions:
-    """Each process by itself: states are whole on every one."""
+def _this_process() -> ocp.options.MultiprocessingOptions:
+    """Each process saves by itself: states are whole on all of them."""
+    process = jax.process_index()
     return ocp.options.MultiprocessingOptions(
         primary_host=process,
         active_processes={process},
@@ -292,6 +291,6 @@ def _damaged(folder: Path) -> str:
 
 
 def fingerprint(tree: Tree) -> int:
-    """One number for all bits of a pytree of arrays: equal for equal floats."""
+    """Returns a checksum of all bits of a pytree of arrays."""
     sums = [zlib.crc32(np.ascontiguousarray(leaf).tobytes()) for leaf in jax.tree.leaves(tree)]
     return zlib.crc32(json.dumps(sums).encode())

@@ -1,4 +1,4 @@
-"""A rule on its devices: the state it starts from, and the loop over events laid out."""
+"""A rule on its devices: its initial state and the loop over events, in their layout."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,37 +22,37 @@ Loop = Callable[[Rule], Advance]
 
 
 class LayoutRequest(NamedTuple):
-    """The methods, and the devices that they are to run on."""
+    """The methods, and the devices that they run on."""
 
-    methods: MethodStack  # `compiled`
+    methods: MethodStack  # their `static_part`
     api: str = ""  # '': one device simulates all
     nodes: int = 1
     devices: int = 1  # of a node, real or simulated
     accumulation: int = 1
     shard_optimizer: bool = False
     shard_snapshots: bool = False
-    streamed: bool = False  # whether examples are brought to real devices as they are needed
+    streamed: bool = False  # whether examples come to real devices as they are needed
 
 
 def make(
     loop: Loop,
-    asked: LayoutRequest,
-    whole: Problem,
+    request: LayoutRequest,
+    problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
     slots: int,
     meter: bool = False,
 ) -> tuple[Rule, Layout]:
-    """The rule as one device simulates it, and the loop on real devices or on that one.
+    """Returns the rule as one device simulates it, and the layout of the loop on its devices.
 
-    States look the same either way. With `meter` batches are pairs, and so are the loop's examples
-    and indices.
+    States have one structure on all layouts. With `meter` a batch is a pair of batches, and so are
+    the loop's examples and indices.
     """
-    methods = asked.methods
-    api, nodes, devices, streamed = asked.api, asked.nodes, asked.devices, asked.streamed
+    methods = request.methods
+    api, nodes, devices, streamed = request.api, request.nodes, request.devices, request.streamed
 
     def rule(axis: str | None, real: bool = False, slots: int = slots) -> Rule:
-        of = methods, whole, optimizer, slots, axis
-        return compose(*of, asked.accumulation, real, meter)
+        accumulation = request.accumulation
+        return compose(methods, problem, optimizer, slots, axis, accumulation, real, meter)
 
     def on_host() -> Callable[[Params], State]:
         return broadcast_init(jax.jit(rule(None, slots=1).init), slots)
@@ -64,20 +64,20 @@ def make(
     else:
         simulated = rule(None)
     if methods.get("snapshots", "") == "host":
-        laid = paged(loop(rule(None, slots=1)), methods.servers(whole))
-        return simulated, laid._replace(init=on_host())
+        placed = paged(loop(rule(None, slots=1)), methods.servers(problem))
+        return simulated, placed._replace(init=on_host())
     if not api:
         return simulated, layout.one_device(loop(simulated))
     if methods.stages and api == "shard_map":
         assert methods.gradient and methods.gradient.layout
-        return simulated, methods.gradient.layout(whole, optimizer, nodes, devices)
+        return simulated, methods.gradient.layout(problem, optimizer, nodes, devices)
     axes, shape = (("node", "data"), (nodes, devices)) if methods.mix else (("data",), (devices,))
     mesh = layout.mesh(axes, shape)
     if api == "jit":
         advance = loop(simulated)
-        shards = asked.shard_optimizer, bool(methods.mix), asked.shard_snapshots
-        laid = layout.jit(advance, mesh, *shards)
-        return simulated, laid._replace(init=on_host() if asked.shard_snapshots else None)
+        shards = request.shard_optimizer, bool(methods.mix), request.shard_snapshots
+        placed = layout.jit(advance, mesh, *shards)
+        return simulated, placed._replace(init=on_host() if request.shard_snapshots else None)
     # A mean over one device would not be free: XLA copies all gradients through it.
     device = rule("data" if devices > 1 or methods.reduces_itself else None, real=True)
     split_step = device.split
@@ -94,7 +94,7 @@ def make(
     if split_step and api == "overlap":
         return simulated, overlap(loop(device), split_step, mesh, streamed)
     state = P("node") if methods.mix else P()
-    laid = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
+    placed = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
     if methods.gradient and methods.gradient.timed and not methods.mix:
-        laid = laid._replace(measure=measure(whole, methods.gradient.timed(whole), mesh))
-    return simulated, laid
+        placed = placed._replace(measure=measure(problem, methods.gradient.timed(problem), mesh))
+    return simulated, placed

@@ -1,16 +1,16 @@
 """Grids of runs: a base config and the points at which it is changed.
 
-A grid's config file returns `Grid(base, points)`; a point is a flat dict of dotted keys, and of
-`name`, the folder of its run, if it wants one of its own. On the command line
+A grid's config file returns `Grid(base, points)`; a point is a flat dict of dotted keys, and may
+have a `name`, the folder of its run. On the command line
 `--config.base.KEY=VALUE` changes what all points share. Points are listed one by one, or made of
 axes:
 
     product(
         {"optimizer.momentum": [0.0, 0.9], "optimizer.learning_rate": log_range(1e-3, 1, 7)},
-        {"seed": seeds(3)},
+        {"seed": range(3)},
     )
 
-is 2 x 7 x 3 points, of which the last axis changes first. Points are made when they are asked for;
+is 2 x 7 x 3 points, of which the last axis changes first. Points are generated when they are read;
 a grid has `MOST` at most.
 """
 
@@ -39,7 +39,7 @@ Axes = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Points:
-    """So many points, made anew each time that they are gone through."""
+    """`count` points, generated anew by each iteration."""
 
     count: int
     make: Callable[[], Iterable[Point]]
@@ -50,7 +50,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Grid:
-    """A base and the points at which it is changed; `note` says on top of its report what it asks.
+    """A base and the points at which it is changed; `note` is shown on top of its report.
 
     Raises `ConfigError` if there are no points, or more than `MOST`.
     """
@@ -75,12 +75,14 @@ class Grid:
         is_set = isinstance(points, Points)
         yield not is_set, f"grid: points = {short_repr(points)}: must be a list of dicts"
         assert isinstance(points, Points)
-        yield not points.count, "grid: it has no points"
-        many = f"{points.count:,} points or more"
-        yield points.count > MOST, f"grid: {many}; {MOST:,} is the most"
+        yield not points.count, "grid: points: must be one at least"
+        yield (
+            points.count > MOST,
+            f"grid: points: {points.count:,}: must be at most {MOST:,}",
+        )
 
     def with_(self, changes: Mapping[str, Any]) -> "Grid":
-        """A copy with other values of `note`, or of keys of the base, `base.KEY`."""
+        """Returns a copy with other values of `note`, or of keys of the base, `base.KEY`."""
         base = {k.removeprefix("base."): v for k, v in changes.items() if k.startswith("base.")}
         for key, value in changes.items():
             if key != "note" and not key.startswith("base."):
@@ -93,7 +95,7 @@ class Grid:
 
 
 def product(*parts: Axes | Points) -> Points:
-    """Every combination of the values of axes, and of points of other sets."""
+    """Returns all combinations of the values of axes, and of points of other sets."""
     factors = [factor for part in parts for factor in _factors(part)]
 
     def make() -> Iterator[Point]:
@@ -108,7 +110,7 @@ def product(*parts: Axes | Points) -> Points:
 
 
 def log_range(first: float, last: float, count: int) -> list[float]:
-    """`count` numbers from first to last in equal ratios, to six digits."""
+    """Returns `count` numbers from first to last in equal ratios, to six digits."""
     numbers = all(isinstance(end, (int, float)) for end in (first, last)) and isinstance(count, int)
     if not (numbers and 0 < first < math.inf and 0 < last < math.inf and 2 <= count <= MOST):
         raise ConfigError(
@@ -118,13 +120,8 @@ def log_range(first: float, last: float, count: int) -> list[float]:
     return [float(f"{value:.6g}") for value in np.geomspace(first, last, count)]
 
 
-def seeds(count: int, first: int = 0) -> range:
-    """`count` seeds from the first."""
-    return range(first, first + count)
-
-
 def named(grid: Grid) -> Iterator[tuple[str, Point]]:
-    """Every point by its name; `ConfigError` if the grid has one twice."""
+    """Yields the points with their names. Raises `ConfigError` if the grid has one twice."""
     names: set[str] = set()
     values: dict[str, str] = {}
     for point in grid.points:
@@ -149,7 +146,7 @@ def named(grid: Grid) -> Iterator[tuple[str, Point]]:
 
 
 def resolve(grid: Grid, name: str, point: Point) -> Config:
-    """The checked experiment of the point; `ConfigError` says which point is bad and why."""
+    """Returns the checked experiment of the point. Raises `ConfigError`, which names the point."""
     with of_point(name):
         resolved = grid.base.with_({k: v for k, v in point.items() if k != "name"})
         check(resolved)
@@ -158,7 +155,7 @@ def resolve(grid: Grid, name: str, point: Point) -> Config:
 
 @contextlib.contextmanager
 def of_point(name: str) -> Iterator[None]:
-    """Inside, an error about what was given becomes a `ConfigError` that names the point."""
+    """A context in which an `InputError` becomes a `ConfigError` that names the point."""
     try:
         yield
     except InputError as error:
@@ -166,7 +163,7 @@ def of_point(name: str) -> Iterator[None]:
 
 
 def point_name(point: Point) -> str:
-    """A folder name that says what is special about the point, whatever else is in the grid."""
+    """Returns a folder's name for the point, of its keys and values."""
     swept = ",".join(f"{key}={value}" for key, value in point.items()) or "base"
     text = str(point.get("name", swept))
     safe = re.sub(r"[^\w.,=+-]+", "_", text)
@@ -175,21 +172,21 @@ def point_name(point: Point) -> str:
 
 
 def _factors(part: Axes | Points) -> list[Points]:
-    """A set of points for every axis."""
+    """A set of points for each axis."""
     if isinstance(part, Points):
         return [part]
     return [
-        Points(len(_values(key, values)), partial(_along, key, values))
+        Points(len(_values(key, values)), partial(_axis_points, key, values))
         for key, values in part.items()
     ]
 
 
-def _along(key: str, values: Sequence[object]) -> Iterator[Point]:
+def _axis_points(key: str, values: Sequence[object]) -> Iterator[Point]:
     return ({key: value} for value in values)
 
 
 def _values(key: str, values: Any) -> Sequence[object]:
-    """The values of an axis; `ConfigError` if they are none."""
+    """The values of an axis. Raises `ConfigError` if they are not a list, or empty."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     refuse(
         (not listed, f"grid: axis {key} = {short_repr(values)}: must be a list of values"),

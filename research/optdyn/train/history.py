@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -19,14 +19,16 @@ from optdyn.base.files import WorkdirError, read_json, write, write_json
 from optdyn.base.trees import Json
 
 ROOT = Path(__file__).parents[3]  # of the checkout, if this is one
-SMALL = 2**16  # characters of a difference that is kept
+SMALL = 2**16  # most characters of a difference that is kept
 
 
-def started(folder: Path, at: int, steps: int, known: Sequence[Json] = (), **more: object) -> None:
-    """Adds the start of this process, at an update, to the history of the workdir. And `more`.
+def record_start(
+    folder: Path, at: int, steps: int, known: Sequence[Json] = (), **more: object
+) -> None:
+    """Appends the start of this process at an update, with `more` fields, to the history.
 
-    The history begins with the starts that are `known`, whatever the file says. The difference
-    between the code and its commit is kept beside it, if it is small.
+    The history begins with the `known` starts, whatever the file has. A small difference between
+    the code and its commit is kept in a file beside it.
     """
     entry = {
         "at": at,
@@ -48,11 +50,11 @@ def started(folder: Path, at: int, steps: int, known: Sequence[Json] = (), **mor
 
 
 def starts(folder: Path) -> list[Json]:
-    """All entries; [] of a run that has not started. Raises `WorkdirError`."""
+    """Returns the entries, [] if the run has not started. Raises `WorkdirError`."""
     path = folder / "history.json"
     found = read_json(path).get("starts", [])
     if not (isinstance(found, list) and all(map(_is_start, found))):
-        raise WorkdirError(f"{path}: its starts are not what a run writes; move that file away")
+        raise WorkdirError(f"{path}: starts: must be as a run writes them; move that file away")
     return found
 
 
@@ -61,27 +63,26 @@ def _is_start(entry: object) -> bool:
     return isinstance(entry, dict) and all(isinstance(entry.get(n, 0), int) for n in numbers)
 
 
-def told(folder: Path) -> Json:
-    """All `starts`, and what was changed at some of them, for the summary."""
-    every = starts(folder)
-    origin = [{"init_from": entry["init_from"]} for entry in every if "init_from" in entry]
+def summary_fields(folder: Path) -> Json:
+    """Returns the summary's `starts`, and if any `init_from` and `continued`, the changed ones."""
+    entries = starts(folder)
+    origin = [{"init_from": entry["init_from"]} for entry in entries if "init_from" in entry]
+    names = ("at", "of", "steps", "schedule")
     changed = {
-        (entry.get("at"), entry.get("steps")): _changed(entry) for entry in every if "of" in entry
+        (entry.get("at"), entry.get("steps")): {key: entry[key] for key in names if key in entry}
+        for entry in entries
+        if "of" in entry
     }
     return {
         **(origin[0] if origin else {}),
         **({"continued": list(changed.values())} if changed else {}),
-        "starts": every,
+        "starts": entries,
     }
-
-
-def _changed(entry: Mapping[str, object]) -> Json:
-    return {key: entry[key] for key in ("at", "of", "steps", "schedule") if key in entry}
 
 
 @cache
 def code() -> Json:
-    """`commit`, if tracked files are `dirty`, and a small `diff`; {} if this is no checkout."""
+    """Returns `commit`, whether tracked files are `dirty`, and a small `diff`; {} outside git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]

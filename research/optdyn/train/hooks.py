@@ -1,6 +1,6 @@
-"""What a run does besides its updates: one hook a concern, in the order in which they are told.
+"""What a run does besides its updates: one hook a concern, in the order in which they are called.
 
-A row of the log is put together by the hooks before `Log`, and seen whole by those after it.
+The hooks before `LogHook` fill a row of the log; those after it see the whole row.
 """
 
 import math
@@ -27,19 +27,19 @@ from optdyn.problem.shared_data import Parts
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints, fingerprint
 from optdyn.train.loop import Chunk, Hook
-from optdyn.train.run import Run, batches_of, events_of
+from optdyn.train.run import Run, batches_of, events_of, seconds_after
 from optdyn.train.workdir import Metrics, is_finished, vouch
 
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
 
 @dataclass
-class Losses(Hook):
-    """Logs what the timeline and the schedules say, and the losses and metrics of both sets."""
+class LossHook(Hook):
+    """Logs the clock, the hyperparameters, and the losses and metrics of both sets."""
 
     train: Parts
     test: Parts
-    begun: float  # when the run was, by `time.monotonic`, less what it took before
+    started: float  # when the run began, by `time.monotonic`, less its seconds before a resumption
     watch: Callable[[], Watch]
 
     def chunk(self, chunk: Chunk) -> None:
@@ -48,19 +48,20 @@ class Losses(Hook):
         evaluate = partial(program.evaluate, chunk.run.program, chunk.params)
         with self.watch().during("evaluating"):
             loss, test = evaluate(self.train)["loss"], evaluate(self.test)
-        chunk.row |= _clock(chunk.run, chunk.step)
-        chunk.row |= {"wall_seconds": time.monotonic() - self.begun, "train_loss": loss}
+        chunk.row |= _progress(chunk.run, chunk.step)
+        chunk.row |= {"wall_seconds": time.monotonic() - self.started, "train_loss": loss}
         chunk.row |= {f"test_{name}": value for name, value in test.items()}
 
 
-def _clock(run: Run, step: int) -> Json:
+def _progress(run: Run, step: int) -> Json:
+    """The figures of the timeline and of the schedules after `step` updates."""
     config, done = run.config, max(step - 1, 0)
     since = done - done % config.log_every
     fixed = optimizers.is_fixed(config.optimizer.name)
     return {
         "step": step,
         "epoch": step * config.batch_size / run.examples,
-        "simulated_seconds": float(run.timeline.seconds[done]) if step else 0.0,
+        "simulated_seconds": seconds_after(run.timeline, step),
         "learning_rate": None if fixed else float(str(run.hypers["learning_rate"][done])),
         "momentum": None if fixed else float(config.optimizer.momentum),
         "staleness_mean": float(run.timeline.staleness[since:step].mean()) if step else 0.0,
@@ -69,22 +70,21 @@ def _clock(run: Run, step: int) -> Json:
 
 @dataclass
 class ProbeHook(Hook):
-    """Logs the probes of the methods and of `config.probes`, and what the optimizer says."""
+    """Logs the methods' metrics, the probes of `config.probes`, and the optimizer's figures."""
 
     train: Parts
     test: Parts
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.row is not None:
-            chunk.row |= program.extra_metrics(
-                chunk.run.program, chunk.whole, self.train, self.test
-            )
-            chunk.row |= optimizers.logged(chunk.whole)
+            state = chunk.full_state
+            chunk.row |= program.extra_metrics(chunk.run.program, state, self.train, self.test)
+            chunk.row |= optimizers.logged(state)
 
 
 @dataclass
-class Sums(Hook):
-    """Logs sums of what updates say of themselves besides their losses, and what the state says."""
+class SumHook(Hook):
+    """Logs the sums of the updates' infos but for losses, and the figures of a `LoggedState`."""
 
     sums: dict[str, float]  # over the updates so far, by name
 
@@ -93,12 +93,12 @@ class Sums(Hook):
             new = float(chunk.infos[name].sum(dtype=np.float64))
             self.sums[name] = self.sums.get(name, 0.0) + new
         if chunk.row is not None:
-            chunk.row |= self.sums
-            chunk.row |= chunk.whole.logged() if isinstance(chunk.whole, LoggedState) else {}
+            state = chunk.full_state
+            chunk.row |= self.sums | (state.logged() if isinstance(state, LoggedState) else {})
 
 
-class Steering(Hook):
-    """Logs the explicit momentum, which `extended` steers by the meter's readings in the log."""
+class SteeringHook(Hook):
+    """Logs the explicit momentum, which `extend_timeline` steers by the meter's readings."""
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.row is not None:
@@ -107,17 +107,17 @@ class Steering(Hook):
 
 
 @dataclass
-class WorkerSeconds(Hook):
+class WorkerTimeHook(Hook):
     """Logs each worker's seconds of an update at the end of an epoch, timed on its last updates."""
 
     feed: Feed
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.row is not None and chunk.step and chunk.step % chunk.run.epoch == 0:
-            chunk.row["worker_seconds"] = self.measured(chunk).tolist()
+            chunk.row["worker_seconds"] = self.measure(chunk).tolist()
 
-    def measured(self, chunk: Chunk) -> np.ndarray:
-        """(workers,) seconds of an update."""
+    def measure(self, chunk: Chunk) -> np.ndarray:
+        """Returns the seconds of an update of each worker, (workers,)."""
         run, layout = chunk.run, chunk.run.program.layout
         since = chunk.step - min(run.epoch, MEASURED)
         assert layout.measure
@@ -127,8 +127,8 @@ class WorkerSeconds(Hook):
 
 
 @dataclass
-class Log(Hook):
-    """Keeps the rows of the log."""
+class LogHook(Hook):
+    """Appends the rows to the log in memory."""
 
     rows: list[Json]
 
@@ -138,13 +138,13 @@ class Log(Hook):
 
 
 @dataclass
-class Stops(Hook):
+class StopHook(Hook):
     """Ends a run after its last update, at a loss that is not finite, and at a signal."""
 
     watch: Callable[[], Watch]
     log: Sequence[Json]
-    signal: int = 0  # that ends it
-    asked: int = -1  # how often one had asked for a checkpoint; -1: the run has not begun
+    signal: int = 0  # the one that ends it
+    asked: int = -1  # times that a signal has asked for a checkpoint; -1: the run has not begun
 
     def chunk(self, chunk: Chunk) -> None:
         if self.asked < 0 or chunk.status == "diverged":
@@ -168,17 +168,17 @@ class Stops(Hook):
 
 
 @dataclass
-class Saves(Hook):
-    """Saves the state at the end, where a signal asks for it, and as often as the config says."""
+class SaveHook(Hook):
+    """Saves the state at the end, on a signal, and every `config.checkpoint_every` updates."""
 
     checkpoints: Checkpoints
 
     def chunk(self, chunk: Chunk) -> None:
         config = chunk.run.config
         due = is_due(chunk.step, config.log_every, config.checkpoint_every)
-        expected = chunk.status or chunk.save or (due and chunk.step > chunk.start)
-        if expected and chunk.status != "diverged":
-            self.checkpoints.save(chunk.step, chunk.whole)
+        wanted = chunk.status or chunk.save or (due and chunk.step > chunk.start)
+        if wanted and chunk.status != "diverged":
+            self.checkpoints.save(chunk.step, chunk.full_state)
 
     def end(self, chunk: Chunk, summary: Json) -> None:
         if chunk.status == "diverged":  # it has no finite state
@@ -186,9 +186,9 @@ class Saves(Hook):
 
 
 def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
-    """Whether a checkpoint is: the first log point from a multiple of `checkpoint_every` on has it.
+    """Whether a checkpoint is due: at the first log point from a multiple of `checkpoint_every` on.
 
-    There the log's sums are those of the checkpoint. `checkpoint_every` 0: never.
+    At log points the log's sums are those of the checkpoint. `checkpoint_every` 0: never.
     """
     if not checkpoint_every or step % log_every:
         return False
@@ -196,20 +196,20 @@ def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
 
 
 @dataclass
-class ProgressLine(Hook):
+class ProgressHook(Hook):
     """Shows how far the run is."""
 
     watch: Callable[[], Watch]
     log: Sequence[Json]
 
     def chunk(self, chunk: Chunk) -> None:
-        if is_writer() and chunk.step > chunk.start and chunk.good == chunk.step:
+        if is_writer() and chunk.step > chunk.start and chunk.finite_step == chunk.step:
             self.watch().show(chunk.step, f"loss {self.log[-1]['train_loss']:.4g}")
 
 
 @dataclass
-class Ends(Hook):
-    """Writes the summary, and where nothing is left to do checksums of what the run recorded."""
+class SummaryHook(Hook):
+    """Writes the summary, and checksums of the recorded files if nothing is left to do."""
 
     folder: Path
     files: Metrics
@@ -223,8 +223,8 @@ class Ends(Hook):
 
 
 @dataclass
-class LastParams(Hook):
-    """Keeps the parameters of the end, where they are finite."""
+class LastParamsHook(Hook):
+    """Keeps the last parameters, if they are finite."""
 
     found: Params | None = None
 

@@ -1,6 +1,6 @@
-"""What a run needs of memory, before any of it is taken, and the refusal of one that cannot fit.
+"""The memory that a run needs, computed before any is taken, and the refusal of too large a run.
 
-The bytes are lower bounds: what the run's own arrays take, without what XLA needs besides.
+The bytes are lower bounds: the run's arrays, without what XLA needs besides.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from optdyn.base import seeds
 from optdyn.base.errors import ConfigError
 from optdyn.base.trees import Params, bytes_of, examples_in, head, numbers_in
 from optdyn.clock.arrivals import services_per_draw
-from optdyn.clock.cluster import Cluster, Pieces
+from optdyn.clock.cluster import Pieces
 from optdyn.core import Rule
 from optdyn.devices import paged
 from optdyn.devices.layout import part_axis
@@ -25,20 +25,20 @@ from optdyn.problem.models import Quadratic
 from optdyn.train import program
 
 GROUP = Path("/sys/fs/cgroup")
-UPDATE = 80  # bytes of a timeline while it is made, an update
-DRAW = 28  # and a worker's draw, of methods that keep them all
-REFERENCES = 2  # whole copies of the parameters besides the state: x_0 and a gradient
+UPDATE = 80  # bytes of a timeline while it is drawn, an update
+DRAW = 28  # bytes of a worker's draw, of methods that keep all draws
+REFERENCES = 2  # copies of the parameters besides the state: x_0 and a gradient
 
 
 def available() -> float:
-    """Bytes free on the device, or for the CPU in the machine and in the control group."""
+    """Returns the free bytes of the device; of a CPU, of the machine and the control group."""
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     return stats["bytes_limit"] - stats["bytes_in_use"] if stats else host_memory()
 
 
 def host_memory() -> float:
-    """Bytes free in the machine and in the control group."""
+    """Returns the free bytes of the machine, or of the control group if that has fewer."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4  # where Linux does not say
     with contextlib.suppress(OSError):
         found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
@@ -52,7 +52,7 @@ def host_memory() -> float:
 def of_config(config: Config) -> None:
     """Raises `ConfigError` where the timeline, the batches or drawn examples cannot fit.
 
-    Or where batches are larger than a training set whose size the config says.
+    Also where a batch is larger than the training set, if the config has its size.
     """
     cluster, methods = config.cluster, config.methods
     updates = config.steps * max(config.replicas.count, 1)
@@ -60,10 +60,9 @@ def of_config(config: Config) -> None:
     rows = updates if kept else services_per_draw(updates, config.methods.groups)
     draws = rows * cluster.worker_count
     many = f" x config.replicas.count = {config.replicas.count:,}" * bool(config.replicas.count)
-    _fits(
-        UPDATE * updates + DRAW * draws,
-        f"config.steps = {config.steps:,}{many}, of {_workers(cluster)}: their timeline needs",
-    )
+    workers = f"{cluster.worker_count:,} worker{'s' * (cluster.worker_count > 1)}"
+    line = f"config.steps = {config.steps:,}{many}, of {workers}: their timeline needs"
+    _fits(UPDATE * updates + DRAW * draws, line)
     chunk = min(config.steps, program.CHUNK) * 4 * config.batch_size
     _fits(chunk, f"config.batch_size = {config.batch_size:,}: numbers of examples need")
     examples = config.data.train_examples
@@ -81,8 +80,8 @@ def of_batch(config: Config, examples: int) -> None:
     drawn_alike = isinstance(model, Quadratic) and not (model.noise or model.spread)
     if config.batch_size > examples and not (config.data.replacement or drawn_alike):
         raise ConfigError(
-            f"config.batch_size = {config.batch_size:,}: the training set has {examples:,} "
-            "examples, and a batch has each once at most (but with config.data.replacement=True)"
+            f"config.batch_size = {config.batch_size:,}: must be at most {examples:,}, the size of "
+            "the training set, without config.data.replacement=True"
         )
 
 
@@ -91,8 +90,8 @@ def of_data(config: Config, data: Dataset) -> None:
     train = data.train
     of_batch(config, examples_in(train))
     parts = config.parallel.accumulation * max(config.parallel.devices, 1)
-    each = sum(leaf[:1].nbytes for leaf in train.values())
-    batch = each * config.batch_size // parts
+    example = sum(leaf[:1].nbytes for leaf in train.values())
+    batch = example * config.batch_size // parts
     _fits(batch, f"config.batch_size = {config.batch_size:,}: a batch needs")
     key = seeds.key(config.seed, "init")
     params = program.shapes(config, data.classes, key, head(train, 1))
@@ -101,10 +100,10 @@ def of_data(config: Config, data: Dataset) -> None:
 
 
 class Need(NamedTuple):
-    """Bytes of a run's arrays; the table of versions may lie elsewhere, or in parts."""
+    """Bytes of a run's arrays."""
 
-    device: int  # of the first
-    host: int  # besides; on a CPU both are of one memory
+    device: int  # on the first device
+    host: int  # of a table of versions in the host's memory; on a CPU `device` has all
 
 
 def of_state(config: Config, rule: Rule, params: Params, slots: int) -> None:
@@ -120,7 +119,7 @@ def of_state(config: Config, rule: Rule, params: Params, slots: int) -> None:
 
 
 def need_of(config: Config, rule: Rule, params: Params) -> Need:
-    """Bytes of the state, x_0 and a gradient, and of versions that are on their way."""
+    """Returns the bytes of the state, x_0 and a gradient, and of versions in transfer."""
     state = jax.eval_shape(rule.init, params)
     device, host = bytes_of(state) + REFERENCES * bytes_of(params), 0
     one_memory = jax.devices()[0].platform == "cpu"
@@ -139,8 +138,3 @@ def _fits(need: int, what: str, free: float | None = None) -> None:
     free = available() if free is None else free
     if need > free:
         raise ConfigError(f"{what} {need:,} bytes, and {int(free):,} are free")
-
-
-def _workers(cluster: Cluster) -> str:
-    workers = cluster.worker_count
-    return f"{workers:,} worker{'s' * (workers > 1)}"

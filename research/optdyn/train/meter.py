@@ -1,8 +1,8 @@
-"""The momentum meter of a run: windows of its updates, what they recorded, and what that says.
+"""The momentum meter of a run: windows of its updates, their records, and the fits to these.
 
     sketches.npy   (updates in windows, 3, q) float32: displacement, raw step, independent gradient
 
-of every update of the windows (`methods/compose.py`), in order. `momentum/readings.py` reads them.
+of all updates of the windows (`methods/compose.py`), in order. `momentum/readings.py` reads them.
 """
 
 import io
@@ -22,18 +22,15 @@ from optdyn.experiment import Config
 from optdyn.methods.compose import METERED, SKETCH
 from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
-from optdyn.momentum.readings import Window, Windows, in_place, said
+from optdyn.momentum.readings import Window, Windows, figures, in_place
 from optdyn.problem.data import order
 from optdyn.train import program
 from optdyn.train.loop import Chunk, Hook
-from optdyn.train.run import Run, momenta
-from optdyn.train.workdir import SKETCHES
-
-FILE = SKETCHES
+from optdyn.train.run import Run, steered_momenta
 
 
 def windows(probes: Probes, steps: int) -> Windows:
-    """The windows that `config.probes` ask for."""
+    """Returns the windows of `config.probes`."""
     return Windows(probes.every, probes.window, steps)
 
 
@@ -45,44 +42,45 @@ def read(
     since: int,
     step: int,
 ) -> list[Window]:
-    """The windows that ended after `since` and by `step`, of the `rows` of `sketches.npy`.
+    """Returns the windows that ended after `since` and by `step`, of the `rows` of `sketches.npy`.
 
-    `examples` is how many the run is trained on, which says where its epochs begin; `worker`
-    (steps,) are the groups that arrived.
+    `examples` is the size of the training set, which says where epochs begin; `worker`, (steps,),
+    are the groups that arrived.
     """
-    own = config.methods
-    drawn = config.cluster.service.name == "geometric"  # staleness alone: no group arrives
-    told = own.simple and own.groups > 1 and not drawn
-    it, rates = windows(config.probes, config.steps), _rates(config)
+    methods = config.methods
+    draws_staleness = config.cluster.service.name == "geometric"  # where no group arrives
+    one_arrival = methods.simple and methods.groups > 1 and not draws_staleness
+    spans, rates = windows(config.probes, config.steps), _rates(config)
     found = []
-    for start, stop in it.ended(since, step):
-        moved, raw, gradients = np.array(rows[it.before(start) : it.before(stop)]).swapaxes(0, 1)
+    for start, stop in spans.ended(since, step):
+        recorded = np.array(rows[spans.before(start) : spans.before(stop)])
+        displacements, raw, gradients = recorded.swapaxes(0, 1)
         away = partial(_away, config, examples, start, stop)
-        came = worker[start:stop] if worker is not None and told else None
-        ages = None if came is None else partial(order_of_arrivals.ages, came, own.groups)
+        ages = None
+        if worker is not None and one_arrival:
+            ages = partial(order_of_arrivals.ages, worker[start:stop], methods.groups)
         rate = rates[start:stop, None]
-        over = moved / rate if rate.all() else None
-        found.append(Window(over, raw, gradients, away, ages))
+        scaled = displacements / rate if rate.all() else None
+        found.append(Window(scaled, raw, gradients, away, ages))
     return found
 
 
 def _away(config: Config, examples: int, start: int, stop: int, past: int) -> np.ndarray:
-    """`data.away`; of nodes that have shards of their own, from the epoch that is nearest."""
-    nodes, replacement = (
-        config.cluster.nodes if config.data.dirichlet else 1,
-        config.data.replacement,
-    )
+    """`order.away`; of nodes with shards, from the nearest beginning of an epoch."""
+    nodes = config.cluster.nodes if config.data.dirichlet else 1
     sizes = {int(size) for size in order.shard_sizes(examples, nodes)}
-    batch = config.batch_size // nodes
-    each = [order.distance_to_epoch(start, stop, batch, size, past, replacement) for size in sizes]
-    return np.minimum.reduce(each)
+    batch, replacement = config.batch_size // nodes, config.data.replacement
+    distances = [
+        order.distance_to_epoch(start, stop, batch, size, past, replacement) for size in sizes
+    ]
+    return np.minimum.reduce(distances)
 
 
 class Meter(Hook):
-    """Records what updates of a run's windows say, and logs what it reads off them."""
+    """Records the sketches of updates in windows, and logs the momentum fitted to them."""
 
-    def __init__(self, run: Run, log: list[Json], path: Path | None = None, held: int = 0):
-        """`held` are the bytes that the file at `path` has; without one it records in memory."""
+    def __init__(self, run: Run, log: list[Json], path: Path | None = None, size: int = 0):
+        """Keeps the first `size` bytes of the file at `path`; None: records in memory."""
         config = run.config
         self.windows = windows(config.probes, config.steps)
         self._examples, self._log, self._written = run.examples, log, AppendedBytes()
@@ -91,7 +89,7 @@ class Meter(Hook):
         self._rows = opened(path, shape) if path else np.zeros(shape, np.float32)
         if isinstance(self._rows, np.memmap) and path:
             start = self._rows.offset
-            self._written = AppendedBytes(held, crc32(path, start, held), start)
+            self._written = AppendedBytes(size, crc32(path, start, size), start)
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.metered and chunk.step > chunk.start:
@@ -104,32 +102,32 @@ class Meter(Hook):
             chunk.row |= from_first(self._read(chunk, since) if is_writer() else {})
 
     def end(self, chunk: Chunk, summary: Json) -> None:
-        """The summary has the reading of all windows since the momentum was last steered."""
+        """Puts the reading of all windows since the momentum was last steered into the summary."""
         if is_writer():
-            since = next((at for at, _ in momenta(chunk.run, self._log)[1:]), 0)
+            since = next((at for at, _ in steered_momenta(chunk.run, self._log)[1:]), 0)
             found = in_place(summary, self._read(chunk, since)).copy()
             summary.clear()
             summary.update(found)
 
     def synced(self) -> AppendedBytes:
-        """What the file has, which is on the disk now."""
+        """Syncs the file and returns what is in it."""
         if isinstance(self._rows, np.memmap):
             self._rows.flush()
         return self._written
 
     def _read(self, chunk: Chunk, since: int) -> Json:
-        """Fitted to the windows that ended after `since` and by the chunk's end; {} if none did."""
-        config, step = chunk.run.config, chunk.good
+        """The fit to the windows that ended after `since`, by the chunk's end; {} without any."""
+        config, step = chunk.run.config, chunk.finite_step
         worker = chunk.run.timeline.worker
         ended = read(self._rows, config, self._examples, worker, since, step)
-        return said(ended, lags(config), is_plain(config), rate(config, step)) if ended else {}
+        return figures(ended, lags(config), is_plain(config), rate(config, step)) if ended else {}
 
 
 def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
-    """The array in the file, to be written to; made, or of another length than it was.
+    """Returns the array of this shape in the file, mapped to be written to; creates or resizes it.
 
-    Its header is written anew, whatever it was. All its space is taken now: there is no error to
-    catch where what is mapped finds the disk full. Raises `DiskFull`.
+    The header is written anew. All disk space is taken now, as a full disk raises no error in a
+    mapped array. Raises `DiskFull`.
     """
     header, array = io.BytesIO(), np.dtype(np.float32)
     about = {"descr": array.str, "fortran_order": False, "shape": shape}
@@ -151,7 +149,7 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
 
 
 def rate(config: Config, step: int) -> float:
-    """Learning rate of the last of `step` updates."""
+    """Returns the learning rate of the last of `step` updates."""
     return float(_rates(config)[step - 1])
 
 
@@ -163,7 +161,7 @@ def is_plain(config: Config) -> bool:
 
 
 def lags(config: Config) -> int:
-    """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
+    """Returns the lags of heavy-ball SGD with these groups; 0 for optimizers without such lags."""
     optimizer = config.optimizer
     if not optimizers.is_heavy_ball(optimizer.name):
         return 0
@@ -173,7 +171,7 @@ def lags(config: Config) -> int:
 
 
 def _has_momentum(config: Config) -> bool:
-    """Whether there is explicit momentum; with a total of 0 it is steered below 0."""
+    """Whether there is explicit momentum; steering to a total of 0 makes it negative."""
     return bool(config.optimizer.momentum or config.probes.steer)
 
 

@@ -1,4 +1,4 @@
-"""The file `trace` of a real run (`clock/trace.py`), as it goes."""
+"""Writes the trace of a real run (`clock/trace.py`) while it runs."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from optdyn.train.loop import Chunk, Hook
 
 
 class Recorder(Hook):
-    """Records an update a row; opening keeps the first `size` bytes. Raises `DiskFull`."""
+    """Appends a row an update; opening keeps the first `size` bytes. Raises `DiskFull`."""
 
     def __init__(self, path: Path, size: int):
         self._path, self._written, self._seconds = path, AppendedBytes(), 0.0
@@ -25,36 +25,36 @@ class Recorder(Hook):
             path.unlink(missing_ok=True)
 
     def chunk(self, chunk: Chunk) -> None:
-        """Records the updates of a race with their times, and others with even ones."""
+        """Records the updates of a race with their times, and others evenly spaced."""
         if chunk.step > chunk.start:
-            made, line = slice(chunk.start, chunk.step), chunk.run.timeline
+            window, line = slice(chunk.start, chunk.step), chunk.run.timeline
             if SERVED in chunk.infos:
-                self.raced(line, made, chunk.infos[SERVED])
+                self.append_raced(line, window, chunk.infos[SERVED])
             else:
-                self.append(line, made, time.monotonic() - chunk.begun)
+                self.append(line, window, time.monotonic() - chunk.requested)
 
-    def append(self, made: Timeline, window: slice, seconds: float) -> None:
-        """The updates of the window, which took `seconds` together."""
-        count = len(made.worker[window])
-        self._append(made, window, self._seconds + seconds * np.arange(1, count + 1) / count)
+    def append(self, line: Timeline, window: slice, seconds: float) -> None:
+        """Appends the updates of the window, which took `seconds` together."""
+        count = len(line.worker[window])
+        self._append(line, window, self._seconds + seconds * np.arange(1, count + 1) / count)
         self._seconds += seconds
 
-    def raced(self, made: Timeline, window: slice, served: np.ndarray) -> None:
-        """Writes updates of a race, each with its own time and the version that it had read.
+    def append_raced(self, line: Timeline, window: slice, served: np.ndarray) -> None:
+        """Appends updates of a race, each with its time and the version that it had read.
 
-        Of several arrivals it is that of the last one. `served`: seconds that the server was at
-        each, and did not wait for a message, (m,).
+        The version of several arrivals is that of the last one. `served`, (m,): seconds of the
+        server's work on each update, without its wait for a message.
         """
-        own = {"version": read_versions(made)[window], SERVED: np.round(served, 6)}
-        self._append(made, window, made.seconds[window], **own)
+        more = {"version": read_versions(line)[window], SERVED: np.round(served, 6)}
+        self._append(line, window, line.seconds[window], **more)
 
     def _append(
-        self, made: Timeline, window: slice, seconds: np.ndarray, **more: np.ndarray
+        self, line: Timeline, window: slice, seconds: np.ndarray, **more: np.ndarray
     ) -> None:
         import pandas as pd  # here, for it takes long, and a simulated run needs none
 
-        rows = {"worker": made.worker[window], "seconds": seconds, **more}
-        for name, values in trace_columns(made, window).items():
+        rows = {"worker": line.worker[window], "seconds": seconds, **more}
+        for name, values in trace_columns(line, window).items():
             if values.ndim == 1:
                 rows[PREFIX + name] = values
             else:
@@ -64,7 +64,7 @@ class Recorder(Hook):
         self._written = self._written.plus(text.encode())
 
     def synced(self) -> AppendedBytes:
-        """What the file has, which is on the disk now."""
+        """Syncs the file and returns what is in it."""
         if self._written.size:
             sync(self._path)
         return self._written

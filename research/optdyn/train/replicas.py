@@ -1,6 +1,6 @@
 """Trajectories of replicas: one initialization, many draws of arrivals and batches.
 
-Recorded at every update t, for the fit of E d_t = mu E d_{t-1} - eta E G_t (arXiv 1605.09774):
+Recorded at all updates t, for the fit of E d_t = mu E d_{t-1} - eta E G_t (arXiv 1605.09774):
 
     d_t = x_{t+1} - x_t                 displacement
     G_t = grad f(x_t)                   gradient of the whole training objective
@@ -45,11 +45,11 @@ SHORT = 10  # updates an epoch below which batches depend on one another noticea
 PART = 16  # replicas a file of an unfinished recording, rounded up to whole blocks
 
 Arrays = Mapping[str, Array]
-Whole = tuple[jax.Array, Params]  # f and its gradient, of all examples
+LossAndGradient = tuple[jax.Array, Params]  # of all examples
 
 
 class ReplicaGroup(NamedTuple):
-    """Replicas of one update rule."""
+    """An update rule, of which replicas are recorded."""
 
     name: str
     program: Program
@@ -61,14 +61,14 @@ class ReplicaGroup(NamedTuple):
 def record(config: Config, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
-    `status` is `completed`, `diverged` (not all that was recorded is finite) or `interrupted`.
-    Writes `trajectories.npz`: `displacements` and `gradients`, (R, T, q) float32, and `losses`,
-    (R, T). With explicit momenta in `config.replicas.matching`, also `matching_momenta` (M,) and
+    `status` is `completed`, `diverged` (something recorded is not finite) or `interrupted`. Writes
+    `trajectories.npz`: `displacements` and `gradients`, (R, T, q) float32, and `losses`, (R, T).
+    With explicit momenta in `config.replicas.matching`, also `matching_momenta` (M,) and
     `matching_displacements` (M, R, T, q): as many synchronous replicas at each mu, with learning
-    rate alpha (1 - mu). Interrupted or killed, the same call goes on from the parts on disk.
+    rate alpha (1 - mu). After an interruption the same call goes on from the parts on disk.
     """
     if config.init_from:
-        raise ConfigError("config.init_from: of a run, not of replicas (config.replicas.count)")
+        raise ConfigError("config.init_from: must be '' with config.replicas.count, of replicas")
     run = trainer.prepare(config, replicas=config.replicas.count)
     with hold_workdir(Path(workdir)) as folder, saving(folder):
         claim(folder, config, free(config))
@@ -88,24 +88,24 @@ def _recorded(run: Run, workdir: Path) -> Json:
             "each gets what those before it left, so that the fitted momentum is biased; "
             "theory draws batches with replacement"
         )
-    history.started(workdir, 0, config.steps)
+    history.record_start(workdir, 0, config.steps)
     parts = workdir / "parts"
     parts.mkdir(exist_ok=True)
     size = -(-PART // config.replicas.block) * config.replicas.block
     starts = range(0, config.replicas.count, size)
-    every = _series(run)
-    progress = Progress(workdir.name, len(every) * len(starts), unit="part")
+    groups = _replica_groups(run)
+    progress = Progress(workdir.name, len(groups) * len(starts), unit="part")
     with note_signals() as noted:
-        for series in every:
+        for group in groups:
             for start in starts:
-                path = parts / f"{series.name}-{start}.npz"
+                path = parts / f"{group.name}-{start}.npz"
                 if not _is_whole(path):
-                    write_npz(path, _part(run, series, start, size))
+                    write_npz(path, _part(run, group, start, size))
                 progress.show(len(list(parts.glob("*.npz"))))
                 if noted.stopped:
                     say("saved: the same command goes on")
                     return {"status": "interrupted", "signal": noted.stopped}
-    arrays = _join(config, parts, [series.name for series in every], starts)
+    arrays = _join(config, parts, [group.name for group in groups], starts)
     write_npz(workdir / REPLICAS, arrays)
     finite = all(np.isfinite(array).all() for array in arrays.values())
     summary = {
@@ -117,7 +117,7 @@ def _recorded(run: Run, workdir: Path) -> Json:
         "staleness_mean": float(run.timeline.staleness.mean()),
         "staleness_histogram": np.bincount(run.timeline.staleness.ravel()).tolist(),
         **trainer.provenance(run),
-        **history.told(workdir),
+        **history.summary_fields(workdir),
     }
     vouch(workdir, summary)
     write_json(workdir / "summary.json", summary)
@@ -125,37 +125,37 @@ def _recorded(run: Run, workdir: Path) -> Json:
     return summary
 
 
-def _series(run: Run) -> list[ReplicaGroup]:
-    """The config's own update rule, then synchronous momentum SGD at each matching mu.
+def _replica_groups(run: Run) -> list[ReplicaGroup]:
+    """The config's update rule, then synchronous momentum SGD at each matching mu.
 
     A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as the asynchronous.
     """
     config = run.config
     sync = config.with_({"method.name": methods.PLAIN})
-    every = [ReplicaGroup("replicas", run.program, dict(run.hypers))]
+    groups = [ReplicaGroup("replicas", run.program, dict(run.hypers))]
     for mu in config.replicas.matching:
         hypers = {
             "learning_rate": run.hypers["learning_rate"] * np.float32(1 - mu),
             "momentum": np.full(config.steps, mu, np.float32),
         }
         compiled = program.make(sync, run.data.classes, slots=1)
-        every.append(ReplicaGroup(f"matching{mu}", compiled, hypers, 1 / (1 - mu)))
-    return every
+        groups.append(ReplicaGroup(f"matching{mu}", compiled, hypers, 1 / (1 - mu)))
+    return groups
 
 
-def _part(run: Run, series: ReplicaGroup, start: int, size: int) -> Arrays:
-    """Replicas start..start+size-1 of the series; those beyond the count are computed and cut."""
+def _part(run: Run, group: ReplicaGroup, start: int, size: int) -> Arrays:
+    """Replicas start..start+size-1 of the group; those beyond the count are computed and cut."""
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
         entries_at(run.timeline.plan, chosen),
-        {name: np.broadcast_to(v, (size, len(v))) for name, v in series.hypers.items()},
+        {name: np.broadcast_to(v, (size, len(v))) for name, v in group.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
-    indices = np.stack([_indices(run, f"{series.name}{replica}") for replica in chosen])
-    recorder = _recorder(series.program, config.replicas.block, config.replicas.subspace)
+    indices = np.stack([_indices(run, f"{group.name}{replica}") for replica in chosen])
+    recorder = _recorder(group.program, config.replicas.block, config.replicas.subspace)
     key = seeds.key(config.seed, "subspace")
-    arrays = recorder(run.params, examples, key, series.trace, events, indices)
+    arrays = recorder(run.params, examples, key, group.trace, events, indices)
     return {name: np.asarray(leaf)[: count - start] for name, leaf in arrays.items()}
 
 
@@ -168,7 +168,7 @@ def _indices(run: Run, stream: str) -> np.ndarray:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the part is there, by the checksums of its arrays."""
+    """Whether the part is on disk, by the checksums of its arrays."""
     try:
         with np.load(path) as arrays:
             return all(arrays[name].size for name in arrays)
@@ -177,16 +177,16 @@ def _is_whole(path: Path) -> bool:
 
 
 def _join(config: Config, parts: Path, names: list[str], starts: range) -> Arrays:
-    """All parts, as they go into one file."""
+    """The arrays of all parts, joined."""
 
-    def whole(name: str, key: str) -> np.ndarray:
+    def joined(name: str, key: str) -> np.ndarray:
         return np.concatenate([np.load(parts / f"{name}-{start}.npz")[key] for start in starts])
 
-    arrays = {key: whole(names[0], key) for key in ("displacements", "gradients", "losses")}
+    arrays = {key: joined(names[0], key) for key in ("displacements", "gradients", "losses")}
     if len(names) > 1:
         arrays["matching_momenta"] = np.asarray(config.replicas.matching)
         arrays["matching_displacements"] = np.stack(
-            [whole(name, "displacements") for name in names[1:]]
+            [joined(name, "displacements") for name in names[1:]]
         )
     return arrays
 
@@ -243,7 +243,7 @@ def _trajectory(
     return jax.lax.scan(step, state, (events, indices))[1]
 
 
-def whole_gradient(problem: Problem, params: Params, examples: Examples) -> Whole:
+def whole_gradient(problem: Problem, params: Params, examples: Examples) -> LossAndGradient:
     """f and grad f over all examples, a slice at a time."""
     count = examples_in(examples)
     slices = -(-count // SLICE)
@@ -254,7 +254,7 @@ def whole_gradient(problem: Problem, params: Params, examples: Examples) -> Whol
         losses = problem.losses(problem.outputs(params, batch), batch)
         return jnp.sum(jnp.where(chosen < count, losses, 0)) / count
 
-    def add(total: Whole, chosen: jax.Array) -> tuple[Whole, None]:
+    def add(total: LossAndGradient, chosen: jax.Array) -> tuple[LossAndGradient, None]:
         return jax.tree.map(jnp.add, total, jax.value_and_grad(part)(params, chosen)), None
 
     if slices == 1:

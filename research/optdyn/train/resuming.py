@@ -1,8 +1,8 @@
-"""Where a run starts: from the beginning, from where it was saved, or with more steps from its end.
+"""Where a run starts: from the beginning, from its checkpoint, or with more steps from its end.
 
-A run that is given more steps goes on if one that always had as many would have come to the same
-step as it is. Whether it would is not known by a table of methods and laws, but looked at: the
-timeline of as many steps must begin with what was done.
+A run may be given more steps if one that always had as many would have come to the same state.
+Whether it would is no table of methods and laws: the timeline of as many steps is drawn, and must
+begin with the updates that are done.
 """
 
 from collections.abc import Callable
@@ -18,68 +18,68 @@ from optdyn.base.trees import Json
 from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config
 from optdyn.train import history, program
-from optdyn.train.checkpoints import Checkpoints, held_in, latest
-from optdyn.train.run import Run, extended
+from optdyn.train.checkpoints import Checkpoints, bytes_in, latest
+from optdyn.train.run import Run, extend_timeline
 from optdyn.train.workdir import LOG, text_of, too_few, vouch
 
 
-def begun(workdir: Path) -> bool:
+def has_checkpoint(workdir: Path) -> bool:
     """Whether the run has a checkpoint to go on from."""
     return from_first(latest(workdir) is not None)
 
 
-def finished_summary(folder: Path, config: Config, held: Json, summary: Json) -> Json:
-    """The summary of a finished run; one that diverged gets the new `steps`, written too."""
-    if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
+def finished_summary(folder: Path, config: Config, stored: Json, summary: Json) -> Json:
+    """Returns a finished run's summary; if it diverged, with the new `steps`, which are written."""
+    if summary["status"] == "diverged" and stored["steps"] != config.steps and is_writer():
         summary = {**summary, "steps": config.steps}
         vouch(folder, summary)
         write_json(folder / "summary.json", summary)
-        write(folder / "config.json", text_of(config, held["code"]))
+        write(folder / "config.json", text_of(config, stored["code"]))
     return summary
 
 
 def start_or_resume(
     folder: Path,
     run: Run,
-    held: Json,
+    stored: Json,
     checkpoints: Checkpoints,
-    before: Json,
+    old_summary: Json,
     tell: Callable[[str], None],
 ) -> None:
-    """Says where the run starts, and makes the workdir that of its config.
+    """Tells where the run starts, adds the start to the history and writes the new config.
 
-    Raises `WorkdirError` if the run that its config asks for would not have come to the step of its
-    latest checkpoint as it is, and changes nothing.
+    `stored` is the workdir's config so far. Raises `WorkdirError`, and changes nothing, if the run
+    of the new config would not have come to the state of the latest checkpoint.
     """
     config, step, record = run.config, checkpoints.latest() or 0, checkpoints.recorded()
     planned = record.get("steps", config.steps)
-    ended = before.get("status") in ("completed", "diverged")
-    said = f"its {before.get('step') or 0:,} steps to go on from; give another --workdir"
-    rows_of = (
+    ended = old_summary.get("status") in ("completed", "diverged")
+    missing = f"its {old_summary.get('step') or 0:,} steps to go on from; give another --workdir"
+    refusals = (
         too_few(folder, config.steps, step),
-        (ended and not step, f"workdir {folder} has no checkpoint of {said}"),
+        (ended and not step, f"workdir {folder} has no checkpoint of {missing}"),
     )
-    WorkdirError.refuse(rows_of)
+    WorkdirError.refuse(refusals)
     changed: Json = {}
     if planned != config.steps and step:
-        past = read_rows(folder / LOG, held_in(record, LOG))
+        past = read_rows(folder / LOG, bytes_in(record, LOG))
         changed = {"of": planned} | resume_diff(folder, run, planned, step, past)
     about = {"init_from": run.origin, "own_code": run.code}
     more = changed | {k: v for k, v in about.items() if v}
-    history.started(folder, step, config.steps, record.get("starts", ()), **more)
+    history.record_start(folder, step, config.steps, record.get("starts", ()), **more)
     if (text := text_of(config, run.code)) != (folder / "config.json").read_text():
         write(folder / "config.json", text)
     if checkpoints.passed:
         tell(checkpoints.passed)
     if step:
-        of = f", for {config.steps:,} steps in place of {planned:,}" if changed else ""
-        tell(f"resuming at {step:,}{of}")
+        steps = f", for {config.steps:,} steps in place of {planned:,}" if changed else ""
+        tell(f"resuming at {step:,}{steps}")
     elif (folder / LOG).exists():
         tell("there is no checkpoint to go on from: it starts again")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
-    if said := lookup.changed_files(held["code"], run.code):
-        tell(f"other code from here on: {said}")
+    if other := lookup.changed_files(stored["code"], run.code):
+        tell(f"other code from here on: {other}")
 
 
 def resume_diff(
@@ -89,17 +89,17 @@ def resume_diff(
     step: int,
     logged: list[Json],
 ) -> Json:
-    """How the run differs, from update `step` on, from one that had `config.steps` from the start.
+    """Returns how the run differs from one that had `config.steps` from the start.
 
-    It was begun with `planned` steps. {} if it does not differ, else {"schedule": words} where its
-    learning rates do. Raises `WorkdirError` if updates that are done already would have been other
-    ones, as where an exchange of all nodes ends a run.
+    It began with `planned` steps, and has done `step`. {} if it does not differ, {"schedule": text}
+    if its later learning rates do. Raises `WorkdirError` if updates that are done would have been
+    others, as where an exchange of all nodes ends a run.
     """
     config = run.config
     earlier = config.with_(steps=planned)
     hypers = program.hypers(earlier)
     past = run._replace(config=earlier, timeline=run.timeline_of(earlier), hypers=hypers)
-    lines = [extended(each, step - 1, logged).timeline for each in (run, past)]
+    lines = [extend_timeline(one, step - 1, logged).timeline for one in (run, past)]
     arrays = [jax.tree.leaves(line._replace(slots=0)) for line in lines]
     same = lines[0].slots == lines[1].slots and all(
         np.array_equal(np.asarray(a)[:step], np.asarray(b)[:step])
@@ -111,7 +111,7 @@ def resume_diff(
         why = "config.probes.steer" if read_at_end else f"method {config.method.name!r}"
         raise WorkdirError(
             f"workdir {folder}: its {step:,} updates are not the first of {config.steps:,} steps, "
-            f"since {why} ends a run of {planned:,} in a way of its own; give another --workdir"
+            f"since {why} ends a run of {planned:,} steps differently; give another --workdir"
         )
     if all(np.array_equal(run.hypers[name][:step], hypers[name][:step]) for name in hypers):
         return {}

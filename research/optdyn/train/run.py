@@ -1,4 +1,4 @@
-"""A run: all that its config determines before the first update, and what its updates are given."""
+"""A run: all that its config determines before the first update, and the inputs of its updates."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -25,7 +25,7 @@ from optdyn.problem import problem, shared_data
 from optdyn.problem.data import Dataset
 from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole_set
 from optdyn.train import memory_checks, program
-from optdyn.train.checkpoints import fingerprint, parameters
+from optdyn.train.checkpoints import arrays_by_name, fingerprint, parameters
 from optdyn.train.checks import check, check_parts
 from optdyn.train.program import CHUNK, Program
 
@@ -35,17 +35,17 @@ class Run(NamedTuple):
 
     config: Config
     data: Dataset
-    epoch: int  # updates that the timeline calls an epoch
+    epoch: int  # updates of an epoch, as the timeline counts
     timeline: Timeline
-    timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as their log decides it
+    timeline_of: Callable[..., Timeline]  # (config, epochs) -> as far as the epochs' log decides it
     program: Program
     params: Params  # x_0
-    report: Mapping[str, object]  # what its methods say of an update, for the summary
+    report: Mapping[str, object]  # figures of an update by its methods, for the summary
     hypers: Mapping[str, np.ndarray]  # (steps,) each
-    columns: int = 0  # of a device, where the timeline's shares say whose examples are whose
-    origin: Mapping[str, object] = MappingProxyType({})  # the run that x_0 is of, if it is of one
-    shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, where it has its own
-    code: str = ""  # checksums of the user's own (`lookup.fingerprint`)
+    padded_share: int = 0  # examples a device, where the timeline divides batches; else 0
+    origin: Mapping[str, object] = MappingProxyType({})  # the run that x_0 is from, if any
+    shards: tuple[np.ndarray, ...] = ()  # the numbers of each node's examples, if nodes have shards
+    code: str = ""  # checksums of the user's code (`lookup.fingerprint`)
 
     @property
     def examples(self) -> int:
@@ -57,19 +57,19 @@ class Run(NamedTuple):
 def prepare(
     config: Config,
     replicas: int = 0,
-    begun: bool = False,
+    resumed: bool = False,
     race: bool = False,
     timeline_of: Callable[..., Timeline] = Config.timeline,
 ) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
-    Raises `ConfigError`, `DataError` or `TimelineError`; touches no workdir. With `replicas` > 0
-    the timeline is (replicas, steps). Of a run that has `begun`, whose checkpoint has all of it,
-    the run that it was started from is not looked for. A `race` has a timeline that is empty yet.
-    `timeline_of` draws the timeline, or has it from before.
+    With `replicas` > 0 the timeline is (replicas, steps). A run that is `resumed` has all of it in
+    its checkpoint, and does not look for the run that it started from. The timeline of a `race` is
+    still empty. `timeline_of` draws the timeline, or returns a cached one. Touches no workdir.
+    Raises `ConfigError`, `DataError` or `TimelineError`.
     """
     check(config)
-    refuse_first(config, _here(config, race))
+    refuse_first(config, _processes(config, race))
     data = shared_data.load(config)
     one = head(data.train, 1)
     with shared_data.COMPILE_LOCK:
@@ -80,39 +80,39 @@ def prepare(
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
         check_parts(config, data, params)
     origin: Json = {}
-    if config.init_from and not begun:
-        params, origin = run_on_first(lambda: _given(config.init_from, params))
+    if config.init_from and not resumed:
+        params, origin = run_on_first(lambda: _parameters_from(config.init_from, params))
     epoch = max(examples_in(data.train) // config.batch_size, 1)
     size = bytes_of(params)
-    network = methods.ModelInfo(program.problem_of(config, data.classes), params, one)
+    model = methods.ModelInfo(program.problem_of(config, data.classes), params, one)
     report: Json = {}
     for method in config.methods.members:
-        report |= method.report(config, network)
-    events = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network)
-    first = events(config, replicas=replicas)
+        report |= method.report(config, model)
+    draw = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=model)
+    line = draw(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
-        static_part = program.make(config, data.classes, first.slots)
-    alone = config.methods.servers(network.problem)  # blocks, each with an optimizer
-    for part in params.values() if alone else (params,):
+        compiled = program.make(config, data.classes, line.slots)
+    by_block = config.methods.servers(model.problem)
+    for part in params.values() if by_block else (params,):
         optimizers.check(config, config.methods.groups, part)
-    memory_checks.of_state(config, static_part.rule, params, first.slots)
+    memory_checks.of_state(config, compiled.rule, params, line.slots)
     hypers = program.hypers(config)
-    run = Run(config, data, epoch, first, events, static_part, params, report, hypers)
+    run = Run(config, data, epoch, line, draw, compiled, params, report, hypers)
     code = lookup.fingerprint(config)
-    return run._replace(columns=columns_of(first), origin=origin, shards=shards, code=code)
+    return run._replace(padded_share=padded_share_of(line), origin=origin, shards=shards, code=code)
 
 
-def _here(config: Config, race: bool) -> Iterator[Join]:
-    """These processes are those of the run."""
+def _processes(config: Config, race: bool) -> Iterator[Join]:
+    """The processes that there are must be those of the run."""
     raced = config.cluster.service.name == "race" and not race
-    said = "of real workers, which `optdyn race` (python -m launch.race) starts; here it must be a "
-    yield Join("cluster.service.name", raced, f"{said}law that is simulated")
+    expected = "must be a law that is simulated; `optdyn race` (python -m launch.race) starts real "
+    yield Join("cluster.service.name", raced, f"{expected}workers")
     several = jax.process_count() > 1 and not config.parallel.api
-    said = f"{jax.process_count()} processes need one of {', '.join(APIS)}, or each would be a run "
-    yield Join("parallel.api", several, f"{said}of its own")
+    expected = f"must be one of {', '.join(APIS)} in {jax.process_count()} processes, or each "
+    yield Join("parallel.api", several, f"{expected}would be a run by itself")
 
 
-def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
+def _parameters_from(workdir: str, drawn: Params) -> tuple[Params, Json]:
     """The parameters of another run, and which they are. Raises `ConfigError`.
 
     They must have the names, shapes and types of those that are `drawn`.
@@ -120,28 +120,26 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
     with ConfigError.at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
 
-    def shapes(tree: Params) -> dict[str, str]:
-        leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-        name = partial(jax.tree_util.keystr, simple=True, separator=".")
-        return {name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
-
-    theirs, own = shapes(found), shapes(drawn)
-    for name in sorted(theirs.keys() | own.keys()):
-        if theirs.get(name) != own.get(name):
+    theirs, ours = (
+        {".".join(k): f"{x.dtype}{list(x.shape)}" for k, x in arrays_by_name(tree).items()}
+        for tree in (found, drawn)
+    )
+    for name in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(name) != ours.get(name):
             raise ConfigError(
-                f"config.init_from = {workdir!r}: {name} is {theirs.get(name, 'not there')}, this "
-                f"model's is {own.get(name, 'not there')}; the models must be the same"
+                f"config.init_from = {workdir!r}: must be of the same model; {name} is "
+                f"{theirs.get(name, 'not there')}, this model's is {ours.get(name, 'not there')}"
             )
     origin = {"workdir": workdir, "step": step, "parameters_crc32": fingerprint(found)}
     return jax.tree.map(jnp.asarray, found), origin
 
 
-def extended(run: Run, step: int, rows: list[Json]) -> Run:
-    """The run with as much of its timeline as the log decides: to beyond `step`, or to the end.
+def extend_timeline(run: Run, step: int, rows: list[Json]) -> Run:
+    """Returns the run with as much of its timeline as the log decides: beyond `step`, or all of it.
 
-    And with the momentum that the log's readings steer to.
+    Its hypers have the momentum that the log's readings steer to.
     """
-    if changes := momenta(run, rows):
+    if changes := steered_momenta(run, rows):
         momentum = np.zeros(run.config.steps, np.float32)
         for since, explicit in changes:
             momentum[since:] = explicit
@@ -151,76 +149,81 @@ def extended(run: Run, step: int, rows: list[Json]) -> Run:
     ends = range(run.epoch, step + 1, run.epoch)
     logged = {row["step"]: row for row in rows}
     line = run.timeline_of(run.config, epochs=[logged[end] for end in ends])
-    return run._replace(timeline=line, columns=columns_of(line))
+    return run._replace(timeline=line, padded_share=padded_share_of(line))
 
 
-def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
+def steered_momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
     """(step, explicit momentum from then on), where the meter steers it; else []."""
     return steered(rows, run.config.optimizer.momentum) if run.config.probes.steer else []
 
 
-def columns_of(line: Timeline) -> int:
+def seconds_after(line: Timeline, updates: int) -> float:
+    """Returns the simulated seconds when so many updates have committed; 0 before the first."""
+    return float(line.seconds[updates - 1]) if updates else 0.0
+
+
+def padded_share_of(line: Timeline) -> int:
     """Examples a device, where the timeline divides batches; else 0."""
-    divided = plan_of(line, Shares)
-    return padded_share(np.asarray(divided.shares)) if divided else 0
+    plan = plan_of(line, Shares)
+    return padded_share(np.asarray(plan.shares)) if plan else 0
 
 
 def feed_of(run: Run) -> Feed:
-    """The training set on the run's devices, or what is needed of it."""
+    """Returns the feed of training examples to the run's devices: all of them, or as needed."""
     config, layout = run.config, run.program.layout
     if config.data.streaming:
-        put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
+        put = layout.put_rows or (lambda rows: layout.put_examples(rows(0)))
         return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
     return whole_set(shared_data.put_on_devices(run.data, layout.put_examples, config).train)
 
 
 def batches_of(run: Run, independent: bool = False) -> Batches:
-    """The numbers of the examples of every batch, as devices divide it: `(start, stop) -> numbers`.
+    """Returns `(start, stop) -> numbers` of the examples of these updates' batches, (n, C) each.
 
-    Devices have even parts, or such as the timeline's shares say. With `independent` it is the
-    second batch of every update, of which the momentum meter takes a gradient.
+    Device by device: in even parts, or as the timeline's shares say. With `independent` it is the
+    second batch of the updates, from which the momentum meter takes a gradient.
     """
-    every = partial(
+    drawn = partial(
         problem.batches, run.config, run.examples, independent=independent, shards=run.shards
     )
     methods, batch = run.config.methods, run.timeline.batch
     if run.shards and methods.read and not methods.mix:
-        return partial(every, worker=run.timeline.worker)
-    if batch is not None:  # a batch goes to who reads next, before its update has a number
-        return lambda start, stop: by_number(every, batch[start:stop])
-    divided = plan_of(run.timeline, Shares)
-    if not divided:
-        return every
-    shares = np.asarray(divided.shares)
+        return partial(drawn, worker=run.timeline.worker)
+    if batch is not None:  # who reads next takes a batch, before its update has a number
+        return lambda start, stop: batches_by_number(drawn, batch[start:stop])
+    plan = plan_of(run.timeline, Shares)
+    if not plan:
+        return drawn
+    shares = np.asarray(plan.shares)
 
     def batches(start: int, stop: int) -> np.ndarray:
-        own = shares[start:stop]
-        return split_batches(every(start, start + len(own)), own, run.columns)
+        rows = shares[start:stop]
+        return split_batches(drawn(start, start + len(rows)), rows, run.padded_share)
 
     return batches
 
 
-def by_number(every: Batches, numbers: np.ndarray) -> np.ndarray:
-    """The batches with those numbers, (n,), or those put together of K parts each, (n, K)."""
+def batches_by_number(batches: Batches, numbers: np.ndarray) -> np.ndarray:
+    """Returns the batches with those numbers, (n,), or those joined from K parts each, (n, K)."""
     if numbers.ndim == 2:
-        return joined(parted(every, numbers.ravel(), numbers.shape[1]), numbers.shape[1])
+        return join_parts(batch_parts(batches, numbers.ravel(), numbers.shape[1]), numbers.shape[1])
     first, last = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
-    return every(first, last)[numbers - first]
+    return batches(first, last)[numbers - first]
 
 
-def parted(every: Batches, numbers: np.ndarray, count: int) -> np.ndarray:
-    """Parts of batches, each cut into `count` in the order of examples: (n, B / count) and so on.
+def batch_parts(batches: Batches, numbers: np.ndarray, count: int) -> np.ndarray:
+    """Returns parts of batches, cut into `count` each: (n, B / count), or (n, B / count, 2).
 
     Example i of batch b is in part b count + i mod count.
     """
-    whole = by_number(every, numbers // count)
-    n, size, *rest = whole.shape
-    cut = whole.reshape(n, size // count, count, *rest)
-    return cut[np.arange(n), :, numbers % count]
+    rows = batches_by_number(batches, numbers // count)
+    n, size, *rest = rows.shape
+    parts = rows.reshape(n, size // count, count, *rest)
+    return parts[np.arange(n), :, numbers % count]
 
 
-def joined(parts: np.ndarray, count: int) -> np.ndarray:
-    """The batches of which `count` parts each lie in a row."""
+def join_parts(parts: np.ndarray, count: int) -> np.ndarray:
+    """Returns the batches of which `count` parts each lie in a row."""
     n, size, *rest = parts.shape
     rows = parts.reshape(n // count, count, size, *rest).swapaxes(1, 2)
     return rows.reshape(n // count, count * size, *rest)
@@ -229,7 +232,7 @@ def joined(parts: np.ndarray, count: int) -> np.ndarray:
 def events_of(
     run: Run, step: int, block: DataBlock, n: int, chunk: int = CHUNK
 ) -> tuple[Event, np.ndarray]:
-    """Updates step..step+n-1 and the examples of their batches, padded to `chunk`."""
+    """Returns the events of updates step..step+n-1 and their examples, padded to `chunk` rows."""
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     line = run.timeline

@@ -1,7 +1,6 @@
-"""One ordinary run, and what the momentum meter reads off it (`momentum/moments.py`).
+"""The momentum meter's record of a whole run, in memory (`momentum/moments.py` fits it).
 
-The run is the one that `trainer.train` does: same batches, same arrivals. Here all of it is one
-window, kept in memory and in no workdir.
+The run has the batches and arrivals that `trainer.train` has; all of it is one window.
 """
 
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from optdyn.experiment import Config
 from optdyn.methods.compose import METERED
 from optdyn.momentum.readings import Windows
 from optdyn.train import trainer
-from optdyn.train.loop import initial, updates
+from optdyn.train.loop import initial_state, updates
 
 
 class Recording(NamedTuple):
@@ -25,14 +24,14 @@ class Recording(NamedTuple):
 
 
 def record(config: Config) -> Recording:
-    """Trains the config for all its updates and returns what the meter needs of them.
+    """Trains the config for all its updates and returns the meter's record of them.
 
-    Raises what `trainer.prepare` raises. Where a run diverges its numbers are not finite.
+    The numbers of a run that diverges are not finite. Raises what `trainer.prepare` raises.
     """
     run = trainer.prepare(config.with_({"probes.momentum": True}))
     windows = Windows(config.steps, config.steps, config.steps)
     parts: list[list[np.ndarray]] = []
-    for chunk in updates(run, initial(run), 0, [config.steps], windows=windows):
+    for chunk in updates(run, initial_state(run), 0, [config.steps], windows=windows):
         chunk.make()
         parts.append([chunk.infos[name] for name in (*METERED, "loss")])
     return Recording(*map(np.concatenate, zip(*parts, strict=True)))

@@ -1,7 +1,7 @@
 """One run: the methods' update rule over the cluster's timeline, logged, saved and resumed.
 
-It is a generator that asks for chunks of updates (`loop.py`), with the hooks of a run (`hooks.py`).
-`train` makes them on the run's own devices, `batched_runs.py` those of many runs in one program.
+It is a generator of chunks of updates (`loop.py`), with the hooks of a run (`hooks.py`). `train`
+computes them on the run's own devices, `batched_runs.py` those of many runs in one program.
 """
 
 import math
@@ -29,12 +29,12 @@ from optdyn.devices.first_process import from_first, hold_workdir, run_on_first
 from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.train import history, hooks
-from optdyn.train.checkpoints import Checkpoints, held_in, saving
-from optdyn.train.loop import Hook, Training, hooked, run_to_end, updates
+from optdyn.train.checkpoints import Checkpoints, bytes_in, saving
+from optdyn.train.loop import Hook, Training, run_to_end, updates, with_hooks
 from optdyn.train.meter import Meter
 from optdyn.train.recorder import Recorder
-from optdyn.train.resuming import begun, finished_summary, start_or_resume
-from optdyn.train.run import Run, feed_of, prepare
+from optdyn.train.resuming import finished_summary, has_checkpoint, start_or_resume
+from optdyn.train.run import Run, feed_of, prepare, seconds_after
 from optdyn.train.workdir import (
     LOG,
     SKETCHES,
@@ -47,103 +47,109 @@ from optdyn.train.workdir import (
 )
 
 WORSE = 100  # times the first logged loss: the mark `worse` in a summary
-ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above it has diverged
+ABSURD = 1e6  # times the first logged loss, or 1 if that is less: a run that ends above diverged
 
 
 @lookup.files_read_once()
 def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Json:
-    """Runs the config in the workdir, or goes on with it, and returns its summary.
+    """Runs the config in the workdir, or resumes the run that is there, and returns its summary.
 
-    `status` is `completed`, `diverged` or `interrupted` (SIGINT, SIGTERM or SIGHUP, `signal` says
-    which; the same call resumes to the same floats). SIGUSR1 has it saved there and then. A loss
-    that is no longer finite ends a run as diverged. One that is finite may come down again, so it
-    is judged at the end only: `worse`: True is there where it is over 100 times the first, and it
-    has diverged where it is over a million times the first and 1. A finished run is returned as it
-    is, unless `config.steps` is more than it has done: then it goes on, if its loss was finite.
-    With other code of the user's own than it was started with it goes on only if `config.code` is
-    'any'. `hooks` are those of the user's own; a finished run tells them nothing. Raises what
-    `prepare` raises, `WorkdirError` and `DiskFull`. In a thread that is not the main one no signal
-    is heeded.
+    `status` is `completed`, `diverged` or `interrupted` (by SIGINT, SIGTERM or SIGHUP; the number
+    is `signal`, and the same call resumes to the same floats). SIGUSR1 saves a checkpoint. A run
+    ends as diverged at the first loss that is not finite. A finite loss may come down again, so it
+    is judged at the end: the summary has `worse`: True if it is over 100 times the first, and the
+    run has diverged if it is over a million times the first and 1.
+
+    A finished run's summary is returned as it is, unless `config.steps` is more than it has done
+    and its loss is finite: then it goes on. A run whose user code has changed since it started goes
+    on only if `config.code` is 'any'. `hooks` are called with the run's own; not for a finished
+    run. Signals are heeded in the main thread only. Raises what `prepare` raises, `WorkdirError`
+    and `DiskFull`.
     """
     folder = Path(workdir)
     run_on_first(lambda: check_writable(folder))
-    return run_to_end(training(prepare(config, begun=begun(folder)), folder, more=hooks))
+    run = prepare(config, resumed=has_checkpoint(folder))
+    return run_to_end(training(run, folder, user_hooks=hooks))
 
 
-class Kept(NamedTuple):
-    """What is left of a run without a workdir."""
+class RunResult(NamedTuple):
+    """What a run without a workdir leaves."""
 
     summary: Json
     log: list[Json]
     params: Params | None  # None: it has diverged
 
 
-class Before(NamedTuple):
-    """What a run has recorded before it starts, to which it adds."""
+class Record(NamedTuple):
+    """What a run has recorded before it starts or resumes, to which it adds."""
 
     rows: list[Json]  # of the log
     log: Hook
-    sums: dict[str, float]  # over the updates so far of what they say of themselves, by name
+    sums: dict[str, float]  # of the updates' infos so far, by name
     meter: Meter | None
-    told: Callable[[], Json]  # what the summary has of its starts
+    starts: Callable[[], Json]  # the fields of the summary about its starts
 
 
 def training(
-    run: Run, workdir: Path, watch: Watch | None = None, more: Sequence[Hook] = ()
+    run: Run, workdir: Path, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[Json]:
-    """The run in its workdir; without a `watch` it heeds signals and says how it goes itself."""
+    """The run in its workdir; without a `watch` it heeds signals and shows its progress."""
     config = run.config
     tell: Callable[[str], None] = (lambda text: None) if watch else say
     with hold_workdir(workdir) as folder, saving(folder):
-        held = run_on_first(lambda: claim(folder, config, free(config), run.code))
-        before = from_first(read_json(folder / "summary.json"))
-        if is_finished(before, config.steps) and not from_first(damaged(folder)):
-            said = lookup.changed_files(held["code"], run.code)
-            other = f", with other code of {said}" if said else ""
-            tell(f"already finished at {before['step']:,}{other}: {workdir}")
-            return finished_summary(folder, config, held, before)
+        stored = run_on_first(lambda: claim(folder, config, free(config), run.code))
+        old_summary = from_first(read_json(folder / "summary.json"))
+        if is_finished(old_summary, config.steps) and not from_first(damaged(folder)):
+            changed = lookup.changed_files(stored["code"], run.code)
+            other = f", with other code of {changed}" if changed else ""
+            tell(f"already finished at {old_summary['step']:,}{other}: {workdir}")
+            return finished_summary(folder, config, stored, old_summary)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
             step, state = from_first(checkpoints.restore(fresh) or (0, fresh))
-            run_on_first(lambda: start_or_resume(folder, run, held, checkpoints, before, tell))
+            run_on_first(
+                lambda: start_or_resume(folder, run, stored, checkpoints, old_summary, tell)
+            )
             about = {"steps": config.steps, "starts": from_first(history.starts(folder))}
             checkpoints.record = lambda: {"files": {}, **about}
-            if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
+            if step == 0 and run.origin:  # whose workdir may have changed when this is resumed
                 checkpoints.save(0, jax.device_get(fresh))
             state = run.program.layout.put_state(state)
             del fresh  # a state may fill the memory
-            with Metrics(folder, held_in(checkpoints.recorded(), LOG)) as metrics:
+            with Metrics(folder, bytes_in(checkpoints.recorded(), LOG)) as metrics:
                 metrics.rows[:] = from_first(metrics.rows)
-                so_far, last = _of_workdir(run, folder, metrics, checkpoints, about)
+                record, final = _of_workdir(run, folder, metrics, checkpoints, about)
                 watching = watch_or_default(workdir.name, config.steps, step, watch)
-                summary = yield from _trained(run, step, state, so_far, watching, more, last)
+                summary = yield from _train(run, step, state, record, watching, user_hooks, final)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
 
 
-def in_memory(run: Run, watch: Watch | None = None, more: Sequence[Hook] = ()) -> Training[Kept]:
-    """The run without a workdir, of which no file is left."""
-    config, program, rows, params = run.config, run.program, list[Json](), hooks.LastParams()
+def in_memory(
+    run: Run, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
+) -> Training[RunResult]:
+    """The run without a workdir, which writes no file."""
+    config, program, rows, params = run.config, run.program, list[Json](), hooks.LastParamsHook()
     meter = Meter(run, rows) if config.probes.momentum else None
     sums = dict.fromkeys(program.sums, 0.0)
-    told = {"init_from": run.origin} if run.origin else {}
-    before = Before(rows, hooks.Log(rows), sums, meter, lambda: told)
+    origin = {"init_from": run.origin} if run.origin else {}
+    record = Record(rows, hooks.LogHook(rows), sums, meter, lambda: origin)
     watching = watch_or_default(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
     state = program.layout.put_state(program.init(run.params))
-    summary = yield from _trained(run, 0, state, before, watching, more, [params])
-    return Kept(summary, rows, params.found)
+    summary = yield from _train(run, 0, state, record, watching, user_hooks, [params])
+    return RunResult(summary, rows, params.found)
 
 
 def _of_workdir(
     run: Run, folder: Path, metrics: Metrics, checkpoints: Checkpoints, about: Json
-) -> tuple[Before, list[Hook]]:
-    """What the workdir has, and the hooks that write into it."""
-    config, before = run.config, checkpoints.recorded()
-    recorder, meter = Recorder(folder / TRACE, held_in(before, TRACE)), None
+) -> tuple[Record, list[Hook]]:
+    """The record in the workdir, and the hooks that write into it."""
+    config, saved = run.config, checkpoints.recorded()
+    recorder, meter = Recorder(folder / TRACE, bytes_in(saved, TRACE)), None
     if config.probes.momentum:
-        meter = Meter(run, metrics.rows, folder / SKETCHES, held_in(before, SKETCHES))
-    sums = dict.fromkeys(run.program.sums, 0.0) | from_first(before.get("sums", {}))
+        meter = Meter(run, metrics.rows, folder / SKETCHES, bytes_in(saved, SKETCHES))
+    sums = dict.fromkeys(run.program.sums, 0.0) | from_first(saved.get("sums", {}))
 
     def record() -> Json:
         files = {LOG: metrics.synced(), TRACE: recorder.synced()}
@@ -152,60 +158,57 @@ def _of_workdir(
         return {"files": files, "sums": sums, **about}
 
     checkpoints.record = record
-
-    def told() -> Json:
-        return from_first(history.told(folder))
-
-    writing: list[Hook] = [hooks.Saves(checkpoints), hooks.Ends(folder, metrics)]
+    writers: list[Hook] = [hooks.SaveHook(checkpoints), hooks.SummaryHook(folder, metrics)]
     if config.parallel.api or config.cluster.service.name == "race":
-        writing.insert(0, recorder)
-    return Before(metrics.rows, metrics, sums, meter, told), writing
+        writers.insert(0, recorder)
+    starts = partial(history.summary_fields, folder)
+    return Record(metrics.rows, metrics, sums, meter, lambda: from_first(starts())), writers
 
 
-def _trained(
+def _train(
     run: Run,
     step: int,
     state: State,
-    before: Before,
+    record: Record,
     watching: AbstractContextManager[Watch],
-    more: Sequence[Hook],
-    last: Sequence[Hook],
+    user_hooks: Sequence[Hook],
+    final_hooks: Sequence[Hook],
 ) -> Training[Json]:
-    """The run from a state on, with the hooks that every run has, `more`, and the `last` ones."""
-    config, steps, every, feed = run.config, run.config.steps, run.config.log_every, feed_of(run)
-    rows, meter = before.rows, before.meter
+    """The run from a state on, with the hooks of all runs, the user's and the final ones."""
+    config, steps, log_every = run.config, run.config.steps, run.config.log_every
+    rows, meter, feed = record.rows, record.meter, feed_of(run)
     windows = meter.windows if meter else None
     _, sample, test_set = shared_data.put_on_devices(
         run.data, run.program.layout.put_examples, config
     )
-    begun = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
+    started = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
     with ExitStack() as stack:
         watch = cache(partial(stack.enter_context, watching))  # when all is compiled
         all_hooks = [
-            hooks.Losses(sample, test_set, begun, watch),
+            hooks.LossHook(sample, test_set, started, watch),
             hooks.ProbeHook(sample, test_set),
-            hooks.Sums(before.sums),
+            hooks.SumHook(record.sums),
             *([meter] if meter else ()),
-            *([hooks.Steering()] if config.probes.steer else ()),
-            *([hooks.WorkerSeconds(feed)] if config.cluster.service.name == "measured" else ()),
-            *more,
-            before.log,
-            hooks.Stops(watch, rows),
-            hooks.ProgressLine(watch, rows),
-            *last,
+            *([hooks.SteeringHook()] if config.probes.steer else ()),
+            *([hooks.WorkerTimeHook(feed)] if config.cluster.service.name == "measured" else ()),
+            *user_hooks,
+            record.log,
+            hooks.StopHook(watch, rows),
+            hooks.ProgressHook(watch, rows),
+            *final_hooks,
         ]
-        stops = [*range(every, steps, every), steps]
+        stops = [*range(log_every, steps, log_every), steps]
         chunks = updates(run, state, step, stops, rows, windows, feed)
         del state  # a state may fill the memory
-        chunk = yield from hooked(chunks, all_hooks, rows)
-        summary = _summary(chunk.run, chunk.status, chunk.good, rows) | before.told()
+        chunk = yield from with_hooks(chunks, all_hooks, rows)
+        summary = _summary(chunk.run, chunk.status, chunk.finite_step, rows) | record.starts()
         for hook in all_hooks:
             hook.end(chunk, summary)
     return summary
 
 
 def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
-    """The last finite log point, if any, the timeline's law, and what produced them."""
+    """The last log point with a finite loss, if any, the staleness, and the code's versions."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
     dropped = getattr(plan_of(run.timeline, Arrival), "dropped", None)
@@ -218,7 +221,7 @@ def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
         "logged_step": last["step"],
         "step": step,
         "steps": run.config.steps,
-        "simulated_seconds_per_step": float(run.timeline.seconds[step - 1]) / step if step else 0.0,
+        "simulated_seconds_per_step": seconds_after(run.timeline, step) / max(step, 1),
         "staleness_mean": float(staleness.mean()) if step else 0.0,
         "staleness_histogram": np.bincount(staleness.ravel()).tolist(),
         **({} if dropped is None else {"dropped_arrivals": int(dropped[:step].sum())}),
@@ -228,7 +231,7 @@ def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
 
 
 def provenance(run: Run) -> Json:
-    """What a run's floats depend on besides its config."""
+    """Returns what a run's floats depend on besides its config: sizes, versions, device."""
     devices = jax.devices()
     return {
         "parameters": numbers_in(run.params),

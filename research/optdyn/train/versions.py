@@ -1,7 +1,7 @@
 """A large table of versions in a checkpoint: a plain array a leaf, `versions/BLOCK/.../LEAF.npy`.
 
-Orbax holds twice what it writes besides, measured: too much of a table that fills the memory. These
-are written from where they lie, and read to where they go.
+Orbax needs twice the bytes that it writes, measured: too many for a table that fills the memory.
+These files are written and read without a copy.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ LARGE = 2**28  # bytes of a table
 
 
 def has_large(state: Tree) -> bool:
-    """Whether the state is one of a table that is not for Orbax."""
+    """Whether the state has a table that is too large for Orbax."""
     if not isinstance(state, SnapshotState):
         return False
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state.slots)) >= LARGE
@@ -34,9 +34,9 @@ def write(checkpoint: Path, slots: Tree) -> None:
 
 
 def read(checkpoint: Path, like: Tree) -> Tree:
-    """The table: an array at a time on a device, where the other is, or as it lies on the disk.
+    """Returns the table: its arrays on the device where `like` has them, else mapped from the disk.
 
-    Raises ValueError if it is not of the other's shapes and dtypes.
+    Raises ValueError if shapes or dtypes are not those of `like`.
     """
 
     def one(keys: tuple[str, ...], other: Tree) -> Tree:
@@ -50,7 +50,7 @@ def read(checkpoint: Path, like: Tree) -> Tree:
 
 
 def mapped(checkpoint: Path) -> Tree:
-    """The table as it lies on the disk, of which only what is looked at is read."""
+    """Returns the table mapped from the disk; only the rows that are used are read."""
     folder = checkpoint / FOLDER
     found = {path.relative_to(folder).parts: path for path in folder.rglob("*.npy")}
     return unflatten_dict(

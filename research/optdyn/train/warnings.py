@@ -27,8 +27,8 @@ NORMALIZED = (
     *("adabelief", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad", "lion", "nadam"),
     *("nadamw", "novograd", "radam", "rmsprop", "sign_sgd", "yogi"),
 )
-SENSIBLE = 0.05  # of a parameter, an update
-# Of `cluster`, what its pieces say themselves: the seconds of computing and of messages.
+SENSIBLE = 0.05  # change of a parameter in an update
+# Keys of `cluster` whose seconds its pieces have: those of computing and of messages.
 BESIDE_PIECES = (
     *("seconds_per_example", "latency", "bandwidth", "local_latency", "local_bandwidth"),
     "collective",
@@ -36,15 +36,14 @@ BESIDE_PIECES = (
 NEEDED = {"absence": "presence", "day": "diurnal", "bandwidth_variation": "regions"}  # of `cluster`
 
 
-def probable_mistakes(config: Config, given: Iterable[str] = ()) -> list[str]:
-    """A line for everything in a checked config that is hardly meant.
+def probable_mistakes(config: Config, keys: Iterable[str] = ()) -> list[str]:
+    """Returns a line for each setting of a checked config that is probably a mistake.
 
-    `given` are the dotted keys that the user has set for this very run, on the command line. Others
-    may be set where nothing reads them: a config file serves several methods, and old commands
-    resume.
+    `keys` are the dotted keys set on the command line, for this run. Those of a file may be set
+    where nothing reads them, as a file serves several methods.
     """
     name, rate = config.optimizer.name, config.optimizer.learning_rate
-    found = list(_unread(config, given))
+    found = list(_unread(config, keys))
     if name in NORMALIZED and rate > SENSIBLE:
         found.append(
             f"config.optimizer.learning_rate = {rate:g}: {name} moves every parameter by about as "
@@ -55,13 +54,13 @@ def probable_mistakes(config: Config, given: Iterable[str] = ()) -> list[str]:
             f"config.optimizer.name = {name!r}: losses are of where gradients are taken, y, not "
             "of the average x that the paper evaluates"
         )
-    norms = [each for each in config.optimizer.chain if "norm" in each]
+    norms = [name for name in config.optimizer.chain if "norm" in name]
     if norms and config.methods.by_block:
         found.append(
             f"config.optimizer.chain: each block has an optimizer of its own with "
             f"{config.methods.name!r}, so {norms[0]} is of the norm of a block, not of all"
         )
-    more = (_parts_of_examples, _beyond_the_end, _outer_momenta, _labels, _apart)
+    more = (_parts_of_examples, _too_few_steps, _outer_momenta, _labels, _mixes_nothing)
     return [*found, *(line for lines in more for line in lines(config))]
 
 
@@ -78,7 +77,7 @@ def _parts_of_examples(config: Config) -> Iterator[str]:
         )
 
 
-def _beyond_the_end(config: Config) -> Iterator[str]:
+def _too_few_steps(config: Config) -> Iterator[str]:
     """A warning where a run ends before something that is counted in updates."""
     steps, warmup = config.steps, config.optimizer.warmup_steps
     if warmup >= steps:
@@ -97,8 +96,8 @@ def _beyond_the_end(config: Config) -> Iterator[str]:
 def _outer_momenta(config: Config) -> Iterator[str]:
     """A warning where two methods that are joined have an outer momentum each."""
     keys = ("outer_momentum", "slow_momentum")
-    every = [getattr(method, key, 0) for method in config.methods.members for key in keys]
-    if len(momenta := [momentum for momentum in every if momentum]) > 1:
+    values = [getattr(method, key, 0) for method in config.methods.members for key in keys]
+    if len(momenta := [momentum for momentum in values if momentum]) > 1:
         times = math.prod(1 / (1 - momentum) for momentum in momenta)
         yield (
             f"config.method.name = {config.methods.name!r}: has outer momenta of "
@@ -113,34 +112,36 @@ def _labels(config: Config) -> Iterator[str]:
         return
     data = shared_data.load(config)
     if "label" in data.train:
-        alone = np.setdiff1d(data.test["label"], data.train["label"]).tolist()
-        if alone:
+        unseen = np.setdiff1d(data.test["label"], data.train["label"]).tolist()
+        if unseen:
+            where = lookup.key_value("config.data.name", config.data.name)
             yield (
-                f"{lookup.key_value('config.data.name', config.data.name)}: no training example "
-                f"has the labels {short_repr(alone)} of the test split, so none of them can be "
-                "learnt"
+                f"{where}: no training example has the labels {short_repr(unseen)} of the test "
+                "split, so none of them can be learnt"
             )
 
 
-def _apart(config: Config) -> Iterator[str]:
-    """A warning where a mix of the user's own mixes nothing: its nodes stay apart."""
+def _mixes_nothing(config: Config) -> Iterator[str]:
+    """A warning where the mix of a user's method exchanges nothing between nodes."""
     methods = config.methods
     named = zip(methods.name.split("+"), methods.members, strict=True)
-    own = any(lookup.is_user_name(name) and isinstance(method, Mixes) for name, method in named)
+    is_users = any(
+        lookup.is_user_name(name) and isinstance(method, Mixes) for name, method in named
+    )
     if (
-        not own
+        not is_users
         or config.cluster.nodes == 1
         or jax.process_count() > 1
         or methods.timeline_depends_on_log(config)
     ):
         return
     run = trainer.prepare(config)
-    said = f"config.method.name = {methods.name!r}: its nodes train apart to the end, as"
+    line = f"config.method.name = {methods.name!r}: its nodes train independently to the end, as"
     meeting = plan_of(run.timeline, Meeting)
     if meeting and not np.any(meeting.receive):
-        yield f"{said} its clock has no update after which they receive anything"
+        yield f"{line} its clock has no update after which they receive anything"
     elif not _asks_others(run):
-        yield f"{said} its mix asks for nothing over the axis 'node', as jax.lax.psum would"
+        yield f"{line} its mix asks for nothing over the axis 'node', as jax.lax.psum would"
 
 
 def _asks_others(run: Run) -> bool:
@@ -161,15 +162,15 @@ def _asks_others(run: Run) -> bool:
     return bool(re.search(r"ax[ie]s\w*=\W*node", re.sub(r"axis_index\[.*?\]", "", program)))
 
 
-def _unread(config: Config, given: Iterable[str]) -> Iterator[str]:
-    """Keys of the cluster that another one makes mean nothing."""
-    given = list(dict.fromkeys(given))
+def _unread(config: Config, keys: Iterable[str]) -> Iterator[str]:
+    """A warning for each key of the cluster that nothing reads beside the others."""
+    keys = list(dict.fromkeys(keys))
     for key, needed in NEEDED.items():
-        if f"cluster.{key}" in given and not getattr(config.cluster, needed):
+        if f"cluster.{key}" in keys and not getattr(config.cluster, needed):
             value = getattr(config.cluster, key)
-            yield (f"config.cluster.{key} = {value:g}: ignored, as config.cluster.{needed} is 0")
+            yield f"config.cluster.{key} = {value:g}: ignored, as config.cluster.{needed} is 0"
     if config.cluster.pieces != Pieces():
-        for key in (key for key in BESIDE_PIECES if f"cluster.{key}" in given):
+        for key in (key for key in BESIDE_PIECES if f"cluster.{key}" in keys):
             yield (
                 f"config.cluster.{key} = {short_repr(getattr(config.cluster, key))}: ignored, the "
                 "seconds are those of config.cluster.pieces"

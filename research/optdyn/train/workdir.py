@@ -6,8 +6,7 @@ history.json    every start: when, where, what code, and what it went on from
 crc32.json      of a run that has ended: checksums of its summary and of what it recorded
 events.*        TensorBoard, the same numbers as metrics.jsonl
 
-Of files that vouch for others, `crc32.json` here and in a checkpoint, those others are on the disk
-before they are written.
+A file of checksums, `crc32.json` here and in a checkpoint, is written after its files are synced.
 """
 
 import contextlib
@@ -45,61 +44,61 @@ from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Config
 from optdyn.train.loop import Chunk, Hook
 
-# Of a run: keys that cannot change its floats, and its length.
+# Keys that cannot change a run's floats, and its length.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
 EVENTS = "events.out.tfevents.*"
 SUMS = "crc32.json"
 LOG, TRACE, SKETCHES, REPLICAS = "metrics.jsonl", "trace.csv", "sketches.npy", "trajectories.npz"
-SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
+FLUSH = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 
 def claim(workdir: Path, config: Config, free: Sequence[str] = (), code: str | None = None) -> Json:
-    """Makes the workdir this config's; the config that it held, which may differ in keys of `free`.
+    """Makes the workdir this config's, and returns the config that is stored in it.
 
-    Raises `WorkdirError` if it differs in others, and leaves the workdir as it is. `free`: dotted
-    keys, or what they begin with. `steps` among them may be any number from those that are done.
-    Likewise if what is not finished was started with other code of the user's own than `code`
-    (None: what there is now), unless `config.code` is 'any'. `ConfigError` if what it held lacks a
-    key.
+    The stored config may differ in the dotted keys `free`, or in keys that begin with one of them;
+    `steps` among them may be any number from those that are done. Raises `WorkdirError`, and leaves
+    the workdir as it is, if it differs in others; or if the run is not finished and was started
+    with other user code than `code` (None: the present one), unless `config.code` is 'any'. Raises
+    `ConfigError` if the stored config lacks a key.
     """
     text = text_of(config, code)
     with workdir_errors(f"workdir {workdir}: cannot be written"):
         workdir.mkdir(parents=True, exist_ok=True)
-        held = read_json(workdir / "config.json")
-        if held:
-            configs.check_whole(held, config.to_dict(), workdir / "config.json")
-        WorkdirError.refuse(_is_of_another(workdir, config, held, text, free))
-        if not held:
+        stored = read_json(workdir / "config.json")
+        if stored:
+            configs.check_whole(stored, config.to_dict(), workdir / "config.json")
+        WorkdirError.refuse(_conflicts(workdir, config, stored, text, free))
+        if not stored:
             write(workdir / "config.json", text)
-        return held or json.loads(text)
+        return stored or json.loads(text)
 
 
-def _is_of_another(
-    workdir: Path, config: Config, held: Json, text: str, free: Sequence[str]
+def _conflicts(
+    workdir: Path, config: Config, stored: Json, text: str, free: Sequence[str]
 ) -> Iterator[tuple[object, str]]:
-    """In what a workdir that has the config `held` is not that of this one, whose `text` it is."""
-    if not held:
+    """Why a workdir with the config `stored` is not that of this one, whose JSON is `text`."""
+    if not stored:
         has_run = any(workdir.glob("metrics.jsonl")) or any(workdir.glob("points"))
         yield has_run, f"workdir {workdir} holds a run but no config.json"
         return
-    before = json.loads(lookup.unnumbered(json.dumps(held)))
+    before = json.loads(lookup.unnumbered(json.dumps(stored)))
     others = [
         name
         for name in configs.differences(before, json.loads(lookup.unnumbered(text)))
         if not any(f"{name}.".startswith(f"{key}.") for key in (*free, "code"))
     ]
-    said = f"its config differs in {', '.join(others)}; give another --workdir"
-    yield others, f"workdir {workdir} holds another run: {said}"
+    line = f"its config differs in {', '.join(others)}; give another --workdir"
+    yield others, f"workdir {workdir} holds another run: {line}"
     summary = summary_of(workdir)
     yield too_few(workdir, config.steps, summary.get("step") or 0)
     if config.code != lookup.ANY and not is_finished(summary, config.steps):
-        other = lookup.changed_files(held["code"], json.loads(text)["code"])
-        said = f"its run was last started with another {other}; give another --workdir"
-        yield other, f"workdir {workdir}: {said}, or --config.code=any to go on with other code"
+        other = lookup.changed_files(stored["code"], json.loads(text)["code"])
+        line = f"its run was last started with another {other}; give another --workdir"
+        yield other, f"workdir {workdir}: {line}, or --config.code=any to go on with other code"
 
 
 def summary_of(workdir: Path) -> Json:
-    """The summary of a run, {} if it has none; `WorkdirError` if it is none that a run writes."""
+    """Returns the summary of a run, {} if there is none. `WorkdirError`: it is malformed."""
     summary = read_json(workdir / "summary.json")
     if why := odd_figure(summary):
         raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
@@ -107,18 +106,18 @@ def summary_of(workdir: Path) -> Json:
 
 
 def text_of(config: Config, code: str | None = None) -> str:
-    """What `config.json` holds: the config with checksums of the user's code, by default of now."""
+    """Returns the text of `config.json`: the config with checksums of the user's present code."""
     now = lookup.fingerprint(config) if code is None else code
     return configs.to_json(config.with_(code=now))
 
 
 def is_finished(summary: Mapping[str, Tree], steps: int) -> bool:
-    """Whether a run has nothing left to do to have done so many steps.
+    """Whether a run with this summary has nothing left to do to have done so many steps.
 
-    One whose loss is not finite has nothing left. One that ended `worse`, though it counts as
-    diverged, has a finite state to go on from.
+    A run whose loss is not finite has nothing left. One that ended `worse` has a finite state to go
+    on from, though it counts as diverged.
     """
-    done = summary.get("step") or steps  # what `launch.tune` writes has none
+    done = summary.get("step") or steps  # a tuner's summary has none
     status = summary.get("status")
     if status == "diverged" and not summary.get("worse"):
         return True
@@ -126,7 +125,7 @@ def is_finished(summary: Mapping[str, Tree], steps: int) -> bool:
 
 
 def vouch(workdir: Path, summary: Json) -> None:
-    """Writes checksums of what a run has recorded that has ended, and of its summary to come."""
+    """Writes checksums of the recorded files of an ended run, and of its summary, written next."""
     paths = [
         workdir / name for name in (LOG, TRACE, SKETCHES, REPLICAS) if (workdir / name).exists()
     ]
@@ -138,7 +137,7 @@ def vouch(workdir: Path, summary: Json) -> None:
 
 
 def damaged(workdir: Path) -> str:
-    """The first file of a run that has ended that is not as it was left; '' if all are."""
+    """Returns the first file of an ended run that has changed since; '' if none has."""
     try:
         sums = read_json(workdir / SUMS)
         if "summary.json" not in sums:
@@ -151,20 +150,20 @@ def damaged(workdir: Path) -> str:
 
 
 def free(config: Config) -> tuple[str, ...]:
-    """Keys that may change where a config's workdir goes on."""
+    """Returns the keys that may change when a config's run is resumed."""
     kept = ["steps"] if config.replicas.count else []  # of a recording, one array
     kept += ["log_every"] if config.probes.steer else []  # it steers when it logs
     return tuple(key for key in FREE if key not in kept)
 
 
 def too_few(workdir: Path, steps: int, done: int) -> tuple[bool, str]:
-    """Whether a workdir has done more than so many steps, and the line that says so."""
-    said = f"config.steps = {steps} must be as many or more; give another --workdir for fewer"
-    return steps < done, f"workdir {workdir} has done {done:,} steps: {said}"
+    """Returns whether a workdir has done more than `steps`, and the line that refuses it."""
+    expected = f"config.steps = {steps} must be as many or more; give another --workdir for fewer"
+    return steps < done, f"workdir {workdir} has done {done:,} steps: {expected}"
 
 
 def tag(name: str) -> str:
-    """TensorBoard's name of a logged figure: with the group that it is shown in."""
+    """Returns TensorBoard's name of a logged figure, with the group that it is shown in."""
     kind, _, rest = name.partition("_")
     if name in ("epoch", "simulated_seconds", "wall_seconds"):
         return f"time/{name}"
@@ -186,14 +185,14 @@ class Metrics(Hook):
 
     def __init__(self, workdir: Path, size: int):
         self._path = workdir / LOG
-        held = self._path.read_bytes()[:size] if size else b""
-        write(self._path, held.decode())
-        self.rows, self._written = read_rows(self._path), AppendedBytes().plus(held)
+        content = self._path.read_bytes()[:size] if size else b""
+        write(self._path, content.decode())
+        self.rows, self._written = read_rows(self._path), AppendedBytes().plus(content)
         stale = set(workdir.glob(EVENTS))
-        suffix = f".{time.time_ns()}"  # the default name holds whole seconds only
+        suffix = f".{time.time_ns()}"  # the default name has whole seconds only
         try:
             with disk_full_errors(workdir / "events.out.tfevents"):
-                # Not a SummaryWriter: its thread would die of a full disk, and nobody hear of it.
+                # Not a SummaryWriter, whose thread would die of a full disk unnoticed.
                 self._events = EventsWriter(str(workdir / "events"), suffix)
                 for row in self.rows:
                     self._write_events(row)
@@ -216,22 +215,22 @@ class Metrics(Hook):
         append(self._path, line)
         self._written = self._written.plus(line.encode())
         self._write_events(finite(row))
-        if time.monotonic() - self._flushed > SHOWN:
+        if time.monotonic() - self._flushed > FLUSH:
             self._flush()
 
     def synced(self) -> AppendedBytes:
-        """What the log has, which is on the disk now."""
+        """Syncs the log and returns what is in it."""
         sync(self._path)
         return self._written
 
     def summarize(self, config: Config, summary: Mapping[str, object]) -> None:
-        """What TensorBoard's page of hyperparameters shows of a run: to be written once."""
-        usual, given = (json.loads(configs.to_json(c)) for c in (Config(), config))
-        changed = {*configs.differences(usual, given), "optimizer.learning_rate", "seed"}
-        values = {name: _value(given, name) for name in sorted(changed)}
+        """Writes the run's row of TensorBoard's page of hyperparameters; to be called once."""
+        defaults, chosen = (json.loads(configs.to_json(c)) for c in (Config(), config))
+        changed = {*configs.differences(defaults, chosen), "optimizer.learning_rate", "seed"}
+        values = {name: _value(chosen, name) for name in sorted(changed)}
         figures = {tag(name): value for name, value in summary.items() if _is_tagged(name)}
-        for made in events.hparams(values, figures):
-            self._put(Event(summary=made), 0)
+        for row in events.hparams(values, figures):
+            self._put(Event(summary=row), 0)
         self._flush()
 
     def __enter__(self) -> Self:

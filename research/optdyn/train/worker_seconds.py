@@ -1,4 +1,4 @@
-"""How fast each real worker is: the seconds of its own part of an update, without communication."""
+"""The seconds that each real worker computes for an update, without communication."""
 
 import time
 from collections.abc import Callable
@@ -18,11 +18,11 @@ Measure = Callable[..., np.ndarray]
 
 
 def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
-    """`(state, examples, events, indices, n) ->` (workers,) seconds an update, on all processes.
+    """Returns `(state, examples, events, indices, n) -> (workers,)`, seconds an update.
 
-    The mean over the first `n` events at the state's parameters. Processes begin together, since
-    what they share, a core or a memory bus, they share in training too; devices of one process
-    follow one another.
+    They are the mean over the first `n` events at the state's parameters, the same on all
+    processes. Processes begin together, as they share cores and memory buses in training too;
+    devices of one process follow one another.
     """
 
     @jax.jit
@@ -39,21 +39,21 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
             batch = problem.batch(examples, indices[i])
             return jax.tree.map(jnp.add, sums, part(params, event, batch, worker))
 
-        nothing = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        return jax.lax.fori_loop(0, n, body, nothing)
+        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        return jax.lax.fori_loop(0, n, body, zeros)
 
     def run(state: State, examples: Examples, events: Event, indices: Array, n: int) -> np.ndarray:
         seconds, parts = np.zeros(mesh.size), np.split(indices, mesh.size, axis=1)
         for worker, device in enumerate(mesh.devices.flat):
             if device.process_index != jax.process_index():
                 continue
-            whole = _on(device, (state.params, examples))
+            copies = _on(device, (state.params, examples))
             rest = jax.device_put((events, parts[worker]), device)
-            jax.block_until_ready(loop(*whole, *rest, 0, worker))  # compiles, and all is there
+            jax.block_until_ready(loop(*copies, *rest, 0, worker))  # compiles
             multihost_utils.sync_global_devices("measure")
-            begun = time.perf_counter()
-            jax.block_until_ready(loop(*whole, *rest, n, worker))
-            seconds[worker] = (time.perf_counter() - begun) / n
+            started = time.perf_counter()
+            jax.block_until_ready(loop(*copies, *rest, n, worker))
+            seconds[worker] = (time.perf_counter() - started) / n
         if jax.process_count() == 1:
             return seconds
         return np.asarray(multihost_utils.process_allgather(seconds)).sum(axis=0)
@@ -62,9 +62,9 @@ def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
 
 
 def _on(device: jax.Device, tree: Tree) -> Tree:
-    """A device's own copies of arrays that all devices hold."""
+    """A device's copies of arrays that are replicated over all devices."""
 
-    def own(leaf: jax.Array) -> jax.Array:
+    def local(leaf: jax.Array) -> jax.Array:
         return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
 
-    return jax.tree.map(own, tree)
+    return jax.tree.map(local, tree)

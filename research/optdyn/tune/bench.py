@@ -1,9 +1,9 @@
-"""A setting run on the simulated cluster for so many simulated seconds, from a checkpoint.
+"""Runs a setting on the simulated cluster for some simulated seconds, from a checkpoint.
 
-Groups, momentum, learning rate and arrivals are arguments of one compiled program, which has as
-many slots as there can be groups. Update t has the batch and the arrival that it has in the run of
-`launch.train`, so that a setting which is never changed is that run. Where the number of groups
-changes, all have read the parameters of the checkpoint; the velocity is kept.
+Groups, momentum, learning rate and arrivals are arguments of one compiled program, which has a slot
+for each possible group. Update t has the batch and the arrival that it has in the run of
+`launch.train`, so a setting that never changes makes that run. After a change of the number of
+groups, all groups have read the parameters of the checkpoint; the velocity stays.
 """
 
 import math
@@ -28,44 +28,44 @@ from optdyn.problem.problem import Examples, Params
 from optdyn.problem.shared_data import Parts
 from optdyn.train import loop, program, trainer
 from optdyn.train.program import CHUNK, Program
-from optdyn.train.trainer import Run
+from optdyn.train.run import Run, seconds_after
 from optdyn.tune.choice import Choice, Outcome
 from optdyn.tune.prediction import MeasuredLoss, penalty, stability
 
 LADDERS = "config.tune.mode='ladders' tunes any method and optimizer"
-CEILING = 2.0  # times the loss that is to be lowered, at the start
+CEILING = 2.0  # times the loss to be beaten, at the start
 LEAST = 4  # updates of a probe
-CHANCE = 0.99  # of ln classes: a loss above that has learnt nothing
+CHANCE = 0.99  # of ln classes: with a loss above that nothing is learnt
 MEASURED = 64  # examples that the noise scale is measured on; the sharpness on half of them
 SMALL = 4  # the smaller batch of the noise scale
-UNRESOLVED = 4  # times the examples measured on: a noise scale from which on none is told apart
+UNRESOLVED = 4  # times the examples measured on: the largest noise scale that is resolved
 ITERATIONS = 2  # of the sharpness's power iteration
-GROWN = 2.0  # sharpness soon after the initialization over that at it
+GROWTH = 2.0  # of the sharpness soon after the initialization
 # Best long-run step without noise times the sharpness, without momentum and with 0.9: above 2, as
 # the sharpness of a network gives way.
 EDGE, WITH_MOMENTUM = 3.5, 6.0
 MOMENTUM = 0.9  # best without noise
-AVERAGED = 8  # moments of a probe that its parameters are averaged over
+AVERAGED = 8  # steps of a probe whose parameters are averaged
 
 
 class SimulatedCluster(NamedTuple):
     """A problem on a simulated cluster."""
 
-    run: Run  # of all groups
-    evaluated: Parts  # the part of it that the training loss is of
+    run: Run  # of the most groups
+    evaluated: Parts  # the training examples on which the loss is computed
     groups: tuple[int, ...]  # all divisors of the number of workers, ascending
 
 
 class Checkpoint(NamedTuple):
-    """What an attempt starts from, and what it leaves."""
+    """The state before and after an attempt."""
 
     updates: jax.Array  # int32, batches seen
-    groups: jax.Array  # int32, that the slots are of
+    groups: jax.Array  # int32, of which the slots are
     state: Tree
 
 
 def prepare(config: Config) -> SimulatedCluster:
-    """Checks the config and loads data.
+    """Checks the config, loads the data and returns the cluster.
 
     Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
     learning rate to be tuned, or probes are too short.
@@ -74,48 +74,48 @@ def prepare(config: Config) -> SimulatedCluster:
     tunable(config)
     workers = config.cluster.worker_count
     groups = tuple(g for g in range(1, workers + 1) if workers % g == 0)
-    every = config.with_({"method.groups": groups[-1], "steps": CHUNK})
-    run = trainer.prepare(every)
+    widest = config.with_({"method.groups": groups[-1], "steps": CHUNK})
+    run = trainer.prepare(widest)
     least = float(_timeline(run, 1, 0, 0.0).seconds[LEAST - 1])
-    said = f"must be at least {least:.3g}, in which one group makes {LEAST} updates"
+    expected = f"must be at least {least:.3g}, in which one group makes {LEAST} updates"
     short = config.tune.probe_seconds < least
-    refuse_first(config, [Join("tune.probe_seconds", short, said)])
+    refuse_first(config, [Join("tune.probe_seconds", short, expected)])
     part = shared_data.sample(run.data.train, config.data.train_evaluated)
-    # Updates are of a set on the device, as it is.
-    images = {"augment": ""} if every.data.augment else {}
-    plain = every.with_(data=every.data.with_(streaming=False, **images))
+    # Updates read the examples on the device, without augmentation.
+    images = {"augment": ""} if widest.data.augment else {}
+    plain = widest.with_(data=widest.data.with_(streaming=False, **images))
     return SimulatedCluster(run._replace(config=plain), part, groups)
 
 
 def tunable(config: Config) -> None:
     """Raises `ConfigError` where a learning rate is not constant, or x_0 is another run's."""
     changing = config.optimizer.schedule != "constant" or config.optimizer.warmup_steps
-    said = "learning rates are constant while tuned"
-    schedule = Join("optimizer.schedule", changing, said)
-    refuse_first(
-        config, [schedule, Join("init_from", config.init_from, "of a run, not of what is tuned")]
+    schedule = Join(
+        "optimizer.schedule", changing, "must be 'constant', without a warm-up, to tune"
     )
+    origin = Join("init_from", config.init_from, "must be '' to tune, which draws x_0")
+    refuse_first(config, [schedule, origin])
 
 
 def _joins(config: Config) -> Iterator[Join]:
-    """Groups and a momentum are there to be tuned."""
+    """Joins of a config that has groups and a momentum to be tuned."""
     methods, name = config.methods, config.optimizer.name
-    said = f"must be of groups that arrive by themselves, as {GROUPED!r}; {LADDERS}"
-    yield Join("method.name", not methods.simple or not methods.read, said)
+    expected = f"must have groups that arrive independently, as {GROUPED!r}; {LADDERS}"
+    yield Join("method.name", not methods.simple or not methods.read, expected)
     light = not optimizers.takes_momentum(name)
-    yield Join("optimizer.name", light, f"has no momentum; {LADDERS}")
-    said = f"brings its momentum down for any number of groups by itself; {LADDERS}"
-    yield Join("optimizer.name", name == "closed_loop", said)
+    yield Join("optimizer.name", light, f"must have a momentum; {LADDERS}")
+    expected = f"must be another: it corrects its momentum for any number of groups; {LADDERS}"
+    yield Join("optimizer.name", name == "closed_loop", expected)
 
 
 def seconds_per_update(cluster: SimulatedCluster, groups: int) -> float:
-    """HE(g), simulated, over so many arrivals that random service says little."""
+    """Returns HE(g), the simulated seconds of an update, over 512 arrivals."""
     line = _timeline(cluster.run, groups, 0, 0.0)
     return float(line.seconds[-1]) / len(line.seconds)
 
 
 def start(cluster: SimulatedCluster, seed: int = 0) -> Checkpoint:
-    """Initialization number `seed`; 0 is that of `launch.train`."""
+    """Returns initialization number `seed`; 0 is that of `launch.train`."""
     run, params = cluster.run, cluster.run.params
     if seed:
         key = seeds.key(run.config.seed, f"init {seed}")
@@ -124,16 +124,16 @@ def start(cluster: SimulatedCluster, seed: int = 0) -> Checkpoint:
 
 
 def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Json:
-    """What limits steps at a checkpoint, by `prediction.py`, and the simulated seconds it takes.
+    """Measures what limits steps at a checkpoint, and the simulated seconds that this takes.
 
-    `momentum` and `step`: the best total momentum, and long-run step of one group, as predicted.
-    Noise shortens the long-run step by 1 + B_noise / B (arXiv 1812.06162), and the rate that is
-    stable stays what it is, so that it is the memory that gets shorter:
+    Returns `momentum` and `step`, the predicted best total momentum and long-run step of one group,
+    and what they are predicted from (`prediction.py`). Noise shortens the long-run step by
+    1 + B_noise / B (arXiv 1812.06162). The stable rate stays the same, so the memory gets shorter:
 
         1 - mu = (1 - mu without noise) (1 + B_noise / B)
 
-    `penalties` by groups. Seconds are those in which synchronous updates take as many examples'
-    gradients; a product with the Hessian counts as two.
+    `penalties` are P_SE by groups. Seconds are those in which synchronous updates compute as many
+    gradients of examples; a product with the Hessian counts as two.
     """
     params, batch = begin.state.params, cluster.run.config.batch_size
     many, few = (head(cluster.evaluated[0], n) for n in (MEASURED, MEASURED // 2))
@@ -144,7 +144,7 @@ def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Json:
     noise = 1 + scale / batch
     momentum = max(1 - (1 - MOMENTUM) * noise, 0.0)
     edge = EDGE + (WITH_MOMENTUM - EDGE) * momentum / MOMENTUM
-    measured = MeasuredLoss(scale, GROWN * peak, edge / peak)
+    measured = MeasuredLoss(scale, GROWTH * peak, edge / peak)
     evaluations = MEASURED + MEASURED // 2 * 2 * (ITERATIONS + 1)
     return {
         "noise_scale": scale,
@@ -159,18 +159,18 @@ def measure(cluster: SimulatedCluster, begin: Checkpoint) -> Json:
 
 
 @lru_cache(maxsize=4)
-def _limits(of: Program) -> Callable[..., tuple[GradientMoments, jax.Array]]:
+def _limits(program: Program) -> Callable[..., tuple[GradientMoments, jax.Array]]:
     def both(params: Params, many: Examples, few: Examples) -> tuple[GradientMoments, jax.Array]:
-        noise = moments(of.problem, SMALL, params, many)
-        return noise, sharpness(of.problem, params, few, ITERATIONS)
+        noise = moments(program.problem, SMALL, params, many)
+        return noise, sharpness(program.problem, params, few, ITERATIONS)
 
     return jax.jit(both)
 
 
 def start_loss(cluster: SimulatedCluster, begin: Checkpoint) -> float:
-    """What a first epoch has to be below: the loss at the start, and a hundredth below chance.
+    """Returns the loss that a first epoch has to beat: that at the start, or 0.99 of chance.
 
-    Chance is the loss of a network that says the same of every example: ln classes.
+    Chance is the loss of a network whose outputs are the same for all examples: ln classes.
     """
     loss = program.evaluate(cluster.run.program, begin.state.params, cluster.evaluated)["loss"]
     classes = cluster.run.data.classes
@@ -188,34 +188,36 @@ def attempt(
 ) -> tuple[Checkpoint, Outcome]:
     """Runs the setting for so many simulated seconds, one update at least.
 
-    The loss of the outcome is the training loss at its end, NaN where it is not finite: of the same
-    examples for every setting, as batches are too few to compare settings by, and not the same for
-    different groups. Without a target this is a probe, and the loss that of the mean of its
-    parameters over its later half: those at the end of large steps are scattered around where they
-    lead to, so that small steps would always seem better.
+    Returns the checkpoint after it and its outcome, whose loss is the training loss at the end, of
+    the same examples for all settings; NaN where it is not finite. Without a target this is a
+    probe, and the loss is that of the mean of its parameters over its later half: parameters at the
+    end of large steps are scattered around their mean, and small steps would always seem better.
 
-    With a `target` the loss is evaluated at every log point, too, and the run ends when it is at
-    most the target; or where neither it nor that of the mean of the latest parameters is below what
-    is to be beaten, `lower`, times two at the start and less and less later; or, with `settle`,
-    where that of the mean is at the target. It always ends with the first batch whose loss is not
-    finite. Evaluation takes no simulated time.
+    With a `target` the loss is also computed at log points. The run then ends where the loss is at
+    most the target; or where neither it nor that of the mean of the latest parameters is below
+    `lower`, the loss to be beaten, times two at the start and less and less later; or, with
+    `settle`, where that of the mean is at the target. It always ends at the first batch whose loss
+    is not finite. Evaluation takes no simulated time.
     """
-    run, t, every = cluster.run, int(begin.updates), cluster.run.config.log_every
+    run, t, log_every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)
-    before = _until(line, t)
+    before = seconds_after(line, t)
     updates = max(int(np.searchsorted(line.seconds, before + seconds, side="right")) - t, 1)
-    stops = _later_half(updates) if target is None else _log_points(t, updates, every)
+    stops = _later_half(updates) if target is None else _log_points(t, updates, log_every)
     done, loss, finite, reached, settled = 0, np.nan, True, False, False
     seen: list[Params] = []
     curve: list[tuple[float, float]] = []
     constant = partial(np.full, len(line.seconds), dtype=np.float32)
     hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
-    of, state = run._replace(timeline=line, hypers=hypers), _regrouped(run, begin, setting.groups)
-    for chunk in loop.updates(of, state, t, [t + stop for stop in stops]):
+    chosen, state = (
+        run._replace(timeline=line, hypers=hypers),
+        _regrouped(run, begin, setting.groups),
+    )
+    for chunk in loop.updates(chosen, state, t, [t + stop for stop in stops]):
         chunk.make()
-        finite = chunk.good == chunk.step  # the first that is not is the last
-        done = chunk.good + (not finite) - t
-        if finite and chunk.step < chunk.until:
+        finite = chunk.finite_step == chunk.step  # the first that is not is the last
+        done = chunk.finite_step + (not finite) - t
+        if finite and chunk.step < chunk.next_stop:
             continue
         if target is None:
             seen.append(jax.tree.map(jnp.copy, chunk.state.params))  # the state is donated
@@ -225,7 +227,7 @@ def attempt(
             finite = bool(np.isfinite(loss))
             reached = target is not None and loss <= target
             if target is not None and finite:
-                curve.append((_until(line, t + done) - before, float(loss)))
+                curve.append((seconds_after(line, t + done) - before, float(loss)))
             if target is not None and finite and not reached and done < updates:
                 seen = [*seen[1 - AVERAGED :], jax.tree.map(jnp.copy, params)]
                 mean = program.evaluate(run.program, _mean(seen), cluster.evaluated)["loss"]
@@ -233,7 +235,7 @@ def attempt(
                 settled = settle and len(seen) == AVERAGED and bool(mean <= target)
         if reached or settled or not finite:
             break
-    ended = _until(line, t + done) - before
+    ended = seconds_after(line, t + done) - before
     outcome = Outcome(
         loss=loss if finite else np.nan,
         updates=done,
@@ -250,18 +252,18 @@ def _mean(trees: Sequence[Params]) -> Params:
 
 
 def _later_half(updates: int) -> Sequence[int]:
-    """Moments of a probe, evenly apart."""
+    """The steps of a probe whose parameters are averaged, evenly spaced."""
     moments = np.linspace(updates / 2, updates, AVERAGED + 1)[1:].round()
     return np.unique(moments).astype(int).tolist()
 
 
-def _log_points(t: int, updates: int, every: int) -> Sequence[int]:
-    """Multiples of `every` after update t, in updates from there, and the end."""
-    return [*range(every - t % every, updates, every), updates]
+def _log_points(t: int, updates: int, log_every: int) -> Sequence[int]:
+    """Multiples of `log_every` after update t, in updates from there, and the end."""
+    return [*range(log_every - t % log_every, updates, log_every), updates]
 
 
 def _regrouped(run: Run, begin: Checkpoint, groups: int) -> Tree:
-    """A copy of the state, for so many groups."""
+    """A copy of the state, with slots for so many groups."""
     state = begin.state
     if groups != begin.groups:
         state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
@@ -274,10 +276,6 @@ def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
     while True:
         config = run.config.with_({"method.groups": groups, "steps": steps})
         line = config.timeline(steps_per_epoch=run.epoch, update_bytes=size)
-        if line.seconds[-CHUNK] > _until(line, t) + seconds:
+        if line.seconds[-CHUNK] > seconds_after(line, t) + seconds:
             return line
         steps *= 2  # a longer timeline begins with the shorter one
-
-
-def _until(line: Timeline, updates: int) -> float:
-    return float(line.seconds[updates - 1]) if updates else 0.0

@@ -1,4 +1,4 @@
-"""What is chosen, and what comes of it."""
+"""Settings that a tuner chooses, and their outcomes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ class EpochPoint(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a setting tried for a while, from some point."""
+    """The outcome of a setting that was run for a while, from some point."""
 
     loss: float  # of training, at its end (a probe's: of its mean); NaN if it diverged
     updates: int
     seconds: float  # simulated
-    reached: bool = False  # whether the target was
-    settled: bool = False  # whether only by the mean of the latest parameters, without their noise
+    reached: bool = False  # whether the loss is at the target
+    settled: bool = False  # whether only that of the mean of the latest parameters is
     curve: Sequence[Sequence[float]] = ()  # of training: (seconds so far, loss) at each log point
 
 
@@ -39,5 +39,5 @@ Probe = Callable[[Choice], Outcome]
 
 
 def loss_of(outcome: Outcome) -> float:
-    """The loss, by which outcomes are compared: what diverged is worse than anything."""
+    """Returns the loss by which outcomes are compared, infinite if the run diverged."""
     return outcome.loss if math.isfinite(outcome.loss) else math.inf

@@ -1,7 +1,7 @@
-"""The tuner's memory: every attempt and every decision is a line of `decisions.jsonl`.
+"""The tuner's journal: each attempt and each decision is a line of `decisions.jsonl`.
 
-Tuning is deterministic, so a killed tuner resumes by deciding everything again. As long as there
-are lines from before, its attempts return what they say, and nothing is run.
+Tuning is deterministic, so a killed tuner resumes by taking all decisions again; attempts that have
+a line return what it has, without running.
 """
 
 import json
@@ -20,12 +20,11 @@ from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 
 
 class Journal:
-    """`journal(line, found)`: the line with what `found()` adds, from the file or by calling it.
+    """`journal(line, compute)`: the line with the fields of `compute()`, from the file if there.
 
-    New ones are shown on standard error, with how many of `seconds` it has trained for.
-
-    Opening drops the first line whose `checkpoint` is beyond the latest, and those after it: the
-    tuner was killed before that state was written.
+    New lines are shown on standard error, with how many of `seconds` have been trained. Opening
+    drops the first line whose `checkpoint` is later than `latest`, and all after it: the tuner was
+    killed before that state was written.
     """
 
     def __init__(self, path: Path, latest: int, seconds: float):
@@ -35,10 +34,10 @@ class Journal:
         self.path, self._done, self._seconds = path, 0, seconds
         write(path, "".join(json.dumps(line) + "\n" for line in self.lines))
 
-    def __call__(self, line: Json, found: Callable[[], Json] = dict) -> Json:
+    def __call__(self, line: Json, compute: Callable[[], Json] = dict) -> Json:
         """Raises `WorkdirError` if the file has another line here."""
         if self._done == len(self.lines):
-            whole = line | found()
+            whole = line | compute()
             append(self.path, json.dumps(whole) + "\n")
             self.lines.append(whole)
             say(_shown(whole) + self._trained(whole))
@@ -46,7 +45,7 @@ class Journal:
         self._done += 1
         if line.items() <= whole.items():
             return whole
-        raise WorkdirError(f"{self.path}: line {self._done} is not what is decided there")
+        raise WorkdirError(f"{self.path}: line {self._done} is not the decision made there")
 
     def _trained(self, line: Json) -> str:
         if line["what"] != "train":
@@ -56,9 +55,9 @@ class Journal:
 
 
 class Bench:
-    """A problem on a simulated cluster, on which settings are tried.
+    """Tries settings on a simulated cluster; attempts and decisions are lines of the journal.
 
-    Attempts and decisions are lines of the journal, and every epoch has its checkpoint.
+    Each epoch has a checkpoint.
     """
 
     def __init__(
@@ -66,15 +65,15 @@ class Bench:
     ):
         self._cluster, self._target = cluster, target
         self._journal, self._checkpoints = journal, checkpoints
-        self._held: tuple[EpochPoint, Checkpoint] | None = None
+        self._current: tuple[EpochPoint, Checkpoint] | None = None
         self.pace = cache(partial(bench.seconds_per_update, cluster))  # HE(g), seconds an update
 
     def start(self, point: EpochPoint) -> float:
-        """The loss that a first epoch has to be below: of the initialization, or of chance."""
+        """Returns the loss that a first epoch has to beat: of the initialization, or of chance."""
         return bench.start_loss(self._cluster, self._state(point))
 
     def measure(self, point: EpochPoint) -> Measures:
-        """What limits steps at a point, which takes seconds too."""
+        """Measures what limits steps at a point, which takes simulated seconds."""
         line = {"what": "limits", **point._asdict()}
         found = self._journal(line, lambda: bench.measure(self._cluster, self._state(point)))
         groups = self._cluster.groups
@@ -87,18 +86,18 @@ class Bench:
         self._journal({"what": what, **setting._asdict()})
 
     def probe(self, point: EpochPoint, seconds: float, setting: Choice) -> Outcome:
-        """How a setting does from the point on, for so many seconds; training stays where it is."""
+        """Runs a setting from the point for so many seconds, and does not keep the state."""
         return self._attempt("probe", point, seconds, setting)[0]
 
     def train(
         self, point: EpochPoint, seconds: float, setting: Choice, loss: float, settle: bool = False
     ) -> Outcome:
-        """Goes on to the next epoch's point, or stays if it does not lower the loss."""
+        """Trains an epoch from the point; keeps the state if the loss is below `loss`."""
         outcome, kept = self._attempt("train", point, seconds, setting, loss, settle)
         if kept:
             after = point._replace(epoch=point.epoch + 1)
             self._checkpoints.save(after.epoch, kept)
-            self._held = after, kept
+            self._current = after, kept
         return outcome
 
     def _attempt(
@@ -110,7 +109,7 @@ class Bench:
         loss: float = -math.inf,
         settle: bool = False,
     ) -> tuple[Outcome, Checkpoint | None]:
-        """The outcome, and if it was run just now the state to keep."""
+        """The outcome, and the state to keep if it was run now."""
         kept = None
 
         def run() -> Json:
@@ -136,7 +135,7 @@ class Bench:
         return Outcome(**values), kept
 
     def _state(self, point: EpochPoint) -> Checkpoint:
-        if self._held is None or self._held[0] != point:
+        if self._current is None or self._current[0] != point:
             state = bench.start(self._cluster, point.seed)
             if point.epoch:  # resumed: it is the latest, or its line would have been dropped
                 restored = self._checkpoints.restore(state)
@@ -146,8 +145,8 @@ class Bench:
                         f"that file back, or move {self._journal.path.parent} away to start again"
                     )
                 state = restored[1]
-            self._held = point, state
-        return self._held[1]
+            self._current = point, state
+        return self._current[1]
 
 
 def _shown(line: Json) -> str:

@@ -1,8 +1,8 @@
-"""Any method with any optimizer, tuned on ladders: `config.tune.mode = 'ladders'`.
+"""Tunes any method with any optimizer on ladders: `config.tune.mode = 'ladders'`.
 
-The search is that of `evidence/arms.py`, from where the config stands, by simulated seconds to
-`config.tune.target`. Ladders are of the learning rate (of SGD as a long-run step), of momentum
-where the optimizer has one, and of the method's own numbers: period, outer rate and momentum,
+The search is that of `evidence/arms.py`, from the config's values on, by simulated seconds to
+`config.tune.target`. There are ladders of the learning rate (of SGD as a long-run step), of the
+momentum if the optimizer has one, and of the method's numbers: period, outer rate and momentum,
 compression. Settings are chosen on some seeds and reported on others.
 """
 
@@ -22,19 +22,19 @@ from optdyn.methods import Method
 from optdyn.tune.bench import tunable
 
 CHOOSE, REPORT = 2, 5  # seeds
-APART = 500  # of those that choose from the config's own
+OFFSET = 500  # of the choosing seeds from the config's
 
 
 def ladders(config: Config) -> dict[str, tuple[Ladder, float]]:
-    """What can be tuned, by key of the config, with the value to start from.
+    """Returns the ladders of the numbers to tune, by key of the config, with their first values.
 
-    A ladder whose end is reached stays there. Raises `ConfigError` where the optimizer's numbers
-    are not constant, there is no learning rate to start from, or the config starts from a run.
+    Beyond its end a ladder stays at the last value. Raises `ConfigError` where the optimizer's
+    numbers are not constant, the learning rate is 0, or the config starts from a run.
     """
     optimizer, methods = config.optimizer, config.methods
     tunable(config)
-    said = "the search starts from it, and it must be above 0"
-    join = Join("optimizer.learning_rate", optimizer.learning_rate <= 0, said)
+    expected = "must be above 0: the search starts from it"
+    join = Join("optimizer.learning_rate", optimizer.learning_rate <= 0, expected)
     refuse_first(config, [join])
     found: dict[str, tuple[Ladder, float]] = {}
     if optimizers.takes_momentum(optimizer.name):
@@ -53,7 +53,7 @@ def ladders(config: Config) -> dict[str, tuple[Ladder, float]]:
 def _of_method(method: Method) -> Iterator[tuple[str, tuple[Ladder, float]]]:
     """The fields of a method that can be tuned, with their ladders and values."""
     shortest = getattr(method, "fragments", 1) * (getattr(method, "delay", 0) + 1)
-    every: Mapping[str, Ladder] = {
+    known: Mapping[str, Ladder] = {
         "period": lambda i: max(arms.counts(i), shortest),
         "outer_learning_rate": lambda i: round(2.0 ** (i / 2), 6),
         "outer_momentum": arms.not_negative,
@@ -66,36 +66,36 @@ def _of_method(method: Method) -> Iterator[tuple[str, tuple[Ladder, float]]]:
     sent = {"top_k": "compression_share", "powersgd": "compression_rank"}
     sparse = hasattr(method, "error_decay")  # sparseloco, which is always top_k
     compressed = sent.get("top_k" if sparse else getattr(method, "compression", ""), "")
-    for key, ladder in every.items():
+    for key, ladder in known.items():
         if hasattr(method, key) and (key == compressed or not key.startswith("compression_")):
             yield key, (ladder, getattr(method, key))
 
 
 def arm(config: Config) -> Arm:
-    """The experiment with its ladders, at the rungs nearest to the config's own values."""
-    every = ladders(config)
-    start = {key: arms.rung(ladder, value) for key, (ladder, value) in every.items()}
-    return Arm(config, {key: ladder for key, (ladder, _) in every.items()}, start)
+    """Returns the arm of the config: its ladders, from the rungs nearest to its values."""
+    values = ladders(config)
+    start = {key: arms.rung(ladder, value) for key, (ladder, value) in values.items()}
+    return Arm(config, {key: ladder for key, (ladder, _) in values.items()}, start)
 
 
 def tuned(config: Config, workdir: Path) -> Json:
-    """The setting found, as JSON has it, and what each of the seeds that report took at it.
+    """Returns the best setting, and the updates and seconds to the target of the reporting seeds.
 
-    `neighbours` are simulated seconds of the rungs beside, by ladder, and `interior` whether none
-    of them is better. Trials are remembered in the workdir: a killed search goes on from there.
+    `neighbours` are the simulated seconds of the neighbouring rungs, by ladder; `interior` says
+    whether none of them is better. Trials stay in the workdir: a killed search resumes.
     """
     target, seed = config.tune.target, config.seed
-    choose = range(seed + APART, seed + APART + CHOOSE)
+    choose = range(seed + OFFSET, seed + OFFSET + CHOOSE)
     with Study(workdir, "ladders", choose, range(seed, seed + REPORT)) as study:
         return searched(study, config, target)
 
 
 def searched(study: Study, config: Config, target: float) -> Json:
-    """`tuned`, by the trials of a study."""
+    """Returns `tuned` from the trials of a study."""
     start = arm(config)
     found = arms.tuned(study, start, target, "seconds", ends="seconds")
     curves = arms.reported(study, start, found.point, target)
-    taken = {
+    reported = {
         clock: [to_loss(curve, target, clock) for curve in curves]
         for clock in ("updates", "seconds")
     }
@@ -105,5 +105,5 @@ def searched(study: Study, config: Config, target: float) -> Json:
         "interior": found.interior,
         "settings_tried": len(found.tried),
         "neighbours": found.neighbours,
-        **taken,
+        **reported,
     }

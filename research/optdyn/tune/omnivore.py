@@ -1,4 +1,4 @@
-"""Omnivore's automatic optimizer (Hadjis et al., arXiv 1606.04487), as decisions only.
+"""Omnivore's automatic optimizer (Hadjis et al., arXiv 1606.04487): its decisions.
 
 A setting is (g, mu, alpha): compute groups, explicit momentum, learning rate. More groups are
 staler, and staleness acts like momentum (arXiv 1605.09774). So what suits more groups is at most as
@@ -20,7 +20,7 @@ those of the authors' program (HazyResearch/Omnivore, omnivore.py).
                    0 and g > 1, g is halved and the search done again, as if 0.6 had been the best.
                    What is found trains the next epoch, as long as the first.
 
-What is different here, because theirs stops or goes on for nothing:
+Differences, as the authors' program stops or goes on in vain:
 
     groups         are all divisors of the number of workers, not 1, 2, 4, ...; g / 2 is the most of
                    them that are at most half of g.
@@ -42,55 +42,56 @@ from optdyn.methods.setup import Tune
 from optdyn.tune.choice import Choice, EpochPoint, Outcome, Probe, loss_of
 from optdyn.tune.journal import Bench
 
-FASTER = 1.1  # by which more groups have to make updates faster
+FASTER = 1.1  # least factor by which more groups make updates faster
 CLOSE = 1.01  # ratio of losses within which a larger setting is taken, in steady state
 STEP = 10  # between learning rates
-LONGER = 5  # times the probes of a grid: those that the groups are chosen by
+LONGER = 5  # times the seconds of a grid's probes: those by which groups are chosen
 FINER = (-0.2, -0.1, 0.0, 0.1, 0.2)  # momenta around the best
-RESTART = 0.6  # the momentum that is taken to have been best where groups are halved
+RESTART = 0.6  # the momentum from which the search goes on where groups are halved
 ROUNDING = 1e-9  # of sums of seconds
-TINY = 1e-30  # learning rates that move nothing, in float32
+TINY = 1e-30  # a learning rate that changes nothing, in float32
 
 
 def omnivore(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over."""
-    point, last, most = cold_start(bench, groups, rules)
+    point, current, most_groups = cold_start(bench, groups, rules)
     left, loss = rules.seconds, bench.start(point)
     while True:
-        outcome = bench.train(point, min(rules.epoch_seconds, left), last, loss)
+        outcome = bench.train(point, min(rules.epoch_seconds, left), current, loss)
         left -= outcome.seconds
-        over = left < ROUNDING * rules.seconds or last.learning_rate < TINY
-        if outcome.reached or over:
+        is_over = left < ROUNDING * rules.seconds or current.learning_rate < TINY
+        if outcome.reached or is_over:
             return
         if outcome.loss < loss:  # never, if it diverged
             point, loss = point._replace(epoch=point.epoch + 1), outcome.loss
             probe = partial(bench.probe, point, rules.probe_share * rules.epoch_seconds)
-            last, most = steady_state(probe, last, most, rules.momenta, groups)
-            bench.note("steady state", last)
+            current, most_groups = steady_state(probe, current, most_groups, rules.momenta, groups)
+            bench.note("steady state", current)
         else:
-            if last.groups > 1:
-                last = last._replace(groups=halved(groups, last.groups))
+            if current.groups > 1:
+                current = current._replace(groups=halved(groups, current.groups))
             else:
-                last = last._replace(learning_rate=last.learning_rate / STEP)
-            most = last.groups
+                current = current._replace(learning_rate=current.learning_rate / STEP)
+            most_groups = current.groups
 
 
 def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[EpochPoint, Choice, int]:
-    """The best initialization, the best setting, and the most groups that do not saturate."""
+    """Returns the best initialization, the best setting, and the most groups not saturated."""
     grid = [Choice(1, max(rules.momenta), alpha) for alpha in rules.learning_rates]
-    found: dict[EpochPoint, Found] = {}
+    best_of_seed: dict[EpochPoint, Found] = {}
     for start in (EpochPoint(seed) for seed in range(rules.seeds)):
-        found[start] = search(partial(bench.probe, start, rules.probe_seconds), grid, rules.momenta)
-    point = min(found, key=lambda start: found[start].loss)
+        probe = partial(bench.probe, start, rules.probe_seconds)
+        best_of_seed[start] = search(probe, grid, rules.momenta)
+    point = min(best_of_seed, key=lambda start: best_of_seed[start].loss)
     probe = partial(bench.probe, point, rules.probe_seconds)
-    best = {1: found[point].setting}
+    best = {1: best_of_seed[point].setting}
     for g in groups[1:]:
-        last = best[halved(groups, g)]
-        if bench.pace(g) > bench.pace(last.groups) / FASTER:
-            bench.note("saturated", last._replace(groups=g))
+        current = best[halved(groups, g)]
+        if bench.pace(g) > bench.pace(current.groups) / FASTER:
+            bench.note("saturated", current._replace(groups=g))
             break
         best[g] = search(
-            probe, settings(g, last.learning_rate, rules.momenta), rules.momenta, last
+            probe, settings(g, current.learning_rate, rules.momenta), rules.momenta, current
         ).setting
     longer = {s: bench.probe(point, LONGER * rules.probe_seconds, s) for s in best.values()}
     chosen = min(longer, key=lambda s: loss_of(longer[s]))
@@ -99,20 +100,20 @@ def cold_start(bench: Bench, groups: Sequence[int], rules: Tune) -> tuple[EpochP
 
 
 def steady_state(
-    probe: Probe, last: Choice, most: int, momenta: Sequence[float], groups: Sequence[int]
+    probe: Probe, current: Choice, most_groups: int, momenta: Sequence[float], groups: Sequence[int]
 ) -> tuple[Choice, int]:
-    """The best setting of at most `most` groups, and of how many the next search is."""
+    """Returns the best setting of at most so many groups, and the groups of the next search."""
     while True:
-        grid = settings(most, last.learning_rate, momenta)
-        best, _ = search(probe, grid, momenta, last, CLOSE)
-        if best.momentum or most == 1:
-            return best, most
-        most = halved(groups, most)
-        last = best._replace(momentum=RESTART)
+        grid = settings(most_groups, current.learning_rate, momenta)
+        best, _ = search(probe, grid, momenta, current, CLOSE)
+        if best.momentum or most_groups == 1:
+            return best, most_groups
+        most_groups = halved(groups, most_groups)
+        current = best._replace(momentum=RESTART)
 
 
 def settings(g: int, alpha: float, momenta: Sequence[float]) -> list[Choice]:
-    """The settings of g groups that a grid is made of."""
+    """Returns the grid of settings of g groups."""
     return [Choice(g, mu, rate) for rate, mu in product((alpha / STEP, alpha), sorted(momenta))]
 
 
@@ -125,32 +126,32 @@ def search(
     probe: Probe,
     grid: Sequence[Choice],
     momenta: Sequence[float],
-    before: Choice | None = None,
+    previous: Choice | None = None,
     close: float = 1.0,
 ) -> Found:
-    """The best of a grid, and of momenta around it.
+    """Returns the best setting of a grid, and of momenta around it.
 
     Raises `ConfigError` if the loss is finite at no learning rate, however small.
     """
     tried: dict[Choice, Outcome] = {}
-    best = _best(probe, grid, before, close, tried)
+    best = _best(probe, grid, previous, close, tried)
     if best is None:
         if max(setting.learning_rate for setting in grid) < TINY:
             raise ConfigError(
-                "config.tune.learning_rates: the loss is finite at none, however small"
+                "config.tune.learning_rates: must have one at which the loss is finite"
             )
         smaller = [s._replace(learning_rate=s.learning_rate / STEP) for s in grid]
         return search(probe, smaller, momenta, None, close)
     low, high = min(momenta), max(momenta)
     around = sorted({round(best.setting.momentum + by, 9) for by in FINER})
     finer = [best.setting._replace(momentum=mu) for mu in around if low <= mu <= high]
-    return _best(probe, finer, before, close, tried) or best
+    return _best(probe, finer, previous, close, tried) or best
 
 
 def _best(
     probe: Probe,
     grid: Sequence[Choice],
-    before: Choice | None,
+    previous: Choice | None,
     close: float,
     tried: dict[Choice, Outcome],
 ) -> Found | None:
@@ -158,7 +159,7 @@ def _best(
     losses: dict[Choice, float] = {}
     diverged: Choice | None = None
     for one in sorted(grid, key=size):
-        if before and (size(one) > size(before) or _smaller(one, before)):
+        if previous and (size(one) > size(previous) or _smaller(one, previous)):
             continue
         if diverged and not _smaller(one, diverged, in_any=True):
             continue
@@ -175,16 +176,16 @@ def _best(
 
 
 def _smaller(one: Choice, other: Choice, in_any: bool = False) -> bool:
-    """Whether it is smaller in both numbers, or in any."""
+    """Whether `one` is smaller in both numbers, or `in_any`."""
     below = one.learning_rate < other.learning_rate, one.momentum < other.momentum
     return any(below) if in_any else all(below)
 
 
 def halved(groups: Sequence[int], g: int) -> int:
-    """The most of the groups that are at most half of g; one where there are none."""
+    """Returns the most of the groups that are at most half of g; 1 where there are none."""
     return max((h for h in groups if 2 * h <= g), default=1)
 
 
 def size(setting: Choice) -> tuple[float, float]:
-    """The number that settings are ordered by."""
+    """Returns the numbers by which settings are ordered."""
     return setting.learning_rate, setting.momentum

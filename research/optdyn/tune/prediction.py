@@ -37,14 +37,14 @@ from optdyn.train.program import Program
 from optdyn.train.run import Run, feed_of
 
 KAPPA = 0.35
-POINTS = 8  # moments of the run that is measured along
+POINTS = 8  # steps of the run at which it is measured
 SAMPLE = 1000  # training examples that are measured on, at most
 SMALL = 10  # the smaller batch of the noise scale
 REPLICAS, ROUNDS = 200, 40  # of arrivals: windows of so many updates a group
 
 
 class MeasuredLoss(NamedTuple):
-    """What was measured of a problem, along one synchronous run."""
+    """The measures of a problem, along one synchronous run."""
 
     noise_scale: float  # B_noise, examples: mean tr(Sigma) over mean |G|^2
     sharpness: float  # lambda, the mean
@@ -52,13 +52,13 @@ class MeasuredLoss(NamedTuple):
 
 
 def penalty(measured: MeasuredLoss, batch: Any, limit: float) -> Any:
-    """P_SE of groups with this stability limit a*, from 1 up; at a batch, or an array of them."""
+    """Returns P_SE of groups with this stability limit a*, at least 1; `batch` may be an array."""
     noise = 1 + measured.noise_scale / batch
     return 1 + KAPPA * measured.sharpness * measured.step / (limit * noise)
 
 
 def stability(config: Config, groups: int) -> float:
-    """a* of the config's cluster in so many groups, infinite for one. Raises `ConfigError`."""
+    """Returns a* of the config's cluster in so many groups, infinite for one group."""
     if groups == 1:
         return np.inf
     drawn = config.with_(_grouped(groups), steps=ROUNDS * groups)
@@ -72,9 +72,9 @@ def _grouped(groups: int) -> Json:
 
 
 def measure(config: Config, updates: int) -> MeasuredLoss:
-    """Along a run of so many updates by one group at the config's batch, rate and momentum.
+    """Measures along a run of one group at the config's batch, rate and momentum.
 
-    These are to be the best of one group, and `updates` what it takes to the loss in question.
+    These should be the best of one group, and `updates` how many it takes to the loss in question.
     Raises what `trainer.prepare` raises.
     """
     chosen = config.with_({**_grouped(1), "steps": updates, "cluster.service.name": "constant"})
@@ -88,9 +88,9 @@ def measure(config: Config, updates: int) -> MeasuredLoss:
 def measured(
     program: Program, examples: Examples, points: Iterable[Params], step: float, batch: int
 ) -> MeasuredLoss:
-    """The measures at parameters evenly spread over a run of this long-run step and batch."""
-    every = [jax.device_get(_at(program)(x, examples)) for x in points]
-    square, trace, largest = np.mean([(m.square, m.trace, peak) for m, peak in every], axis=0)
+    """Returns the measures at parameters along a run of this long-run step and batch."""
+    found = [jax.device_get(_at(program)(x, examples)) for x in points]
+    square, trace, largest = np.mean([(m.square, m.trace, peak) for m, peak in found], axis=0)
     noise = float(trace / square)
     return MeasuredLoss(noise, float(largest), step * (1 + noise / batch))
 

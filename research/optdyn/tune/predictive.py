@@ -1,4 +1,4 @@
-"""Groups by a predicted total time, steps from what limits them, probes only for what is left.
+"""Groups by predicted total time, steps by what limits them, probes for the rest.
 
     total time of g groups ~ HE(g) P_SE(g)          the least is trained
     long-run step of one group: measured.step; of g groups, measured.step / P_SE(g)
@@ -22,11 +22,11 @@ momentum is that less 1 - 1/g (arXiv 1605.09774), and not below 0.
     the guard      Before the third epoch, or as soon as there is a challenge, several groups are
                    challenged by one group with its own predicted setting, twice as long, and
                    against half their step too. So synchronous training competes.
-    settling       Where the mean of the latest parameters is at the target and they are not, what
-                   is left is the noise of the step: it falls to a quarter.
+    settling       Where the mean of the latest parameters is at the target and they are not, only
+                   the noise of the step is left: the step falls to a quarter.
 
-What moves less looks better for a while, whatever comes of it later. So a shorter step, less
-momentum or one group has to win by 15 %, anything else by 2 %.
+Shorter steps look better for a while, whatever they lead to later. So a shorter step, less
+momentum or one group has to win by 15 %, any other setting by 2 %.
 """
 
 import math
@@ -43,9 +43,9 @@ GROWTH = 2  # of epochs
 FACTOR = 2.0  # between steps
 SHORTER = 1.15  # ratio of losses by which a shorter step has to win, and one group
 LONGER = 1.02  # and any other setting
-STALLED = 0.85  # ratio of losses at the end and at the start of an epoch, from which on it has
-SETTLE = 4.0  # by which the step falls where only its noise is left
-GUARD = 2  # the first epoch before which groups stand against one group
+STALLED = 0.85  # least ratio of losses at the end and at the start of a stalled epoch
+SETTLE = 4.0  # factor by which the step falls where only its noise is left
+GUARD = 2  # the first epoch before which groups are compared with one group
 ROUNDING = 1e-9  # of sums of seconds
 
 
@@ -53,13 +53,13 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
     """Tunes and trains in turn, until the target is reached or the seconds are over."""
     point, loss = EpochPoint(), bench.start(EpochPoint())
     left, epoch = rules.seconds, rules.epoch_seconds
-    last, synchronous = planned(bench, point, groups)
-    other = partial(momentum, sorted({*rules.momenta, last.momentum, synchronous.momentum}))
-    compared, refused, least = False, last, math.inf
+    current, synchronous = planned(bench, point, groups)
+    other = partial(momentum, sorted({*rules.momenta, current.momentum, synchronous.momentum}))
+    compared, refused, least = False, current, math.inf
     moves: list[Move] = [up, partial(other, 1), partial(other, -1)]
     while True:
-        bench.note("chosen", last)
-        outcome = bench.train(point, min(epoch, left), last, loss, settle=True)
+        bench.note("chosen", current)
+        outcome = bench.train(point, min(epoch, left), current, loss, settle=True)
         left -= outcome.seconds
         if outcome.reached or left < ROUNDING * rules.seconds:
             return
@@ -68,24 +68,24 @@ def predictive(bench: Bench, groups: Sequence[int], rules: Tune) -> None:
         if lower:
             point, loss, least = point._replace(epoch=point.epoch + 1), outcome.loss, math.inf
         if outcome.settled:
-            last = scaled(last, 1 / SETTLE)
+            current = scaled(current, 1 / SETTLE)
         elif not lower and least <= outcome.loss:  # with half the step no better: not the step's
-            last, epoch, least = refused, GROWTH * epoch, math.inf
+            current, epoch, least = refused, GROWTH * epoch, math.inf
         elif not lower:
-            refused, least, last = last, loss_of(outcome), down(last)
+            refused, least, current = current, loss_of(outcome), down(current)
         elif stalled:
-            last, epoch = down(last), GROWTH * epoch
+            current, epoch = down(current), GROWTH * epoch
         else:
             epoch *= GROWTH
             seconds = rules.probe_share * epoch
-            if last.groups > 1 and point.epoch >= GUARD and not compared:
-                last, compared = guarded(bench, point, 2 * seconds, last, synchronous), True
+            if current.groups > 1 and point.epoch >= GUARD and not compared:
+                current, compared = guarded(bench, point, 2 * seconds, current, synchronous), True
             else:
-                last, moves = challenged(bench, point, seconds, last, moves)
+                current, moves = challenged(bench, point, seconds, current, moves)
 
 
 def planned(bench: Bench, point: EpochPoint, groups: Sequence[int]) -> tuple[Choice, Choice]:
-    """What is predicted to take the least time, and the best of one group."""
+    """Returns the setting of the least predicted time, and the best of one group."""
     step, total, penalties = bench.measure(point)
     g = min(groups, key=lambda g: bench.pace(g) * penalties[g])
     many = of_step(g, max(total - (1 - 1 / g), 0.0), step / penalties[g])
@@ -93,45 +93,45 @@ def planned(bench: Bench, point: EpochPoint, groups: Sequence[int]) -> tuple[Cho
 
 
 def challenged(
-    bench: Bench, point: EpochPoint, seconds: float, last: Choice, moves: Sequence[Move]
+    bench: Bench, point: EpochPoint, seconds: float, current: Choice, moves: Sequence[Move]
 ) -> tuple[Choice, list[Move]]:
-    """The better of the setting and its next challenger, and the moves as they come next."""
-    while moves[0](last) == last:  # a momentum at the end of its list
+    """Returns the better of the setting and its next challenger, and the next moves."""
+    while moves[0](current) == current:  # a momentum at the end of its list
         moves = [*moves[1:], moves[0]]
-    won = better(partial(bench.probe, point, seconds), last, moves[0](last))
-    return won, [*moves[1:], moves[0]] if won == last else list(moves)
+    won = better(partial(bench.probe, point, seconds), current, moves[0](current))
+    return won, [*moves[1:], moves[0]] if won == current else list(moves)
 
 
 def guarded(
-    bench: Bench, point: EpochPoint, seconds: float, last: Choice, synchronous: Choice
+    bench: Bench, point: EpochPoint, seconds: float, current: Choice, synchronous: Choice
 ) -> Choice:
-    """One group where it does better than the groups at their step and at half of it."""
+    """Returns one group's setting if it beats the groups at their step and at half of it."""
     tried = cache(partial(bench.probe, point, seconds))
-    groups = min(loss_of(tried(last)), loss_of(tried(down(last))))
+    groups = min(loss_of(tried(current)), loss_of(tried(down(current))))
     if SHORTER * loss_of(tried(synchronous)) < groups:
         return synchronous
-    return better(tried, last, down(last))
+    return better(tried, current, down(current))
 
 
-def better(probe: Probe, last: Choice, other: Choice) -> Choice:
-    """The setting with the less loss, a shorter step handicapped."""
-    calmer = step(other) < (1 - ROUNDING) * step(last) or other.momentum < last.momentum
-    loss, handicap = loss_of(probe(last)), SHORTER if calmer else LONGER
-    return other if handicap * loss_of(probe(other)) < loss else last
+def better(probe: Probe, current: Choice, other: Choice) -> Choice:
+    """Returns the setting of the smaller loss, with a handicap for a shorter step."""
+    calmer = step(other) < (1 - ROUNDING) * step(current) or other.momentum < current.momentum
+    loss, handicap = loss_of(probe(current)), SHORTER if calmer else LONGER
+    return other if handicap * loss_of(probe(other)) < loss else current
 
 
 def down(setting: Choice) -> Choice:
-    """The next smaller learning rate."""
+    """Returns the setting at half the learning rate."""
     return scaled(setting, 1 / FACTOR)
 
 
 def up(setting: Choice) -> Choice:
-    """The next larger learning rate."""
+    """Returns the setting at twice the learning rate."""
     return scaled(setting, FACTOR)
 
 
 def momentum(ladder: Sequence[float], by: int, setting: Choice) -> Choice:
-    """The next momentum of the list, at the same long-run step."""
+    """Returns the setting with the next momentum of the ladder, at the same long-run step."""
     at = min(max(ladder.index(setting.momentum) + by, 0), len(ladder) - 1)
     if ladder[at] == setting.momentum:
         return setting
@@ -144,10 +144,10 @@ def step(setting: Choice) -> float:
 
 
 def of_step(groups: int, momentum: float, step: float) -> Choice:
-    """The setting with this long-run step, alpha / (1 - mu)."""
+    """Returns the setting with this long-run step, alpha / (1 - mu)."""
     return Choice(groups, momentum, step * (1 - momentum))
 
 
 def scaled(setting: Choice, by: float) -> Choice:
-    """The setting with its learning rate times `by`."""
+    """Returns the setting with its learning rate times `by`."""
     return setting._replace(learning_rate=setting.learning_rate * by)
