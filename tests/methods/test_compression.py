@@ -15,11 +15,11 @@ from optdyn.methods.messages import (
     SIMULATED,
     Compression,
     Messages,
-    gathered,
+    gather_in_parts,
     levels,
     low_rank,
-    numbers,
     powersgd,
+    quantizer,
     sharded,
 )
 from tests.methods import nodes
@@ -217,7 +217,7 @@ def test_few_bits_are_the_nearest_level_of_their_block(bits, size, block):
     v = np.random.default_rng(bits).normal(size=(50, size)).astype(np.float32)
     v[:10, ::2] = 0.0
     v[0] = 0.0
-    one = numbers(bits, block)
+    one = quantizer(bits, block)
     code = jax.eval_shape(one.encode, jax.ShapeDtypeStruct((size,), "float32"))
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in code) == one.bytes(size)
     assert one.bytes(size) == -(-size * bits // 8) + 4 * -(-size // block)
@@ -327,6 +327,6 @@ def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
 @pytest.mark.parametrize("size", [3, 8])
 def test_what_is_gathered_in_parts_is_what_each_node_has(size):
     x = jnp.asarray(np.random.default_rng(0).integers(0, 9, (NODES, size)), jnp.int32)
-    inside = jax.vmap(lambda own, _: gathered(own, "data"), (None, 0), axis_name="data")
+    inside = jax.vmap(lambda own, _: gather_in_parts(own, "data"), (None, 0), axis_name="data")
     found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(2))
     np.testing.assert_array_equal(found, np.broadcast_to(x, (NODES, 2, NODES, size)))

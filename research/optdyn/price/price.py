@@ -131,7 +131,7 @@ def with_method(config: Config, name: str, **keys: object) -> Config:
 def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The values of keys of config.method, without keys that the method lacks, each once."""
     methods = MethodStack.named(name)
-    own = [{k: v for k, v in each.items() if methods.having(k)} for each in keys]
+    own = [{k: v for k, v in each.items() if methods.sections_with(k)} for each in keys]
     return [each for i, each in enumerate(own) if each not in own[:i]]
 
 
@@ -153,7 +153,7 @@ def rows(
             try:
                 one = with_method(config, name, **values)
                 row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
-                if one.methods.having("period"):
+                if one.methods.sections_with("period"):
                     row["period"] = one.methods.get("period", 1)
                 of = priced(one, shapes)
                 row |= values | {"prices": {b: of(b * GIGABIT)._asdict() for b in bandwidths}}

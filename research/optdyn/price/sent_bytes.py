@@ -50,7 +50,7 @@ def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) 
     methods, choice, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
         return _of_stages(stages(config, shapes).sent, 0 if _never_back(methods) else 1)
-    if methods.mix and (own := methods.mix.sends(shapes.params)):
+    if methods.mix and (own := methods.mix.update_message(shapes.params)):
         return _by_all(config, own.bytes, own.gathered)
     if isinstance(methods.mix, ModelAveraging):
         small = methods.mix.compressed()
@@ -98,7 +98,7 @@ def _by_groups(config: Config, shapes: Shapes, line: Timeline, exchanges: float)
     local_nodes = max(workers // cluster.devices_per_node, 1)
     inside = 2 * (local_nodes - 1)  # a group adds up
     small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
-    there_and_back = 1 + (small.part(shapes.params) if small else 1)
+    there_and_back = 1 + (small.ratio(shapes.params) if small else 1)
     to_server, reads = there_and_back + inside, 1
     if cluster.collective == SERVER:
         to_server, reads = there_and_back * workers, workers
@@ -129,10 +129,10 @@ def logged(config: Config, shapes: Shapes, choice: Plan, exchanges: float) -> fl
     elif isinstance(choice, Neighbours):
         size = methods.of(Gossip).message_bytes(shapes.params, shapes.bytes)
         own = _gossiped(choice, size)
-    elif methods.mix and (each := methods.mix.sends(shapes.params)):
+    elif methods.mix and (each := methods.mix.update_message(shapes.params)):
         own = each.bytes
     own *= config.cluster.nodes > 1  # nobody hears one that is alone
-    if methods.read and methods.read.workers:
+    if methods.read and methods.read.has_worker_params:
         own += 2 * shapes.bytes * exchanges
     elif methods.read and "sent_bytes" in methods.read.info:
         own += shapes.bytes * methods.get("arrivals", 1)

@@ -95,6 +95,6 @@ def make(
         return simulated, overlap(loop(device), split_step, mesh, streamed)
     state = P("node") if methods.mix else P()
     laid = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
-    if methods.gradient and methods.gradient.timed and not methods.mix:
-        laid = laid._replace(measure=measure(whole, methods.gradient.timed(whole), mesh))
+    if methods.gradient and methods.gradient.worker_part and not methods.mix:
+        laid = laid._replace(measure=measure(whole, methods.gradient.worker_part(whole), mesh))
     return simulated, laid
