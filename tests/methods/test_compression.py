@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.methods import messages
 from optdyn.methods.averaging import ModelAveraging, Outer, meeting_schedule
 from optdyn.methods.messages import (
     SIMULATED,
@@ -233,7 +232,7 @@ def test_levels_are_of_all_codes_and_thirty_two_bits_are_none():
     for bits in range(2, 9):
         assert len(levels(bits)) == 2 ** (bits - 1) and levels(bits)[[0, -1]].tolist() == [0, 1]
         assert (np.diff(levels(bits)) > 0).all()
-    assert messages.compressor("", 1.0, 1, 32) is None
+    assert ModelAveraging(compression="", compression_bits=32).compressed() is None
     whole, few = (averaging(nodes.inner(), keys) for keys in ({}, {"compression_bits": 8}))
     events = nodes.events(meeting_schedule(STEPS, 4, 1, 0), RATE, 0.6)
     plain, rounded_off = (nodes.ran(one, events)[0].params for one in (whole, few))

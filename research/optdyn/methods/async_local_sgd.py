@@ -43,6 +43,7 @@ from optdyn.methods.method import (
     MethodStack,
     OuterMomentum,
     Periodic,
+    Servers,
 )
 from optdyn.methods.setup import Setup
 from optdyn.methods.workers import (
@@ -248,9 +249,7 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
 
     laws = (*WorkerMethod.laws, "race")
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return async_local_sgd(gradient, update, self.groups, self.server)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
@@ -582,9 +581,7 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
         expected = f"at most config.method.groups = {self.groups}, or 0 for all"
         self.require("quorum", self.quorum <= self.groups, expected)
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return decoupled(gradient, update, self.groups, self.fragments)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:

@@ -14,7 +14,7 @@ in the clock's policy:
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,15 @@ from optdyn.core import (
 )
 from optdyn.core.snapshots import KEPT, Slot, SnapshotState, is_rounded, packed
 from optdyn.methods.messages import Compression, compress_with_feedback
-from optdyn.methods.method import ClockInputs, Compressed, MergedServer, MethodStack, Reads, slowed
+from optdyn.methods.method import (
+    ClockInputs,
+    Compressed,
+    MergedServer,
+    MethodStack,
+    Reads,
+    Servers,
+    slowed,
+)
 from optdyn.methods.setup import Setup
 from optdyn.methods.sync import LAST, before
 from optdyn.problem import models
@@ -76,9 +84,7 @@ class Grouped(Reads):
         """Which groups wait, and which gradients are dropped."""
         return Policy()
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
@@ -156,7 +162,7 @@ def asynchronous(
     update: Update,
     slots: int,
     fresh: tuple[str, ...] = (),
-    servers: Mapping[str, int] | None = None,
+    servers: Servers = None,
     rounded: bool = False,
     compression: Compression | None = None,
 ) -> Rule[SnapshotState]:
@@ -238,9 +244,7 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
     laws = (*DRAWN, "race", "geometric")
     cluster = ("pieces", "split", "overlap", "speeds", "regions", *VOLUNTEER_KEYS)
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         rounded, compression = is_rounded(self.snapshots), self.compressed()
         return asynchronous(gradient, update, slots, self.fresh, servers, rounded, compression)
 
@@ -458,9 +462,7 @@ class Ringleader(Grouped, name="ringleader"):
     gathers = True
     cluster = ("split", "overlap", "speeds", "regions")
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return ringleader(gradient, update, slots, self.groups, is_rounded(self.snapshots))
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:

@@ -83,9 +83,9 @@ MERGINGS = ("mix", "correct")
 def split_fragments(tree: Tree, fragments: int) -> tuple[Tree, ...]:
     """Returns a tree for each fragment, with None in place of the leaves of all others.
 
-    A fragment is at least one leaf, and else leaves that follow one another. It ends where the
-    numbers before its end are nearest to equal parts, so that no fragment is larger than an equal
-    part and the largest leaf together. Raises `ConfigError` for more fragments than leaves.
+    A fragment has one leaf or several that follow one another. Fragments are as nearly equal as
+    that allows: none is larger than an equal part and the largest leaf together. Raises
+    `ConfigError` for more fragments than leaves.
     """
     leaves, treedef = jax.tree.flatten(tree)
     if fragments > len(leaves):
@@ -231,8 +231,8 @@ class Outer:
 
     def on_receive(self, state: OuterState, fragment: int, total: jax.Array) -> OuterState:
         in_flight = list(self._fragments(state.in_flight))
-        vector, treedef = ravel_pytree(in_flight[fragment])
-        in_flight[fragment] = treedef(total.astype(vector.dtype))
+        vector, unravel = ravel_pytree(in_flight[fragment])
+        in_flight[fragment] = unravel(total.astype(vector.dtype))
         return state._replace(in_flight=join_fragments(in_flight))
 
     def merge_received(self, state: OuterState, event: Event) -> OuterState:

@@ -9,7 +9,7 @@ update has as many examples as elsewhere.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,7 +27,7 @@ from optdyn.clock.versions import WAITING, Policy
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.core.snapshots import SnapshotState, is_rounded
 from optdyn.methods.asynchronous import Grouped, asynchronous
-from optdyn.methods.method import ClockInputs, MethodStack
+from optdyn.methods.method import ClockInputs, MethodStack, Servers
 from optdyn.methods.setup import Setup
 
 
@@ -90,9 +90,7 @@ class Buffered(Grouped, name="buffered"):
     cluster = ("split", "overlap", "speeds")
     info = ("sent_bytes",)
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return buffered(gradient, update, slots, self.arrivals, is_rounded(self.snapshots))
 
     @property

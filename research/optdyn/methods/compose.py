@@ -12,7 +12,7 @@ The sketch is a count sketch: coordinate i is added to number i mod q with a fix
 is linear and keeps inner products in expectation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -24,7 +24,7 @@ from optdyn import core
 from optdyn.base.trees import Array, Tree
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.methods.messages import AS_ONE_MESSAGE, SIMULATED, sharded
-from optdyn.methods.method import MethodStack
+from optdyn.methods.method import MethodStack, Servers
 from optdyn.methods.sync import sync
 from optdyn.problem.problem import Problem
 
@@ -72,7 +72,7 @@ def reading(
     gradient: Gradient,
     update: Update,
     slots: int,
-    servers: Mapping[str, int] | None = None,
+    servers: Servers = None,
 ) -> Rule:
     """Returns the rule of one set of parameters: that of the read method, or plain SGD's."""
     if methods.read:

@@ -31,6 +31,7 @@ from optdyn.problem.problem import Problem
 
 CHANGE = 0.1  # relative change of a rate from which on it is another speed, not noise
 MOST_WORK = 1000  # times that a worker may repeat its part to be slow
+DISTURBANCES = ("disturbances", "disturbance_probability")  # keys of the cluster
 WEIGHTS = ("share", "equal")  # weights of the workers' mean gradients: b_i / B or 1 / N
 
 Losses = Callable[[Params, Batch], jax.Array]
@@ -66,14 +67,7 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
 
     reduces_itself = True
     laws = (*DRAWN, "measured")
-    cluster = (
-        "overlap",
-        "speeds",
-        "latencies",
-        "bandwidths",
-        "disturbances",
-        "disturbance_probability",
-    )
+    cluster = ("overlap", "speeds", "latencies", "bandwidths", *DISTURBANCES)
 
     def gradient(self, problem: Problem) -> Gradient:
         return weighted_gradient(problem.each_loss, self.micro_batch, self.weights)

@@ -111,8 +111,8 @@ def sharded(axis: str) -> Collectives:
 
 def sum_in_parts(tree: Tree, axis: str) -> Tree:
     """Returns the sum over the nodes, of which each device of a node adds up a part."""
-    vector, treedef = ravel_pytree(tree)
-    return treedef(_in_parts(_sum, vector, axis))
+    vector, unravel = ravel_pytree(tree)
+    return unravel(_in_parts(_sum, vector, axis))
 
 
 def gather_in_parts(leaf: jax.Array, axis: str) -> jax.Array:
@@ -370,26 +370,6 @@ def _unmatrix(leaf: jax.Array, matrix: jax.Array) -> jax.Array:
 
 COMPRESSIONS = ("", "bfloat16", "top_k", "sign", "powersgd")
 QUANTIZABLE = ("", "top_k")  # those whose numbers may have fewer bits
-
-
-def compressor(
-    name: str, share: float, rank: int, bits: int = FULL_BITS, block: int = 128
-) -> Compression | None:
-    """Returns the compression of that name, one of `COMPRESSIONS`; None for uncompressed messages.
-
-    `share` is that of `top_k`, `rank` that of `powersgd`; `bits` and `block` are those of
-    `QUANTIZABLE` ones.
-    """
-    match name:
-        case "bfloat16":
-            return bfloat16()
-        case "top_k":
-            return top_k(share, quantizer(bits, block))
-        case "sign":
-            return sign()
-        case "powersgd":
-            return powersgd(rank)
-    return None if bits == FULL_BITS else quantized(quantizer(bits, block))
 
 
 def bfloat16() -> Compression:

@@ -36,7 +36,12 @@ from optdyn.methods.messages import (
     QUANTIZABLE,
     Collectives,
     Compression,
-    compressor,
+    bfloat16,
+    powersgd,
+    quantized,
+    quantizer,
+    sign,
+    top_k,
 )
 from optdyn.methods.names import meant as meant_method
 from optdyn.methods.setup import Setup
@@ -69,6 +74,9 @@ OPTIONAL = {
     "disturbances": "slowdowns by epoch",
     "disturbance_probability": "slowdowns by chance",
 }
+
+
+Servers = Mapping[str, int] | None  # the number of each block's server; None: one server
 
 
 class ModelInfo(NamedTuple):
@@ -229,13 +237,8 @@ class Reads(Method):
     # Returns (what the worker was sent, hyper, batch of (B,) numbers, (n, B) numbers) -> message.
     message: ClassVar[Callable[[Any, Gradient, Update], Callable[..., Tree]] | None] = None
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
-        """Returns the rule over a table of `slots` versions.
-
-        `servers`: the number of each block's server, where blocks have several.
-        """
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
+        """Returns the rule over a table of `slots` versions."""
         raise NotImplementedError
 
 
@@ -496,7 +499,7 @@ class MethodStack:
         """Whether blocks learn by themselves, each on a server."""
         return bool(self.gradient and self.gradient.servers)
 
-    def servers(self, problem: Problem) -> Mapping[str, int] | None:
+    def servers(self, problem: Problem) -> Servers:
         """Returns the number of each block's server, if blocks learn by themselves; else None."""
         servers = self.gradient and self.gradient.servers
         return servers(problem) if servers else None
@@ -672,13 +675,17 @@ class Compressed(Method):
 
     def compressed(self) -> Compression | None:
         """Returns the compression of messages, if there is one."""
-        return compressor(
-            self.compression,
-            self.compression_share,
-            self.compression_rank,
-            self.compression_bits,
-            self.compression_block,
-        )
+        numbers = quantizer(self.compression_bits, self.compression_block)
+        match self.compression:
+            case "bfloat16":
+                return bfloat16()
+            case "top_k":
+                return top_k(self.compression_share, numbers)
+            case "sign":
+                return sign()
+            case "powersgd":
+                return powersgd(self.compression_rank)
+        return None if self.compression_bits == FULL_BITS else quantized(numbers)
 
 
 @dataclass(frozen=True)

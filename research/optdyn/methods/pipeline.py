@@ -5,7 +5,7 @@ blocks have a slot each, on one device that computes all stages in turn. `never_
 with a device for each stage.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -37,6 +37,7 @@ from optdyn.methods.method import (
     MicroBatches,
     ModelInfo,
     Reads,
+    Servers,
 )
 from optdyn.methods.setup import Setup
 from optdyn.methods.stages import Form, Forms, Stacked, Stage, ravel, unravel
@@ -116,9 +117,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
 
         return gradient
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule[SnapshotState]:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         """Returns the rule of asynchronous SGD with a server for each block."""
         assert servers
         blocks = servers

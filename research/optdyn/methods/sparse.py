@@ -191,13 +191,11 @@ def demo(
         )
         momenta, treedef = jax.tree.flatten(decayed)
         blocks = [chunks(m.shape, chunk) for m in momenta]
-        q = [
-            transform.largest(m, coefficients) for transform, m in zip(blocks, momenta, strict=True)
-        ]
+        q = [chunking.largest(m, coefficients) for chunking, m in zip(blocks, momenta, strict=True)]
         momenta_left, Q = [], []
-        for transform, m, sent, rows in zip(blocks, momenta, q, collectives.gather(q), strict=True):
-            momenta_left.append(m - transform.decode(transform.spread(sent), m))
-            Q.append(transform.decode(jax.vmap(transform.spread)(rows).mean(axis=0), m))
+        for chunking, m, sent, rows in zip(blocks, momenta, q, collectives.gather(q), strict=True):
+            momenta_left.append(m - chunking.decode(chunking.spread(sent), m))
+            Q.append(chunking.decode(jax.vmap(chunking.spread)(rows).mean(axis=0), m))
         if signed:
             gamma = jnp.asarray(event.hyper["learning_rate"])
             Q = [gamma.astype(x.dtype) * jnp.sign(x) for x in Q]

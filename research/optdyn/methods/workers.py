@@ -11,7 +11,7 @@ steps up to its next exchange by itself, and sends its parameters then.
     ad_psgd   a worker and a neighbour take their mean
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -40,7 +40,15 @@ from optdyn.core import (
     where,
 )
 from optdyn.methods.asynchronous import divides, races
-from optdyn.methods.method import ClockInputs, MethodStack, OnGraph, Periodic, Reads, slowed
+from optdyn.methods.method import (
+    ClockInputs,
+    MethodStack,
+    OnGraph,
+    Periodic,
+    Reads,
+    Servers,
+    slowed,
+)
 from optdyn.methods.setup import Setup
 
 
@@ -249,9 +257,7 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         expected = f"from 0 to config.method.groups = {self.groups}"
         self.require("elasticity", 0 <= self.elasticity <= self.groups, expected)
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return elastic(gradient, update, self.groups)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
@@ -347,9 +353,7 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
     by gamma / p, for p workers.
     """
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return ad_psgd(gradient, update, self.groups)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
