@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.errors import ConfigError, Join, one_of_these
+from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
 from optdyn.base.trees import bytes_of
 from optdyn.clock.arrivals import compute_groups
@@ -297,9 +297,8 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         yield from super().joins(setup, methods)
         if cluster.service.name == "race" and self.fresh:
             yield from _merged_race(setup, methods, self.fresh)
-        known, pieces = ("", "top_k", "sign"), cluster.pieces != Pieces()
-        reason = f"of asynchronous must be {one_of_these(self.compression, known)}"
-        yield Join("method.compression", self.compression not in known, reason)
+        yield self.compression_join("", "top_k", "sign")
+        pieces = cluster.pieces != Pieces()
         other = methods.by_block or bound >= 0 or pieces or setup.replicas.count
         other = other or not cluster.service.is_drawn
         for key in VOLUNTEER_KEYS:

@@ -193,9 +193,8 @@ def choco(
         neighbours = jax.tree.map(jnp.add, state.neighbours, mean)
         x = jax.tree.map(lambda x, h, y: x + rate.astype(x.dtype) * (h - y), x, neighbours, known)
         sent = sum(compression.messages(x)) * messages_to_others(to)
-        return ChocoState(after.moved_to(x), known, neighbours, compression_state), add_sent_bytes(
-            info, sent
-        )
+        state = ChocoState(after.moved_to(x), known, neighbours, compression_state)
+        return state, add_sent_bytes(info, sent)
 
     return Rule(init, step)
 
@@ -352,7 +351,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
-        yield graph_join("method.graph", self.graph, GRAPHS)
+        yield self.graph_join(*GRAPHS)
         many = setup.cluster.nodes > ROWS and self.graph in ("push", "complete")
         reason = f"must be at most {ROWS:,} with gossip on {self.graph!r}, where many send to one"
         yield Join("cluster.nodes", many, reason)
@@ -360,9 +359,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
             return
         if isinstance(methods.outermost, OverGraph):
             yield from full_message_joins(self, COMPRESSED, methods)
-        known = ("", "top_k", "sign")
-        reason = f"of gossip must be {one_of_these(self.compression, known)}"
-        yield Join("method.compression", self.compression not in known, reason)
+        yield self.compression_join("", "top_k", "sign")
         reason = f"must be {one_of_these(self.graph, CONSTANT_GRAPHS)} with compressed messages"
         yield Join("method.graph", self.graph not in CONSTANT_GRAPHS, reason)
         reason = "must be 'adapt' with config.method.compression"
@@ -418,7 +415,7 @@ class OverGraph(Mixes):
         )
         reason = f"must be 0 with config.method.name = {methods.name!r}"
         yield Join("cluster.presence", setup.cluster.presence, reason)
-        yield from meeting_graph_joins(self.graph, methods)
+        yield push_join(self.graph, methods)
 
 
 def graph_clock(
@@ -440,17 +437,11 @@ def graph_clock(
     return meetings_timeline(meeting._replace(to=to[turns]), local, seconds)
 
 
-def graph_join(key: str, graph: str, known: Sequence[str]) -> Join:
-    """Returns the row of a graph that must be one of the known."""
-    return Join(key, graph not in known, f"must be {one_of_these(graph, known)}")
-
-
-def meeting_graph_joins(graph: str, methods: MethodStack) -> Iterator[Join]:
-    """Yields what a graph must be on which nodes meet: known, and with known senders."""
-    key = methods.key("graph")
-    yield graph_join(key, graph, GRAPHS)
+def push_join(graph: str, methods: MethodStack) -> Join:
+    """Returns the row of a graph on which nodes must know how many messages to wait for."""
     reason = f"must be another with config.method.name = {methods.name!r}: with 'push' a node does "
-    yield Join(key, graph == "push", reason + "not know how many messages to wait for")
+    reason += "not know how many messages to wait for"
+    return Join(methods.key("graph"), graph == "push", reason)
 
 
 def full_message_joins(method: Mixes, keys: Sequence[str], methods: MethodStack) -> Iterator[Join]:
@@ -543,7 +534,8 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
-        yield from meeting_graph_joins(self.graph, methods)
+        yield self.graph_join(*GRAPHS)
+        yield push_join(self.graph, methods)
 
     def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
         return graph_report(self.graph, setup.cluster.nodes)

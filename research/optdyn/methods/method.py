@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Join, meant, shown
+from optdyn.base.errors import ConfigError, Join, meant, one_of_these, shown
 from optdyn.base.fields import Value, field, nested, not_one, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import PART, Known
@@ -687,6 +687,11 @@ class Compressed(Method):
                 return powersgd(self.compression_rank)
         return None if self.compression_bits == FULL_BITS else quantized(numbers)
 
+    def compression_join(self, *known: str) -> Join:
+        """Returns the row of a method that knows these compressions only."""
+        reason = f"of {self.name} must be {one_of_these(self.compression, known)}"
+        return Join("method.compression", self.compression not in known, reason)
+
 
 @dataclass(frozen=True)
 class OuterRate(Method):
@@ -705,6 +710,11 @@ class OnGraph(Method):
         "Graph of who exchanges with whom: 'ring' or 'complete'; "
         "gossip, gasloc: also 'exponential', 'one_peer', 'random'; gossip: 'push'.",
     )
+
+    def graph_join(self, *known: str) -> Join:
+        """Returns the row of a method that knows these graphs only."""
+        reason = f"must be {one_of_these(self.graph, known)}"
+        return Join("method.graph", self.graph not in known, reason)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 from optdyn.base import seeds
-from optdyn.base.errors import Join, one_of_these
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.ranges import PART
 from optdyn.base.trees import Array, Tree
@@ -82,9 +82,7 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
-        known = ("", "top_k")
-        reason = f"of sparseloco must be {one_of_these(self.compression, known)}"
-        yield Join("method.compression", self.compression not in known, reason)
+        yield self.compression_join("", "top_k")
 
     def why_no_overlap(self) -> str:
         return "sends the largest numbers of an array only"

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from optdyn.base import seeds
-from optdyn.base.errors import Join, one_of_these
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Hyper, Tree, bytes_of
 from optdyn.clock.arrivals import Work, arrivals, work_of
@@ -278,9 +278,6 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         return local_steps(gradient, update, before=True)
 
 
-GRAPHS = ("ring", "complete")
-
-
 class ADPSGDState(NamedTuple):
     workers: Table  # x_i
     read: Table  # x_i read
@@ -371,5 +368,4 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
-        known = one_of_these(self.graph, GRAPHS)
-        yield Join("method.graph", self.graph not in GRAPHS, f"must be {known}")
+        yield self.graph_join("ring", "complete")
