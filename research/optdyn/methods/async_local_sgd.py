@@ -294,7 +294,7 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
 
     @property
     def delay(self) -> int:
-        """N."""
+        """N, exchanges from one step of the momentum to the next."""
         return self.momentum_delay or self.groups
 
     def momentum_due(self, exchange: Array, count: Array) -> dict[str, Array]:

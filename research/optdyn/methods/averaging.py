@@ -447,7 +447,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
     info = ("sent_bytes",)
     allows_graphs: ClassVar[bool] = True  # the mean may be over a node's neighbours
     # Fields that are hyperparameters of the outer step, with the values at which it is the mean.
-    mean: ClassVar[Mapping[str, float]] = {}
+    mean_hyper: ClassVar[Mapping[str, float]] = {}
 
     @property
     def cycle(self) -> int:
@@ -492,7 +492,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         """Returns when nodes send and receive, with hyperparameters of the outer step."""
         steps, first = inputs.setup.steps, self.synchronous_updates
         meeting = meeting_schedule(steps, self.period, self.fragments, self.delay, first)
-        return meeting._replace(outer=outer_schedule(self, self.mean, steps, first) or ())
+        return meeting._replace(outer=outer_schedule(self, self.mean_hyper, steps, first) or ())
 
     def moment_schedule(self, meeting: Meeting) -> np.ndarray | None:
         """Returns whether first and second moments are averaged, (steps, 2); None: whenever met."""
@@ -652,7 +652,7 @@ class DiLoCo(ModelAveraging, OuterMomentum, name="diloco"):
     (arXiv 2501.18512). The clock is that of model averaging.
     """
 
-    mean = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
+    mean_hyper = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return nesterov()
@@ -674,7 +674,7 @@ class SlowMo(ModelAveraging, name="slowmo"):
     slow_learning_rate: float = field(1.0, "a, learning rate of the slow step.", **ABOVE_0)
     slow_momentum: float = field(0.5, "beta, momentum of the slow step.", at_least=0, below=1)
 
-    mean = MappingProxyType({"slow_learning_rate": 1.0, "slow_momentum": 0.0})
+    mean_hyper = MappingProxyType({"slow_learning_rate": 1.0, "slow_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         """Returns an optimizer whose state is u; u gets no D where gamma is 0, as in a warm-up."""
@@ -812,7 +812,9 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         local = nodes.local_times(inputs, methods, steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)
         waited = np.where(meeting.send, np.int32(self.period), np.int32(0))
-        meeting = meeting._replace(waited=waited, outer=outer_schedule(self, DiLoCo.mean, steps))
+        meeting = meeting._replace(
+            waited=waited, outer=outer_schedule(self, DiLoCo.mean_hyper, steps)
+        )
         transfer = np.full(meeting.send.shape, between_nodes(cluster, size))
         exchange = AllReduce([transfer], broadcast(cluster, size))
         seconds, _ = meeting_seconds(meeting, local, exchange)

@@ -528,7 +528,7 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         steps = inputs.setup.steps
-        outer = outer_schedule(self, DiLoCo.mean, steps)
+        outer = outer_schedule(self, DiLoCo.mean_hyper, steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)._replace(outer=outer)
         return graph_clock(self.graph, meeting, inputs, methods)
 

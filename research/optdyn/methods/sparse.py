@@ -64,7 +64,7 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
 
     cluster = (*nodes.LINKED, "diurnal")
     allows_graphs = False  # messages are differences from a theta that all nodes have
-    mean = MappingProxyType({"outer_learning_rate": 1.0, "error_decay": 1.0})
+    mean_hyper = MappingProxyType({"outer_learning_rate": 1.0, "error_decay": 1.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         """Returns a step of rate a along the outer gradient."""
