@@ -187,8 +187,8 @@ def async_local_sgd(
         w, read = where(exchange, (theta, theta), (w, read))
         newest = jnp.where(exchange, i, workers)
         info = {"loss": loss, "sent_bytes": round_trip_bytes(exchange, w)}
-        tables = put(tables, i, (w, read, opt_state))
-        return AsyncLocalSGDState(theta, after, *tables, newest), info
+        copies, reads, opt_states = put(tables, i, (w, read, opt_state))
+        return AsyncLocalSGDState(theta, after, copies, reads, opt_states, newest), info
 
     return Rule(init, step)
 
