@@ -45,7 +45,7 @@ from optdyn.core import (
     send_gradient,
     where,
 )
-from optdyn.core.snapshots import KEPT, Slot, SnapshotState, is_rounded, packed
+from optdyn.core.snapshots import STORAGES, Slot, SnapshotState, is_rounded, pack
 from optdyn.methods.messages import Compression, compress_with_feedback
 from optdyn.methods.method import (
     ClockInputs,
@@ -73,7 +73,7 @@ class Grouped(Reads):
         "",
         "How versions are kept: '' exactly, on the device; 'bfloat16' rounded; 'host' in the "
         "host's memory.",
-        one_of=KEPT,
+        one_of=STORAGES,
         static=True,
     )
 
@@ -187,7 +187,7 @@ def asynchronous(
         if unknown := sorted(set(fresh) - set(params)):
             raise ValueError(f"fresh block {unknown[0]!r}: one of {', '.join(params)}")
         stale = {name: block for name, block in params.items() if name not in fresh}
-        row = jax.tree.map(packed, stale) if rounded else stale
+        row = jax.tree.map(pack, stale) if rounded else stale
         table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), row)
         first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
         exact = {name: block for name, block in params.items() if rounded or name in fresh}

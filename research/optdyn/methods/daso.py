@@ -18,7 +18,7 @@ from optdyn.base.ranges import FINITE
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import (
     AllReduce,
-    Inside,
+    LocalClock,
     LocalTimes,
     meeting_seconds,
     meetings_timeline,
@@ -173,7 +173,7 @@ def clock(
     update_bytes: int,
     seed: int = 0,
     epoch_losses: Sequence[float] = (),
-    local_times: Inside | None = None,
+    local_times: LocalClock | None = None,
 ) -> Timeline:
     """Returns the timeline of the epochs whose phases are decided by the losses before them.
 

@@ -11,13 +11,13 @@ from optdyn.base.errors import Join
 from optdyn.clock.meetings import (
     LocalTimes,
     barrier_seconds,
-    draws,
-    exchanged,
     meetings_timeline,
     node_seconds,
+    ready_and_done,
+    service_draws,
 )
 from optdyn.clock.network import broadcast
-from optdyn.clock.timeline import Timeline, Together
+from optdyn.clock.timeline import AllReduceStep, Timeline
 from optdyn.methods.method import ClockInputs, MethodStack
 from optdyn.methods.setup import Setup
 
@@ -42,8 +42,9 @@ def local_times(inputs: ClockInputs, methods: MethodStack, steps: int) -> LocalT
     if methods.read:
         return _group_times(inputs, methods, steps)
     if methods.gradient and methods.gradient.work:
-        seconds, plan = methods.gradient.work(inputs, draws(setup.cluster, steps, setup.seed))
-        return LocalTimes(*exchanged(setup.cluster, seconds, size), plan)
+        draws = service_draws(setup.cluster, steps, setup.seed)
+        seconds, plan = methods.gradient.work(inputs, draws)
+        return LocalTimes(*ready_and_done(setup.cluster, seconds, size), plan)
     return LocalTimes(*node_seconds(setup.cluster, steps, setup.batch_size, size, setup.seed))
 
 
@@ -51,12 +52,12 @@ def barrier_clock(inputs: ClockInputs, methods: MethodStack, transfer: float) ->
     """Returns the timeline of nodes that wait after every update for the last and its exchange.
 
     The exchange takes `transfer` seconds from when the gradients of the first layers are there,
-    and its result is then handed on inside the nodes. The plan is `Together`.
+    and its result is then handed on inside the nodes. The plan is `AllReduceStep`.
     """
     local, cluster = local_times(inputs, methods, inputs.setup.steps), inputs.setup.cluster
     handed_on = broadcast(cluster, inputs.update_bytes)
     seconds = barrier_seconds(local.ready, local.done, transfer, handed_on)
-    return meetings_timeline(Together(), local, np.cumsum(seconds))
+    return meetings_timeline(AllReduceStep(), local, np.cumsum(seconds))
 
 
 def _group_times(inputs: ClockInputs, methods: MethodStack, steps: int) -> LocalTimes:

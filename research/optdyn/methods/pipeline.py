@@ -162,7 +162,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         work = stage_work(setup, inputs.model)
         delay, steps = delays(kind, nodes, len(inputs.model.problem.blocks)), setup.steps
         size = {"steps": steps, "batch_size": setup.batch_size}
-        seconds = pipeline.never_flushed(setup.cluster, self.parts(nodes), work, **size)
+        seconds = pipeline.unflushed_seconds(setup.cluster, self.parts(nodes), work, **size)
         t = np.arange(steps)[:, None]
         staleness = np.minimum(delay, t).astype(np.int32)
         slots = int(delay.max()) + 1 + (kind == "predict")

@@ -82,11 +82,8 @@ def memoryless(config: Mapping[str, Any]) -> bool:
     It is if every group is as likely as another to arrive next, whoever came before, and brings all
     of its gradient, of blocks that are equally late.
     """
-    groups, cluster, methods = (
-        groups_of(config),
-        config["cluster"],
-        known_stack(config["method"]["name"]),
-    )
+    groups, cluster = groups_of(config), config["cluster"]
+    methods = known_stack(config["method"]["name"])
     if not (methods and methods.simple):
         return False
     if groups == 1:
