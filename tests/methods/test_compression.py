@@ -165,7 +165,7 @@ def along(params, batch):
 def test_what_is_not_sent_is_kept(name):
     """theta + mean_i e_i is what plain SGD would be at: the error is a debt, and none is lost."""
     inner = nodes.sync(
-        nodes.core.averaged(nodes.core.full_gradient(along), "data"),
+        nodes.core.averaged_gradient(nodes.core.full_gradient(along), "data"),
         nodes.core.single_optimizer(nodes.SGD),
     )
     every = averaging(inner, KEYS | MESSAGES[name])
@@ -183,7 +183,7 @@ def test_what_is_not_sent_is_kept(name):
 
 
 def maker_of(name):
-    return ModelAveraging(**KEYS, **MESSAGES[name]).compressed()
+    return ModelAveraging(**KEYS, **MESSAGES[name]).compressor()
 
 
 @partial(jax.jit, static_argnums=0)
@@ -232,7 +232,7 @@ def test_levels_are_of_all_codes_and_thirty_two_bits_are_none():
     for bits in range(2, 9):
         assert len(levels(bits)) == 2 ** (bits - 1) and levels(bits)[[0, -1]].tolist() == [0, 1]
         assert (np.diff(levels(bits)) > 0).all()
-    assert ModelAveraging(compression="", compression_bits=32).compressed() is None
+    assert ModelAveraging(compression="", compression_bits=32).compressor() is None
     whole, few = (averaging(nodes.inner(), keys) for keys in ({}, {"compression_bits": 8}))
     events = nodes.events(meeting_schedule(STEPS, 4, 1, 0), RATE, 0.6)
     plain, rounded_off = (nodes.ran(one, events)[0].params for one in (whole, few))

@@ -153,7 +153,6 @@ class AsyncLocalSGDState(NamedTuple):
         return row((self.workers, self.opt_state), worker)
 
     def logged(self) -> dict[str, float]:
-        """Returns the workers' distance from their mean, for the log."""
         return {"worker_distance": relative_spread(self.workers)}
 
 
@@ -479,7 +478,6 @@ class DecoupledState(NamedTuple):
         return self._replace(params=params)
 
     def logged(self) -> dict[str, float]:
-        """Returns the learners' distance from their mean, for the log."""
         return {"worker_distance": relative_spread(self.workers)}
 
 

@@ -245,7 +245,7 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
     cluster = ("pieces", "split", "overlap", "speeds", "regions", *VOLUNTEER_KEYS)
 
     def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
-        rounded, compression = is_rounded(self.snapshots), self.compressed()
+        rounded, compression = is_rounded(self.snapshots), self.compressor()
         return asynchronous(gradient, update, slots, self.fresh, servers, rounded, compression)
 
     @property
@@ -255,7 +255,7 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
 
     def timeline(self, inputs: ClockInputs, methods: MethodStack, **changes: Any) -> Timeline:
         changes = {"merged": bool(self.fresh)} | changes
-        if (compression := self.compressed()) and inputs.network:
+        if (compression := self.compressor()) and inputs.network:
             ratio = compression.ratio(inputs.network.params)
             changes["message_bytes"] = inputs.update_bytes * ratio
         return super().timeline(inputs, methods, **changes)
@@ -311,7 +311,7 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         yield Join("method.staleness_bound", bound >= 0 and (not ordered or pieces), reason)
         replicas = bound >= 0 and setup.replicas.count
         yield Join("method.staleness_bound", replicas, "excludes replicas")
-        if not self.compressed():
+        if not self.compressor():
             return
         key = "method.compression"
         part = methods.gradient or self.fresh or self.snapshots == "host"

@@ -291,16 +291,9 @@ class Outer:
         def merge_if_received(receive: jax.Array, *parts: Tree) -> tuple[Params, Tree]:
             return lax.cond(receive, merge, lambda x, theta, *_: (x, theta), *parts)
 
-        after, in_flight = state.inner, self._fragments(state.in_flight)
-        sent = self._fragments(state.sent) if self.corrects else ((),) * self.fragments
-        parts = (
-            self._fragments(after.params),
-            state.outer,
-            self._fragments(before),
-            in_flight,
-            waited,
-            sent,
-        )
+        after, cut = state.inner, self._fragments
+        sent = cut(state.sent) if self.corrects else ((),) * self.fragments
+        parts = cut(after.params), state.outer, cut(before), cut(state.in_flight), waited, sent
         x, theta = zip(*map(merge_if_received, receive, *parts), strict=True)
         if self.inner_state == "averaged":
             mean = self.messages.collectives.mean
@@ -473,7 +466,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
             inner,
             lambda waited: (a * lax.axis_size("node"), 1 - a),
             self.outer(),
-            Messages(compression=self.compressed(), collectives=collectives),
+            Messages(compression=self.compressor(), collectives=collectives),
             fragments=self.fragments,
             inner_state=self.state_at_meetings,
             corrects=self.merging == "correct",
@@ -542,7 +535,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         Compressed messages that cannot be added up go from every node to all others.
         """
         cluster, params = inputs.setup.cluster, inputs.model.params
-        compression, seconds = self.compressed(), []
+        compression, seconds = self.compressor(), []
         travel = all_gather if compression and compression.gathered else between_nodes
         for part, fragment in zip(split_fragments(params, len(sizes)), sizes, strict=True):
             shares = [sent / bytes_of(part) for sent in self.message_bytes(part)]
@@ -551,7 +544,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
 
     def message_bytes(self, params: Params) -> tuple[int, ...]:
         """Returns the bytes of the messages in which a node sends these parameters."""
-        compression = self.compressed()
+        compression = self.compressor()
         return compression.messages(params) if compression else (bytes_of(params),)
 
     def _moment_seconds(self, inputs: ClockInputs, meeting: Meeting) -> np.ndarray:

@@ -295,19 +295,19 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
     info = ("sent_bytes",)
 
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
-        if compression := self.compressed():
+        if compression := self.compressor():
             return choco(inner, compression, collectives)
         return gossip(inner, self.gossip_order, collectives)
 
     def message_bytes(self, params: Params, whole: float) -> float:
         """Returns the bytes of a message of `whole` bytes of parameters."""
-        compression = self.compressed()
+        compression = self.compressor()
         return whole * compression.ratio(params) if compression else whole
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Returns the timeline of nodes that wait for the messages sent to them only."""
         setup, size = inputs.setup, inputs.update_bytes
-        cluster, steps, compression = setup.cluster, setup.steps, self.compressed()
+        cluster, steps, compression = setup.cluster, setup.steps, self.compressor()
         local = nodes.local_times(inputs, methods, steps)
         rng = seeds.generator(setup.seed, "graph")
         to = graph_peers(self.graph, cluster.nodes, steps, rng)
@@ -356,7 +356,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         many = setup.cluster.nodes > ROWS and self.graph in ("push", "complete")
         reason = f"must be at most {ROWS:,} with gossip on {self.graph!r}, where many send to one"
         yield Join("cluster.nodes", many, reason)
-        if not self.compressed():
+        if not self.compressor():
             return
         if isinstance(methods.outermost, OverGraph):
             yield from full_message_joins(self, COMPRESSED, methods)

@@ -679,7 +679,7 @@ class Compressed(Method):
         whole = self.compression_bits == FULL_BITS or self.compression in QUANTIZABLE
         self.require("compression_bits", whole, expected)
 
-    def compressed(self) -> Compression | None:
+    def compressor(self) -> Compression | None:
         """Returns the compression of messages, if there is one."""
         numbers = quantizer(self.compression_bits, self.compression_block)
         match self.compression:

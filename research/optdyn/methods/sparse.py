@@ -76,7 +76,7 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
 
         return optax.GradientTransformationExtraArgs(optax.identity().init, update)
 
-    def compressed(self) -> Compression:
+    def compressor(self) -> Compression:
         sent = quantizer(self.compression_bits, self.compression_block)
         return top_k(self.compression_share, sent)
 

@@ -205,7 +205,6 @@ class ElasticState(NamedTuple):
         return row((self.workers, self.opt_state), worker)
 
     def logged(self) -> dict[str, float]:
-        """Returns the workers' distance from their mean, for the log."""
         return {"worker_distance": relative_spread(self.workers)}
 
 
@@ -302,7 +301,6 @@ class ADPSGDState(NamedTuple):
         return self._replace(workers=workers, read=read)
 
     def logged(self) -> dict[str, float]:
-        """Returns the workers' distance from their mean, for the log."""
         return {"worker_distance": relative_spread(self.workers)}
 
 

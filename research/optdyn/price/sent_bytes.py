@@ -56,7 +56,7 @@ def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) 
     if methods.mix and (own := methods.mix.update_message(shapes.params)):
         return _all_reduced(config, own.bytes, own.gathered)
     if isinstance(methods.mix, ModelAveraging):
-        small = methods.mix.compressed()
+        small = methods.mix.compressor()
         sent, states = _meeting_bytes(config, shapes, choice)
         sums, more = (
             _all_reduced(config, sent, bool(small and small.gathered)),
@@ -103,7 +103,7 @@ def _server_bytes(config: Config, shapes: Shapes, line: Timeline, exchanges: flo
     workers = cluster.worker_count // methods.groups
     local_nodes = max(workers // cluster.devices_per_node, 1)
     inside = 2 * (local_nodes - 1)  # a group adds up
-    small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
+    small = methods.read.compressor() if isinstance(methods.read, Asynchronous) else None
     there_and_back = 1 + (small.ratio(shapes.params) if small else 1)
     to_server, reads = there_and_back + inside, 1
     if cluster.collective == SERVER:
