@@ -334,11 +334,11 @@ COMBINATIONS = [
     ),
     (
         GRID | JOINED | {"cluster.server_bandwidth": 1.0},
-        "cluster.server_bandwidth = 1.0: nodes that meet",
+        "cluster.server_bandwidth = 1.0: must be 0 where nodes exchange",
     ),
     (
         GRID | JOINED | {"cluster.presence": 1.0},
-        "cluster.presence = 1.0: of nodes that compute as a whole",
+        "cluster.presence = 1.0: excludes config.method.name = 'daso+",
     ),
     (
         STEPS | {"method.server": "adam", "method.momentum_part": 0.5},
@@ -350,14 +350,14 @@ COMBINATIONS = [
     ),
     (
         LOCAL_RACE | {"optimizer.warmup_steps": 5},
-        "cluster.service.name = 'race': config.optimizer.schedule must",
+        "cluster.service.name = 'race': needs config.optimizer.schedule",
     ),
     (
         LOCAL_RACE | {"optimizer.chain": ("staleness_rate",)},
-        "cluster.service.name = 'race': config.optimizer.chain: local",
+        "cluster.service.name = 'race': needs config.optimizer.chain without",
     ),
-    (LOCAL_RACE | METER, "cluster.service.name = 'race': config.probes.momentum must"),
-    (RACE | {"method.fresh": ("hidden0",)}, "method.fresh = ('hidden0',): of a real server they"),
+    (LOCAL_RACE | METER, "cluster.service.name = 'race': needs config.probes.momentum"),
+    (RACE | {"method.fresh": ("hidden0",)}, "method.fresh = ('hidden0',): a merged server must"),
     (
         RACE | {"method.name": "asynchronous+local", "method.asynchronous.fresh": ("classifier",)},
         "method.asynchronous.fresh = ('classifier',): in a race groups must",
@@ -368,14 +368,14 @@ COMBINATIONS = [
     ),
     (
         RACE | {"method.snapshots": "bfloat16"},
-        "cluster.service.name = 'race': config.method.snapshots must",
+        "cluster.service.name = 'race': needs config.method.snapshots",
     ),
-    (RACE | {"parallel.api": "jit"}, "cluster.service.name = 'race': config.parallel must"),
-    (RACE | {"replicas.count": 3}, "cluster.service.name = 'race': config.replicas.count must"),
-    (RACE | {"data.streaming": True}, "cluster.service.name = 'race': config.data.streaming must"),
+    (RACE | {"parallel.api": "jit"}, "cluster.service.name = 'race': needs the defaults of"),
+    (RACE | {"replicas.count": 3}, "cluster.service.name = 'race': needs config.replicas.count"),
+    (RACE | {"data.streaming": True}, "cluster.service.name = 'race': needs config.data.streaming"),
     (
         PIECES | {"method.name": "asynchronous+local"},
-        "cluster.pieces = Pieces(...): no block of local",
+        "cluster.pieces = Pieces(...): excludes config.method.name",
     ),
     (METER | {"optimizer": optax.adam(0.1)}, "probes.momentum = True: needs the"),
 ]

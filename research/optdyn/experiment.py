@@ -260,7 +260,7 @@ def _pieces(config: Config) -> Iterator[Join]:
 
 def _parallel(config: Config) -> Iterator[Join]:
     real, methods = config.parallel, config.methods
-    why = methods.refused(config) if real.api else ""
+    why = methods.why_not_on_devices(config) if real.api else ""
     yield Join("parallel.api", why, f"config.method.name = {methods.name!r} {why}")
     expected = f"must be 0: {methods.name!r} has as many devices as the cluster has"
     yield Join("parallel.devices", real.devices and not methods.plain, expected)

@@ -11,7 +11,7 @@ from optdyn.base.trees import bytes_of
 from optdyn.clock.meetings import AllReduce, LocalTimes, Peers, meeting_seconds, node_seconds
 from optdyn.clock.network import all_reduce
 from optdyn.clock.timeline import Meeting
-from optdyn.methods.averaging import cut, meeting_schedule
+from optdyn.methods.averaging import meeting_schedule, split_fragments
 from optdyn.methods.gossip import GRAPHS, graph_peers
 from optdyn.train import program
 from tests.methods import test_battery as battery
@@ -54,7 +54,7 @@ def test_all_bytes_are_those_of_one_fragment_and_the_most_at_once_are_a_part():
         _, params, line = streaming(fragments, 13, seconds)
         sent[fragments] = np.diff(line.seconds, prepend=0.0) - computing
         whole = bytes_of(params)
-        parts = [bytes_of(part) for part in cut(params, fragments)]
+        parts = [bytes_of(part) for part in split_fragments(params, fragments)]
         # Sums of whole numbers in float64.
         np.testing.assert_allclose(sent[fragments], line.plan.send @ parts, rtol=1e-12)
         assert sent[fragments].sum() == pytest.approx(4 * whole)  # three turns and the end
@@ -214,7 +214,7 @@ def test_the_clock_equals_a_simulation(fragments, delay, latency):
     }
     config, params, line = streaming(fragments, 30, values)
     services, _ = node_seconds(config.cluster, 30, config.batch_size, 0, config.seed)
-    sizes = [bytes_of(part) for part in cut(params, fragments)]
+    sizes = [bytes_of(part) for part in split_fragments(params, fragments)]
     transfers = [all_reduce(3, size, 1e3, latency) for size in sizes]
     # Sums of 30 float64 numbers in another order.
     expected = simulate(line.plan, services, services, transfers)

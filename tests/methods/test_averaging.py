@@ -327,7 +327,7 @@ ADAM = nodes.inner(nodes.ADAM)  # one method, one program
 def adam_ran(first, second):
     keys = {"first_moment_meetings": first, "second_moment_meetings": second}
     method, line = DesLoc(period=PERIOD, **keys), meeting_schedule(STEPS, PERIOD, 1, 0)
-    line = line._replace(states=method.states(line))
+    line = line._replace(states=method.moment_schedule(line))
     return nodes.ran(method.mix(ADAM), nodes.events(line, RATE, momentum=None))
 
 

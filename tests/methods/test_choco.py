@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from optdyn.methods import messages
-from optdyn.methods.gossip import Neighbours, choco, each_update, graph_peers
-from optdyn.methods.messages import numbers
+from optdyn.methods.gossip import Neighbours, choco, graph_peers, over_updates
+from optdyn.methods.messages import quantizer
 from tests.methods import nodes
 from tests.methods.nodes import RATE, START, STEPS, flattened
 from tests.methods.test_compression import LEVELS, parts, rounded
@@ -17,7 +17,7 @@ W, CF = nodes.matrices(RING)[0], np.float64(np.float32(C))
 
 def ran(small, rate=C):
     one = np.ones((STEPS, COUNT), np.float32)
-    choice = Neighbours(each_update(RING, STEPS), one, rate=np.full(STEPS, rate, np.float32))
+    choice = Neighbours(over_updates(RING, STEPS), one, rate=np.full(STEPS, rate, np.float32))
     return nodes.ran(choco(nodes.inner(), small), nodes.events(choice, RATE, MOMENTUM), COUNT)
 
 
@@ -50,8 +50,8 @@ def four_bits(v):
 
 
 SMALL = {
-    "top_k": (messages.top_k(0.25, numbers(32, 5)), a_quarter),
-    "E3M0": (messages.quantized(numbers(4, 5)), four_bits),
+    "top_k": (messages.top_k(0.25, quantizer(32, 5)), a_quarter),
+    "E3M0": (messages.quantized(quantizer(4, 5)), four_bits),
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from optdyn.methods import ModelInfo, messages
 from optdyn.methods.asynchronous import asynchronous
-from optdyn.methods.messages import numbers
+from optdyn.methods.messages import quantizer
 from optdyn.optimizers import optimizer
 from tests.methods import workers
 from tests.methods.nodes import RATE, START, STEPS, P, flattened, gradient, tree
@@ -15,12 +15,12 @@ CLIP = (("clip_by_global_norm", {"max_norm": 0.1}),)
 
 
 def made(small):
-    return workers.made(lambda *pieces: asynchronous(*pieces, small=small))
+    return workers.made(lambda *pieces: asynchronous(*pieces, compression=small))
 
 
 def test_every_update_equals_the_reference():
     line = line_of("asynchronous")
-    states, _ = ran(made(messages.top_k(0.25, numbers(32, 5))), events_of(line))
+    states, _ = ran(made(messages.top_k(0.25, quantizer(32, 5))), events_of(line))
     x, v, errors = np.float64(START), np.zeros(P), [np.zeros(P)] * WORKERS
     read, history = [x] * WORKERS, []
     for t, i in enumerate(line.worker):
@@ -40,9 +40,12 @@ def test_every_update_equals_the_reference():
 
 def test_what_is_clipped_off_is_not_fed_back():
     """Clipping comes after compression: the first error is that of no clipping, x_1 is not."""
-    small = messages.top_k(0.25, numbers(32, 5))
+    small = messages.top_k(0.25, quantizer(32, 5))
     clipped = optimizer("sgd", ("learning_rate", "momentum"), {}, CLIP)
-    rules = made(small), workers.made(lambda *p: asynchronous(*p, small=small), optimizer=clipped)
+    rules = (
+        made(small),
+        workers.made(lambda *p: asynchronous(*p, compression=small), optimizer=clipped),
+    )
     free, cut = (ran(rule, events_of(line_of("asynchronous")))[0] for rule in rules)
     np.testing.assert_array_equal(flattened(cut.errors)[0], flattened(free.errors)[0])
     moved = [flattened(each.slots)[0] for each in (free, cut)]

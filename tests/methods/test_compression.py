@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.methods import messages
 from optdyn.methods.averaging import ModelAveraging, Outer, meeting_schedule
 from optdyn.methods.messages import (
     SIMULATED,
     Compression,
     Messages,
-    gathered,
+    gather_in_parts,
     levels,
     low_rank,
-    numbers,
     powersgd,
+    quantizer,
     sharded,
 )
 from tests.methods import nodes
@@ -166,7 +165,7 @@ def along(params, batch):
 def test_what_is_not_sent_is_kept(name):
     """theta + mean_i e_i is what plain SGD would be at: the error is a debt, and none is lost."""
     inner = nodes.sync(
-        nodes.core.averaged(nodes.core.full_gradient(along), "data"),
+        nodes.core.averaged_gradient(nodes.core.full_gradient(along), "data"),
         nodes.core.single_optimizer(nodes.SGD),
     )
     every = averaging(inner, KEYS | MESSAGES[name])
@@ -184,7 +183,7 @@ def test_what_is_not_sent_is_kept(name):
 
 
 def maker_of(name):
-    return ModelAveraging(**KEYS, **MESSAGES[name]).compressed()
+    return ModelAveraging(**KEYS, **MESSAGES[name]).compressor()
 
 
 @partial(jax.jit, static_argnums=0)
@@ -217,7 +216,7 @@ def test_few_bits_are_the_nearest_level_of_their_block(bits, size, block):
     v = np.random.default_rng(bits).normal(size=(50, size)).astype(np.float32)
     v[:10, ::2] = 0.0
     v[0] = 0.0
-    one = numbers(bits, block)
+    one = quantizer(bits, block)
     code = jax.eval_shape(one.encode, jax.ShapeDtypeStruct((size,), "float32"))
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in code) == one.bytes(size)
     assert one.bytes(size) == -(-size * bits // 8) + 4 * -(-size // block)
@@ -233,7 +232,7 @@ def test_levels_are_of_all_codes_and_thirty_two_bits_are_none():
     for bits in range(2, 9):
         assert len(levels(bits)) == 2 ** (bits - 1) and levels(bits)[[0, -1]].tolist() == [0, 1]
         assert (np.diff(levels(bits)) > 0).all()
-    assert messages.compressor("", 1.0, 1, 32) is None
+    assert ModelAveraging(compression="", compression_bits=32).compressor() is None
     whole, few = (averaging(nodes.inner(), keys) for keys in ({}, {"compression_bits": 8}))
     events = nodes.events(meeting_schedule(STEPS, 4, 1, 0), RATE, 0.6)
     plain, rounded_off = (nodes.ran(one, events)[0].params for one in (whole, few))
@@ -327,6 +326,6 @@ def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
 @pytest.mark.parametrize("size", [3, 8])
 def test_what_is_gathered_in_parts_is_what_each_node_has(size):
     x = jnp.asarray(np.random.default_rng(0).integers(0, 9, (NODES, size)), jnp.int32)
-    inside = jax.vmap(lambda own, _: gathered(own, "data"), (None, 0), axis_name="data")
+    inside = jax.vmap(lambda own, _: gather_in_parts(own, "data"), (None, 0), axis_name="data")
     found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(2))
     np.testing.assert_array_equal(found, np.broadcast_to(x, (NODES, 2, NODES, size)))

@@ -17,7 +17,7 @@ from optdyn.devices.simulated import NodeStates, over_nodes
 from optdyn.methods import Event
 from optdyn.methods.daso import DASO
 from optdyn.methods.daso import clock as phases
-from optdyn.methods.messages import SIMULATED, in_parts, sharded
+from optdyn.methods.messages import SIMULATED, sharded, sum_in_parts
 from tests.methods.composed import daso
 from tests.methods.traced import collectives
 
@@ -222,7 +222,7 @@ def test_sums_in_parts_are_the_sums(size):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(NODES, size)), jnp.float32)
 
     def device(own, _):
-        return in_parts({"a": own[:2], "b": own[2:]}, "data")
+        return sum_in_parts({"a": own[:2], "b": own[2:]}, "data")
 
     inside = jax.vmap(device, (None, 0), axis_name="data")
     found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(LOCAL))

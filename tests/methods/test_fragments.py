@@ -16,7 +16,7 @@ from optdyn.clock.timeline import entries_at
 from optdyn.devices.simulated import over_nodes
 from optdyn.experiment import ConfigError
 from optdyn.methods import Event
-from optdyn.methods.averaging import cut, join, meeting_schedule
+from optdyn.methods.averaging import join_fragments, meeting_schedule, split_fragments
 from optdyn.methods.messages import sharded
 from optdyn.methods.sync import sync
 from tests.methods import test_battery as battery
@@ -116,7 +116,7 @@ def test_streaming_diloco_equals_the_reference(period, delay, mixing, fragments)
     x, theta = reference(period, delay, mixing, fragments)
     # Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 41 updates.
     np.testing.assert_allclose(flattened(states.params), x, rtol=0, atol=2e-5)
-    centers = flattened(join([of[0] for of in states.outer]))
+    centers = flattened(join_fragments([of[0] for of in states.outer]))
     np.testing.assert_allclose(centers, np.repeat(theta[:, None], NODES, 1), rtol=0, atol=2e-5)
     # The nodes do part in between, by far more than that.
     assert np.ptp(x, axis=1).max() > 0.05
@@ -138,19 +138,19 @@ def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
 def test_fragments_are_equal_within_the_largest_leaf(sizes, data):
     fragments = data.draw(st.integers(1, len(sizes)))
     leaves = [np.full(size, i) for i, size in enumerate(sizes)]
-    parts = cut(leaves, fragments)
+    parts = split_fragments(leaves, fragments)
     found = [jax.tree.leaves(part) for part in parts]
     # In order, each leaf once, no fragment empty.
     assert [leaf[0] for own in found for leaf in own] == list(range(len(sizes)))
     assert all(found)
     largest = max(sum(leaf.size for leaf in own) for own in found)
     assert largest <= sum(sizes) / fragments + max(sizes)
-    assert all(one is other for one, other in zip(join(parts), leaves, strict=True))
+    assert all(one is other for one, other in zip(join_fragments(parts), leaves, strict=True))
 
 
 def test_more_fragments_than_arrays_are_refused():
     with pytest.raises(ConfigError, match="fragments = 5: must be at most 4, the number of arrays"):
-        cut(tree(START), 5)
+        split_fragments(tree(START), 5)
 
 
 @pytest.mark.parametrize("fragments", [1, 2, 4])
@@ -163,7 +163,7 @@ def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     every = collectives(made, tree(START), event, battery.at(BATCHES, 0), NODES, local)
     found = [each for each in every if each[0] == ("node",)]
     assert [where for _, where, _ in found] == [("cond", 1)] * fragments
-    parts = cut(tree(START), fragments)
+    parts = split_fragments(tree(START), fragments)
     # Each of two devices sends half of a fragment, rounded up to whole numbers of four bytes.
     assert [size for *_, size in found] == [4 * -(-bytes_of(part) // 4 // local) for part in parts]
 
@@ -174,5 +174,5 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
     for t in range(battery.STEPS):
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
-    parts = [bytes_of(part) for part in cut(run.params, 2)]
+    parts = [bytes_of(part) for part in split_fragments(run.params, 2)]
     np.testing.assert_array_equal(said, np.asarray(run.events.plan.send) @ parts)

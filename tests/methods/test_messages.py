@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.methods.messages import AT_ONCE, SIMULATED, Collectives
+from optdyn.methods.messages import AS_ONE_MESSAGE, SIMULATED, Collectives
 
 
 def trees(nodes: int) -> dict:
@@ -26,7 +26,7 @@ def test_all_arrays_at_once_are_each_by_itself(kind, names):
     tree = {name: leaf for name, leaf in trees(3).items() if name in names}
     one_by_one, at_once = (
         jax.vmap(getattr(collectives, kind), axis_name="node")(tree)
-        for collectives in (SIMULATED, AT_ONCE)
+        for collectives in (SIMULATED, AS_ONE_MESSAGE)
     )
     for name in names:
         assert at_once[name].dtype == tree[name].dtype
@@ -43,5 +43,5 @@ def test_they_are_one_message(kind, of):
         traced = jax.make_jaxpr(getattr(collectives, kind), axis_env=[("node", 2)])(tree)
         return sum(each.primitive.name.startswith(of) for each in traced.jaxpr.eqns)
 
-    assert messages(AT_ONCE) == 1
+    assert messages(AS_ONE_MESSAGE) == 1
     assert messages(SIMULATED) > 1

@@ -22,7 +22,7 @@ MU, ETA = 0.9, 0.7
 
 def ran(name, graph, nodes_of=COUNT, **numbers):
     to = gossip.graph_peers(graph, nodes_of, STEPS, np.random.default_rng(3))
-    line = meetings(name, **numbers)._replace(to=gossip.each_update(to, STEPS))
+    line = meetings(name, **numbers)._replace(to=gossip.over_updates(to, STEPS))
     return nodes.ran(made(name), nodes.events(line, RATE, 0.6), nodes=nodes_of), line
 
 
@@ -117,7 +117,7 @@ MESSAGES = {"ring": 3, "exponential": 3, "one_peer": 2, "random": 2, "complete":
 def edges(graph):
     """(STEPS, COUNT, k): whom each sends to."""
     to = gossip.graph_peers(graph, COUNT, STEPS, np.random.default_rng(3))
-    return gossip.each_update(to, STEPS)
+    return gossip.over_updates(to, STEPS)
 
 
 @cache  # one program for all numbers

@@ -62,10 +62,13 @@ def test_exchanges_in_nodes_and_between_them_are_counted():
 def test_a_worker_is_no_group_of_shared_parameters():
     """No theory of stale gradients, replicas or plan takes it for one."""
     for name in MAKERS:
-        alone, in_nodes = (methods.seen(one) for one in (name, f"daso+{name}"))
+        alone, in_nodes = (methods.known_stack(one) for one in (name, f"daso+{name}"))
         assert alone.grouped and not alone.simple
         assert not alone.shared and not in_nodes.shared
-    assert methods.seen("asynchronous+local").shared and methods.seen("asynchronous").simple
+    assert (
+        methods.known_stack("asynchronous+local").shared
+        and methods.known_stack("asynchronous").simple
+    )
 
 
 VALUES = {"method.period": 3, "method.elasticity": 1.2}

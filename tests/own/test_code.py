@@ -277,11 +277,11 @@ def test_what_this_process_has_used_itself_is_known_to_its_pages(folder):
     name = "not_yet_run.py:Groups"
     (folder / "not_yet_run.py").write_text(MINE)
     config = {"method.name": name}
-    assert methods.seen(name) is None
+    assert methods.known_stack(name) is None
     assert heeds(config, "cluster.speeds") and heeds(config, "cluster.disturbances")
     assert groups_of({"method": {"name": name, "groups": 4}}) == 4  # else 4 would pass for 1
     methods.load(name)
-    assert methods.seen(name).grouped
+    assert methods.known_stack(name).grouped
     assert heeds(config, "cluster.speeds") and not heeds(config, "cluster.disturbances")
 
 

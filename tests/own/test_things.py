@@ -470,7 +470,7 @@ from optdyn.core import Rule
 from optdyn.methods import Mixes
 from optdyn.methods.averaging import meeting_schedule
 from optdyn.methods.messages import event_of_node
-from optdyn.methods.nodes import barrier_clock, inside
+from optdyn.methods.nodes import barrier_clock, local_times
 
 
 @dataclass(frozen=True)
@@ -496,7 +496,7 @@ class Alone(Mean):
 class Never(Mean):
     def clock(self, setting, methods):
         meeting = meeting_schedule(setting.setup.steps, 4, 1, 0)
-        local = inside(setting, methods)(setting.setup.steps)
+        local = local_times(setting, methods, setting.setup.steps)
         never = meeting._replace(send=meeting.send & False, receive=meeting.receive & False)
         return meetings_timeline(never, local, local.done.max(axis=1).cumsum())
 """

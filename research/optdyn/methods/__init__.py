@@ -13,8 +13,8 @@ from optdyn.methods.method import (
     ModelInfo,
     Reads,
     built_in,
+    known_stack,
     load,
-    seen,
 )
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "Rule",
     "built_in",
     "compose",
+    "known_stack",
     "load",
     "pieces",
-    "seen",
 ]

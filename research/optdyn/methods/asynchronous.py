@@ -2,19 +2,19 @@
 
     x_{t+1} = x_t - alpha grad f(x_{r(t)})      r(t): the version that the arriving group had read
 
-Groups take gradients at the version that they read last, deliver by themselves, and read again.
-The versions that are still to be read lie in a table (`core/snapshots.py`). Which one is read when,
-and so the staleness t - r(t), is nowhere in this file: it follows from the order of arrivals, which
-the clock decides (`clock/arrivals.py`). Members differ in what an arrival does to x_t and in the
-clock's policy:
+Groups take gradients at the version that they read last, deliver them, and read again; they do not
+wait for one another. Versions that are still to be read lie in a table (`core/snapshots.py`). The
+clock (`clock/arrivals.py`) draws a time for each gradient, sorts the arrivals, and so decides which
+version is read when, and the staleness t - r(t). Members differ in what an arrival does to x_t and
+in the clock's policy:
 
     asynchronous   each gradient is applied
-    ringmaster     but those that are too old
+    ringmaster     each but those that are too old
     ringleader     the mean of a table with a gradient of each group
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import seeds
-from optdyn.base.errors import ConfigError, Join, one_of_these
+from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
 from optdyn.base.trees import bytes_of
 from optdyn.clock.arrivals import compute_groups
@@ -46,15 +46,22 @@ from optdyn.core import (
     where,
 )
 from optdyn.core.snapshots import STORAGES, Slot, SnapshotState, is_rounded, pack
-from optdyn.methods.messages import Compression, fed_back
-from optdyn.methods.method import ClockInputs, Compressed, MergedServer, MethodStack, Reads, slowed
+from optdyn.methods.messages import Compression, compress_with_feedback
+from optdyn.methods.method import (
+    ClockInputs,
+    Compressed,
+    MergedServer,
+    MethodStack,
+    Reads,
+    Servers,
+    slowed,
+)
 from optdyn.methods.setup import Setup
 from optdyn.methods.sync import LAST, before
 from optdyn.problem import models
 
-SLOTS = ("read", "write")
-HABITS = ("diurnal", "presence", "server_bandwidth")  # of groups as volunteers
-RECORDED = ("trace", "race")  # laws of service: arrivals that were, or are being, recorded
+VOLUNTEER_KEYS = ("diurnal", "presence", "server_bandwidth")  # keys of the cluster
+RECORDED = ("trace", "race")  # laws of service whose arrivals are recorded, not drawn
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,8 @@ class Grouped(Reads):
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1)
     snapshots: str = field(
         "",
-        "How versions are kept, '' exactly and on the device, "
-        "rounded to 'bfloat16', or on the 'host'.",
+        "How versions are kept: '' exactly, on the device; 'bfloat16' rounded; 'host' in the "
+        "host's memory.",
         one_of=STORAGES,
         static=True,
     )
@@ -74,22 +81,22 @@ class Grouped(Reads):
 
     @property
     def policy(self) -> Policy:
-        """Who waits for whom, and what is dropped."""
+        """Which groups wait, and which gradients are dropped."""
         return Policy()
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Arrivals of groups that send all blocks together, also local ones."""
         return self.timeline(inputs, methods)
 
     def timeline(self, inputs: ClockInputs, methods: MethodStack, **changes: Any) -> Timeline:
-        """The clock, with `changes` of what `compute_groups` takes."""
+        """Returns the timeline of groups that send all blocks at once (`compute_groups`).
+
+        `changes` replace arguments of `compute_groups`.
+        """
         setup = inputs.setup
-        usual: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "groups": self.groups,
             "steps": setup.steps,
             "batch_size": setup.batch_size,
@@ -99,10 +106,9 @@ class Grouped(Reads):
             "policy": self.policy,
             "trace": inputs.trace,
         }
-        return compute_groups(slowed(inputs, methods), **usual | changes)
+        return compute_groups(slowed(inputs, methods), **arguments | changes)
 
     def order(self, setup: Setup, methods: MethodStack, line: Timeline) -> Versions:
-        """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, self.policy)
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
@@ -111,7 +117,8 @@ class Grouped(Reads):
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield divides(self.groups, setup, methods)
         served = methods.by_block and setup.cluster.pieces != Pieces()
-        yield Join("cluster.pieces", served, "no block of local learning has such a server")
+        reason = f"excludes config.method.name = {methods.name!r}, whose blocks each have a server"
+        yield Join("cluster.pieces", served, reason)
         if setup.cluster.service.name == "race":
             yield from races(self.snapshots, setup)
         if self.snapshots == "host":
@@ -119,36 +126,35 @@ class Grouped(Reads):
 
 
 def divides(groups: int, setup: Setup, methods: MethodStack) -> Join:
-    """Groups are of equally many workers."""
+    """Returns the row of groups that must be of equally many workers."""
     cluster = setup.cluster
     workers = cluster.devices_per_node if methods.mix else cluster.worker_count
     where = "a node's" if methods.mix else "the cluster's"
-    said = f"must divide {where} {workers} workers (config.cluster.nodes x config.cluster."
-    return Join("method.groups", workers % groups, f"{said}devices_per_node)")
+    reason = f"must divide {where} {workers} workers (config.cluster.nodes x config.cluster."
+    return Join("method.groups", workers % groups, f"{reason}devices_per_node)")
 
 
 def in_host_memory(setup: Setup, methods: MethodStack) -> Iterator[Join]:
-    """Versions lie in the host's memory."""
+    """Yields what versions in the host's memory need."""
+    key = "method.snapshots"
     several = methods.mix or not methods.read or not methods.read.single
-    said = "of one set of parameters and one version an update, not of config.method.name = "
-    said += f"{methods.name!r}; 'bfloat16' halves the table of all"
-    yield Join("method.snapshots", several, said)
-    said = "of one device, config.parallel.api = ''; on several config.parallel.shard_snapshots "
-    yield Join("method.snapshots", setup.parallel.api, f"{said}gives each a part of the table")
-    said = "config.replicas.count must be 0, replicas share a device"
-    yield Join("method.snapshots", setup.replicas.count, said)
+    reason = f"excludes config.method.name = {methods.name!r}; 'bfloat16' halves any table"
+    yield Join(key, several, reason)
+    reason = "needs config.parallel.api = ''; on several devices config.parallel.shard_snapshots "
+    yield Join(key, setup.parallel.api, f"{reason}gives each a part of the table")
+    yield Join(
+        key, setup.replicas.count, "needs config.replicas.count = 0, replicas share a device"
+    )
 
 
 def races(snapshots: str, setup: Setup) -> Iterator[Join]:
-    """Groups race on real workers (`race`)."""
+    """Yields what groups need that race on real workers (`race`)."""
     key, real = "cluster.service.name", setup.parallel
-    said = "config.method.snapshots must be '', as workers are sent x_t"
-    yield Join(key, snapshots, said)
+    yield Join(key, snapshots, "needs config.method.snapshots = '', as workers are sent x_t")
     changed = real.api or real.accumulation > 1
-    yield Join(key, changed, "config.parallel must be as it is by default")
-    said = "config.replicas.count must be 0, one race is one run"
-    yield Join(key, setup.replicas.count, said)
-    yield Join(key, setup.data.streaming, "config.data.streaming must be False")
+    yield Join(key, changed, "needs the defaults of config.parallel")
+    yield Join(key, setup.replicas.count, "needs config.replicas.count = 0, one race is one run")
+    yield Join(key, setup.data.streaming, "needs config.data.streaming = False")
 
 
 def asynchronous(
@@ -156,21 +162,20 @@ def asynchronous(
     update: Update,
     slots: int,
     fresh: tuple[str, ...] = (),
-    servers: Mapping[str, int] | None = None,
+    servers: Servers = None,
     rounded: bool = False,
-    small: Compression | None = None,
+    compression: Compression | None = None,
 ) -> Rule[SnapshotState]:
-    """Rule over a table of `slots` snapshots of the stale blocks, all x_0 at the start.
+    """Returns the rule over a table of `slots` versions of the stale blocks, all x_0 at the start.
 
-    Slots are read before one is written (`snapshots.read_first`), so XLA updates the table in
-    place: a step costs a synchronous one plus a copy of the stale blocks. `event.plan` is an
-    `Arrival`; with `servers`, the number of each block's server, its slots are (servers,). Messages
-    may be `small`, of as many groups as slots at most.
-    Versions are exact, and x_t is that in its slot, or `rounded` to bfloat16, and x_t is kept
-    besides.
+    `event.plan` is an `Arrival`; with `servers`, the number of each block's server, its slots are
+    (servers,). Slots are read before one is written (`snapshots.read_first`), so XLA updates the
+    table in place: a step costs a synchronous one plus a copy of the stale blocks. Versions are
+    exact, x_t among them, or `rounded` to bfloat16, with x_t exact beside them. A `compression` of
+    the groups' messages needs at least as many slots as groups.
 
-    `init` raises ValueError if the parameters are no dict of blocks, or if a name in `fresh` is not
-    one of its keys.
+    `init` raises ConfigError if the parameters are no dict of blocks, and ValueError if a name in
+    `fresh` is not one of its keys.
     """
 
     def init(params: Params) -> SnapshotState:
@@ -185,23 +190,25 @@ def asynchronous(
         row = jax.tree.map(pack, stale) if rounded else stale
         table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), row)
         first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
-        kept = {name: block for name, block in params.items() if rounded or name in fresh}
-        nothing = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), params)
-        return SnapshotState(table, first, update.init(params), kept, nothing if small else ())
+        exact = {name: block for name, block in params.items() if rounded or name in fresh}
+        errors = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), params)
+        return SnapshotState(
+            table, first, update.init(params), exact, errors if compression else ()
+        )
 
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         plan = event.plan
         read, write = (slot_of(slots, state.slots) for slots in (plan.read, plan.write))
-        seen = state.read_slot(read) | (plan.params or {})
-        loss, grads = gradient(seen, event, batch)
-        if small:
-            grads, errors = fed_back(small, grads, state.errors, plan.worker)
+        read_params = state.read_slot(read) | (plan.params or {})
+        loss, grads = gradient(read_params, event, batch)
+        if compression:
+            grads, errors = compress_with_feedback(compression, grads, state.errors, plan.worker)
             state = state._replace(errors=errors)
         if servers and event.staleness is not None:
-            late = jnp.asarray(event.staleness)
-            late_by = {block: late[server] for block, server in servers.items()}
-            event = event._replace(staleness=late_by)
-        params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
+            staleness = jnp.asarray(event.staleness)
+            by_block = {block: staleness[server] for block, server in servers.items()}
+            event = event._replace(staleness=by_block)
+        params, opt_state = update.apply(grads, state.opt_state, state.params, event, read_params)
         return state.after(params, opt_state, write), {"loss": loss}
 
     def slot_of(slots: Array, stale: Params) -> Slot:
@@ -223,44 +230,42 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
     blocks are those that one server both keeps and computes, so that nobody holds an old copy: the
     merged fully-connected servers of 1606.04487. By default there are none.
 
-    Group i may send C(g + e_i) in the place of a gradient g, C a `compression`, and keeps what that
-    leaves out, e_i <- g + e_i - C(g + e_i), for its next message.
+    With a `compression` C group i sends C(g + e_i) for a gradient g, and keeps what that leaves
+    out, e_i <- g + e_i - C(g + e_i), for its next message.
 
-    Where the gradient is local (`local.py`) no block waits for another, so each has a server and an
-    order of arrivals of its own. Then r(t), and the momentum that it is worth, differ by block.
+    Where the gradient is local (`local.py`) each block has a server and an order of arrivals, so
+    that r(t), and the implicit momentum with it, differ by block.
     """
 
     staleness_bound: int = field(
-        -1, "Updates that a group may be ahead of the slowest; -1: any.", at_least=-1
+        -1, "Updates that a group may be ahead of the slowest; -1: no bound.", at_least=-1
     )
 
     laws = (*DRAWN, "race", "geometric")
-    cluster = ("pieces", "split", "overlap", "speeds", "regions", *HABITS)
+    cluster = ("pieces", "split", "overlap", "speeds", "regions", *VOLUNTEER_KEYS)
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
-        rounded, small = is_rounded(self.snapshots), self.compressed()
-        return asynchronous(gradient, update, slots, self.fresh, servers, rounded, small)
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
+        rounded, compression = is_rounded(self.snapshots), self.compressor()
+        return asynchronous(gradient, update, slots, self.fresh, servers, rounded, compression)
 
     @property
     def policy(self) -> Policy:
-        """No group is further ahead than s."""
+        """A bound on how far a group may be ahead."""
         return Policy(bound=self.staleness_bound if self.staleness_bound >= 0 else math.inf)
 
     def timeline(self, inputs: ClockInputs, methods: MethodStack, **changes: Any) -> Timeline:
-        """Those of groups, whose messages may be compressed and whose server may be merged."""
         changes = {"merged": bool(self.fresh)} | changes
-        if (small := self.compressed()) and inputs.network:
-            changes["message_bytes"] = inputs.update_bytes * small.part(inputs.network.params)
+        if (compression := self.compressor()) and inputs.network:
+            ratio = compression.ratio(inputs.network.params)
+            changes["message_bytes"] = inputs.update_bytes * ratio
         return super().timeline(inputs, methods, **changes)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Arrivals of groups, at every server by itself where the gradient is local.
+        """Returns the arrivals of groups, at each server by itself where the gradient is local.
 
-        Then update t is the t-th arrival at each of them, its plan is (steps, servers), and the
-        seconds are those of the last. A group sends each server its block, all of them when it has
-        computed all.
+        With several servers update t is the t-th arrival at each, the plan is (steps, servers), and
+        the seconds are those of the last server. A group sends each server its block after it has
+        computed all blocks.
         """
         if not methods.by_block:
             return self.timeline(inputs, methods)
@@ -270,95 +275,91 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         for name, block in inputs.model.params.items():
             sent[server_of[name]] = sent.get(server_of[name], 0) + bytes_of(block)
         if inputs.setup.cluster.service.name == "race" or (trace and not trace.has("worker")):
-            order = trace and trace.with_order(trace.worker)  # the one order of all servers
+            order = trace and trace.with_order(trace.worker)  # all servers have one order
             line = self.timeline(inputs, methods, trace=order)
-            return _of_servers([line] * len(sent))._replace(batch=line.batch)
+            return _join_servers([line] * len(sent))._replace(batch=line.batch)
         orders: list[RecordedTrace | None] = [None] * len(sent)
         if trace:
             workers = trace.workers((len(sent),), self.groups)
             orders = [trace.with_order(worker) for worker in workers.T]
         names = [f"server {server}" for server in range(1, len(sent))]
-        drawn = [seed, *(seeds.number(seed, name, below=2**32) for name in names)]
+        server_seeds = [seed, *(seeds.number(seed, name, below=2**32) for name in names)]
         lines = [
-            self.timeline(inputs, methods, update_bytes=sent[n], seed=drawn[n], trace=orders[n])
+            self.timeline(
+                inputs, methods, update_bytes=sent[n], seed=server_seeds[n], trace=orders[n]
+            )
             for n in range(len(sent))
         ]
-        return _of_servers(lines)
+        return _join_servers(lines)
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         cluster, bound = setup.cluster, self.staleness_bound
         yield from super().joins(setup, methods)
         if cluster.service.name == "race" and self.fresh:
-            yield from _merges(setup, methods, self.fresh)
-        small, pieces = ("", "top_k", "sign"), cluster.pieces != Pieces()
-        said = f"of asynchronous must be {one_of_these(self.compression, small)}"
-        yield Join("method.compression", self.compression not in small, said)
-        apart = methods.by_block or bound >= 0 or pieces or setup.replicas.count
-        apart = apart or not cluster.service.is_drawn
-        for key in HABITS:
-            said = "of one run of groups by themselves, whose times are drawn from a law, without "
-            said += "config.cluster.pieces, a staleness bound, or blocks with servers of their own"
-            yield Join(f"cluster.{key}", getattr(cluster, key) and apart, said)
+            yield from _merged_race(setup, methods, self.fresh)
+        yield self.compression_join("", "top_k", "sign")
+        pieces = cluster.pieces != Pieces()
+        other = methods.by_block or bound >= 0 or pieces or setup.replicas.count
+        other = other or not cluster.service.is_drawn
+        for key in VOLUNTEER_KEYS:
+            reason = "needs method.name=asynchronous and a sampled service law; it excludes "
+            reason += "cluster.pieces, staleness_bound, replicas, and local"
+            yield Join(f"cluster.{key}", getattr(cluster, key) and other, reason)
         ordered = cluster.service.is_drawn or cluster.service.name in RECORDED
-        said = "groups wait for one another only where their times are drawn or recorded, config."
-        said += f"cluster.service.name one of {', '.join((*DRAWN, *RECORDED))} and no pieces"
-        yield Join("method.staleness_bound", bound >= 0 and (not ordered or pieces), said)
-        said = "only of runs, not of replicas"
-        yield Join("method.staleness_bound", bound >= 0 and setup.replicas.count, said)
-        if not self.compressed():
+        reason = f"needs config.cluster.service.name one of {', '.join((*DRAWN, *RECORDED))}, and "
+        reason += "no cluster.pieces"
+        yield Join("method.staleness_bound", bound >= 0 and (not ordered or pieces), reason)
+        replicas = bound >= 0 and setup.replicas.count
+        yield Join("method.staleness_bound", replicas, "excludes replicas")
+        if not self.compressor():
             return
+        key = "method.compression"
         part = methods.gradient or self.fresh or self.snapshots == "host"
-        said = "of groups that send whole gradients, all of which their server keeps on the device"
-        yield Join("method.compression", part, said)
+        yield Join(key, part, "excludes local, method.fresh and method.snapshots = 'host'")
         undrawn = cluster.service.name in ("race", "geometric")
-        undrawn = undrawn or pieces or any(getattr(cluster, key) for key in HABITS)
-        said = "of groups whose times are drawn, config.cluster.service.name one of "
-        said += f"{', '.join(DRAWN)}, without pieces, {', '.join(HABITS)}"
-        yield Join("method.compression", undrawn, said)
-        said = "of 2 groups at least, as one has no server"
-        yield Join("method.compression", self.groups == 1, said)
+        undrawn = undrawn or pieces or any(getattr(cluster, name) for name in VOLUNTEER_KEYS)
+        reason = f"needs config.cluster.service.name one of {', '.join(DRAWN)}; it excludes "
+        yield Join(key, undrawn, f"{reason}cluster.pieces, {', '.join(VOLUNTEER_KEYS)}")
+        yield Join(key, self.groups == 1, "needs method.groups of at least 2")
 
 
-def _of_servers(lines: Sequence[Timeline]) -> Timeline:
-    """The timeline of servers by themselves, whose update is the last of theirs."""
+def _join_servers(lines: Sequence[Timeline]) -> Timeline:
+    """Returns the timeline of several servers, whose updates end with the last server's."""
     plans = [(line.plan, line.staleness) for line in lines]
     plan, staleness = jax.tree.map(lambda *leaves: np.stack(leaves, axis=-1), *plans)
     last = np.max([line.seconds for line in lines], axis=0)
     return lines[0]._replace(seconds=last, staleness=staleness, plan=plan, batch=None)
 
 
-def _merges(setup: Setup, methods: MethodStack, fresh: tuple[str, ...]) -> Iterator[Join]:
-    """A race has a merged server, of the last blocks."""
+def _merged_race(setup: Setup, methods: MethodStack, fresh: tuple[str, ...]) -> Iterator[Join]:
+    """Yields what a race with a merged server needs."""
     names = [name for name, _ in models.make(setup.model, classes=2)]
     yield Join("method.fresh", not before(names, fresh), LAST.format(", ".join(names)))
-    said = "in a race groups must take the gradient of the whole model's loss"
-    yield Join("method.fresh", methods.gradient, said)
-    said = "in a race config.probes.steer must be False, as these blocks are ahead"
-    yield Join("method.fresh", setup.probes.steer, said)
+    reason = "in a race groups must take the gradient of the whole model's loss"
+    yield Join("method.fresh", methods.gradient, reason)
+    reason = "in a race config.probes.steer must be False, as these blocks are ahead"
+    yield Join("method.fresh", setup.probes.steer, reason)
 
 
 @dataclass(frozen=True)
 class Ringmaster(Grouped, name="ringmaster"):
-    """Asynchronous SGD without what is too old: Ringmaster ASGD (arXiv 2501.16168).
+    """Asynchronous SGD that drops old gradients: Ringmaster ASGD (arXiv 2501.16168).
 
         x_{t+1} = x_t - alpha grad f(x_{t - tau})      if tau < R
         x_t stays                                      otherwise
 
-    tau is how many updates were made since the arriving group had read. It reads the newest version
-    in either case. So an update is an update of asynchronous SGD, at parameters of the last R
-    versions, and only the clock's policy is new. With R = infinity nothing is dropped and it is
-    asynchronous SGD. With R = 1 an update is of who computes without being overtaken: of groups of
-    unlike constant speeds that is the fastest alone.
+    tau counts the updates since the arriving group had read; it reads the newest version in either
+    case. Only the clock's policy is new. With R = infinity it is asynchronous SGD. With R = 1 an
+    update is of a group that was not overtaken: of groups of unlike constant speeds, the fastest.
 
-    A gradient that is dropped took its group as long as any other, with its exchange. It changes
-    nothing, the optimizer's state included. It makes no row of the timeline, so `config.steps`
-    counts what is applied. Its examples are not lost: in a race the group takes the same batch
-    again, and elsewhere batch t is that of update t.
+    A dropped gradient took its group as long as any other, with its exchange, and changes nothing.
+    It is no row of the timeline, so `config.steps` counts what is applied. Its examples are not
+    lost: in a race the group takes the same batch again, and elsewhere batch t is that of update t.
     """
 
     delay_bound: int = field(
         0,
-        "R, a gradient that is R or more updates old is dropped; 0: none is.",
+        "R, gradients that are R or more updates old are dropped; 0: none.",
         expected="at least 1, or 0 for none",
         is_valid=lambda v: v >= 0,
     )
@@ -368,69 +369,73 @@ class Ringmaster(Grouped, name="ringmaster"):
 
     @property
     def policy(self) -> Policy:
-        """What is R updates old is dropped; one group is never late."""
+        """Drops what is R updates old; one group is never late."""
         drops = self.delay_bound and self.groups > 1
         return Policy(delay_bound=self.delay_bound if drops else math.inf)
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
-        said = "only of runs, not of replicas"
-        yield Join("method.delay_bound", self.delay_bound and setup.replicas.count, said)
+        replicas = self.delay_bound and setup.replicas.count
+        yield Join("method.delay_bound", replicas, "excludes replicas")
         hosted = methods.gradient and self.snapshots == "host"
-        yield Join("method.snapshots", hosted, f"not of config.method.name = {methods.name!r}")
+        yield Join("method.snapshots", hosted, f"excludes config.method.name = {methods.name!r}")
 
 
 def ringleader(
     gradient: Gradient, update: Update, slots: int, count: int, rounded: bool = False
 ) -> Rule[SnapshotState]:
-    """Rule of `count` groups (n), each of which has a slot.
+    """Returns the rule of n = `count` groups, each of which has a slot.
 
     `event.plan` is a `WorkerStep`: an arrival that exchanges applies the table. Its numbers are
     `table`, 0 or 1, which of the two its gradient enters, and `number`, b_i. The optimizer is given
-    the staleness, and what was read, of the gradient that arrives. Versions are exact or `rounded`,
-    as in `asynchronous`.
+    the staleness of the arriving gradient, and what that was taken at. Versions are exact or
+    `rounded`, as in `asynchronous`.
     """
-    alone = asynchronous(gradient, update, slots, rounded=rounded)
+    inner = asynchronous(gradient, update, slots, rounded=rounded)
 
     def init(params: Params) -> SnapshotState:
         tables = jax.tree.map(lambda leaf: jnp.zeros((2, count, *leaf.shape), leaf.dtype), params)
-        return alone.init(params)._replace(gradients=tables)
+        return inner.init(params)._replace(gradients=tables)
 
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         i, applied, numbers = event.plan
         table, b = numbers["table"], numbers["number"]
-        seen = state.read_slot(i)
-        loss, grads = gradient(seen, event, batch)
+        read_params = state.read_slot(i)
+        loss, grads = gradient(read_params, event, batch)
 
-        def entered(G: jax.Array, g: jax.Array) -> jax.Array:
+        def enter(G: jax.Array, g: jax.Array) -> jax.Array:
             return G.at[table, i].set((1 - 1 / b) * G[table, i] + g / b)
 
-        kept = jax.tree.map(entered, state.gradients, grads)
-        mean = jax.tree.map(lambda G: G[table].mean(axis=0), kept)
-        now = state.params, state.opt_state
-        params, opt_state = where(applied, update.apply(mean, now[1], now[0], event, seen), now)
-        after = state._replace(gradients=kept).after(params, opt_state, jnp.asarray(i))
+        tables = jax.tree.map(enter, state.gradients, grads)
+        mean = jax.tree.map(lambda G: G[table].mean(axis=0), tables)
+        before = state.params, state.opt_state
+        updated = update.apply(mean, state.opt_state, state.params, event, read_params)
+        params, opt_state = where(applied, updated, before)
+        after = state._replace(gradients=tables).after(params, opt_state, jnp.asarray(i))
         return after, {"loss": loss}
 
     return Rule(init, step)
 
 
-def rounds(worker: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(steps,) each, of arrivals of `count` groups: the table, b_i, and whether it is applied."""
+def table_rounds(worker: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the table of each arrival, its b_i, and whether the table is applied, (steps,) each.
+
+    `worker`, (steps,): the arriving one of `count` groups.
+    """
     table, number = np.zeros((2, len(worker)), np.int32)
     applied, b = np.zeros(len(worker), bool), np.zeros((2, count), np.int32)
-    now, turns = 0, set[int]()  # the round's table, and who has yet to apply it; none: it gathers
+    now, waiting = 0, set[int]()  # the round's table; the groups that have yet to apply it
     for t, i in enumerate(worker.tolist()):
-        later = bool(turns) and i not in turns
-        table[t] = now ^ later
+        next_round = bool(waiting) and i not in waiting
+        table[t] = now ^ next_round
         b[table[t], i] += 1
         number[t] = b[table[t], i]
-        if not turns and b[now].all():
-            turns = set(range(count))
-        if i in turns:
+        if not waiting and b[now].all():
+            waiting = set(range(count))
+        if i in waiting:
             applied[t] = True
-            turns.remove(i)
-            if not turns:
+            waiting.remove(i)
+            if not waiting:
                 b[now], now = 0, 1 - now
     return table, number, applied
 
@@ -442,13 +447,12 @@ class Ringleader(Grouped, name="ringleader"):
         G_i     <- (1 - 1/b_i) G_i + g / b_i        a gradient g of group i arrives, its b_i-th
         x_{t+1} =  x_t - alpha 1/n sum_i G_i        if it is one that applies the table
 
-    n groups arrive as in asynchronous SGD: nobody waits, and a group that arrives reads the newest
-    parameters. The server goes in rounds of n updates. It gathers until each group has an entry.
+    n groups arrive as in asynchronous SGD: nobody waits, and an arriving group reads the newest
+    parameters. The server works in rounds of n updates. It gathers until each group has an entry.
     The arrival that completes the table applies it, and so does the next arrival of each other
-    group. What a group sends after that goes into a second table, the next round's. So a fast
-    group's mean is of more gradients, but counts no more, and no gradient that is applied is older
-    than 2n - 2 updates. One group is SGD. A row of the timeline is an arrival, of a gradient of a
-    whole batch.
+    group. What a group sends after that goes into the table of the next round. So a fast group's
+    mean is of more gradients, but counts no more, and no applied gradient is older than 2n - 2
+    updates. One group is SGD. A row of the timeline is an arrival, of a gradient of a whole batch.
     """
 
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)
@@ -457,16 +461,14 @@ class Ringleader(Grouped, name="ringleader"):
     gathers = True
     cluster = ("split", "overlap", "speeds", "regions")
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return ringleader(gradient, update, slots, self.groups, is_rounded(self.snapshots))
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Arrivals of groups; the staleness counts what was applied meanwhile."""
+        """Returns the arrivals of groups; the staleness counts updates, not arrivals."""
         line = self.timeline(inputs, methods)
-        table, number, applied = rounds(line.worker, self.groups)
-        t, so_far = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
-        late = so_far[t] - so_far[t - line.staleness]
+        table, number, applied = table_rounds(line.worker, self.groups)
+        t, updates = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
+        staleness = updates[t] - updates[t - line.staleness]
         plan = WorkerStep(line.worker, applied, {"table": table, "number": number})
-        return line._replace(staleness=late, plan=plan)
+        return line._replace(staleness=staleness, plan=plan)

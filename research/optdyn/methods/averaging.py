@@ -1,18 +1,27 @@
-"""Nodes with parameters of their own that meet now and then: one rule and one clock for all.
+"""Nodes that train by themselves and meet every H updates: local SGD, DiLoCo, SlowMo and their kin.
 
     D     = theta - mean_p x_p(sent)          what the P nodes sent, `waited` updates before
     theta <- theta - outer(D)                 any optax optimizer; by default sgd(1), the mean
-    x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's own parameters, of each sent
+    x     <- (w x + v P theta) / (w + v P)    w, v: weights of a node's parameters, of each message
 
-In between every node makes updates by itself, by any rule. The mixing is w / (w + v P): it is 0
-where nodes take over theta, and 1 where they ignore it. A merge that corrects has, in the place of
-the last line, x <- theta + (x - x(sent)): what a node did meanwhile is kept whole (CO2, LOSCAR-SGD:
-arXiv 2605.20866). Over a graph (`gossip.py`) the mean is over a node's neighbours, and theta is its
-own.
+Between meetings a node makes updates by any rule, `inner`. The mixing is w / (w + v P): 0 where
+nodes take over theta, 1 where they ignore it. With merging 'correct' the last line is
+x <- theta + (x - x(sent)), which keeps all that a node did meanwhile (CO2; LOSCAR-SGD, arXiv
+2605.20866). Over a graph (`gossip.py`) the mean is over a node's neighbours, and nodes have
+different theta.
 
-As in streaming DiLoCo (arXiv 2501.18512) the rule holds for every fragment of the parameters by
-itself. Each has an outer optimizer of its own and may have its own times of meeting. At most one
-message of a fragment is in flight. Nodes exchange nothing of a fragment that is not sent.
+As in streaming DiLoCo (arXiv 2501.18512) the rule holds for each fragment of the parameters, with
+an outer optimizer and times of meeting for each. At most one message of a fragment is in flight.
+
+    model_averaging   theta is the mean
+    diloco            an outer step with Nesterov momentum
+    slowmo            an outer step with heavy ball, of D over the nodes' learning rate
+    des_loc           means of parameters and of moments, each with a period
+    eager             a node counts its own D at once, that of the others one meeting later
+
+`Outer` is the rule of all but `eager`. All have one clock: a `Meeting` schedule says when nodes
+send and receive, and `clock.meetings.meeting_seconds` makes seconds of it: a node computes its
+updates as fast as its slowest device (`nodes.local_times`) and waits only for what it receives.
 """
 
 import math
@@ -43,13 +52,13 @@ from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Batch, Event, Info, Params, Rule, SplitStep
 from optdyn.methods import nodes
 from optdyn.methods.messages import (
+    FULL_BITS,
     SIMULATED,
-    WHOLE,
     Collectives,
     Messages,
     add_sent_bytes,
     event_of_node,
-    sent_to_others,
+    messages_to_others,
     size,
 )
 from optdyn.methods.method import (
@@ -69,18 +78,16 @@ Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
 INNER_STATES = ("kept", "averaged", "reset")
 MERGINGS = ("mix", "correct")
-# Of the cluster's keys (`method.OPTIONAL`), those that the clock knows of nodes that never leave.
-ALWAYS_THERE = ("overlap", "speeds", "latencies", "bandwidths", "regions", "diurnal")
 
 
-def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
-    """The tree once a fragment, with None in place of the leaves of all others.
+def split_fragments(tree: Tree, fragments: int) -> tuple[Tree, ...]:
+    """Returns a tree for each fragment, with None in place of the leaves of all others.
 
-    A fragment is of leaves that follow one another, one at least. It ends where what is before its
-    end is nearest to equal parts, so that none is larger than an equal part and the largest leaf
-    together. Raises `ConfigError` where there are fewer leaves than fragments.
+    A fragment has one leaf or several that follow one another. Fragments are as nearly equal as
+    that allows: none is larger than an equal part and the largest leaf together. Raises
+    `ConfigError` for more fragments than leaves.
     """
-    leaves, tree_of = jax.tree.flatten(tree)
+    leaves, treedef = jax.tree.flatten(tree)
     if fragments > len(leaves):
         raise ConfigError(
             f"config.method.fragments = {fragments}: must be at most {len(leaves)}, the number "
@@ -92,13 +99,13 @@ def cut(tree: Tree, fragments: int) -> tuple[Tree, ...]:
         nearest = 1 + int(np.abs(filled - filled[-1] * q / fragments).argmin())
         ends.append(min(max(nearest, ends[-1] + 1), len(leaves) - fragments + q))
     return tuple(
-        jax.tree.unflatten(tree_of, [leaf if a <= i < b else None for i, leaf in enumerate(leaves)])
+        jax.tree.unflatten(treedef, [leaf if a <= i < b else None for i, leaf in enumerate(leaves)])
         for a, b in pairwise([*ends, len(leaves)])
     )
 
 
-def join(trees: Sequence[Tree]) -> Tree:
-    """The tree that was cut in these."""
+def join_fragments(trees: Sequence[Tree]) -> Tree:
+    """Returns the tree that `split_fragments` split into these."""
     return jax.tree.map(
         lambda *leaves: next(leaf for leaf in leaves if leaf is not None),
         *trees,
@@ -107,28 +114,31 @@ def join(trees: Sequence[Tree]) -> Tree:
 
 
 def moments(opt_state: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Floats of an optimizer's state: optax's `nu`, means of squares, are second; others first."""
+    """Returns an optimizer's first and second moments.
+
+    The second moments are optax's `nu`, means of squares; all other floats count as first.
+    """
     leaves = jax.tree.leaves(opt_state)
-    first, second = _moment_places(opt_state)
+    first, second = _moment_indices(opt_state)
     return [leaves[i] for i in first], [leaves[i] for i in second]
 
 
-def averaged(
-    opt_state: Tree, now: tuple[jax.Array, jax.Array], mean: Callable[[Tree], Tree]
+def average_moments(
+    opt_state: Tree, due: tuple[jax.Array, jax.Array], mean: Callable[[Tree], Tree]
 ) -> Tree:
-    """The state with `mean` of its first and second moments, of those whose turn it is `now`."""
-    leaves, tree_of = jax.tree.flatten(opt_state)
-    for turn, places in zip(now, _moment_places(opt_state), strict=True):
-        if places:
-            floats = [leaves[i] for i in places]
-            means = lax.cond(turn, mean, lambda floats: floats, floats)
-            for i, leaf in zip(places, means, strict=True):
+    """Returns the state with means of first, and of second moments, where they are `due`."""
+    leaves, treedef = jax.tree.flatten(opt_state)
+    for is_due, indices in zip(due, _moment_indices(opt_state), strict=True):
+        if indices:
+            floats = [leaves[i] for i in indices]
+            means = lax.cond(is_due, mean, lambda floats: floats, floats)
+            for i, leaf in zip(indices, means, strict=True):
                 leaves[i] = leaf
-    return jax.tree.unflatten(tree_of, leaves)
+    return jax.tree.unflatten(treedef, leaves)
 
 
-def _moment_places(opt_state: Tree) -> tuple[list[int], list[int]]:
-    """Numbers of the leaves that are first and second moments."""
+def _moment_indices(opt_state: Tree) -> tuple[list[int], list[int]]:
+    """Returns the numbers of the leaves that are first and second moments."""
     first, second = list[int](), list[int]()
     for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(opt_state)):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -138,11 +148,13 @@ def _moment_places(opt_state: Tree) -> tuple[list[int], list[int]]:
 
 
 class OuterState(NamedTuple):
-    inner: Tree  # of this node
+    """The state of a node; where all nodes meet, `in_flight` and `outer` are the same on all."""
+
+    inner: Tree  # the state of the inner rule
     in_flight: Params  # sum_p x_p(sent), in the type it travels in
-    outer: Tree = ()  # of each fragment theta and its optimizer's state, the same where all meet
-    errors: Tree = ()  # of each fragment e and the compression's state, this node's
-    sent: Tree = ()  # x(sent), this node's, where merges correct
+    outer: Tree = ()  # theta and the outer optimizer's state, for each fragment
+    errors: Tree = ()  # e and the compression's state, for each fragment
+    sent: Tree = ()  # x(sent), if merges correct
 
     @property
     def params(self) -> Params:
@@ -152,20 +164,18 @@ class OuterState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """The rule of one device over the axis `node`, around the one that a node does by itself.
+    """The rule of a node (one device over the axis `node`) around its `inner` rule.
 
-    `event.plan` is a `Meeting`, the same on all nodes but for what is `inner` there. The outer
-    optimizer gets the hyperparameters of `outer` beside those of the event; `error_decay` is that
-    of what messages left out. `weights(waited)` is (w, v); a merge that `corrects` has none.
+    `event.plan` is a `Meeting`, which differs between nodes in its `inner` only. The outer
+    optimizer gets the hyperparameters `plan.outer` beside those of the event; `error_decay` among
+    them decays what messages left out. `weights(waited)` is (w, v), unused if merges correct.
 
     Where a node receives, the state of its inner optimizer is `kept`, `averaged` over the nodes
-    (numbers that are no floats, such as counts, are the same in all) or `reset`. With the `states`
-    of the plan first and second moments are averaged where these say so.
+    (all floats of it) or `reset`. `plan.states`, if there, says which moments are averaged.
 
-    A step is three pieces, one after the other: `update`, the node by itself; the exchange, the sum
-    of what the nodes send; the merge, what a receipt does, of what was sent `waited` updates before
-    or, if that is 0, just now. Only the second asks other nodes, and where the states of optimizers
-    are averaged the third.
+    A step has three pieces: `update`, a node's update by itself; `_exchange`, the sum of what the
+    nodes send; `_merge` of what was sent `waited` updates before, or just now where that is 0. Only
+    `_exchange` reaches other nodes, and `_merge` if it averages optimizers' states.
     """
 
     inner: Rule
@@ -177,7 +187,7 @@ class Outer:
     corrects: bool = False
 
     def rule(self) -> Rule[OuterState]:
-        """The rule. Raises `ConfigError` at its `init` with more fragments than leaves."""
+        """Returns the rule, whose `init` raises `ConfigError` with more fragments than leaves."""
         split = SplitStep(
             self.update, self.message, self.on_receive, self.merge_received, self.fragments
         )
@@ -185,106 +195,109 @@ class Outer:
         return Rule(self.init, self.step, split if is_sum else None)
 
     @cached_property
-    def transform(self) -> optax.GradientTransformationExtraArgs | None:
-        """The outer optimizer; compressed messages are differences from a theta, so have one."""
+    def outer_optimizer(self) -> optax.GradientTransformationExtraArgs | None:
+        """The outer optimizer. Compressed messages have one, as they are differences from theta."""
         optimizer = self.optimizer or (optax.sgd(1.0) if self.messages.compression else None)
         return optax.with_extra_args_support(optimizer) if optimizer else None
 
     def init(self, params: Params) -> OuterState:
-        nothing = jax.tree.map(jnp.zeros_like, self.messages.travelling(params))
-        parts, transform = self._parts(params), self.transform
-        theta = tuple((x, transform.init(x)) if transform else () for x in parts)
-        kept = tuple(map(self.messages.kept, parts))
+        zeros = jax.tree.map(jnp.zeros_like, self.messages.cast(params))
+        parts, optimizer = self._fragments(params), self.outer_optimizer
+        theta = tuple((x, optimizer.init(x)) if optimizer else () for x in parts)
+        errors = tuple(map(self.messages.init_errors, parts))
         sent = params if self.corrects else ()
-        return OuterState(self.inner.init(params), nothing, theta, kept, sent)
+        return OuterState(self.inner.init(params), zeros, theta, errors, sent)
 
     def step(self, state: OuterState, event: Event, batch: Batch) -> tuple[OuterState, Info]:
         after, info = self.update(state, event, batch)
         return self._merge(self._exchange(after, event), event, state.in_flight), info
 
     def update(self, state: OuterState, event: Event, batch: Batch) -> tuple[OuterState, Info]:
-        """What the node does by itself; `info` counts the bytes that it is about to send."""
+        """Makes the node's update by itself; `info` counts the bytes that it is about to send."""
         after, info = self.inner.step(state.inner, event_of_node(event), batch)
         send, receive, waited = self._schedule(event)
-        pairs = zip(self._parts(after.params), receive & (waited == 0), strict=True)
+        pairs = zip(self._fragments(after.params), receive & (waited == 0), strict=True)
         sizes = [self.messages.size(part, blocking) for part, blocking in pairs]
-        sent = jnp.where(send, jnp.stack(sizes), 0.0).sum() * _peers(event.plan)
+        sent = jnp.where(send, jnp.stack(sizes), 0.0).sum() * _message_count(event.plan)
         if self.inner_state == "averaged":
             due = zip(self._moments_due(event), moments(after.opt_state), strict=True)
-            for now, floats in due:
-                sent += jnp.where(now, size(floats), 0.0)
+            for is_due, floats in due:
+                sent += jnp.where(is_due, size(floats), 0.0)
         return state._replace(inner=after), add_sent_bytes(info, sent)
 
     def message(self, state: OuterState, fragment: int, blocking: bool) -> jax.Array:
-        part = self._parts(state.params)[fragment]
-        return ravel_pytree(self.messages.travelling(part, blocking))[0]
+        part = self._fragments(state.params)[fragment]
+        return ravel_pytree(self.messages.cast(part, blocking))[0]
 
     def on_receive(self, state: OuterState, fragment: int, total: jax.Array) -> OuterState:
-        in_flight = list(self._parts(state.in_flight))
-        vector, tree_of = ravel_pytree(in_flight[fragment])
-        in_flight[fragment] = tree_of(total.astype(vector.dtype))
-        return state._replace(in_flight=join(in_flight))
+        in_flight = list(self._fragments(state.in_flight))
+        vector, unravel = ravel_pytree(in_flight[fragment])
+        in_flight[fragment] = unravel(total.astype(vector.dtype))
+        return state._replace(in_flight=join_fragments(in_flight))
 
     def merge_received(self, state: OuterState, event: Event) -> OuterState:
         return self._merge(state, event, state.in_flight)
 
-    def _parts(self, tree: Params) -> tuple[Params, ...]:
-        return cut(tree, self.fragments)
+    def _fragments(self, tree: Params) -> tuple[Params, ...]:
+        return split_fragments(tree, self.fragments)
 
     def _schedule(self, event: Event) -> tuple[jax.Array, ...]:
-        """The `send`, `receive` and `waited` of every fragment."""
+        """Returns `send`, `receive` and `waited`, (fragments,) each."""
         plan = event.plan
         flags = plan.send, plan.receive, plan.waited
         return tuple(jnp.broadcast_to(flag, self.fragments) for flag in flags)
 
     def _moments_due(self, event: Event) -> tuple[jax.Array, jax.Array]:
-        """Whether first and second moments are averaged after this update."""
+        """Returns whether first, and whether second moments are averaged after this update."""
         receives, states = self._schedule(event)[1].any(), event.plan.states
         if states is None:
             return receives, receives
         return receives & states[0], receives & states[1]
 
     def _exchange(self, state: OuterState, event: Event) -> OuterState:
-        """Puts what nodes have just sent in flight; fragments not sent stay as they were."""
+        """Returns the state with the sum of what nodes send now in flight."""
         send, receive, waited = self._schedule(event)
         decay = dict(event.plan.outer).get("error_decay")
         total = partial(self.messages.total, to=event.plan.to, decay=decay)
 
-        def sent_part(send: jax.Array, before: Params, *parts: Tree) -> tuple[Params, Tree]:
-            return lax.cond(send, total, lambda x, theta, kept, _: (before, kept), *parts)
+        def exchange_fragment(send: jax.Array, before: Params, *parts: Tree) -> tuple[Params, Tree]:
+            return lax.cond(send, total, lambda x, theta, errors, _: (before, errors), *parts)
 
         x, present = state.params, event.plan.present
         if present is not None:
-            part = present[lax.axis_index("node")]
-            x = jax.tree.map(lambda leaf: (part * leaf).astype(leaf.dtype), x)
-        parts = self._parts(x), state.outer, state.errors, receive & (waited == 0)
-        sent = map(sent_part, send, self._parts(state.in_flight), *parts)
-        in_flight, errors = zip(*sent, strict=True)
-        state = state._replace(in_flight=join(in_flight), errors=errors)
+            weight = present[lax.axis_index("node")]
+            x = jax.tree.map(lambda leaf: (weight * leaf).astype(leaf.dtype), x)
+        parts = self._fragments(x), state.outer, state.errors, receive & (waited == 0)
+        exchanged = map(exchange_fragment, send, self._fragments(state.in_flight), *parts)
+        in_flight, errors = zip(*exchanged, strict=True)
+        state = state._replace(in_flight=join_fragments(in_flight), errors=errors)
         if not self.corrects:
             return state
-        both = self._parts(state.sent), self._parts(state.params)
+        both = self._fragments(state.sent), self._fragments(state.params)
         newest = [
-            jax.tree.map(partial(jnp.where, now), new, old)
-            for now, old, new in zip(send, *both, strict=True)
+            jax.tree.map(partial(jnp.where, is_sent), new, old)
+            for is_sent, old, new in zip(send, *both, strict=True)
         ]
-        return state._replace(sent=join(newest))
+        return state._replace(sent=join_fragments(newest))
 
     def _merge(self, state: OuterState, event: Event, before: Params) -> OuterState:
-        """Merges the fragments received; `before`: what was in flight before this update."""
+        """Returns the state with the received fragments merged.
+
+        `before` is what was in flight before this update.
+        """
         _, receive, waited = self._schedule(event)
-        merged = partial(self._merged, {**event.hyper, **dict(event.plan.outer)})
+        merge = partial(self._merge_fragment, {**event.hyper, **dict(event.plan.outer)})
 
-        def merged_part(receive: jax.Array, *parts: Tree) -> tuple[Params, Tree]:
-            return lax.cond(receive, merged, lambda x, theta, *_: (x, theta), *parts)
+        def merge_if_received(receive: jax.Array, *parts: Tree) -> tuple[Params, Tree]:
+            return lax.cond(receive, merge, lambda x, theta, *_: (x, theta), *parts)
 
-        after, flying = state.inner, self._parts(state.in_flight)
-        sent = self._parts(state.sent) if self.corrects else ((),) * self.fragments
-        parts = self._parts(after.params), state.outer, self._parts(before), flying, waited, sent
-        x, theta = zip(*map(merged_part, receive, *parts), strict=True)
+        after, cut = state.inner, self._fragments
+        sent = cut(state.sent) if self.corrects else ((),) * self.fragments
+        parts = cut(after.params), state.outer, cut(before), cut(state.in_flight), waited, sent
+        x, theta = zip(*map(merge_if_received, receive, *parts), strict=True)
         if self.inner_state == "averaged":
             mean = self.messages.collectives.mean
-            opt_state = averaged(after.opt_state, self._moments_due(event), mean)
+            opt_state = average_moments(after.opt_state, self._moments_due(event), mean)
             after = after._replace(opt_state=opt_state)
         elif self.inner_state == "reset":
 
@@ -293,9 +306,9 @@ class Outer:
 
             opt_state = lax.cond(receive.any(), fresh, lambda inner: inner.opt_state, after)
             after = after._replace(opt_state=opt_state)
-        return state._replace(inner=after.moved_to(join(x)), outer=theta)
+        return state._replace(inner=after.moved_to(join_fragments(x)), outer=theta)
 
-    def _merged(
+    def _merge_fragment(
         self,
         hyper: Hyper,
         x: Params,
@@ -305,19 +318,22 @@ class Outer:
         waited: jax.Array,
         sent: Params,
     ) -> tuple[Params, Tree]:
-        """The rule, of a fragment: what the node's parameters and theta become."""
+        """Returns x and theta of a fragment after the merge: the equations at the top.
+
+        The sum of the nodes' messages is `before` if it `waited`, else `now`.
+        """
         nodes = lax.axis_size("node")
 
-        def due(x: jax.Array, before: jax.Array, now: jax.Array) -> jax.Array:
+        def received(x: jax.Array, before: jax.Array, now: jax.Array) -> jax.Array:
             return jnp.where(waited > 0, before, now).astype(x.dtype)
 
-        arrived = jax.tree.map(due, x, before, now)
-        if self.transform:
+        total = jax.tree.map(received, x, before, now)
+        if self.outer_optimizer:
             center, opt_state = theta
-            gap = jax.tree.map(lambda center, total: center - total / nodes, center, arrived)
-            updates, opt_state = self.transform.update(gap, opt_state, center, **hyper)
+            gap = jax.tree.map(lambda center, total: center - total / nodes, center, total)
+            updates, opt_state = self.outer_optimizer.update(gap, opt_state, center, **hyper)
             center = optax.apply_updates(center, updates)
-            theta, arrived = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
+            theta, total = (center, opt_state), jax.tree.map(lambda leaf: nodes * leaf, center)
 
         def corrected(x: jax.Array, total: jax.Array, sent: jax.Array) -> jax.Array:
             return total / nodes + (x - sent)
@@ -327,28 +343,29 @@ class Outer:
             return (w * x + v * total) / (w + v * nodes)
 
         if self.corrects:
-            return jax.tree.map(corrected, x, arrived, sent), theta
-        return jax.tree.map(mixed, x, arrived), theta
+            return jax.tree.map(corrected, x, total, sent), theta
+        return jax.tree.map(mixed, x, total), theta
 
 
-def _peers(plan: Meeting) -> ArrayLike:
-    """How many messages a node sends: one to all who are there, or one to each neighbour."""
+def _message_count(plan: Meeting) -> ArrayLike:
+    """Returns how many messages a node sends: one to all who are there, or one a neighbour."""
     if plan.to is not None:
-        return sent_to_others(plan.to)
+        return messages_to_others(plan.to)
     if plan.present is None:
         return 1
-    part = plan.present[lax.axis_index("node")]  # 0 of who is away, P of who is there alone
-    return ((part > 0) & (part < lax.axis_size("node"))).astype(jnp.float32)
+    weight = plan.present[lax.axis_index("node")]  # 0: it is away; P: no other node is there
+    return ((weight > 0) & (weight < lax.axis_size("node"))).astype(jnp.float32)
 
 
 def meeting_schedule(
     steps: int, period: int, fragments: int, delay: int, synchronous: int = 0
 ) -> Meeting:
-    """When nodes meet, (steps, fragments).
+    """Returns when nodes send and receive each fragment, (steps, fragments).
 
-    Fragment q is sent after update q H / fragments, rounded down, and then every H updates, counted
-    from the first `synchronous` ones, after each of which all fragments are, at once and without
-    delay. So they are after the last. What would arrive then or later is not sent.
+    After each of the first `synchronous` updates, and after the last update, all fragments are sent
+    and received at once. In between, fragment q is sent after update q H / fragments, rounded down,
+    and then every H updates, and received `delay` updates later. What would arrive with the last
+    update or later is not sent. H is the `period`.
     """
     send, waited = np.zeros((steps, fragments), bool), np.zeros((steps, fragments), np.int32)
     receive = np.zeros_like(send)
@@ -362,10 +379,14 @@ def meeting_schedule(
     return Meeting(send, receive, waited)
 
 
-def outer_numbers(
+def outer_schedule(
     method: Mixes, mean: Mapping[str, float], steps: int, synchronous: int = 0
 ) -> dict[str, np.ndarray]:
-    """(steps,) of each number of the outer optimizer; in the first updates those of the mean."""
+    """Returns the fields of the method that are hyperparameters of the outer step, (steps,) each.
+
+    `mean` has their names, and the values at which the outer step is the mean, which they have in
+    the first `synchronous` updates.
+    """
     first = np.arange(steps) < synchronous
     return {
         name: np.where(first, value, getattr(method, name)).astype(np.float32)
@@ -374,53 +395,52 @@ def outer_numbers(
 
 
 def fragment_bytes(inputs: ClockInputs, fragments: int) -> list[float]:
-    """Bytes of the fragments, of a setting that has its network if they are several."""
+    """Returns the bytes of each fragment. Several fragments need `inputs.network`."""
     if fragments == 1:
         return [float(inputs.update_bytes)]
-    sizes = np.array([numbers_in(part) for part in cut(inputs.model.params, fragments)])
+    sizes = np.array([numbers_in(part) for part in split_fragments(inputs.model.params, fragments)])
     return list(inputs.update_bytes * (sizes / sizes.sum()))
 
 
 @dataclass(frozen=True)
 class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averaging"):
-    """Model averaging, also called local SGD: nodes train by themselves and average what they have.
+    """Model averaging, also called local SGD: nodes train by themselves and average parameters.
 
         x_i <- 1/P sum_j x_j        every H updates, of P nodes
 
-    This is the rule with the weights 0 and 1, and nodes wait for it. H = 1 is synchronous SGD, but
-    not with Adam. Post-local SGD (Lin et al., arXiv 1808.07217) has H = 1 in its first T_0 updates.
-    Streaming (Douillard et al., arXiv 2501.18512) does the same with fragments of the parameters,
-    which take turns, and with what was sent tau updates before:
+    H = 1 is synchronous SGD, but not with Adam. Post-local SGD (Lin et al., arXiv 1808.07217) has
+    H = 1 in its first T_0 updates. Streaming (Douillard et al., arXiv 2501.18512) averages
+    fragments of the parameters, which take turns, as they were tau updates before:
 
         x_i <- (1 - a) 1/P sum_j x_j(t - tau) + a x_i
-        x_i <- 1/P sum_j x_j(t - tau) + (x_i - x_i(t - tau))      where merges correct, as in CO2
+        x_i <- 1/P sum_j x_j(t - tau) + (x_i - x_i(t - tau))      merging 'correct', as in CO2
     """
 
     synchronous_updates: int = field(
-        0, "T_0, the first updates, with an average after each.", at_least=0
+        0, "T_0, first updates, with an average after each.", at_least=0
     )
     mixing: float = field(
-        0.0, "a, the part that nodes keep of their own parameters.", **FRACTION, static=True
+        0.0, "a, weight of a node's parameters in a merge.", **FRACTION, static=True
     )
     merging: str = field(
         "mix",
-        "What nodes make of what arrives and their own, 'mix', or 'correct', which keeps all that "
-        "they did since the sending.",
+        "How a node merges, 'mix' of its parameters and the mean, or 'correct', the mean plus all "
+        "that the node did since it sent.",
         one_of=MERGINGS,
         static=True,
     )
     inner_state: str = field(
         "kept",
-        "What a node's optimizer is where it receives, 'kept', 'averaged' or 'reset'.",
+        "State of a node's optimizer at a meeting: 'kept', 'averaged' or 'reset'.",
         one_of=INNER_STATES,
         static=True,
     )
 
-    cluster: ClassVar[tuple[str, ...]] = (*ALWAYS_THERE, "presence")
+    cluster: ClassVar[tuple[str, ...]] = (*nodes.LINKED, "diurnal", "presence")
     info = ("sent_bytes",)
-    over_graphs: ClassVar[bool] = True  # its mean may be one of neighbours
-    # Fields that the outer optimizer is given at every update, with the values that are the mean.
-    mean: ClassVar[Mapping[str, float]] = {}
+    allows_graphs: ClassVar[bool] = True  # the mean may be over a node's neighbours
+    # Fields that are hyperparameters of the outer step, with the values at which it is the mean.
+    mean_hyper: ClassVar[Mapping[str, float]] = {}
 
     @property
     def cycle(self) -> int:
@@ -435,111 +455,108 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         self.require("delay", 0 <= self.delay < turn, expected + "fragments")
         mixes = self.merging == "mix" or not self.mixing
         self.require("mixing", mixes, "0 with config.method.merging = 'correct'")
-        apart = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
-        expected = f"'kept' with config.method.{apart} = {getattr(self, apart, None)}, as the state"
-        expected += " of an optimizer is of all parameters and of now"
-        self.require("inner_state", self.inner_state == "kept" or not apart, expected)
+        key = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
+        expected = f"'kept' with config.method.{key} = {getattr(self, key, None)}, as an "
+        expected += "optimizer's state is merged whole and at once"
+        self.require("inner_state", self.inner_state == "kept" or not key, expected)
 
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
-        """The rule with the mean, or with the `outer` optimizer."""
         a = self.mixing
         return Outer(
             inner,
             lambda waited: (a * lax.axis_size("node"), 1 - a),
             self.outer(),
-            Messages(compression=self.compressed(), collectives=collectives),
+            Messages(compression=self.compressor(), collectives=collectives),
             fragments=self.fragments,
-            inner_state=self.state_where_met,
+            inner_state=self.state_at_meetings,
             corrects=self.merging == "correct",
         ).rule()
 
     @property
-    def state_where_met(self) -> str:
-        """What becomes of a node's optimizer state where it receives: one of `INNER_STATES`."""
+    def state_at_meetings(self) -> str:
+        """One of `INNER_STATES`, also for members without such a choice."""
         return self.inner_state
 
     def outer(self) -> optax.GradientTransformation | None:
-        """The optimizer of the outer step; None is the mean."""
+        """Returns the outer optimizer; None: theta is the mean."""
         return None
 
     def schedule(self, inputs: ClockInputs) -> Meeting:
-        """When nodes meet, with the numbers of the outer optimizer."""
+        """Returns when nodes send and receive, with hyperparameters of the outer step."""
         steps, first = inputs.setup.steps, self.synchronous_updates
         meeting = meeting_schedule(steps, self.period, self.fragments, self.delay, first)
-        return meeting._replace(outer=outer_numbers(self, self.mean, steps, first) or ())
+        return meeting._replace(outer=outer_schedule(self, self.mean_hyper, steps, first) or ())
 
-    def states(self, meeting: Meeting) -> np.ndarray | None:
-        """(steps, 2) whether first and second moments are averaged; None: at every meeting."""
+    def moment_schedule(self, meeting: Meeting) -> np.ndarray | None:
+        """Returns whether first and second moments are averaged, (steps, 2); None: whenever met."""
         return None
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Nodes run apart until they receive (`meeting_seconds`).
+        """Returns the timeline of nodes that wait only for what they receive (`meeting_seconds`).
 
-        A message takes an all-reduce over the nodes and is handed on inside them. So with delay 0
-        all wait for the last node and for the all-reduce. Computing what is sent takes no time.
-        Raises `ConfigError` as `cut` does.
+        A message takes an all-reduce over the nodes and is then handed on inside them. So with
+        delay 0 all wait for the last node and for the all-reduce. Outer steps and compression take
+        no time. Raises `ConfigError` for more fragments than leaves.
         """
         setup, cluster = inputs.setup, inputs.setup.cluster
-        local = nodes.inside(inputs, methods)(setup.steps)
+        local = nodes.local_times(inputs, methods, setup.steps)
         meeting = self.schedule(inputs)
-        meeting = meeting._replace(states=self.states(meeting))
+        meeting = meeting._replace(states=self.moment_schedule(meeting))
         sizes = fragment_bytes(inputs, self.fragments)
-        legs = [np.broadcast_to(self._transfers(inputs, sizes), meeting.send.shape)]
-        if self.state_where_met == "averaged":
-            legs.append(self._moment_transfers(inputs, meeting)[:, None])
+        legs = [np.broadcast_to(self._exchange_seconds(inputs, sizes), meeting.send.shape)]
+        if self.state_at_meetings == "averaged":
+            legs.append(self._moment_seconds(inputs, meeting)[:, None])
         handed_on = np.array([broadcast(cluster, size) for size in sizes])
-        habits = (
-            availability.cluster_load(cluster),
-            availability.cluster_presence(cluster, setup.seed),
-        )
-        seconds, here = meeting_seconds(meeting, local, AllReduce(legs), handed_on, *habits)
+        load = availability.cluster_load(cluster)
+        presence = availability.cluster_presence(cluster, setup.seed)
+        seconds, here = meeting_seconds(meeting, local, AllReduce(legs), handed_on, load, presence)
         if cluster.presence:
             count = np.maximum(here.sum(axis=1, keepdims=True), 1)
             meeting = meeting._replace(present=(here * (cluster.nodes / count)).astype(np.float32))
         return meetings_timeline(meeting, local, seconds)
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
-        """The timeline with the parts that nodes had in the meetings of a run that a trace holds.
+        """Returns the timeline with the recorded weights of nodes in the meetings.
 
         Raises `TimelineError`.
         """
         if not setup.cluster.presence:
             return line
         count = setup.cluster.nodes
-        parts = trace.numbers("present", (count,))
-        there = np.maximum((parts > 0).sum(axis=1, keepdims=True), 1)
-        good = np.isclose(parts, np.where(parts > 0, count / there, 0.0), 1e-6, 0)
+        weights = trace.numbers("present", (count,))
+        there = np.maximum((weights > 0).sum(axis=1, keepdims=True), 1)
+        good = np.isclose(weights, np.where(weights > 0, count / there, 0.0), 1e-6, 0)
         trace.require("present", good, "0, or nodes over those that are there, of each node")
-        return line._replace(plan=line.plan._replace(present=parts.astype(np.float32)))
+        return line._replace(plan=line.plan._replace(present=weights.astype(np.float32)))
 
-    def _transfers(self, inputs: ClockInputs, sizes: list[float]) -> list[float]:
-        """Seconds of every fragment's exchange; `sizes`: bytes of the fragments.
+    def _exchange_seconds(self, inputs: ClockInputs, sizes: list[float]) -> list[float]:
+        """Returns the seconds of each fragment's exchange; `sizes`: their bytes, uncompressed.
 
         Compressed messages that cannot be added up go from every node to all others.
         """
         cluster, params = inputs.setup.cluster, inputs.model.params
-        small, seconds = self.compressed(), []
-        travel = all_gather if small and small.gathered else between_nodes
-        for part, fragment in zip(cut(params, len(sizes)), sizes, strict=True):
+        compression, seconds = self.compressor(), []
+        travel = all_gather if compression and compression.gathered else between_nodes
+        for part, fragment in zip(split_fragments(params, len(sizes)), sizes, strict=True):
             shares = [sent / bytes_of(part) for sent in self.message_bytes(part)]
             seconds.append(sum(travel(cluster, fragment * share) for share in shares))
         return seconds
 
     def message_bytes(self, params: Params) -> tuple[int, ...]:
-        """Bytes of the messages, one after the other, that a node sends of these parameters."""
-        small = self.compressed()
-        return small.messages(params) if small else (bytes_of(params),)
+        """Returns the bytes of the messages in which a node sends these parameters."""
+        compression = self.compressor()
+        return compression.messages(params) if compression else (bytes_of(params),)
 
-    def _moment_transfers(self, inputs: ClockInputs, meeting: Meeting) -> np.ndarray:
-        """(steps,) seconds of the message of the optimizers' states."""
+    def _moment_seconds(self, inputs: ClockInputs, meeting: Meeting) -> np.ndarray:
+        """Returns the seconds of the all-reduce of optimizers' states, (steps,)."""
         whole, due = bytes_of(inputs.model.params), _moments_due(meeting)
-        size = inputs.update_bytes * (due @ self._moment_bytes(inputs) / whole)
-        cluster, some = inputs.setup.cluster, set(size[size > 0].tolist())
-        seconds = {number: between_nodes(cluster, number) for number in some}
-        return np.array([seconds.get(number, 0.0) for number in size.tolist()])
+        sizes = inputs.update_bytes * (due @ self._moment_bytes(inputs) / whole)
+        cluster = inputs.setup.cluster
+        seconds = {size: between_nodes(cluster, size) for size in set(sizes[sizes > 0].tolist())}
+        return np.array([seconds.get(size, 0.0) for size in sizes.tolist()])
 
     def _moment_bytes(self, inputs: ClockInputs) -> np.ndarray:
-        """Bytes of the floats in an optimizer's state, (2,): of first and of second moments."""
+        """Returns the bytes of an optimizer's first and of its second moments, (2,)."""
         setup, name = inputs.setup, inputs.setup.optimizer.name
         hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
         options, chain = optimizers.options(setup, groups=1), optimizers.chain(setup)
@@ -548,8 +565,8 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         return np.array([bytes_of(floats) for floats in moments(state)])
 
     def sent_bytes(self, inputs: ClockInputs, meeting: Meeting) -> tuple[float, float]:
-        """Bytes that a node sends, an update: of its parameters, and of its optimizer's state."""
-        parts = cut(inputs.model.params, self.fragments)
+        """Returns the bytes a node sends per update: parameters, and its optimizer's state."""
+        parts = split_fragments(inputs.model.params, self.fragments)
         sizes = [
             size * sum(self.message_bytes(part)) / bytes_of(part)
             for part, size in zip(parts, fragment_bytes(inputs, self.fragments), strict=True)
@@ -558,60 +575,59 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
             np.asarray(flags).reshape(len(flags), -1) for flags in (meeting.send, meeting.receive)
         )
         sent = float((send @ np.array(sizes)).mean())
-        if self.state_where_met != "averaged":
+        if self.state_at_meetings != "averaged":
             return sent, 0.0
         states = _moments_due(meeting) @ self._moment_bytes(inputs)
         return sent, float((receive.any(axis=1) * states).mean())
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
-        yield from nodes.joins(setup, methods)
-        averages = self.state_where_met == "averaged"
-        said = "must be another where nodes average their optimizers' states, as the mean of "
+        yield from super().joins(setup, methods)
+        averages = self.state_at_meetings == "averaged"
         bases = averages and optimizers.has_bases(setup.optimizer.name)
-        yield Join("optimizer.name", bases, f"{said}several bases is none")
+        reason = "must be another where nodes average their optimizers' states, as a mean of bases "
+        yield Join("optimizer.name", bases, reason + "is no basis")
         if not setup.cluster.presence:
             return
-        changed = {
+        streaming = {
             "method.delay": self.delay,
             "method.mixing": self.mixing,
             "method.compression": self.compression,
             "method.merging": self.merging == "correct",
-            "method.compression_bits": self.compression_bits != WHOLE,
+            "method.compression_bits": self.compression_bits != FULL_BITS,
             "method.fragments": self.fragments > 1,
             "method.inner_state": averages,
             "parallel.api": setup.parallel.api == "overlap",
         }
-        said = "must be as it is by default with config.cluster.presence, where nodes meet whole "
-        for key, wrong in changed.items():
-            yield Join(key, wrong, f"{said}and at once, those that are there")
+        for key, wrong in streaming.items():
+            yield Join(key, wrong, "must be the default with config.cluster.presence")
 
     def why_no_overlap(self) -> str:
-        """What takes more of the nodes than one sum of messages."""
+        """Returns the setting for which an exchange is more than one sum of messages."""
         if self.compression:
             return f"compresses its messages (config.method.compression = {self.compression!r})"
-        if self.compression_bits != WHOLE:
+        if self.compression_bits != FULL_BITS:
             return f"sends numbers of config.method.compression_bits = {self.compression_bits}"
         if self.merging == "correct":
             return "keeps what nodes did meanwhile (config.method.merging = 'correct')"
-        if self.state_where_met == "averaged":
+        if self.state_at_meetings == "averaged":
             return "averages its optimizers' states too (config.method.inner_state = 'averaged')"
         return ""
 
 
 def _moments_due(meeting: Meeting) -> np.ndarray:
-    """(steps, 2) of first and second moments, 1 where they are averaged at a meeting."""
+    """Returns 1 where first, and where second moments are averaged if nodes meet, (steps, 2)."""
     if meeting.states is None:
         return np.ones((len(np.asarray(meeting.send)), 2))
     return np.asarray(meeting.states, float)
 
 
 def nesterov() -> optax.GradientTransformationExtraArgs:
-    """optax's SGD of the outer gradient D, its rate and momentum arguments of every update."""
+    """Returns optax's Nesterov SGD whose rate and momentum are arguments of each update."""
 
     def update(
-        gap: Tree, state: Tree, params: Params | None = None, **numbers: Array
+        gap: Tree, state: Tree, params: Params | None = None, **hyper: Array
     ) -> tuple[Params, Tree]:
-        rate, momentum = numbers["outer_learning_rate"], numbers["outer_momentum"]
+        rate, momentum = hyper["outer_learning_rate"], hyper["outer_momentum"]
         return optax.sgd(rate, momentum, nesterov=True).update(gap, state, params)
 
     return optax.GradientTransformationExtraArgs(optax.sgd(0.0, 0.0, nesterov=True).init, update)
@@ -621,17 +637,16 @@ def nesterov() -> optax.GradientTransformationExtraArgs:
 class DiLoCo(ModelAveraging, OuterMomentum, name="diloco"):
     """DiLoCo (Douillard et al., arXiv 2311.08105): model averaging with an outer Nesterov momentum.
 
-        D     = theta - 1/P sum_i x_i             every H updates, of P nodes on their own
+        D     = theta - 1/P sum_i x_i             every H updates, of P nodes
         m     <- mu m + D
         theta <- theta - eta (D + mu m)           x_i <- theta
 
     With eta = 1 and mu = 0 it is model averaging. With H = 1 and SGD inside it is Nesterov SGD of
-    rate eta gamma, with one node and mu = 0 Lookahead. Streaming DiLoCo (arXiv 2501.18512) has the
-    same of every fragment by itself: `fragments`, `delay` and `mixing` are those of
-    `model_averaging`, and so is all else that they share.
+    rate eta gamma, with one node and mu = 0 Lookahead. With `fragments` it is streaming DiLoCo
+    (arXiv 2501.18512). The clock is that of model averaging.
     """
 
-    mean = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
+    mean_hyper = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
         return nesterov()
@@ -641,31 +656,31 @@ class DiLoCo(ModelAveraging, OuterMomentum, name="diloco"):
 class SlowMo(ModelAveraging, name="slowmo"):
     """SlowMo (Wang et al., arXiv 1910.00643): model averaging with slow momentum, of gradients.
 
-        D     = theta - 1/P sum_i x_i             every H updates, of P nodes on their own
+        D     = theta - 1/P sum_i x_i             every H updates, of P nodes
         u     <- beta u + D / gamma
         theta <- theta - a gamma u                x_i <- theta
 
-    gamma: the nodes' learning rate at that update, so that u is a sum of gradients whatever their
+    gamma is the nodes' learning rate at that update, so that u is a sum of gradients whatever their
     rate was. With beta = 0 and a = 1 it is model averaging, and with gamma constant DiLoCo with
-    heavy ball in place of Nesterov's momentum.
+    heavy ball in place of Nesterov's momentum. The clock is that of model averaging.
     """
 
     slow_learning_rate: float = field(1.0, "a, learning rate of the slow step.", **ABOVE_0)
     slow_momentum: float = field(0.5, "beta, momentum of the slow step.", at_least=0, below=1)
 
-    mean = MappingProxyType({"slow_learning_rate": 1.0, "slow_momentum": 0.0})
+    mean_hyper = MappingProxyType({"slow_learning_rate": 1.0, "slow_momentum": 0.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
-        """Its state is u, which gets no D where gamma is 0, as before a warm-up."""
+        """Returns an optimizer whose state is u; u gets no D where gamma is 0, as in a warm-up."""
 
         def update(
-            gap: Tree, u: Tree, params: Params | None = None, **numbers: Array
+            gap: Tree, u: Tree, params: Params | None = None, **hyper: Array
         ) -> tuple[Params, Tree]:
-            rate, slow_rate = numbers["learning_rate"], numbers["slow_learning_rate"]
+            rate, slow_rate = hyper["learning_rate"], hyper["slow_learning_rate"]
             inverse = jnp.where(rate == 0, 0.0, 1 / rate)
-            kept = jax.tree.map(lambda u: numbers["slow_momentum"] * u, u)
-            step = jax.tree.map(lambda u, d: -slow_rate * (rate * u + d), kept, gap)
-            u = jax.tree.map(lambda u, d: u + inverse * d, kept, gap)
+            decayed = jax.tree.map(lambda u: hyper["slow_momentum"] * u, u)
+            step = jax.tree.map(lambda u, d: -slow_rate * (rate * u + d), decayed, gap)
+            u = jax.tree.map(lambda u, d: u + inverse * d, decayed, gap)
             return step, u
 
         zeros = partial(jax.tree.map, jnp.zeros_like)
@@ -678,15 +693,15 @@ class SlowMo(ModelAveraging, name="slowmo"):
 
 @dataclass(frozen=True)
 class DesLoc(ModelAveraging, name="des_loc"):
-    """DES-LOC (Iacob et al., arXiv 2505.22549): parameters and moments, each averaged at its time.
+    """DES-LOC (Iacob et al., arXiv 2505.22549): parameters and moments are averaged at periods.
 
         x_i <- 1/P sum_j x_j        every K_x updates, of P nodes that train by themselves
         u_i <- 1/P sum_j u_j        every K_u = 3 K_x, the first moment of a node's optimizer
         v_i <- 1/P sum_j v_j        every K_v = 6 K_x, the second
 
-    It is by any optimizer of optax: its `nu` is v, and all other floats of its state are u. With
-    K_u = K_v = K_x it is model averaging with `inner_state=averaged`, local Adam; moments change
-    slowly, so that theirs may be fewer.
+    The optimizer is any of optax: its `nu` is v, and all other floats of its state are u. With
+    K_u = K_v = K_x it is model averaging with `inner_state=averaged`, local Adam. The clock is that
+    of model averaging; moments are one more all-reduce when they are due.
     """
 
     first_moment_meetings: int = field(
@@ -696,35 +711,33 @@ class DesLoc(ModelAveraging, name="des_loc"):
         6, "K_v / K_x, meetings from one mean of second moments to the next.", at_least=1
     )
 
-    over_graphs = False
-    cluster = ALWAYS_THERE
+    allows_graphs = False
+    cluster = (*nodes.LINKED, "diurnal")
 
     @property
     def cycle(self) -> int:
         return self.period * math.lcm(self.first_moment_meetings, self.second_moment_meetings)
 
     @property
-    def state_where_met(self) -> str:
+    def state_at_meetings(self) -> str:
         return "averaged"
 
-    def states(self, meeting: Meeting) -> np.ndarray:
-        """Every so many meetings; after the last update, which is for the log, none besides."""
+    def moment_schedule(self, meeting: Meeting) -> np.ndarray:
         count = np.asarray(meeting.receive).any(axis=1).cumsum()[:, None]
         return count % np.array([self.first_moment_meetings, self.second_moment_meetings]) == 0
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
-        for key, usual in (("inner_state", "kept"), ("fragments", 1), ("delay", 0)):
-            said = f"must be {usual!r} with config.method.name = 'des_loc', whose nodes meet whole "
-            said += "and at once, and whose moments have periods"
-            yield Join(f"method.{key}", getattr(self, key) != usual, said)
+        for key, default in (("inner_state", "kept"), ("fragments", 1), ("delay", 0)):
+            reason = f"must be {default!r} with config.method.name = 'des_loc'"
+            yield Join(f"method.{key}", getattr(self, key) != default, reason)
 
 
 class EagerState(NamedTuple):
-    inner: Tree  # of this node
+    inner: Tree  # the state of the inner rule
     theta: Params
-    outer: Tree  # the outer optimizer's
-    others: Params  # sum_{j != i} D_j, of the last meeting
+    outer: Tree  # the outer optimizer's state
+    others: Params  # sum_{j != i} D_j of the last meeting
 
     @property
     def params(self) -> Params:
@@ -732,29 +745,31 @@ class EagerState(NamedTuple):
 
 
 def eager(
-    inner: Rule, rule: optax.GradientTransformationExtraArgs, collectives: Collectives = SIMULATED
+    inner: Rule,
+    optimizer: optax.GradientTransformationExtraArgs,
+    collectives: Collectives = SIMULATED,
 ) -> Rule[EagerState]:
-    """The rule of one device over the axis `node`; `event.plan` is a `Meeting`."""
+    """Returns the rule of a node around its `inner` rule; `event.plan` is a `Meeting`."""
 
     def init(params: Params) -> EagerState:
-        nothing = jax.tree.map(jnp.zeros_like, params)
-        return EagerState(inner.init(params), params, rule.init(params), nothing)
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return EagerState(inner.init(params), params, optimizer.init(params), zeros)
 
     def step(state: EagerState, event: Event, batch: Batch) -> tuple[EagerState, Info]:
         after, info = inner.step(state.inner, event_of_node(event), batch)
         send = event.plan.send[0]
         hyper = {**event.hyper, **dict(event.plan.outer)}
 
-        def met(state: EagerState) -> EagerState:
+        def meet(state: EagerState) -> EagerState:
             count = lax.axis_size("node")
-            own = jax.tree.map(jnp.subtract, state.theta, state.params)
-            gap = jax.tree.map(lambda d, rest: (d + rest) / count, own, state.others)
-            updates, outer = rule.update(gap, state.outer, state.theta, **hyper)
+            difference = jax.tree.map(jnp.subtract, state.theta, state.params)
+            gap = jax.tree.map(lambda d, rest: (d + rest) / count, difference, state.others)
+            updates, outer = optimizer.update(gap, state.outer, state.theta, **hyper)
             theta = optax.apply_updates(state.theta, updates)
-            others = jax.tree.map(jnp.subtract, collectives.sums(own), own)
+            others = jax.tree.map(jnp.subtract, collectives.sums(difference), difference)
             return EagerState(state.inner.moved_to(theta), theta, outer, others)
 
-        state = lax.cond(send, met, lambda state: state, state._replace(inner=after))
+        state = lax.cond(send, meet, lambda state: state, state._replace(inner=after))
         sent = jnp.where(send, size(state.theta), 0.0)
         return state, add_sent_bytes(info, sent)
 
@@ -771,31 +786,30 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         m_i     <- mu m_i + G_i
         theta_i <- theta_i - eta (G_i + mu m_i)   x_i <- theta_i
 
-    A node's own way counts at once, that of the others when it is there; at the first meeting these
-    have sent nothing yet. So an all-reduce has H updates of time, and nodes are never quite equal.
-    With one node it is DiLoCo's rule, and with mu = 0 Lookahead's.
+    A node's own difference counts at once, those of the others when they are there, and none at the
+    first meeting. So an all-reduce has H updates of time, and nodes are never quite equal. With one
+    node it is DiLoCo's rule, and with mu = 0 Lookahead's.
     """
 
-    cluster = ("overlap", "speeds", "latencies", "bandwidths", "regions")
+    cluster = nodes.LINKED
     info = ("sent_bytes",)
 
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
         return eager(inner, nesterov(), collectives)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Nodes wait at a meeting for what was sent at the one before, and for nobody else.
+        """Returns the timeline of nodes that wait for the messages of the meeting before only.
 
-        A message is handed on inside the nodes while these compute.
+        A message takes an all-reduce, and is handed on inside the nodes while these compute.
         """
         cluster, steps, size = inputs.setup.cluster, inputs.setup.steps, inputs.update_bytes
-        local = nodes.inside(inputs, methods)(steps)
+        local = nodes.local_times(inputs, methods, steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)
-        late = np.where(meeting.send, np.int32(self.period), np.int32(0))
-        meeting = meeting._replace(waited=late, outer=outer_numbers(self, DiLoCo.mean, steps))
+        waited = np.where(meeting.send, np.int32(self.period), np.int32(0))
+        meeting = meeting._replace(
+            waited=waited, outer=outer_schedule(self, DiLoCo.mean_hyper, steps)
+        )
         transfer = np.full(meeting.send.shape, between_nodes(cluster, size))
         exchange = AllReduce([transfer], broadcast(cluster, size))
         seconds, _ = meeting_seconds(meeting, local, exchange)
         return meetings_timeline(meeting, local, seconds)
-
-    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
-        yield from nodes.joins(setup, methods)

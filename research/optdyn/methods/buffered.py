@@ -3,13 +3,13 @@
     x_{t+1} = x_t - alpha 1/K sum_j grad f_j(x_{t - tau_j})      j = 1, ..., K
 
 Groups, their table of versions and their clock are those of `asynchronous.py`. The gradients of n
-groups are gathered, and their mean is applied at the Kth. Who waits meanwhile, and so what tau_j
-is, is the clock's matter alone (`clock/versions.py`). f_j is the loss of a Kth of the batch, so
-that an update is of as many examples as it is elsewhere.
+groups are gathered, and their mean is applied at the K-th. Which groups wait meanwhile, and so
+tau_j, is up to the clock (`clock/versions.py`). f_j is the loss of a K-th of the batch, so that an
+update has as many examples as elsewhere.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,24 +27,24 @@ from optdyn.clock.versions import WAITING, Policy
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.core.snapshots import SnapshotState, is_rounded
 from optdyn.methods.asynchronous import Grouped, asynchronous
-from optdyn.methods.method import ClockInputs, MethodStack
+from optdyn.methods.method import ClockInputs, MethodStack, Servers
 from optdyn.methods.setup import Setup
 
 
 def buffered(
     gradient: Gradient, update: Update, slots: int, arrivals: int, rounded: bool = False
 ) -> Rule[SnapshotState]:
-    """Rule of K `arrivals` an update; `event.plan` is an `Arrival` of as many reads, (K,).
+    """Returns the rule of K `arrivals` an update; `event.plan` is an `Arrival` of K reads.
 
-    Example i of a device's part of a batch is of arrival i mod K, however many devices there are.
-    The optimizer is given the means of what was read and of how late it is. A step also says the
-    bytes that groups send (`sent_bytes`). Versions are exact or `rounded`, as in `asynchronous`.
+    Example i of a device's part of a batch is of arrival i mod K. The optimizer gets the means of
+    the parameters read and of the stalenesses. `info` has `sent_bytes` of the groups. Versions are
+    exact or `rounded`, as in `asynchronous`.
     """
-    alone = asynchronous(gradient, update, slots, rounded=rounded)
+    inner = asynchronous(gradient, update, slots, rounded=rounded)
 
     def step(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         after, info = (
-            alone.step(state, event, batch) if arrivals == 1 else mean(state, event, batch)
+            inner.step(state, event, batch) if arrivals == 1 else mean(state, event, batch)
         )
         sent = jnp.float32(arrivals * bytes_of(after.params))
         return after, info | {"sent_bytes": sent}
@@ -52,23 +52,23 @@ def buffered(
     def mean(state: SnapshotState, event: Event, batch: Batch) -> tuple[SnapshotState, Info]:
         def one(arrival: tuple) -> tuple:
             slot, examples = arrival
-            seen = state.read_slot(slot)
-            return *gradient(seen, event, examples), seen
+            read_params = state.read_slot(slot)
+            return *gradient(read_params, event, examples), read_params
 
         def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, one(arrival)), None
 
-        every = event.plan.read, core.split_parts(batch, arrivals)
-        shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], every))
-        total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), every)
-        loss, grads, seen = jax.tree.map(lambda leaf: leaf / arrivals, total)
-        late = None if event.staleness is None else jnp.mean(event.staleness)
-        event = event._replace(staleness=late)
-        params, opt_state = update.apply(grads, state.opt_state, state.params, event, seen)
+        inputs = event.plan.read, core.split_parts(batch, arrivals)
+        shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], inputs))
+        total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), inputs)
+        loss, grads, read_params = jax.tree.map(lambda leaf: leaf / arrivals, total)
+        staleness = None if event.staleness is None else jnp.mean(event.staleness)
+        event = event._replace(staleness=staleness)
+        params, opt_state = update.apply(grads, state.opt_state, state.params, event, read_params)
         slot = jnp.asarray(event.plan.write, jnp.int32)
         return state.after(params, opt_state, slot), {"loss": loss}
 
-    return Rule(alone.init, step)
+    return Rule(inner.init, step)
 
 
 @dataclass(frozen=True)
@@ -81,27 +81,25 @@ class Buffered(Grouped, name="buffered"):
     """
 
     arrivals: int = field(
-        1, "K, gradients of an update, a Kth of the batch each.", at_least=1, static=True
+        1, "K, gradients of an update, each of a K-th of the batch.", at_least=1, static=True
     )
-    waiting: str = field("k_batch_async", "buffered: who waits for whom meanwhile.", one_of=WAITING)
+    waiting: str = field("k_batch_async", "Which groups wait or are dropped.", one_of=WAITING)
 
     single = False
     laws: ClassVar[tuple[str, ...]] = (*DRAWN, "race")
     cluster = ("split", "overlap", "speeds")
     info = ("sent_bytes",)
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return buffered(gradient, update, slots, self.arrivals, is_rounded(self.snapshots))
 
     @property
     def policy(self) -> Policy:
-        """K arrivals an update; whoever is dropped stops at once."""
+        """K arrivals an update; a dropped group stops at once."""
         return Policy(self.arrivals, self.waiting)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Groups compute a Kth of the batch, and send a gradient and read parameters for it."""
+        """Returns the arrivals of groups that compute a K-th of the batch each."""
         part = inputs.setup.batch_size // self.arrivals
         return self.timeline(inputs, methods, batch_size=part)
 
@@ -109,20 +107,20 @@ class Buffered(Grouped, name="buffered"):
         yield from super().joins(setup, methods)
         nodes, devices = methods.devices(setup)
         many = self.arrivals > self.groups and "batch" not in self.waiting
-        said = f"must be at most config.method.groups = {self.groups}, of which each delivers once "
-        yield Join("method.arrivals", many, f"{said}with {self.waiting!r}")
+        reason = f"must be at most config.method.groups = {self.groups} with {self.waiting!r}"
+        yield Join("method.arrivals", many, reason)
         parts = self.arrivals * setup.parallel.accumulation
         parts *= nodes * devices if methods.mix else devices if setup.parallel.api else 1
-        said = f"must be a multiple of {parts} (config.method.arrivals x devices that share it x "
-        yield Join("batch_size", setup.batch_size % parts, f"{said}config.parallel.accumulation)")
+        reason = f"must be a multiple of {parts} (config.method.arrivals x devices that share it x "
+        yield Join("batch_size", setup.batch_size % parts, f"{reason}config.parallel.accumulation)")
 
 
 @dataclass(frozen=True)
 class MindFlayer(Buffered, name="mindflayer"):
-    """MindFlayer (Maranjyan et al., arXiv 2410.04285): no gradient takes too long.
+    """MindFlayer (Maranjyan et al., arXiv 2410.04285): slow gradients are begun again.
 
-    A group that has not delivered after a times its mean service drops what it is at, and begins
-    again at the newest parameters, with a draw of its own. It pays where times have heavy tails: a
+    A group that has not delivered after a times its mean service drops its gradient, and begins
+    another at the newest parameters, with another draw. It pays where times have heavy tails: a
     service S that begins again after a takes E min(S, a) / P(S <= a) in the mean. Without a limit
     it is `buffered`, and with K = 1 and nobody waiting asynchronous SGD.
 
@@ -140,5 +138,5 @@ class MindFlayer(Buffered, name="mindflayer"):
 
     @property
     def policy(self) -> Policy:
-        """That of `buffered`, and what takes longer than a is dropped."""
+        """That of `buffered`, which also drops what takes longer than a."""
         return super().policy._replace(allotted=self.allotted or math.inf)

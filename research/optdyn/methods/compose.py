@@ -1,18 +1,18 @@
-"""A rule, put together of the pieces of its methods; what none replaces is plain SGD's.
+"""A rule, put together of the pieces of its methods and those of plain SGD.
 
-The momentum meter (`momentum/moments.py`) needs three things of an update, in `SKETCH` numbers
-each, which `metered` adds to what the rule says of it:
+The momentum meter (`momentum/moments.py`) needs three values of an update, in `SKETCH` numbers
+each, which `metered` adds to its info:
 
-    displacement   x_{t+1} - x_t              of this device's own update, before nodes meet; of
-                                              what is evaluated, where groups have their own
+    displacement   x_{t+1} - x_t              of this device's update, before nodes meet; where
+                                              groups have parameters each, of what is evaluated
     raw step       -g_t                       the gradient that arrived, before the optimizer
     gradient       G_t at x_t                 of a second mini-batch of the same conditional mean
 
-The sketch is one fixed count sketch: coordinate i is added to number i mod q with a random sign. It
+The sketch is a count sketch: coordinate i is added to number i mod q with a fixed random sign. It
 is linear and keeps inner products in expectation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -23,8 +23,8 @@ import optax
 from optdyn import core
 from optdyn.base.trees import Array, Tree
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
-from optdyn.methods.messages import AT_ONCE, SIMULATED, sharded
-from optdyn.methods.method import MethodStack
+from optdyn.methods.messages import AS_ONE_MESSAGE, SIMULATED, sharded
+from optdyn.methods.method import MethodStack, Servers
 from optdyn.methods.sync import sync
 from optdyn.problem.problem import Problem
 
@@ -43,12 +43,12 @@ def compose(
     meter: bool = False,
     race: bool = False,
 ) -> Rule:
-    """Returns the rule of one device, put together of the methods' pieces and plain SGD's.
+    """Returns the rule of one device.
 
-    `axis`: the devices that share its batch, if there are others, `real` or simulated.
+    `axis`: the axis of devices that share its batch, if there are several, `real` or simulated.
     `accumulation`: parts of a device's batch, one after the other. With `meter` its step takes a
-    pair of batches and says what the momentum meter asks for. In a `race` the batch of an update
-    may be the `Message` of a worker.
+    pair of batches, and its info has `METERED`. In a `race` the batch of an update may be the
+    `Message` of a worker.
     """
     gradient, update = pieces(methods, problem, optimizer, accumulation)
     servers = methods.servers(problem)
@@ -62,7 +62,7 @@ def compose(
     if meter:
         rule = metered(one, gradient, update, methods.shared)
     if methods.mix:
-        collectives = (sharded(axis) if axis else AT_ONCE) if real else SIMULATED
+        collectives = (sharded(axis) if axis else AS_ONE_MESSAGE) if real else SIMULATED
         rule = methods.mix.mix(rule, collectives)
     return rule
 
@@ -72,9 +72,9 @@ def reading(
     gradient: Gradient,
     update: Update,
     slots: int,
-    servers: Mapping[str, int] | None = None,
+    servers: Servers = None,
 ) -> Rule:
-    """The rule of whoever shares one set of parameters: the methods' piece, or plain SGD's."""
+    """Returns the rule of one set of parameters: that of the read method, or plain SGD's."""
     if methods.read:
         return methods.read.read(gradient, update, slots, servers)
     return sync(gradient, update)
@@ -86,9 +86,11 @@ def pieces(
     optimizer: optax.GradientTransformationExtraArgs,
     accumulation: int = 1,
 ) -> tuple[Gradient, Update]:
-    """The gradient of one device's part of the batch as the methods take it, and the update."""
-    own = methods.gradient
-    gradient = own.gradient(problem) if own else core.full_gradient(problem.loss, accumulation)
+    """Returns the gradient of one device's part of the batch, and the update."""
+    if methods.gradient:
+        gradient = methods.gradient.gradient(problem)
+    else:
+        gradient = core.full_gradient(problem.loss, accumulation)
     update = core.per_block_optimizer if methods.servers(problem) else core.single_optimizer
     return gradient, update(optimizer)
 
@@ -101,8 +103,8 @@ def metered(
 ) -> Rule:
     """Returns the rule that `make` makes of these, with `METERED` in its info, (q,) each.
 
-    Its step takes a pair of batches, the update's own and a second one. Of the rule's state it
-    uses `params`, and `opt_state` where what is updated are these parameters, `shared` by all.
+    Its step takes a pair of batches, the update's and a second one. Of the rule's state it uses
+    `params`, and `opt_state` if these parameters are `shared` by all groups.
     """
 
     def grads_with_sketch(params: Params, event: Event, batch: Batch) -> tuple[Tree, Params]:
@@ -119,32 +121,32 @@ def metered(
     rule = make(grads_with_sketch, Update(update.init, update_with_sketch) if shared else update)
 
     def step(state: Tree, event: Event, batches: Tree) -> tuple[Tree, Info]:
-        own, second = batches
+        batch, second = batches
         _, grads = gradient(state.params, event, second)
         independent = sketch(grads, state.params, SKETCH)
         # The step comes after it, and so may change a table of versions in place.
         rate = _after(event.hyper["learning_rate"], independent)
         event = event._replace(hyper={**event.hyper, "learning_rate": rate})
         opened = state._replace(opt_state=(state.opt_state, None)) if shared else state
-        after, info = rule.step(opened, event, own)
+        after, info = rule.step(opened, event, batch)
         if shared:
             opt_state, moved = after.opt_state
             after = after._replace(opt_state=opt_state)
         else:
-            way = jax.tree.map(jnp.subtract, after.params, state.params)
-            moved = sketch(way, state.params, SKETCH)
+            displacement = jax.tree.map(jnp.subtract, after.params, state.params)
+            moved = sketch(displacement, state.params, SKETCH)
         loss, arrived = info["loss"]
-        said = dict(zip(METERED, (moved, -arrived, independent), strict=True))
-        return after, info | {"loss": loss} | said
+        values = dict(zip(METERED, (moved, -arrived, independent), strict=True))
+        return after, info | {"loss": loss} | values
 
     return Rule(rule.init, step)
 
 
 def _after(value: Array, other: jax.Array) -> jax.Array:
-    """The float32 `value` unchanged, computed after `other`, whose first number it depends on.
+    """Returns the float32 `value` itself, as a function of the first number of `other`.
 
-    Bits of floats, as integers, are below 2^31 - 2 but for some that are no numbers. Barriers do
-    not do: XLA drops them before it decides what has to be copied.
+    The bits of a float, as an integer, are below 2^31 - 2 except for some NaNs. A barrier does not
+    help: XLA drops barriers before it decides what has to be copied.
     """
     sign = jax.lax.bitcast_convert_type(other.reshape(-1)[0], jnp.int32) < 0
     bits = jax.lax.bitcast_convert_type(jnp.asarray(value, jnp.float32), jnp.int32)
@@ -153,18 +155,18 @@ def _after(value: Array, other: jax.Array) -> jax.Array:
 
 
 def sketch(tree: Params, like: Params, size: int) -> jax.Array:
-    """(min(size, p),) float32, of a pytree like one of p numbers, in the order of its leaves.
+    """Returns the sketch of a tree, (min(size, p),) float32, p the numbers of `like`.
 
-    What the tree lacks of the other counts as zeros.
+    Leaves of `like` that the tree lacks count as zeros.
     """
-    every = jax.tree.leaves_with_path(like)
-    given = dict(jax.tree.leaves_with_path(tree))
-    q = min(size, sum(leaf.size for _, leaf in every))
+    leaves = jax.tree.leaves_with_path(like)
+    values = dict(jax.tree.leaves_with_path(tree))
+    q = min(size, sum(leaf.size for _, leaf in leaves))
     total, offset = jnp.zeros(q), 0
-    for path, leaf in every:
-        if path in given:
+    for path, leaf in leaves:
+        if path in values:
             number = jnp.arange(leaf.size, dtype=jnp.uint32) + np.uint32(offset % 2**32)
-            signed = given[path].reshape(-1).astype(jnp.float32) * _signs(number)
+            signed = values[path].reshape(-1).astype(jnp.float32) * _signs(number)
             rows = jnp.pad(signed, (0, -leaf.size % q)).reshape(-1, q)
             total = total + jnp.roll(rows.sum(axis=0), offset % q)
         offset += leaf.size
@@ -172,7 +174,7 @@ def sketch(tree: Params, like: Params, size: int) -> jax.Array:
 
 
 def _signs(i: jax.Array) -> jax.Array:
-    """+-1, each by a hash of its number (the finalizer of MurmurHash3): nothing has to be kept."""
+    """Returns +-1 by a hash of the number, the finalizer of MurmurHash3: nothing is stored."""
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         i = (i ^ (i >> shift)) * np.uint32(factor)
     return 1 - 2 * ((i >> 16 ^ i) & 1).astype(jnp.float32)

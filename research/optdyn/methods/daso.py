@@ -1,18 +1,18 @@
-"""DASO: nodes that average after so many batches, and wait so many, as the losses of epochs say.
+"""DASO: nodes average every B batches, with a delay of W, both decided by the epochs' losses.
 
-The rule is that of `averaging.py`. The clock makes the phases of B and W out of the losses so far
-(`after_epoch`), from these when nodes send and receive, and from that the seconds
-(`clock/meetings.py`); so it is longer by an epoch whenever a loss more is known.
+The rule is that of `averaging.py`. The clock makes phases of B and W of the losses so far
+(`after_epoch`), of these when nodes send and receive, and of that the seconds
+(`clock/meetings.py`). So the timeline gets an epoch longer whenever another loss is known.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.ranges import FINITE
 from optdyn.clock.cluster import Cluster
@@ -42,11 +42,10 @@ class DASO(Mixes, name="daso"):
         x <- (2 S x + sum_p x_p(sent)) / (2 S + P)
 
     x are the parameters of a node, and x_p(sent) what the P nodes sent S batches before. The
-    devices of a node average their gradients at every batch; nodes meet only in this merge, which
-    is the rule of `averaging.py` with the weights 2 S and 1. The timeline decides when they send
-    and receive. S = 0 is the blocking synchronization of warm-up and cool-down, the plain mean
-    (heat, the authors' implementation, gives x the weight 1 there if it is received as the others
-    are).
+    devices of a node average their gradients at every batch; nodes meet only in this merge, the
+    rule of `averaging.py` with the weights 2 S and 1. S = 0 is the blocking synchronization of
+    warm-up and cool-down, the plain mean (heat, the authors' implementation, gives x the weight 1
+    there if it is received as the others are).
 
     Warm-up and cool-down epochs synchronize after every batch and wait for it. In between, every B
     batches the nodes send their parameters and receive the sum W batches later, computing
@@ -62,7 +61,7 @@ class DASO(Mixes, name="daso"):
     max_batches: int = field(
         4, "B, batches from one exchange between nodes to the next.", at_least=1
     )
-    wait: int = field(1, "W, batches from the sending of an exchange to its receipt.")
+    wait: int = field(1, "W, batches from sending to receipt.")
     reset_batches: int = field(0, "B after a plateau at B = 1; 0: max_batches (heat: 8).", **FINITE)
     reset_wait: int = field(0, "W after a plateau at B = 1; 0: wait (heat: 2).")
     warmup_epochs: int = field(4, "First epochs, which synchronize after every batch.", **FINITE)
@@ -73,13 +72,13 @@ class DASO(Mixes, name="daso"):
     )
     transfer_dtype: str = field(
         "",
-        "Type of what nodes exchange; 'bfloat16' halves it.",
+        "Type of messages; 'bfloat16' halves their bytes.",
         one_of=("", "bfloat16"),
         static=True,
     )
     blocking_dtype: str = field(
         "",
-        "Likewise, only where they wait for it, as heat does.",
+        "Type of messages for which nodes wait; '': transfer_dtype.",
         one_of=("", "bfloat16"),
         static=True,
     )
@@ -93,28 +92,27 @@ class DASO(Mixes, name="daso"):
         expected = f"from 0 to config.method.max_batches = {most}"
         self.require("wait", 0 <= self.wait <= most, expected)
         self.require("reset_wait", 0 <= self.reset_wait <= reset, f"from 0 to {reset}")
-        # One message at a time: the next is not sent before the one before has come.
-        again = f"{self.wait} or more, W = config.method.wait, as config.method.reset_wait is 0"
-        self.require("reset_batches", (self.reset_wait or self.wait) <= reset, again)
+        # One message at a time: the next is not sent before the last has arrived.
+        expected = f"{self.wait} or more, W = config.method.wait, as config.method.reset_wait is 0"
+        self.require("reset_batches", (self.reset_wait or self.wait) <= reset, expected)
 
     @property
     def cycle(self) -> int:
         return self.max_batches
 
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
-        """The rule around what a node does by itself.
+        """Returns the rule around a node's `inner` rule.
 
-        *Selective*: of a node's devices one sends. Here each of them sends its part, so that as
-        many bytes go between nodes and none of them waits.
+        *Selective* in the paper: one device of a node sends. Here each device sends a part, so that
+        as many bytes go between nodes and none of the devices waits.
         """
         sent = Messages(self.transfer_dtype, self.blocking_dtype, collectives=collectives)
         return Outer(inner, lambda waited: (2 * waited, 1), messages=sent).rule()
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Phases that follow the losses, over what nodes do by themselves."""
         setup = inputs.setup
-        if inputs.trace:  # whose phases followed losses that it does not have
-            local = nodes.inside(inputs, methods)(setup.steps)
+        if inputs.trace:  # has the phases, and not the losses that decided them
+            local = nodes.local_times(inputs, methods, setup.steps)
             return meetings_timeline(_recorded(inputs.trace), local, inputs.trace.seconds)
         return clock(
             setup.cluster,
@@ -125,33 +123,28 @@ class DASO(Mixes, name="daso"):
             update_bytes=inputs.update_bytes,
             seed=setup.seed,
             epoch_losses=[row["train_loss"] for row in inputs.epochs],
-            inside=nodes.inside(inputs, methods),
+            local_times=partial(nodes.local_times, inputs, methods),
         )
 
     def timeline_depends_on_log(self, setup: Setup) -> bool:
         return setup.cluster.service.name != "trace"
-
-    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
-        yield from nodes.joins(setup, methods)
 
     def why_no_overlap(self) -> str:
         return ""
 
 
 class Phase(NamedTuple):
-    """The place of training in the cycle of B and W."""
+    """B and W of an epoch, with the state of the plateau detection."""
 
-    epoch: int  # the epoch that this is the phase of
+    epoch: int
     batches: int  # B
     wait: int  # W
-    best: float = math.inf  # least epoch loss, as the plateau detection sees it
+    best: float = math.inf  # least epoch loss so far
     bad: int = 0  # epochs since then, or since the last plateau
 
 
 def after_epoch(phase: Phase, loss: float, method: DASO) -> Phase:
-    """The phase of the next epoch, given the training loss after this one.
-
-    That is the log's, of `data.train_evaluated` examples.
+    """Returns the phase of the next epoch, from the log's training loss after this one.
 
     A loss is an improvement if it is less than the best by the fraction `threshold`; more than
     `patience` epochs without one are a plateau. Losses count from the last warm-up epoch's on.
@@ -180,34 +173,34 @@ def clock(
     update_bytes: int,
     seed: int = 0,
     epoch_losses: Sequence[float] = (),
-    inside: LocalClock | None = None,
+    local_times: LocalClock | None = None,
 ) -> Timeline:
-    """The timeline of the epochs whose phases the losses of the ones before decide.
+    """Returns the timeline of the epochs whose phases are decided by the losses before them.
 
-    With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; one loss more lengthens
-    it and changes nothing before. Its choice is a `Meeting`; `staleness` is `waited`, or that
-    inside the nodes.
+    With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; another loss lengthens it
+    and changes nothing before. Its plan is a `Meeting`; `staleness` is `waited`, or that inside the
+    nodes.
 
-    A node is done with a batch when its slowest device is and the gradients are averaged. The
-    nodes' clocks run apart until a receipt, for which each waits if the message is not there yet:
-    it leaves with the last node and takes an all-reduce over the nodes by one device of each. In
-    bfloat16 it has half the bytes. The others of a node then get the merged parameters from that
-    device. Averaging and sending start before the batch is done, by `overlap` (`node_seconds`).
-    `seconds` is when the last node is done. `inside`: what a node does instead.
+    A node is done with a batch when its slowest device is and the gradients are averaged. Nodes do
+    not wait for one another until a receipt: the message leaves with the last node and takes an
+    all-reduce over the nodes by one device of each, in bfloat16 with half the bytes, and is then
+    handed on inside the nodes. Averaging and sending begin before the batch is done, by `overlap`
+    (`node_seconds`). `seconds` is when the last node is done. `local_times` replaces the times of
+    a node by itself, for so many steps.
     """
     meeting = _meetings(method, steps, steps_per_epoch, epoch_losses)
     epochs, known = len(meeting.send), min(meeting.send.size, steps)
     most = epochs * steps_per_epoch
-    if inside:
-        local = inside(most)
+    if local_times:
+        local = local_times(most)
     else:
         local = LocalTimes(*node_seconds(cluster, most, batch_size, update_bytes, seed))
-    travelling, waited_for = (
+    delayed_seconds, blocking_seconds = (
         between_nodes(cluster, update_bytes / (2 if dtype == "bfloat16" else 1))
         for dtype in (method.transfer_dtype, method.blocking_dtype or method.transfer_dtype)
     )
     blocking = meeting.receive & (meeting.waited == 0)
-    transfer = np.where(blocking, waited_for, travelling)
+    transfer = np.where(blocking, blocking_seconds, delayed_seconds)
     # Nodes leave every epoch together, so that the epochs are clocked side by side, each from 0.
     flags = Meeting(*(np.asarray(part).T[..., None] for part in meeting[:3]))
     shape = (epochs, steps_per_epoch, cluster.nodes)
@@ -220,7 +213,7 @@ def clock(
 
 
 def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[float]) -> Meeting:
-    """Arrays (epochs, steps_per_epoch); after the last step of all there is nothing."""
+    """Returns when nodes send and receive, (epochs, steps_per_epoch)."""
     epochs = -(-steps // steps_per_epoch)
     phase = Phase(0, method.max_batches, method.wait)
     send = np.zeros((min(len(losses) + 1, epochs), steps_per_epoch), bool)
@@ -231,7 +224,7 @@ def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[f
         blocking = not method.warmup_epochs <= epoch < epochs - method.cooldown_epochs
         batches, wait = (1, 0) if blocking else (phase.batches, phase.wait)
         last = min(steps_per_epoch, steps - epoch * steps_per_epoch) - 1
-        # What would arrive with or after the last batch, which blocks, is not sent.
+        # The last batch blocks: what would arrive with it or later is not sent.
         sent = np.arange(0, last - wait, batches)
         send[epoch, sent] = receive[epoch, sent + wait] = True
         send[epoch, last] = receive[epoch, last] = True
@@ -240,9 +233,9 @@ def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[f
 
 
 def _recorded(trace: RecordedTrace) -> Meeting:
-    """When nodes met in the run that a trace holds, which followed losses. Raises `TimelineError`.
+    """Returns when nodes met in a recorded run. Raises `TimelineError`.
 
-    Every receipt is of the last message that was sent, and every message but the last is received.
+    A receipt is of the last message sent, and every message but the last is received.
     """
     send, receive = trace.flags("send"), trace.flags("receive")
     t = np.arange(len(send))

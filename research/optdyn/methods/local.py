@@ -53,17 +53,18 @@ class Local(Gradients, MicroBatches, name="local"):
         grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
 
     L_ab is the loss of a head at the end of the group (`local_losses.py`). Blocks are updated one
-    by one, so with several servers (`asynchronous.py`) none waits for another.
+    by one, so with several servers (`asynchronous.py`) none waits for another. The seconds are
+    those of the stages that the blocks are spread over (`clock/pipeline.py`).
     """
 
     variant: str = field(
         "greedy",
-        "Which blocks learn together, 'greedy', 'overlapping', 'chunked', 'backprop'.",
+        "Groups of blocks: 'greedy', 'overlapping', 'chunked' or 'backprop'.",
         one_of=VARIANTS,
         static=True,
     )
-    window: int = field(2, "local, overlapping: blocks of a group.", at_least=1, static=True)
-    chunks: int = field(2, "local, chunked: groups of consecutive blocks.", at_least=1, static=True)
+    window: int = field(2, "overlapping: blocks of a group.", at_least=1, static=True)
+    chunks: int = field(2, "chunked: number of groups.", at_least=1, static=True)
     shared_heads: bool = field(
         False, "Whether every head is the model's own last block.", static=True
     )
@@ -77,17 +78,16 @@ class Local(Gradients, MicroBatches, name="local"):
     cluster = ("latencies", "bandwidths")
 
     def over(self, blocks: int) -> Groups:
-        """The groups over so many trunk blocks. Raises ValueError."""
+        """Returns the groups over so many trunk blocks. Raises `ValueError`."""
         return groups(self.variant, blocks, self.window, self.chunks)
 
     def gradient(self, problem: Problem) -> Gradient:
         return local(problem, self.over(len(problem.blocks) - 1), self.shared_heads)
 
     def servers(self, problem: Problem) -> dict[str, int]:
-        """A block and its head are kept in one place."""
         names = [name for name, _ in problem.blocks]
-        own = {name: place for place, name in enumerate(names)}
-        return own | {base.head_of(name): own[name] for name in problem.heads}
+        servers = {name: place for place, name in enumerate(names)}
+        return servers | {base.head_of(name): servers[name] for name in problem.heads}
 
     def heads(self, blocks: Blocks) -> Sequence[str]:
         return heads(blocks, self.over(len(blocks) - 1), self.shared_heads)
@@ -95,13 +95,12 @@ class Local(Gradients, MicroBatches, name="local"):
     def parts(self, stages: int) -> int:
         return self.micro_batches if self.variant == "backprop" and stages > 1 else 1
 
-    def slower(self, setup: Setup, network: ModelInfo) -> float:
-        """An update on one device over one of backpropagation there, in operations."""
+    def relative_cost(self, setup: Setup, network: ModelInfo) -> float:
+        """Returns the operations of an update on one device over those of backpropagation."""
         _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
         return float(work.forward.sum() + work.backward.sum())
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """The stages that the blocks are spread over (`clock/pipeline.py`)."""
         setup = inputs.setup
         _, work = costs(self, setup, inputs.model)
         filled = self.variant == "backprop" and setup.cluster.nodes > 1
@@ -109,54 +108,56 @@ class Local(Gradients, MicroBatches, name="local"):
         return pipeline.pipeline_timeline(setup.cluster, self.micro_batches * filled, work, **size)
 
     def work(self, inputs: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
-        """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
+        """Returns the seconds of each device that computes all blocks, (steps, nodes, k)."""
         setup = inputs.setup
-        each = equal_part_seconds(setup.cluster, setup.batch_size)
-        return draws * each * self.slower(setup, inputs.model), ()
+        means = equal_part_seconds(setup.cluster, setup.batch_size)
+        return draws * means * self.relative_cost(setup, inputs.model), ()
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         cluster = setup.cluster
         blocks = len(models.make(setup.model, classes=2)) - 1
         try:
-            own = self.over(blocks)
+            trunk_groups = self.over(blocks)
         except ValueError as error:
             yield Join("method", True, str(error))
             return
-        if methods.read or methods.mix:  # then no device has but a part of the blocks
+        if methods.read or methods.mix:  # each device has all blocks
             return
-        said = f"must divide the model's {blocks} blocks"
-        yield Join("cluster.nodes", blocks % cluster.nodes, said)
+        reason = f"must divide the model's {blocks} blocks"
+        yield Join("cluster.nodes", blocks % cluster.nodes, reason)
         shared = self.shared_heads and cluster.nodes > 1
-        yield Join("method.shared_heads", shared, "several nodes share no parameters")
+        yield Join("method.shared_heads", shared, "must be False on several nodes")
         parts = cluster.devices_per_node * self.parts(cluster.nodes)
-        said = f"must be a multiple of {parts} (config.cluster.devices_per_node, of backprop on "
-        said += "several nodes x method.micro_batches)"
-        yield Join("batch_size", setup.batch_size % parts, said)
+        reason = (
+            f"must be a multiple of {parts} (config.cluster.devices_per_node, with backprop on "
+        )
+        reason += "several nodes x method.micro_batches)"
+        yield Join("batch_size", setup.batch_size % parts, reason)
         cuts = {blocks * i // cluster.nodes for i in range(cluster.nodes + 1)}
-        crossing = [(a, b) for a, b in own if any(a < cut < b for cut in cuts)]
+        crossing = [(a, b) for a, b in trunk_groups if any(a < cut < b for cut in cuts)]
         for a, b in crossing[: self.variant != "backprop"]:
-            said = f"blocks {a} to {b - 1} learn together and must be on one node; on several, "
-            said += "variants are 'greedy', 'backprop', or 'chunked' with chunks that end where "
-            yield Join("cluster.nodes", True, f"{said}nodes do")
+            reason = f"blocks {a} to {b - 1} learn together and must be on one node; on several, "
+            reason += "variants are 'greedy', 'backprop', or 'chunked' with chunks that end where "
+            yield Join("cluster.nodes", True, f"{reason}nodes do")
 
     def report(self, setup: Setup, network: ModelInfo) -> Json:
-        """Operations, bytes and memory of an update. Raises `ConfigError`."""
-        whole, params, examples = network
+        """Returns operations, bytes and memory of an update. Raises `ConfigError`."""
+        problem, params, examples = network
         if self.shared_heads:
-            through = partial(base.activations, whole.blocks)
-            hs = jax.eval_shape(through, params, whole.input(examples))
+            through = partial(base.activations, problem.blocks)
+            hs = jax.eval_shape(through, params, problem.input(examples))
             if any(hs[end].shape != hs[-2].shape for _, end in self.over(len(hs) - 2)):
                 raise ConfigError(
                     "config.method.shared_heads: the groups of this model's blocks end in "
                     "outputs of different shapes, which one head cannot take"
                 )
-        made, _ = costs(self, setup, network)
+        cost, _ = costs(self, setup, network)
         return {
-            "total_flops": made.total,
-            "sequential_flops": made.sequential,
-            "latency_flops": made.latency,
-            "communicated_bytes": made.communicated_bytes,
-            "group_memory_bytes": list(made.memory),
+            "total_flops": cost.total,
+            "sequential_flops": cost.sequential,
+            "latency_flops": cost.latency,
+            "communicated_bytes": cost.communicated_bytes,
+            "group_memory_bytes": list(cost.memory),
         }
 
     def layout(
@@ -166,65 +167,76 @@ class Local(Gradients, MicroBatches, name="local"):
         nodes: int,
         devices: int,
     ) -> Layout:
-        """Blocks on devices of their own, which is the axis that nothing else here has."""
-        on = mesh(("stage", "data"), (nodes, devices))
-        own = self.over(len(problem.blocks) - 1)
-        return stages(problem, optimizer, own, on, self.parts(nodes))
+        """Returns the layout of blocks over devices as stages."""
+        devices_mesh = mesh(("stage", "data"), (nodes, devices))
+        trunk_groups = self.over(len(problem.blocks) - 1)
+        return stages(problem, optimizer, trunk_groups, devices_mesh, self.parts(nodes))
 
     def extra_metrics(self, problem: Problem) -> Measure | None:
-        """`(params, train, test) -> {name: scalar}`: cosines and linear probes, if asked."""
+        """Returns the measure of cosines and linear probes, if `probes` is set."""
         if not self.probes:
             return None
-        own = self.over(len(problem.blocks) - 1)
-        cosine = cosines(problem, own, self.shared_heads)
+        trunk_groups = self.over(len(problem.blocks) - 1)
+        cosine = cosines(problem, trunk_groups, self.shared_heads)
         linear = linear_probe(problem)
 
         def measure(params: Params, train: Batch, test: Batch) -> dict[str, jax.Array]:
-            found = {"cosine": cosine(params, train), "probe_accuracy": linear(params, train, test)}
+            values = {
+                "cosine": cosine(params, train),
+                "probe_accuracy": linear(params, train, test),
+            }
             return {
-                f"{name}_{block}": v for name, each in found.items() for block, v in each.items()
+                f"{name}_{block}": value
+                for name, by_block in values.items()
+                for block, value in by_block.items()
             }
 
         return measure
 
 
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
-    """The sum over the groups, of one device; its loss is that of the last group, the model's.
+    """Returns the sum of the groups' gradients; its loss is that of the last group, the model's.
 
     The parameters must have the heads that the groups need (`heads`). Shared heads need trunk
     blocks whose outputs have the shape of the last one's.
     """
-    own = gradients(problem, groups, shared)
+    local_gradients = gradients(problem, groups, shared)
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
-        grads, _, value = own(params, problem.input(batch), batch)
+        grads, _, value = local_gradients(params, problem.input(batch), batch)
         return value, grads
 
     return gradient
 
 
-def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pipeline.StageWork]:
-    """Returns what an update costs, whole and on the stages of the cluster."""
-    whole, params, examples = network
+def costs(
+    method: "Local", setup: Setup, network: ModelInfo
+) -> tuple[UpdateCost, pipeline.StageWork]:
+    """Returns the cost of an update, in all and on the stages of the cluster."""
+    problem, params, examples = network
 
     def shape(leaf: Tree) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((setup.batch_size, *leaf.shape[1:]), leaf.dtype)
 
-    made = block_costs(whole, params, jax.tree.map(shape, dict(examples)))
-    own, stages = of.over(len(made.trunk)), setup.cluster.nodes
-    cuts = [len(made.trunk) * i // stages for i in range(stages)]
+    blocks = block_costs(problem, params, jax.tree.map(shape, dict(examples)))
+    trunk_groups, stages = method.over(len(blocks.trunk)), setup.cluster.nodes
+    cuts = [len(blocks.trunk) * i // stages for i in range(stages)]
     placed = cuts if stages > 1 else ()  # on one node as if every group had a device
-    return update_cost(made, own, of.shared_heads, placed), stage_work(made, own, cuts)
+    return update_cost(blocks, trunk_groups, method.shared_heads, placed), stage_work(
+        blocks, trunk_groups, cuts
+    )
 
 
 def cosines(problem: Problem, groups: Groups, shared: bool = False) -> Measure:
-    """`(params, batch) -> {trunk block: cos_j}`, scalars; 0 where a gradient vanishes."""
-    local = gradients(problem, groups, shared)
+    """Returns `(params, batch) -> {trunk block: cos_j}`; 0 where a gradient vanishes."""
+    local_gradients = gradients(problem, groups, shared)
 
     def measure(params: Params, batch: Examples) -> dict[str, jax.Array]:
-        own, _, _ = local(params, problem.input(batch), batch)
-        whole = jax.grad(problem.loss)(params, batch)
-        return {name: _cosine(own[name], whole[name]) for name, _ in problem.blocks[:-1]}
+        local_grads, _, _ = local_gradients(params, problem.input(batch), batch)
+        full_grads = jax.grad(problem.loss)(params, batch)
+        return {
+            name: _cosine(local_grads[name], full_grads[name]) for name, _ in problem.blocks[:-1]
+        }
 
     return measure
 
@@ -236,10 +248,10 @@ def _cosine(one: Params, other: Params) -> jax.Array:
 
 
 def linear_probe(problem: Problem) -> Measure:
-    """`(params, training batch, test batch) -> {trunk block: accuracy of W_j on the test batch}`.
+    """Returns `(params, train, test) -> {trunk block: accuracy of W_j on the test batch}`.
 
-    Fitted on the training batch. Features: images, the mean over height and width, or all of a
-    vector; texts, those of a position, whose label is the next symbol.
+    W_j is fitted on the training batch. Features are means over height and width for images, all
+    numbers of vectors, and for texts those of a position, whose label is the next symbol.
     """
 
     def measure(params: Params, train: Examples, test: Examples) -> dict[str, jax.Array]:
@@ -258,9 +270,9 @@ def linear_probe(problem: Problem) -> Measure:
 
 
 def ridge(x: jax.Array, labels: jax.Array, classes: int) -> Callable[[jax.Array], jax.Array]:
-    """Ridge regression of one-hot labels, (n,), on features, (n, D), in closed form.
+    """Returns features (m, D) -> scores (m, classes), fitted by ridge regression in closed form.
 
-    The function returned maps features (m, D) to scores (m, classes).
+    `x` are features, (n, D), and `labels` (n,), taken as one-hot.
     """
     mean = x.mean(0)
     scale = jnp.maximum(jnp.sqrt(x.var(0).mean()), jnp.finfo(x.dtype).tiny)
@@ -276,12 +288,12 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _labels(batch: Examples) -> jax.Array:
-    """(n,), one an image or, of texts, one a chosen position."""
+    """Returns one label per image, or per chosen position of texts, (n,)."""
     return _chosen(batch["text"][:, 1:].reshape(-1)) if "text" in batch else batch["label"]
 
 
 def _pooled(h: jax.Array, batch: Examples) -> jax.Array:
-    """Features of a block, (n, D) float32."""
+    """Returns the features of a block, (n, D) float32."""
     h = h.astype(jnp.float32)
     if "text" in batch:
         return _chosen(h.reshape(-1, h.shape[-1]))

@@ -5,9 +5,9 @@
     grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
 
 f_j: the K trunk blocks, all of the model but its last; h_0: the input. A group trains its blocks by
-backpropagation from a head of its own at its end; nothing flows back into h_a. Groups of one block
-are greedy, one group of all is backpropagation, and groups that overlap let a block learn from
-heads further on. head_K is the model's last block, and with shared heads every head is.
+backpropagation from a head at its end; nothing flows back into h_a. Groups of one block are greedy,
+one group of all is backpropagation, and with overlapping groups a block learns from heads further
+on. head_K is the model's last block; with shared heads every head is.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,16 @@ from optdyn.problem.costs import Groups
 from optdyn.problem.models import Blocks, base
 from optdyn.problem.problem import Problem
 
-Gradients = Callable[[Params, jax.Array, Batch], tuple[Params, jax.Array, jax.Array]]
+LocalGradients = Callable[[Params, jax.Array, Batch], tuple[Params, jax.Array, jax.Array]]
 
 VARIANTS = ("greedy", "overlapping", "chunked", "backprop")
 
 
 def groups(variant: str, blocks: int, window: int, chunks: int) -> Groups:
-    """Groups over `blocks` trunk blocks, of `window` blocks if overlapping, `chunks` if chunked.
+    """Returns the groups over `blocks` trunk blocks.
 
-    Chunks differ by at most one block. `ValueError` for groups that do not exist.
+    `window` is the size of overlapping groups, `chunks` the number of chunked ones, whose sizes
+    differ by at most one block. Raises `ValueError` for impossible groups.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r}: one of {', '.join(VARIANTS)}")
@@ -47,21 +48,21 @@ def groups(variant: str, blocks: int, window: int, chunks: int) -> Groups:
 
 
 def heads(blocks: Blocks, groups: Groups, shared: bool) -> tuple[str, ...]:
-    """Names of the blocks of a model that need an auxiliary head."""
+    """Returns the names of the blocks that need an auxiliary head."""
     return () if shared else tuple(blocks[b - 1][0] for _, b in groups if b < len(blocks) - 1)
 
 
-def gradients(problem: Problem, groups: Groups, shared: bool = False) -> Gradients:
-    """`(params, h_a of the first group, batch) -> (grads, h_b of the last group, its L_ab)`.
+def gradients(problem: Problem, groups: Groups, shared: bool = False) -> LocalGradients:
+    """Returns `(params, h_a of the first group, batch) -> (grads, h_b of the last, its L_ab)`.
 
-    `grads` has the keys of `params` that the groups train. Groups that go on where others end may
-    be run elsewhere, from the activations that those return.
+    `grads` has the keys of `params` that the groups train. Groups that begin where others end may
+    run elsewhere, from the activations that those return.
     """
     names = [name for name, _ in problem.blocks]
     last, module = problem.blocks[-1]
 
-    def loss(own: Params, h: jax.Array, batch: Batch) -> jax.Array:
-        return jnp.mean(problem.losses(base.apply(((last, module),), {last: own}, h), batch))
+    def loss(params: Params, h: jax.Array, batch: Batch) -> jax.Array:
+        return jnp.mean(problem.losses(base.apply(((last, module),), {last: params}, h), batch))
 
     def gradient(params: Params, h: jax.Array, batch: Batch) -> tuple:
         grads: Params = {}

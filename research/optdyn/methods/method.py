@@ -2,8 +2,8 @@
 
 A method is a class that derives from `Gradients`, `Reads` or `Mixes`. Methods that replace
 different pieces combine (`MethodStack`): `daso+dynamic_batch` is DASO whose nodes divide their
-batch by speed. Pieces that no method replaces are plain SGD's. Last come the numbers that several
-methods have, each with one meaning.
+batch by speed. Pieces that no method replaces are plain SGD's. At the end of the file are the
+fields that several methods share.
 """
 
 import math
@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Join, did_you_mean, short_repr
+from optdyn.base.errors import ConfigError, Join, did_you_mean, one_of_these, short_repr
 from optdyn.base.fields import Value, field, plain, split_nested, wrong_type_line
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import PART, Known
@@ -32,11 +32,16 @@ from optdyn.clock.trace import RecordedTrace, check_replay, read_trace
 from optdyn.core import Gradient, NodeState, Rule, Update
 from optdyn.methods.messages import (
     COMPRESSIONS,
-    OF_BITS,
-    WHOLE,
+    FULL_BITS,
+    QUANTIZABLE,
     Collectives,
     Compression,
-    compressor,
+    bfloat16,
+    powersgd,
+    quantized,
+    quantizer,
+    sign,
+    top_k,
 )
 from optdyn.methods.names import meant as meant_method
 from optdyn.methods.setup import Setup
@@ -54,7 +59,7 @@ MEANING = {
     "mix": "what nodes exchange",
 }
 
-# Keys of the cluster that not all clocks know, and what they are.
+# Keys of the cluster that a clock knows only if its method lists them, with words for each.
 OPTIONAL = {
     "pieces": "seconds of the pieces of an update",
     "split": "shares in proportion to speeds",
@@ -71,32 +76,31 @@ OPTIONAL = {
 }
 
 
+Servers = Mapping[str, int] | None  # the number of each block's server; None: one server
+
+
 class ModelInfo(NamedTuple):
-    """The model, its parameters and some examples, for clocks that ask what an update costs."""
+    """The model, for clocks whose seconds depend on it."""
 
     problem: Problem
     params: Params
-    examples: Examples  # one at least
+    examples: Examples  # at least one
 
 
 class ClockInputs(NamedTuple):
-    """All that a clock may know.
-
-    `update_bytes` is the size of the parameters. `replicas` is 0 for one run. `epochs` has the log
-    at the end of each past epoch. `trace` is the recorded run that is replayed, if one is.
-    """
+    """All that a clock may know; it never sees losses of the running epoch."""
 
     setup: Setup
     steps_per_epoch: int
-    update_bytes: int
-    replicas: int = 0
-    epochs: Sequence[Json] = ()
+    update_bytes: int  # size of the parameters
+    replicas: int = 0  # 0: one run
+    epochs: Sequence[Json] = ()  # the log line at the end of each past epoch
     network: ModelInfo | None = None
-    trace: RecordedTrace | None = None
+    trace: RecordedTrace | None = None  # the recorded run that is replayed
 
     @property
     def model(self) -> ModelInfo:
-        """The model. Raises `ConfigError` where a clock that needs it is asked for without."""
+        """The model. Raises `ConfigError` where there is none."""
         if not self.network:
             raise ConfigError(
                 "clock: this method's messages and seconds depend on the model, which "
@@ -106,12 +110,12 @@ class ClockInputs(NamedTuple):
 
 
 def slowed(inputs: ClockInputs, methods: "MethodStack") -> Cluster:
-    """Returns the cluster, whose seconds an example are those of the methods' own gradient."""
+    """Returns the cluster with the seconds per example of the gradient method, if there is one."""
     cluster, gradient = inputs.setup.cluster, methods.gradient
-    if not (gradient and gradient.slower and inputs.network):
+    if not (gradient and gradient.relative_cost and inputs.network):
         return cluster
-    by = gradient.slower(inputs.setup, inputs.network)
-    return cluster.with_(seconds_per_example=cluster.seconds_per_example * by)
+    ratio = gradient.relative_cost(inputs.setup, inputs.network)
+    return cluster.with_(seconds_per_example=cluster.seconds_per_example * ratio)
 
 
 @dataclass(frozen=True)
@@ -123,61 +127,62 @@ class Method(Value, section="method", union=True):
     `static`, so that another value makes another program. The clock alone sees the others.
     """
 
-    pieces: ClassVar[tuple[str, ...]] = ()  # of MEANING, that it replaces
-    laws: ClassVar[tuple[str, ...]] = DRAWN  # of config.cluster.service, that its clock knows
-    cluster: ClassVar[tuple[str, ...]] = ()  # of OPTIONAL, likewise
-    info: ClassVar[tuple[str, ...]] = ()  # what its updates say of themselves, for the log to sum
+    pieces: ClassVar[tuple[str, ...]] = ()  # keys of MEANING: the pieces that it replaces
+    laws: ClassVar[tuple[str, ...]] = DRAWN  # names of config.cluster.service that its clock knows
+    cluster: ClassVar[tuple[str, ...]] = ()  # keys of OPTIONAL that its clock knows
+    info: ClassVar[tuple[str, ...]] = ()  # values that its step returns and the log sums
 
-    def __new__(cls, *args: Any, **given: Any) -> Self:
+    def __new__(cls, *args: Any, **values: Any) -> Self:
         if args:
             raise ConfigError(f"{cls.__name__}: its fields are given by name")
-        return super().__new__(cls, **given)
+        return super().__new__(cls, **values)
 
     @property
     def name(self) -> str:
-        """What it is called in a config; of one's own class MODULE:NAME."""
+        """The method's name in a config; MODULE:NAME for a class of the user's."""
         return self.tag or name_of(type(self))
 
     def __add__(self, other: "Method | MethodStack") -> "MethodStack":
-        """Both joined, `DiLoCo(period=8) + Local()`."""
+        """Joins both, `DiLoCo(period=8) + Local()`."""
         return MethodStack.wrap(self) + other
 
     def clock(self, inputs: ClockInputs, methods: "MethodStack") -> Timeline:
-        """The timeline of an experiment, where this method is the outermost of `methods`.
+        """Returns the timeline of an experiment whose outermost method is this one.
 
         Raises `TimelineError` where there is none.
         """
         raise NotImplementedError
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
-        """The timeline of a replay, of whose nodes all are there, with what its trace alone knows.
+        """Returns the timeline of a replay, with what the clock cannot know and the trace says.
 
-        Raises `TimelineError`.
+        `line` is the method's clock at the recorded seconds, as if nobody was ever away. Raises
+        `TimelineError`.
         """
         return line
 
     def joins(self, setup: Setup, methods: "MethodStack") -> Iterator[Join]:
-        """What of the rest of the experiment the method cannot run with, a row for each."""
+        """Yields a row for each value of the experiment that the method cannot run with."""
         yield from ()
 
     def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
-        """What `summary.json` says of the method, by key."""
+        """Returns what `summary.json` says of the method, by key."""
         return {}
 
     def timeline_depends_on_log(self, setup: Setup) -> bool:
-        """Whether the log of past epochs decides the timeline of the next."""
+        """Returns whether the log of past epochs decides the timeline of the next."""
         return False
 
     def extra_metrics(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
-        """What log points measure besides: `(params, train, test) -> {name: scalar}`, or None."""
+        """Returns `(params, train, test) -> {name: scalar}`, measured at log points, or None."""
 
     def static_part(self) -> Self:
-        """The method as a program sees it: fields that are not `static` are None."""
-        made = object.__new__(type(self))
-        for each in fields(self):
-            value = getattr(self, each.name) if each.metadata.get("static", True) else None
-            object.__setattr__(made, each.name, value)
-        return made
+        """Returns the method as a program sees it: fields that are not `static` are None."""
+        method = object.__new__(type(self))
+        for entry in fields(self):
+            value = getattr(self, entry.name) if entry.metadata.get("static", True) else None
+            object.__setattr__(method, entry.name, value)
+        return method
 
 
 @dataclass(frozen=True)
@@ -185,30 +190,30 @@ class Gradients(Method):
     """A method that says how a gradient is taken."""
 
     pieces: ClassVar[tuple[str, ...]] = ("gradient",)
-    reduces_itself: ClassVar[bool] = False  # over the devices of `data`: parts may be uneven
-    staged: ClassVar[bool] = False  # the cluster's nodes are stages, none has all parameters
-    # Optional, with their arguments:
-    # (problem) -> {block: number of its server}, if blocks have servers of their own
-    servers: ClassVar[Callable[..., Mapping[str, int]] | None] = None
-    # (inputs, draws) -> each device's seconds, plan
-    work: ClassVar[Callable[..., tuple[np.ndarray, Plan]] | None] = None
-    # (setup, network) -> its seconds over those of plain SGD's
-    slower: ClassVar[Callable[..., float] | None] = None
-    # (problem, optimizer, nodes, devices) -> on real devices, if not like all others
+    reduces_itself: ClassVar[bool] = False  # over the axis `data`: devices' parts may be uneven
+    staged: ClassVar[bool] = False  # the cluster's nodes are stages of one model
+    # Methods that a subclass may have; None where it has not. `Any` is self.
+    # Returns the number of the server that keeps each block.
+    servers: ClassVar[Callable[[Any, Problem], Mapping[str, int]] | None] = None
+    # (steps, nodes, devices) draws of unit mean -> seconds of each device, and the plan
+    work: ClassVar[Callable[[Any, ClockInputs, np.ndarray], tuple[np.ndarray, Plan]] | None] = None
+    # Returns the seconds of a gradient over those of plain SGD's.
+    relative_cost: ClassVar[Callable[[Any, Setup, ModelInfo], float] | None] = None
+    # (problem, optimizer, nodes, devices) -> its layout over real devices
     layout: ClassVar[Callable[..., "Layout"] | None] = None
-    # (problem) -> a worker's part alone, to be timed
-    timed: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
+    # Returns a worker's part of the gradient by itself, to be timed.
+    worker_part: ClassVar[Callable[[Any, Problem], Callable[..., Tree]] | None] = None
 
     def gradient(self, problem: Problem) -> Gradient:
-        """`(params, event, batch) -> loss, grads`, the mean over one device's part of the batch."""
+        """Returns `(params, event, batch) -> loss, grads`, means over one device's part."""
         raise NotImplementedError
 
     def heads(self, blocks: Blocks) -> Sequence[str]:
-        """Names of the blocks that need an auxiliary head."""
+        """Returns the names of the blocks that need an auxiliary head."""
         return ()
 
     def parts(self, stages: int) -> int:
-        """Parts of a device's batch that go through so many stages one after the other."""
+        """Returns into how many micro-batches a device's batch is cut on so many stages."""
         return 1
 
 
@@ -216,38 +221,36 @@ class Gradients(Method):
 class Reads(Method):
     """A method that says at which parameters a gradient is taken.
 
-    Its groups race on real workers (`race`) if it has `order` and `message`. A group is given
-    `state.read_slot(slot)`, and the server's step takes its message in place of the batch.
+    Its groups race on real workers (`race`) if it has `order` and `message`. A worker is sent
+    `state.read_slot(slot)`, and the server's step takes the worker's message in place of the batch.
     """
 
     pieces: ClassVar[tuple[str, ...]] = ("read",)
-    single: ClassVar[bool] = True  # an update is of one gradient, of the whole batch
+    single: ClassVar[bool] = True  # an update is one gradient, of the whole batch
     barrier: ClassVar[bool] = True  # the workers wait for one another at every update
-    workers: ClassVar[bool] = False  # every group has parameters of its own (`workers.py`)
-    gathers: ClassVar[bool] = False  # not every arrival is an update
-    # (setup, methods, timeline) -> who reads when, written into the timeline
-    order: ClassVar[Callable[..., "ArrivalOrder"] | None] = None
-    # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
-    # `batch` makes one of (B,)
-    message: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
+    has_worker_params: ClassVar[bool] = False  # each group has its parameters (`workers.py`)
+    gathers: ClassVar[bool] = False  # some arrivals only add to a later update
+    # Methods that a subclass may have; None where it has not. `Any` is self.
+    # Returns what writes the order of a race's arrivals into the timeline.
+    order: ClassVar[Callable[[Any, Setup, "MethodStack", Timeline], "ArrivalOrder"] | None] = None
+    # Returns (what the worker was sent, hyper, batch of (B,) numbers, (n, B) numbers) -> message.
+    message: ClassVar[Callable[[Any, Gradient, Update], Callable[..., Tree]] | None] = None
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
-        """The rule over a table of `slots` versions. `servers` numbers each block's own, if any."""
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
+        """Returns the rule over a table of `slots` versions."""
         raise NotImplementedError
 
 
-class Sends(NamedTuple):
-    """A node's message."""
+class NodeMessage(NamedTuple):
+    """A node's message after an update."""
 
     bytes: float
-    gathered: bool  # it goes to all others as it is; else they are added up on their way
+    gathered: bool  # it goes to all other nodes; else messages are added up on their way
 
 
 @dataclass(frozen=True)
 class Mixes(Method):
-    """A method that says what nodes with parameters of their own exchange."""
+    """A method that says what nodes exchange, each of which has parameters."""
 
     pieces: ClassVar[tuple[str, ...]] = ("mix",)
 
@@ -257,42 +260,61 @@ class Mixes(Method):
         return 1
 
     def mix(self, inner: Rule[NodeState], collectives: Collectives) -> Rule:
-        """The rule of all nodes, around `inner`, the rule of a node by itself.
+        """Returns the rule of a node among all, around `inner`, the rule of a node by itself.
 
-        It asks the other nodes by the `collectives`, whatever the nodes are made of.
+        `collectives` reach the other nodes, simulated or real.
         """
         raise NotImplementedError
 
-    def sends(self, params: Params) -> Sends | None:
-        """What a node sends after every update; None: it sends at other times."""
+    def update_message(self, params: Params) -> NodeMessage | None:
+        """Returns what a node sends after every update; None: it sends at other times."""
         return None
 
-    def joined(self, other: "Mixes") -> "Mixes | None":
-        """Both methods as one; None if they do not go together."""
+    def combined_with(self, other: "Mixes") -> "Mixes | None":
+        """Returns both methods as one; None if they do not go together."""
         return None
 
     def why_no_overlap(self) -> str:
-        """Why `config.parallel.api=overlap` cannot carry its exchange; '' if it can."""
+        """Returns why `config.parallel.api=overlap` cannot do its exchange; '' if it can."""
         return "exchanges otherwise than by sums"
+
+    def joins(self, setup: Setup, methods: "MethodStack") -> Iterator[Join]:
+        """Yields what any nodes that exchange need: the batch is divided, and nothing is served."""
+        cluster, devices = setup.cluster, setup.cluster.worker_count
+        yield Join(
+            "batch_size",
+            setup.batch_size % devices,
+            f"must be a multiple of the cluster's {devices} devices (config.cluster.nodes x "
+            "config.cluster.devices_per_node)",
+        )
+        for key in ("regions", "diurnal", "presence"):
+            reason = (
+                f"excludes config.method.name = {methods.name!r}, whose nodes have groups inside"
+            )
+            yield Join(f"cluster.{key}", methods.read and getattr(cluster, key), reason)
+        linked = cluster.regions and (cluster.latencies or cluster.bandwidths)
+        yield Join("cluster.regions", linked, "excludes cluster.latencies and cluster.bandwidths")
+        reason = "must be 0 where nodes exchange, as there is no server"
+        yield Join("cluster.server_bandwidth", cluster.server_bandwidth, reason)
 
 
 M = TypeVar("M", bound=Method)
-PLAIN, GROUPED = "sync", "asynchronous"  # the limit of all methods; groups that arrive alone
+PLAIN, GROUPED = "sync", "asynchronous"
 PACKAGE = "optdyn.methods"
 KEY = "config.method.name"
 
 
 @cache
 def built_in() -> tuple[str, ...]:
-    """The names of the built-in methods, plain SGD's first."""
+    """Returns the names of the built-in methods, plain SGD's first."""
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         import_module(f"{PACKAGE}.{module.name}")
-    here = [name for name, one in Method.members.items() if one.__module__.startswith(PACKAGE)]
-    return (PLAIN, *sorted({*here} - {PLAIN}))
+    names = {name for name, kind in Method.members.items() if kind.__module__.startswith(PACKAGE)}
+    return (PLAIN, *sorted(names - {PLAIN}))
 
 
 def load(name: str) -> type[Method]:
-    """The method called `name`: a built-in one, or MODULE:NAME of the user's own file.
+    """Returns the method called `name`: a built-in one, or MODULE:NAME of a user's file.
 
     Raises `ConfigError` if there is none.
     """
@@ -308,7 +330,7 @@ def load(name: str) -> type[Method]:
 
 
 def _in_section(section: str, text: object) -> str:
-    """The text, which names the keys of one of several methods by its section."""
+    """Returns the text with the keys of one of several methods named by its section."""
     where = f"config.method.{section}"
     return re.sub(r"config\.method\b(?!\.name\b|\.\w+\.\w)", where, str(text))
 
@@ -321,13 +343,13 @@ class MethodStack:
     members: tuple[Method, ...]
 
     @classmethod
-    def wrap(cls, given: Any) -> Any:
-        """One method as methods; others as they are."""
-        return cls(given.name, (given,)) if isinstance(given, Method) else given
+    def wrap(cls, value: Any) -> Any:
+        """Returns a stack of one method; values other than a method as they are."""
+        return cls(value.name, (value,)) if isinstance(value, Method) else value
 
     @classmethod
     def named(cls, name: str) -> "MethodStack":
-        """The methods joined by '+' in `name`, with their defaults.
+        """Returns the methods joined by '+' in `name`, with their defaults.
 
         Raises `ConfigError` for an unknown name, or if they do not go together.
         """
@@ -340,25 +362,29 @@ class MethodStack:
         return MethodStack(f"{self.name}+{more.name}", (*self.members, *more.members)).checked()
 
     def checked(self) -> Self:
-        """The same. Raises `ConfigError` if they do not go together."""
-        where, taken = f"{KEY} = {self.name!r}", dict[str, str]()
+        """Returns the stack itself. Raises `ConfigError` if its methods do not go together."""
+        where, names = f"{KEY} = {self.name!r}", dict[str, str]()
         for part, method in zip(self.name.split("+"), self.members, strict=True):
             for piece in method.pieces:
-                if piece in taken and not (piece == "mix" and self.mix):
-                    said = f"{taken[piece]} and {part} both say {MEANING[piece]}"
-                    raise ConfigError(f"{where}: {said}, of which there is one")
-                taken[piece] = part
-        gradient, read, mix = (taken.get(piece) for piece in MEANING)
+                if piece in names and not (piece == "mix" and self.mix):
+                    both = f"{names[piece]} and {part} both say {MEANING[piece]}"
+                    raise ConfigError(f"{where}: {both}; keep one of them")
+                names[piece] = part
+        gradient, read, mix = (names.get(piece) for piece in MEANING)
         if self.reduces_itself and self.grouped:
-            said = f"{gradient} divides the work of workers that wait for one another"
-            raise ConfigError(f"{where}: {said}, and those of {read} do not")
+            raise ConfigError(
+                f"{where}: {gradient} divides the work of workers that wait for one another, and "
+                f"those of {read} do not"
+            )
         if self.gradient and self.gradient.staged and self.mix:
-            said = f"{gradient} cuts one model over the nodes"
-            raise ConfigError(f"{where}: {said}, and those of {mix} have a model each")
+            raise ConfigError(
+                f"{where}: {gradient} cuts one model over the nodes, and those of {mix} have a "
+                "model each"
+            )
         return self
 
     def joins(self, setup: Setup) -> Iterator[Join]:
-        """What of the rest of the experiment the methods cannot run with, a row for each."""
+        """Yields a row for each value of the experiment that the methods cannot run with."""
         for section, method in self.by_section.items():
             for join in method.joins(setup, self):
                 if len(self.members) == 1:
@@ -371,19 +397,19 @@ class MethodStack:
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Returns what the keys of each method begin with, where there are several."""
+        """The section below `config.method` of each method, where there are several."""
         return tuple(part.rpartition(":")[2] for part in self.name.split("+"))
 
     def to_dict(self) -> Json:
-        """The section of a config: the keys of one method, or of each a section."""
+        """Returns `config.method`: the keys of one method, or a section for each of several."""
         keys = [{k: plain(getattr(one, k)) for k in one.field_table()} for one in self.members]
         inner = keys[0] if len(keys) == 1 else dict(zip(self.sections, keys, strict=True))
         return {"name": self.name, **inner}
 
     def changed(self, changes: Mapping[str, Any]) -> "MethodStack":
-        """A copy with other values of some keys; another `name` is other methods.
+        """Returns a copy with other values of some keys; another `name` is other methods.
 
-        Raises `ConfigError` for a key that there is not.
+        Raises `ConfigError` for an unknown key.
         """
         whole, inner = split_nested(changes)
         name = whole.pop("name", self.name)
@@ -392,48 +418,48 @@ class MethodStack:
                 f"{KEY} = {short_repr(name)}: must be a name, or several joined by '+'"
             )
         name = str(name)  # of a `Text`
-        its = self if name == self.name else MethodStack.named(name)
-        if len(its.members) == 1:
-            return MethodStack(name, (cast(Method, its.members[0].changed(whole | inner)),))
+        stack = self if name == self.name else MethodStack.named(name)
+        if len(stack.members) == 1:
+            return MethodStack(name, (cast(Method, stack.members[0].changed(whole | inner)),))
         for key in list(whole):
-            if key in its.sections and isinstance(whole[key], Mapping):
+            if key in stack.sections and isinstance(whole[key], Mapping):
                 inner[key] = whole.pop(key) | inner.get(key, {})
         for key in (*whole, *inner):
-            if key not in its.sections or key in whole:
-                theirs = [f"config.method.{s}.{key}" for s in its.having(key)]
-                known = [f"{s}.{k}" for s, m in its.by_section.items() for k in m.field_table()]
-                hint = f"; say {' or '.join(theirs)}" if theirs else did_you_mean(key, known)
+            if key not in stack.sections or key in whole:
+                meanings = [f"config.method.{s}.{key}" for s in stack.sections_with(key)]
+                known = [f"{s}.{k}" for s, m in stack.by_section.items() for k in m.field_table()]
+                hint = f"; say {' or '.join(meanings)}" if meanings else did_you_mean(key, known)
                 raise ConfigError(f"config.method.{key}: {name!r} has no such key{hint}")
-        every: list[Any] = []
-        for section, method in its.by_section.items():
+        members: list[Any] = []
+        for section, method in stack.by_section.items():
             try:
-                every.append(method.changed(inner.get(section, {})))
+                members.append(method.changed(inner.get(section, {})))
             except ConfigError as error:
                 raise ConfigError(_in_section(section, error)) from error
-        return MethodStack(name, tuple(every))
+        return MethodStack(name, tuple(members))
 
     @property
     def by_section(self) -> dict[str, Method]:
         """The methods by their `sections`."""
         return dict(zip(self.sections, self.members, strict=True))
 
-    def having(self, key: str) -> list[str]:
-        """The sections of the methods that have a key."""
+    def sections_with(self, key: str) -> list[str]:
+        """Returns the sections of the methods that have a key."""
         return [section for section, one in self.by_section.items() if key in one.field_table()]
 
     def with_keys(self, values: Mapping[str, Any]) -> "MethodStack":
-        """A copy with these values in the methods that have such keys; others are left out."""
+        """Returns a copy with these values in the methods that have such keys, and in no other."""
         changes = {
             f"{section}.{key}" if len(self.members) > 1 else key: value
             for key, value in values.items()
-            for section in self.having(key)
+            for section in self.sections_with(key)
         }
         return self.changed(changes)
 
     def key(self, name: str) -> str:
-        """The key of a config, dotted, that a field of one of the methods is."""
-        joined = len(self.members) > 1 and self.having(name)
-        return f"method.{self.having(name)[0]}.{name}" if joined else f"method.{name}"
+        """Returns the dotted key in a config of a field of one of the methods."""
+        sections = self.sections_with(name) if len(self.members) > 1 else ()
+        return f"method.{sections[0]}.{name}" if sections else f"method.{name}"
 
     @property
     def gradient(self) -> Gradients | None:
@@ -447,16 +473,16 @@ class MethodStack:
 
     @property
     def mix(self) -> Mixes | None:
-        """The method that says what nodes exchange, or two of them as one, if any does."""
+        """The method that says what nodes exchange, or two of them combined, if any does."""
         mixes = [m for m in self.members if isinstance(m, Mixes)]
         if len(mixes) == 2:
             one, other = mixes
-            return one.joined(other) or other.joined(one)
+            return one.combined_with(other) or other.combined_with(one)
         return mixes[0] if len(mixes) == 1 else None
 
     @property
     def outermost(self) -> Method:
-        """The method whose clock counts."""
+        """The method whose clock is the experiment's."""
         return self.mix or self.read or self.gradient or self.members[0]
 
     @property
@@ -466,29 +492,29 @@ class MethodStack:
 
     @property
     def reduces_itself(self) -> bool:
-        """Whether the gradient reduces itself over devices."""
+        """Whether the gradient method sums over devices by itself."""
         return bool(self.gradient and self.gradient.reduces_itself)
 
     @property
     def by_block(self) -> bool:
-        """Whether blocks learn by themselves, each with a server of its own."""
+        """Whether blocks learn by themselves, each on a server."""
         return bool(self.gradient and self.gradient.servers)
 
-    def servers(self, problem: Problem) -> Mapping[str, int] | None:
-        """The number of each block's server, if blocks learn by themselves; else None."""
-        of = self.gradient and self.gradient.servers
-        return of(problem) if of else None
+    def servers(self, problem: Problem) -> Servers:
+        """Returns the number of each block's server, if blocks learn by themselves; else None."""
+        servers = self.gradient and self.gradient.servers
+        return servers(problem) if servers else None
 
     @property
     def simple(self) -> bool:
         """Whether an update is one gradient of the whole batch, at one set of parameters."""
-        own = self.read and (self.read.workers or not self.read.single)
-        return not self.mix and not self.gradient and not own
+        other = self.read and (self.read.has_worker_params or not self.read.single)
+        return not self.mix and not self.gradient and not other
 
     @property
     def shared(self) -> bool:
         """Whether every arrival updates one set of parameters, of which groups read versions."""
-        return not (self.read and (self.read.workers or self.read.gathers))
+        return not (self.read and (self.read.has_worker_params or self.read.gathers))
 
     @property
     def grouped(self) -> bool:
@@ -503,8 +529,8 @@ class MethodStack:
     @property
     def stages(self) -> bool:
         """Whether the cluster's nodes are stages, over which the blocks are spread."""
-        own = self.read in (None, self.gradient) and not self.mix
-        return bool(self.gradient and self.gradient.layout and own)
+        by_itself = self.read in (None, self.gradient) and not self.mix
+        return bool(self.gradient and self.gradient.layout and by_itself)
 
     @property
     def inside(self) -> "MethodStack":
@@ -517,19 +543,22 @@ class MethodStack:
         return MethodStack(self.name, tuple(method.static_part() for method in self.members))
 
     def of(self, kind: type[M]) -> M:
-        """The method of that type. Raises `LookupError` if there is none."""
+        """Returns the method of that type. Raises `LookupError` if there is none."""
         for method in self.members:
             if isinstance(method, kind):
                 return method
         raise LookupError(f"{self.name} has no {kind.__name__}")
 
-    def get(self, key: str, usual: Any) -> Any:
-        """The value of the field `key` in the first method that has it, else `usual`."""
+    def get(self, key: str, default: Any) -> Any:
+        """Returns the field `key` of the first method that has it, else `default`."""
         found = (getattr(method, key) for method in self.members if hasattr(method, key))
-        return next(found, usual)
+        return next(found, default)
 
     def devices(self, setup: Setup) -> tuple[int, int]:
-        """(nodes with parameters of their own, devices that share the batch of a node or group)."""
+        """Returns the number of nodes that have parameters, and of devices that share a batch.
+
+        The batch is that of a node, or of a group of one.
+        """
         cluster = setup.cluster
         if self.plain:  # the cluster is only its clock
             return 1, setup.parallel.devices or jax.device_count()
@@ -537,11 +566,11 @@ class MethodStack:
         workers = cluster.worker_count
         return nodes, max(workers // nodes // self.groups, 1)
 
-    def refused(self, setup: Setup) -> str:
-        """Why `config.parallel.api` cannot carry the methods; '' if it can."""
+    def why_not_on_devices(self, setup: Setup) -> str:
+        """Returns why `config.parallel.api` cannot run the methods; '' if it can."""
         api, (nodes, devices) = setup.parallel.api, self.devices(setup)
         if api == "jit" and self.reduces_itself:
-            return "gives every worker a loop of its own length, which 'jit' has not"
+            return "gives each worker a loop of another length, which 'jit' has not"
         if api != "shard_map" and self.stages and nodes > 1:
             return "runs unlike programs on its stages, which only 'shard_map' can"
         if api == "overlap":
@@ -554,18 +583,18 @@ class MethodStack:
         return ""
 
     def timeline_depends_on_log(self, setup: Setup) -> bool:
-        """Whether the log decides the timeline, so that a run cannot have it beforehand."""
+        """Returns whether the log decides the timeline, so that a run cannot have it beforehand."""
         return any(method.timeline_depends_on_log(setup) for method in self.members)
 
     def timeline(self, setup: Setup, **known: Any) -> Timeline:
-        """The timeline of a run, as far as its past epochs decide it.
+        """Returns the timeline of a run, as far as its past epochs decide it.
 
         `known` are the fields of `ClockInputs` besides the setup. Raises `TimelineError`.
         """
         clock = self.outermost.clock
         if not isinstance(setup.cluster.service, Trace):
             return clock(ClockInputs(setup, **known), self)
-        # For what is asked for besides: seconds, and who is there, are the file's.
+        # The seconds, and who is there, are replaced by those of the file.
         replay = setup.with_({"cluster.service.name": "constant", "cluster.presence": 0.0})
         trace = read_trace(
             setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1)
@@ -574,18 +603,20 @@ class MethodStack:
         return check_replay(trace, self.outermost.with_recorded(line, trace, setup))
 
 
-def seen(name: str) -> MethodStack | None:
-    """The methods of a run that is read here; None if a file of theirs is not, or not run yet."""
-    own = [part for part in str(name).split("+") if lookup.is_user_name(part)]
-    if not all(lookup.was_found(KEY, part) or lookup.is_on_command_line(KEY, part) for part in own):
+def known_stack(name: str) -> MethodStack | None:
+    """Returns the methods of a run that a report reads; None if a file of theirs is not loaded."""
+    files = [part for part in str(name).split("+") if lookup.is_user_name(part)]
+    if not all(
+        lookup.was_found(KEY, part) or lookup.is_on_command_line(KEY, part) for part in files
+    ):
         return None
     try:
-        return MethodStack.named(name) if own else _built(name)
+        return MethodStack.named(name) if files else _built_in_stack(name)
     except ConfigError:
         return None
 
 
-_built = lru_cache(maxsize=256)(MethodStack.named)  # built-in methods stay what they are
+_built_in_stack = lru_cache(maxsize=256)(MethodStack.named)  # built-in methods do not change
 
 
 ABOVE_0: Known = {"expected": "above 0", "is_valid": lambda v: 0 < v < math.inf}
@@ -595,7 +626,7 @@ FRACTION: Known = {"expected": "from 0 to 1", "is_valid": lambda v: 0 <= v <= 1}
 @dataclass(frozen=True)
 class MergedServer(Method):
     fresh: tuple[str, ...] = field(
-        (), "Blocks of a merged server, which groups read fresh.", static=True
+        (), "Blocks that a merged server computes, so that groups read them fresh.", static=True
     )
 
 
@@ -619,8 +650,8 @@ class Fragmented(Method):
 class Compressed(Method):
     compression: str = field(
         "",
-        "Of messages, 'bfloat16', 'top_k', 'sign', 'powersgd'; of gossip and asynchronous the "
-        "second and the third.",
+        "Message compression, 'bfloat16', 'top_k', 'sign' or 'powersgd'. "
+        "gossip, asynchronous: 'top_k' or 'sign' only.",
         one_of=COMPRESSIONS,
         static=True,
     )
@@ -631,31 +662,40 @@ class Compressed(Method):
         2, "powersgd: r, columns of the two factors of a matrix.", at_least=1, static=True
     )
     compression_bits: int = field(
-        WHOLE,
-        "compression: b, bits of a number that is sent, also of those of top_k; 32: as they are.",
+        FULL_BITS,
+        "b, bits of a number in a message, also with top_k; 32: uncompressed.",
         expected="from 2 to 8, or 32",
-        is_valid=lambda v: 2 <= v <= 8 or v == WHOLE,
+        is_valid=lambda v: 2 <= v <= 8 or v == FULL_BITS,
         static=True,
     )
     compression_block: int = field(
-        128, "compression_bits: numbers that have a scale of their own.", at_least=1, static=True
+        128, "compression_bits: numbers that share a scale.", at_least=1, static=True
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expected = f"{WHOLE} with config.method.compression = {self.compression!r}"
-        whole = self.compression_bits == WHOLE or self.compression in OF_BITS
+        expected = f"{FULL_BITS} with config.method.compression = {self.compression!r}"
+        whole = self.compression_bits == FULL_BITS or self.compression in QUANTIZABLE
         self.require("compression_bits", whole, expected)
 
-    def compressed(self) -> Compression | None:
-        """What messages go through."""
-        return compressor(
-            self.compression,
-            self.compression_share,
-            self.compression_rank,
-            self.compression_bits,
-            self.compression_block,
-        )
+    def compressor(self) -> Compression | None:
+        """Returns the compression of messages, if there is one."""
+        numbers = quantizer(self.compression_bits, self.compression_block)
+        match self.compression:
+            case "bfloat16":
+                return bfloat16()
+            case "top_k":
+                return top_k(self.compression_share, numbers)
+            case "sign":
+                return sign()
+            case "powersgd":
+                return powersgd(self.compression_rank)
+        return None if self.compression_bits == FULL_BITS else quantized(numbers)
+
+    def compression_join(self, *known: str) -> Join:
+        """Returns the row of a method that knows these compressions only."""
+        reason = f"of {self.name} must be {one_of_these(self.compression, known)}"
+        return Join("method.compression", self.compression not in known, reason)
 
 
 @dataclass(frozen=True)
@@ -672,9 +712,14 @@ class OuterMomentum(OuterRate):
 class OnGraph(Method):
     graph: str = field(
         "ring",
-        "Who exchanges with whom, 'ring' or 'complete'; the first two "
-        "also 'exponential', 'one_peer', 'random', gossip 'push'.",
+        "Graph of who exchanges with whom: 'ring' or 'complete'; "
+        "gossip, gasloc: also 'exponential', 'one_peer', 'random'; gossip: 'push'.",
     )
+
+    def graph_join(self, *known: str) -> Join:
+        """Returns the row of a method that knows these graphs only."""
+        reason = f"must be {one_of_these(self.graph, known)}"
+        return Join("method.graph", self.graph not in known, reason)
 
 
 @dataclass(frozen=True)

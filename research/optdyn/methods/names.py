@@ -1,9 +1,9 @@
-"""What the field calls methods that are here under another name, and how they are chosen.
+"""The field's names of methods that are settings of a method here.
 
     rennala    --config.method.name=buffered --config.method.waiting=k_batch_sync
 
-`optdyn list names` shows them, and who asks for one in `config.method.name` is told. Values are
-those that make it the method of that name; its other numbers are the reader's.
+`optdyn list names` shows them, and so does the error of such a `config.method.name`. The values
+make it the method of that name; its other numbers are free.
 """
 
 import re
@@ -12,14 +12,14 @@ from typing import Any
 
 from optdyn.base.errors import closest
 
-CONSTANT = {"cluster.service.name": "constant"}  # the only law that their clocks draw
+CONSTANT = {"cluster.service.name": "constant"}  # the only law that some clocks know
 ONE_NODE = {"cluster.nodes": 1}
 AVERAGING = {"method.name": "model_averaging"}
 BUFFERED = {"method.name": "buffered"}
 DILOCO = {"method.name": "diloco"}
 COMPRESSED = AVERAGING | {"method.period": 1}
 
-# Names that mean the same are together.
+# Names that mean the same share a row.
 TOGETHER: Mapping[str, Mapping[str, Any]] = {
     "ddp all_reduce data_parallel": {"method.name": "sync"},
     "asgd omnivore parameter_server": {"method.name": "asynchronous"},
@@ -81,7 +81,7 @@ NAMES = {name: how for names, how in TOGETHER.items() for name in names.split()}
 
 
 def flags(name: str) -> str:
-    """The method of that other name, as it is asked for in a command."""
+    """Returns the flags of a command that choose the method of that name."""
     return " ".join(
         f"--config.{key}=" + (f"'{value!r}'" if isinstance(value, tuple) else f"{value}")
         for key, value in NAMES[name].items()
@@ -89,14 +89,14 @@ def flags(name: str) -> str:
 
 
 def meant(name: str, known: Mapping[str, Any]) -> str:
-    """The end of the line that refuses a method's name; '' if nothing is like it.
+    """Returns a hint for an unknown method's name; '' if nothing is like it.
 
-    It tells what is meant among the `known` methods, or how a method of another name is chosen.
+    It has the like names of `known` methods, or the flags of a method with another name.
     """
     asked = re.sub(r"[^a-z0-9]+", "_", name.lower())
     same = [other for other in (asked, asked.removesuffix("_sgd")) if other in NAMES]
-    found = same or closest(asked, [*known, *(other for other in NAMES if other not in known)])
-    if found and found[0] not in known:
-        return f"; {found[0]} is here {flags(found[0])}"
-    found = [other for other in found if other in known]
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    alike = same or closest(asked, [*known, *(other for other in NAMES if other not in known)])
+    if alike and alike[0] not in known:
+        return f"; {alike[0]} is here {flags(alike[0])}"
+    alike = [other for other in alike if other in known]
+    return f"; did you mean {' or '.join(alike)}?" if alike else ""

@@ -2,10 +2,10 @@
 
 The clock says which version each stage reads (`Stages`), and the rule is asynchronous SGD whose
 blocks have a slot each, on one device that computes all stages in turn. `never_flushed` is the same
-on devices of their own.
+with a device for each stage.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -37,6 +37,7 @@ from optdyn.methods.method import (
     MicroBatches,
     ModelInfo,
     Reads,
+    Servers,
 )
 from optdyn.methods.setup import Setup
 from optdyn.methods.stages import Form, Forms, Stacked, Stage, ravel, unravel
@@ -46,17 +47,17 @@ from optdyn.problem.models import Blocks, base
 from optdyn.problem.problem import Examples, Problem
 
 KINDS = ("stash", "2bw", "no_stash", "predict")
-Beat = tuple[Array, Array, Array]  # of a stage: its gradient, its message, its loss
+Beat = tuple[Array, Array, Array]  # a stage's gradient, its message, its loss
 
 
 class Stages(NamedTuple):
-    """The version that each block is read at and that the new one is, (blocks,) int32 slots."""
+    """The slots, (blocks,) int32, that each block is read from and written to."""
 
     read: Array
     write: Array
-    before: Array | None = None  # the version before that, which predictions ask for
+    before: Array | None = None  # the slot of the version before the one read, for predictions
     newest: Params | None = None  # x_t, whose derivatives `through` takes
-    ahead: Params | None = None  # by how much parameters are predicted to move
+    ahead: Params | None = None  # the predicted change of parameters
     seen: Params | None = None
 
 
@@ -73,8 +74,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
                    tau_s updates later
 
     The nodes of the cluster are the stages. This is asynchronous SGD whose blocks have a slot each,
-    which the clock decides, forward and backward alike. Each block has an optimizer of its own,
-    with a staleness of its own.
+    which the clock decides. Each block has an optimizer and a staleness.
 
     Without stashing the derivatives are those of the newest parameters, at the activations of the
     old:
@@ -82,14 +82,14 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         h_{j+1} = stop(f_j(old, h_j)) + f_j(new, h_j) - stop(f_j(new, h_j))
 
     Predicted parameters are where heavy ball of momentum mu would be if all gradients in between
-    were 0, from a displacement and not from the velocity, as x_{t-1} - x_t is gamma v:
+    were 0, from a displacement, as x_{t-1} - x_t is gamma v:
 
         x_t - (mu - mu^{tau+1}) / (1 - mu) (x_{t-1} - x_t)          tau updates on
     """
 
     pipeline: str = field(
         "stash",
-        "Which parameters stages use, 'stash', '2bw', 'no_stash' or 'predict'.",
+        "Parameters that stages use: 'stash', '2bw', 'no_stash' or 'predict'.",
         one_of=KINDS,
         static=True,
     )
@@ -100,7 +100,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     cluster = ("latencies", "bandwidths")
 
     def gradient(self, problem: Problem) -> Gradient:
-        """The gradient at what was read; by `read` also at the `newest`, or further `ahead`."""
+        """Returns the gradient at what was read, at the `newest`, or further `ahead`."""
         at_read = full_gradient(problem.loss)
 
         def loss(new: Params, old: Params, batch: Batch) -> jax.Array:
@@ -117,10 +117,8 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
 
         return gradient
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule[SnapshotState]:
-        """The rule of asynchronous SGD, a server a block."""
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
+        """Returns the rule of asynchronous SGD with a server for each block."""
         assert servers
         blocks = servers
         inner = asynchronous(gradient, update, slots, servers=blocks)
@@ -134,7 +132,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
             return inner.step(state, event._replace(plan=plan), batch)
 
         def ahead(state: SnapshotState, event: Event) -> Params:
-            factor = distance(event.hyper["momentum"], event.staleness)
+            factor = momentum_reach(event.hyper["momentum"], event.staleness)
             read, before = (
                 state.read_slot({name: slots[block] for name, block in blocks.items()})
                 for slots in (event.plan.read, event.plan.before)
@@ -149,26 +147,26 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         return Rule(inner.init, step)
 
     def servers(self, problem: Problem) -> dict[str, int]:
-        """Every block is by itself."""
         return {name: place for place, (name, _) in enumerate(problem.blocks)}
 
     def parts(self, stages: int) -> int:
         return self.micro_batches if self.pipeline == "2bw" else 1
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """One forward and one backward in turn, without a flush; each block has slots in a ring.
+        """Returns the timeline of stages that go forward and backward in turn, never flushed.
 
-        Of 2bw an update is of `micro_batches`, of the others of one batch as a whole.
+        Each block has slots in a ring. An update of '2bw' is of `micro_batches`, of the others of a
+        whole batch.
         """
         setup, nodes, kind = inputs.setup, inputs.setup.cluster.nodes, self.pipeline
         work = stage_work(setup, inputs.model)
-        late, steps = delays(kind, nodes, len(inputs.model.problem.blocks)), setup.steps
+        delay, steps = delays(kind, nodes, len(inputs.model.problem.blocks)), setup.steps
         size = {"steps": steps, "batch_size": setup.batch_size}
         seconds = pipeline.unflushed_seconds(setup.cluster, self.parts(nodes), work, **size)
         t = np.arange(steps)[:, None]
-        staleness = np.minimum(late, t).astype(np.int32)
-        slots = int(late.max()) + 1 + (kind == "predict")
-        versions = {"read": t - staleness, "write": t + 1 + 0 * late}
+        staleness = np.minimum(delay, t).astype(np.int32)
+        slots = int(delay.max()) + 1 + (kind == "predict")
+        versions = {"read": t - staleness, "write": t + 1 + 0 * delay}
         if kind == "predict":
             versions["before"] = np.maximum(t - staleness - 1, 0)
         plan = Stages(**{name: (v % slots).astype(np.int32) for name, v in versions.items()})
@@ -177,21 +175,19 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         cluster = setup.cluster
         blocks = len(models.make(setup.model, classes=2)) - 1
-        said = (
-            f"stages of a pipeline, must be from 1 to the model's {blocks} blocks before its last"
-        )
-        yield Join("cluster.nodes", not 1 <= cluster.nodes <= blocks, said)
-        light = self.pipeline == "predict" and setup.optimizer.name != "sgd"
-        yield Join("optimizer.name", light, "'predict' is of heavy ball, must be 'sgd'")
+        reason = f"must be from 1 to {blocks}, the model's blocks but its last, as nodes are stages"
+        yield Join("cluster.nodes", not 1 <= cluster.nodes <= blocks, reason)
+        other = self.pipeline == "predict" and setup.optimizer.name != "sgd"
+        yield Join("optimizer.name", other, "must be 'sgd' with method.pipeline = 'predict'")
         few = self.pipeline == "2bw" and self.micro_batches < cluster.nodes
-        said = f"must be at least the {cluster.nodes} stages, or '2bw' is later than by one update"
-        yield Join("method.micro_batches", few, said)
+        reason = f"must be at least the {cluster.nodes} stages with method.pipeline = '2bw'"
+        yield Join("method.micro_batches", few, reason)
         parts = cluster.devices_per_node * self.parts(cluster.nodes)
-        said = f"must be a multiple of {parts} (config.cluster.devices_per_node, of '2bw' x config."
-        yield Join("batch_size", setup.batch_size % parts, f"{said}method.micro_batches)")
+        reason = f"must be a multiple of {parts} (config.cluster.devices_per_node, with '2bw' x "
+        yield Join("batch_size", setup.batch_size % parts, f"{reason}config.method.micro_batches)")
 
     def report(self, setup: Setup, network: ModelInfo) -> Json:
-        """Bytes of an update between stages, activations forward and their gradients back."""
+        """Returns the bytes between stages, of activations forward and their gradients back."""
         return {"communicated_bytes": int(2 * stage_work(setup, network).sent.sum())}
 
     def layout(
@@ -201,36 +197,36 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         nodes: int,
         devices: int,
     ) -> Layout:
-        """A stage a device, or several that share its batches."""
-        on = mesh(("stage", "data"), (nodes, devices))
-        return never_flushed(problem, optimizer, self.pipeline, on, self.parts(nodes))
+        """Returns the layout of a stage on each device, or on several that share its batches."""
+        devices_mesh = mesh(("stage", "data"), (nodes, devices))
+        return never_flushed(problem, optimizer, self.pipeline, devices_mesh, self.parts(nodes))
 
 
 def through(blocks: Blocks, new: Params, old: Params, h: jax.Array) -> jax.Array:
-    """What the blocks make of h with the `old` parameters, with the derivatives of the `new`."""
+    """Returns the blocks' outputs with the `old` parameters, and the derivatives of the `new`."""
     for block in blocks:
         now, then = (base.apply((block,), x, h) for x in (new, old))
         h = lax.stop_gradient(then) + (now - lax.stop_gradient(now))
     return h
 
 
-def distance(momentum: Array, staleness: Array) -> Array:
-    """How many of its last displacements heavy ball goes on in so many updates."""
+def momentum_reach(momentum: Array, staleness: Array) -> Array:
+    """Returns how many of its last displacements heavy ball still moves in so many updates."""
     return (momentum - momentum ** (jnp.asarray(staleness) + 1)) / (1 - momentum)
 
 
 def stage_work(setup: Setup, network: ModelInfo) -> pipeline.StageWork:
-    """The work of backpropagation on the stages."""
+    """Returns the work of backpropagation on the stages."""
     return local.costs(local.Local(variant="backprop"), setup, network)[1]
 
 
 def cuts(stages: int, blocks: int) -> list[int]:
-    """The first block of every stage."""
+    """Returns the first block of each stage."""
     return [(blocks - 1) * stage // stages for stage in range(stages)]
 
 
 def delays(kind: str, stages: int, blocks: int) -> np.ndarray:
-    """(blocks,) int32, tau of every block; the last is where the block before it is."""
+    """Returns tau of each block, (blocks,) int32; the last two blocks share a stage."""
     trunk = np.minimum(np.arange(blocks), max(blocks - 2, 0))
     behind = stages - np.searchsorted(cuts(stages, blocks), trunk, side="right")
     return np.minimum(behind.max(), 1) + 0 * behind if kind == "2bw" else behind
@@ -239,7 +235,7 @@ def delays(kind: str, stages: int, blocks: int) -> np.ndarray:
 class StageVersions(NamedTuple):
     """A `SnapshotState` in parts: row j is of stage j."""
 
-    rows: Stacked  # its params (S, slots, P), all versions
+    rows: Stacked  # with params (S, slots, P), all versions
     newest: Array  # (S,) int32, the slot of x_t
 
 
@@ -254,20 +250,19 @@ def never_flushed(
 
         stage j, micro-batch i        forward in beat 2 i + j, backward in beat 2 i + 2 S - 1 - j
 
-    It takes and gives back the state of the rule on one device. In every beat neighbours work in
-    pairs, one forward and one backward, and then swap what they made: activations for their
-    gradient. So stage j makes S - 1 - j updates between a batch's forward and its backward. Which
-    version of its parameters it computes with is not left to that: the timeline says it, and the
-    stage has kept it. So a call of `advance` may end with the pipeline drained, and the updates are
-    those of one device.
+    It takes and returns the state of the rule on one device. In a beat neighbours work in pairs,
+    one forward and one backward, and then swap messages: activations for their gradient. So stage j
+    makes S - 1 - j updates between a batch's forward and its backward. The timeline says which
+    stored version a stage computes with. So a call of `advance` may end with the pipeline drained,
+    and the updates are those of one device.
 
-    A stage is a row of vectors, as in `stages.py`. It keeps what it received of the micro-batches
-    that are under way, and computes the rest again on the way back. A batch goes through in
-    `micro_batches`, and normalization over a batch sees one of them.
+    A stage is a row of vectors, as in `stages.py`. It stores what it received of the micro-batches
+    in the pipeline, and computes the rest again in the backward pass. Normalization over a batch
+    sees a micro-batch.
     """
     bounds = pairwise([*cuts(mesh.shape["stage"], len(problem.blocks)), len(problem.blocks)])
     parts = list[Stage]()
-    for a, b in bounds:  # the last stage is also in charge of the model's last block
+    for a, b in bounds:  # the last stage also has the model's last block
         names = tuple(name for name, _ in problem.blocks[a:b])
         parts.append(Stage(problem.blocks[a:b], (), names, a))
     advance = partial(_advance, problem, optimizer, kind, parts, micro_batches)
@@ -283,36 +278,38 @@ def never_flushed(
 
 
 def to_rows(names: Sequence[Sequence[str]], state: SnapshotState) -> StageVersions:
-    """Row j holds the blocks `names[j]`; NumPy arrays."""
+    """Returns the state as NumPy rows; row j holds the blocks `names[j]`."""
     slots = range(len(jax.tree.leaves(state.slots)[0]))
     versions = [
         stages.stack(names, SyncState(state.read_slot(slot), state.opt_state)) for slot in slots
     ]
     params = np.stack([version.params for version in versions], 1)
     rows = Stacked(params, versions[0].opt_state, versions[0].forms)
-    return StageVersions(rows, np.array([state.newest[own[0]] for own in names], np.int32))
+    return StageVersions(rows, np.array([state.newest[keys[0]] for keys in names], np.int32))
 
 
 def from_rows(names: Sequence[Sequence[str]], state: StageVersions) -> SnapshotState:
-    """The state whole, of NumPy arrays."""
+    """Returns the whole state, of NumPy arrays."""
     params, opt_state, forms = state.rows.params, state.rows.opt_state, state.rows.forms
     versions = [
         stages.merge(Stacked(params[:, slot], opt_state, forms)) for slot in range(params.shape[1])
     ]
-    slots = jax.tree.map(lambda *leaves: np.stack(leaves), *(one.params for one in versions))
-    newest = {name: slot for own, slot in zip(names, state.newest, strict=True) for name in own}
+    slots = jax.tree.map(
+        lambda *leaves: np.stack(leaves), *(version.params for version in versions)
+    )
+    newest = {name: slot for keys, slot in zip(names, state.newest, strict=True) for name in keys}
     return SnapshotState(slots, newest, versions[0].opt_state, {})
 
 
 class Carry(NamedTuple):
-    """What a stage has at the beginning of a beat."""
+    """A stage's state at the beginning of a beat."""
 
     versions: jax.Array  # (slots, P)
     newest: jax.Array  # int32
     opt_state: jax.Array  # (Q,)
-    received: jax.Array  # (S, H), of the micro-batches under way
-    message: jax.Array  # (H,), what a neighbour made in the last beat
-    total: jax.Array  # (P,), the gradient so far of the batch that is on its way back
+    received: jax.Array  # (S, H), activations of the micro-batches in the pipeline
+    message: jax.Array  # (H,), a neighbour's message of the last beat
+    total: jax.Array  # (P,), the gradient so far of the batch in its backward pass
     losses: jax.Array  # (chunk,)
 
 
@@ -328,7 +325,7 @@ def _advance(
     indices: jax.Array,
     n: jax.Array,
 ) -> tuple[StageVersions, Info]:
-    """The loop on one device: (1, ...) of the state, its part of the indices."""
+    """Runs the loop on one device: (1, ...) of the state, its part of the indices."""
     chunk, stage, count = len(indices), lax.axis_index("stage"), len(parts)
     numbers = stages.in_micro_batches(indices, micro_batches)
     forms, first = state.rows.forms, jnp.array([part.first for part in parts])[stage]
@@ -348,7 +345,7 @@ def _advance(
         lambda params, opt_state, *_: (params, opt_state),
     ]
 
-    def beat(number: jax.Array, has: Carry) -> Carry:
+    def beat(number: jax.Array, carry: Carry) -> Carry:
         forward = (number - stage) % 2 == 0
         i = jnp.where(forward, number - stage, number - (2 * count - 1 - stage)) // 2
         t, m = jnp.clip(i // micro_batches, 0, chunk - 1), i % micro_batches
@@ -356,37 +353,39 @@ def _advance(
         event = jax.tree.map(lambda leaf: leaf[t], events)
 
         place = jnp.where(works & forward, i % count, count)  # the last is no place
-        received = has.received.at[place].set(has.message, mode="drop")
-        seen = read = has.versions[event.plan.read[first]]
+        received = carry.received.at[place].set(carry.message, mode="drop")
+        seen = read = carry.versions[event.plan.read[first]]
         if kind == "predict":
-            far = distance(event.hyper["momentum"], event.staleness[first])
-            seen = read + far * (read - has.versions[event.plan.before[first]])
-        new = has.versions[has.newest]
+            far = momentum_reach(event.hyper["momentum"], event.staleness[first])
+            seen = read + far * (read - carry.versions[event.plan.before[first]])
+        new = carry.versions[carry.newest]
         which = jnp.where(works, jnp.where(forward, stage, count + stage), 2 * count)
-        given = seen, new, received[i % count], has.message, examples, numbers[t, m]
-        grads, message, loss = lax.switch(which, programs, *given)
+        arguments = seen, new, received[i % count], carry.message, examples, numbers[t, m]
+        grads, message, loss = lax.switch(which, programs, *arguments)
 
-        total = has.total + grads / micro_batches
+        total = carry.total + grads / micro_batches
         ends = works & ~forward & (m == micro_batches - 1)
         mean = lax.pmean(total, "data") if lax.axis_size("data") > 1 else total
         which = jnp.where(ends, stage, count)
-        params, opt_state = lax.switch(which, updates, new, has.opt_state, mean, event, read)
+        params, opt_state = lax.switch(which, updates, new, carry.opt_state, mean, event, read)
         slot = event.plan.write[first]
         return Carry(
-            has.versions.at[jnp.where(ends, slot, len(has.versions))].set(params, mode="drop"),
-            jnp.where(ends, slot, has.newest),
+            carry.versions.at[jnp.where(ends, slot, len(carry.versions))].set(params, mode="drop"),
+            jnp.where(ends, slot, carry.newest),
             opt_state,
             received,
             message,
             jnp.where(ends, 0, total),
-            has.losses.at[t].add(loss / micro_batches),
+            carry.losses.at[t].add(loss / micro_batches),
         )
 
-    def two(pair: jax.Array, has: Carry) -> Carry:
+    def pair_of_beats(pair: jax.Array, carry: Carry) -> Carry:
         for which in range(2):
-            has = beat(2 * pair + which, has)
-            has = has._replace(message=lax.ppermute(has.message, "stage", _pairs(which, count)))
-        return has
+            carry = beat(2 * pair + which, carry)
+            carry = carry._replace(
+                message=lax.ppermute(carry.message, "stage", _pairs(which, count))
+            )
+        return carry
 
     start = Carry(
         versions=state.rows.params[0],
@@ -397,13 +396,13 @@ def _advance(
         total=jnp.zeros_like(state.rows.params[0, 0]),
         losses=jnp.zeros(chunk, jnp.float32),
     )
-    end = lax.fori_loop(0, n * micro_batches + count - 1, two, start)
+    end = lax.fori_loop(0, n * micro_batches + count - 1, pair_of_beats, start)
     rows = Stacked(end.versions[None], end.opt_state[None], forms)
     return StageVersions(rows, end.newest[None]), {"loss": lax.psum(end.losses, "stage")}
 
 
 def _pairs(first: int, stages: int) -> list[tuple[int, int]]:
-    """Pairs of stages that swap: `first` and the next, the two after these, and so on."""
+    """Returns the pairs of stages that swap: `first` and the next, the two after, and so on."""
     lower = range(first, stages - 1, 2)
     return [pair for j in lower for pair in ((j, j + 1), (j + 1, j))]
 
@@ -415,38 +414,50 @@ def _programs(
     forms: Sequence[Forms],
     sent: Sequence[Form],
 ) -> list[Callable[..., Beat]]:
-    """`(seen, new, received, message, examples, own) -> (gradient, message, loss)`.
+    """Returns `(read, new, received, message, examples, numbers) -> gradient, message, loss`.
 
-    Of every stage forward, of every stage backward, and of one that has nothing to do.
+    First that of each stage forward, then of each stage backward, last an idle one.
     """
     last = len(parts) - 1
 
-    def input_of(j: int, received: jax.Array, examples: Examples, own: jax.Array) -> jax.Array:
-        return unravel(sent[j - 1], received) if j else problem.input(problem.batch(examples, own))
+    def input_of(j: int, received: jax.Array, examples: Examples, numbers: jax.Array) -> jax.Array:
+        return (
+            unravel(sent[j - 1], received) if j else problem.input(problem.batch(examples, numbers))
+        )
 
     def forward(
-        j: int, seen: jax.Array, new: jax.Array, received: jax.Array, message: jax.Array, *of: Tree
+        j: int,
+        seen: jax.Array,
+        new: jax.Array,
+        received: jax.Array,
+        message: jax.Array,
+        *data: Tree,
     ) -> Beat:
         if j == last:  # computes it with the derivatives
             return idle(seen, new, received, message)
         params = unravel(forms[j].params, seen)
-        h = base.apply(parts[j].blocks, params, input_of(j, received, *of))
+        h = base.apply(parts[j].blocks, params, input_of(j, received, *data))
         return jnp.zeros_like(seen), ravel(h, len(message), message.dtype), jnp.float32(0)
 
     def backward(
-        j: int, seen: jax.Array, new: jax.Array, received: jax.Array, message: jax.Array, *of: Tree
+        j: int,
+        seen: jax.Array,
+        new: jax.Array,
+        received: jax.Array,
+        message: jax.Array,
+        *data: Tree,
     ) -> Beat:
         blocks, old = parts[j].blocks, unravel(forms[j].params, seen)
 
-        def made(params: Params, h: jax.Array) -> jax.Array:
+        def run_blocks(params: Params, h: jax.Array) -> jax.Array:
             if kind == "no_stash":
                 h = through(blocks, params, old, h)
             else:
                 h = base.apply(blocks, params, h)
-            return h if j < last else jnp.mean(problem.losses(h, problem.batch(*of)))
+            return h if j < last else jnp.mean(problem.losses(h, problem.batch(*data)))
 
         params = unravel(forms[j].params, new) if kind == "no_stash" else old
-        out, back = jax.vjp(made, params, input_of(j, received, *of))
+        out, back = jax.vjp(run_blocks, params, input_of(j, received, *data))
         grads, delta = back(unravel(sent[j], message) if j < last else jnp.ones_like(out))
         return (
             ravel(grads, len(seen)),
@@ -459,5 +470,5 @@ def _programs(
     ) -> Beat:
         return jnp.zeros_like(seen), message, jnp.float32(0)
 
-    every = range(len(parts))
-    return [*(partial(forward, j) for j in every), *(partial(backward, j) for j in every), idle]
+    stages = range(len(parts))
+    return [*(partial(forward, j) for j in stages), *(partial(backward, j) for j in stages), idle]

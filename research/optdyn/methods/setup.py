@@ -2,13 +2,13 @@
 
 Each part is a value (`base/fields.py`), whose fields are the keys of a config:
 `config.cluster.nodes` is `Setup.cluster.nodes`. A field that takes a name takes one of the package,
-or one of your own: MODULE:NAME, or path/to/file.py:NAME.
+or one of yours: MODULE:NAME, or path/to/file.py:NAME.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from dataclasses import field as made
+from dataclasses import field as dataclass_field
 from typing import Any, Self, cast
 
 from optdyn.base.errors import ConfigError
@@ -34,7 +34,7 @@ class Parallel(Value, section="parallel"):
     )
     devices: int = field(0, "Number of devices; 0: all.", at_least=0)
     accumulation: int = field(
-        1, "Parts of a device's batch, which are computed one after the other.", at_least=1
+        1, "Parts of a device's batch, computed one after the other.", at_least=1
     )
     shard_optimizer: bool = field(
         False, "sync with jit: whether the optimizer's state is split over the devices."
@@ -46,7 +46,7 @@ class Parallel(Value, section="parallel"):
 
 @dataclass(frozen=True)
 class Probes(Value, section="probes"):
-    """What is measured while a run trains."""
+    """Measurements while a run trains."""
 
     momentum: bool = field(
         False, "Whether the implicit momentum is measured, in windows, with its interval."
@@ -60,7 +60,7 @@ class Probes(Value, section="probes"):
     every: int = field(400, "Updates from the start of a window to that of the next.", at_least=1)
     steer: bool = field(
         False,
-        "sgd: whether momentum is the total aimed at, less the implicit momentum that is read.",
+        "sgd: whether momentum is a total, less the implicit momentum that is measured.",
     )
     noise_scale: bool = field(
         False, "Whether log points have the gradients' noise scale, arXiv 1812.06162."
@@ -69,16 +69,14 @@ class Probes(Value, section="probes"):
         False, "Whether log points have the largest eigenvalue of the loss's Hessian."
     )
     similarity: bool = field(
-        False, "Whether log points have the cosine of the gradients of nodes that drifted apart."
+        False, "Whether log points have the cosine of the gradients of nodes that differ."
     )
-    mean: bool = field(
-        False, "Whether log points have the training loss of the mean of those nodes."
-    )
+    mean: bool = field(False, "Whether log points have the training loss of the nodes' mean.")
 
 
 @dataclass(frozen=True)
 class Replicas(Value, section="replicas"):
-    """Many replicas, whose trajectories are recorded, in place of one run."""
+    """Replicas whose trajectories are recorded, in place of one run."""
 
     count: int = field(0, "Replicas that are recorded; 0: one run instead.", at_least=0)
     block: int = field(
@@ -88,18 +86,18 @@ class Replicas(Value, section="replicas"):
         1024, "Dimension of the random subspace that trajectories are projected on.", at_least=1
     )
     matching: tuple[float, ...] = field(
-        (), "Explicit momenta of synchronous runs to be compared with.",
+        (), "Explicit momenta of synchronous runs to compare with.",
         expected="numbers between -1 and 1, or ()", is_valid=momenta,
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tune(Value, section="tune"):
-    """What `optdyn tune` tries, and for how many simulated seconds."""
+    """Choices and budget of `optdyn tune`, in simulated seconds."""
 
     mode: str = field(
         "predictive",
-        "'predictive', 'omnivore', the authors', or 'ladders', of any method.",
+        "'predictive'; 'omnivore', the authors'; or 'ladders', for any method.",
         one_of=("predictive", "omnivore", "ladders"),
     )
     target: float = field(
@@ -127,7 +125,7 @@ class Tune(Value, section="tune"):
 
 @dataclass(frozen=True)
 class Plan(Value, section="plan"):
-    """What `optdyn plan` chooses from (arXiv 1709.06622)."""
+    """Choices of `optdyn plan` (arXiv 1709.06622)."""
 
     memory: int = field(
         2**28,
@@ -141,61 +139,59 @@ class Plan(Value, section="plan"):
         expected="mini-batches of at least 1", is_valid=lambda v: all(b >= 1 for b in v),
     )  # fmt: skip
     rounds: int = field(7, "Rounds of timing.", at_least=2)
-    efficiency: float = field(0.9, "Efficiency that the number of devices must keep.", **PART)
+    efficiency: float = field(0.9, "Least efficiency at the chosen number of devices.", **PART)
     devices: int = field(64, "Most devices.", at_least=1)
     noise_scale: float = field(
-        0.0, "Noise scale of gradients, examples; 0: the worst of all is reckoned with.",
+        0.0, "Noise scale of gradients, examples; 0: the worst case.",
         expected="at least 0; infinite is one", is_valid=lambda v: v >= 0, largest=math.inf,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(Value):
-    """An experiment without its method, which is given one (`experiment.py`)."""
+    """An experiment without its method (`experiment.Config` has one)."""
 
-    note: str = field("", "What the run is for, in words; stands on top of its report.")
+    note: str = field("", "Purpose of the run in words, shown on top of its report.")
     code: str = field(
         "",
-        "Checksums of your own files, filled in by a run; 'any': a run goes on with edited files.",
+        "Checksums of your files, filled in by a run; 'any': a run resumes with edited files.",
     )
-    seed: int = field(0, "Seed of everything that is drawn.", at_least=0, largest=2**32 - 1)
+    seed: int = field(0, "Seed of all random numbers.", at_least=0, largest=2**32 - 1)
     steps: int = field(1000, "Updates of the run.", at_least=1)
-    batch_size: int = field(
-        64, "Examples an update, divided among the workers that make it.", at_least=1
-    )
+    batch_size: int = field(64, "Examples per update, divided among its workers.", at_least=1)
     log_every: int = field(50, "Updates between log points.", at_least=1)
     checkpoint_every: int = field(
         500, "Updates between checkpoints, at log points; 0: only at the end.", at_least=0
     )
     init_from: str = field(
-        "", "Workdir of a run with whose latest parameters this one begins; '': they are drawn."
+        "", "Workdir of a run whose latest parameters this one starts from; '': drawn ones."
     )
     loss: Any = field(
         "",
-        "Loss of an example, (outputs, batch) -> (B,): of problem/losses.py or your own; "
+        "Loss of each example, (outputs, batch) -> (B,): of problem/losses.py or yours; "
         "'': by the data's target, label, y or the next token of text.",
     )
     metrics: tuple[str, ...] = field(
         (), "Metrics, test_NAME in the log; (): the accuracy of labels and tokens.",
         expected="names, or ()", is_valid=lambda v: all(isinstance(name, str) for name in v),
     )  # fmt: skip
-    model: Model = made(default_factory=MLP)
-    data: Data = made(default_factory=MNIST5k)
-    optimizer: Optimizer = made(default_factory=SGD)
-    cluster: Cluster = made(default_factory=Cluster)
-    parallel: Parallel = made(default_factory=Parallel)
-    probes: Probes = made(default_factory=Probes)
-    replicas: Replicas = made(default_factory=Replicas)
-    tune: Tune = made(default_factory=Tune)
-    plan: Plan = made(default_factory=Plan)
+    model: Model = dataclass_field(default_factory=MLP)
+    data: Data = dataclass_field(default_factory=MNIST5k)
+    optimizer: Optimizer = dataclass_field(default_factory=SGD)
+    cluster: Cluster = dataclass_field(default_factory=Cluster)
+    parallel: Parallel = dataclass_field(default_factory=Parallel)
+    probes: Probes = dataclass_field(default_factory=Probes)
+    replicas: Replicas = dataclass_field(default_factory=Replicas)
+    tune: Tune = dataclass_field(default_factory=Tune)
+    plan: Plan = dataclass_field(default_factory=Plan)
 
     def with_(self, changes: Mapping[str, Any] = OPTIONS, /, **more: Any) -> Self:
-        """A copy with other values of some keys: `with_({"cluster.nodes": 4}, steps=10)`.
+        """Returns a copy with other values of some keys: `with_({"cluster.nodes": 4}, steps=10)`.
 
         Raises `ConfigError` for an unknown key or a value out of its range.
         """
         for key, value in changes.items():
-            if key.startswith("base."):  # of a grid
+            if key.startswith("base."):  # a key of a grid
                 inner = key.removeprefix("base.")
                 self.with_({inner: value})
                 raise ConfigError(f"config has no key {key!r}; that of a run has {inner!r}")

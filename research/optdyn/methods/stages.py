@@ -2,15 +2,15 @@
 
     stage j runs update t at tick t + j            n updates of S stages: n + S - 1 ticks
 
-Losses are local, so nothing but activations travels, forward to the next stage at the end of a
-tick; a stage updates as they arrive. Backprop, whose one loss spans all stages, goes through them
-in micro-batches (`_backprop`). Along the axis `data` every stage has copies that share a batch.
+Losses are local, so only activations travel, forward to the next stage at the end of a tick; a
+stage updates when they arrive. Backprop, whose loss spans all stages, goes through them in
+micro-batches (`_backprop`). Along the axis `data` each stage has copies that share a batch.
 
 One program runs on all devices, and stages are unlike one another (stem, output head, channels).
-So what a stage holds and sends is made a vector, padded to the longest of all stages: a row of one
-array (`Stacked`), of which each device holds one. `lax.switch` selects the stage's own program, or
-an idle one in the ticks that fill and drain the pipeline. Collectives stay outside, where all
-devices meet them.
+So parameters and messages of a stage are vectors, padded to the longest of all stages: the row of
+an array (`Stacked`), of which each device holds one. `lax.switch` selects the stage's program, or
+an idle one in the ticks that fill and drain the pipeline. Collectives are outside the switch, where
+all devices meet them.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,11 +38,11 @@ from optdyn.problem.costs import Groups
 from optdyn.problem.models import Blocks, base
 from optdyn.problem.problem import Problem
 
-Tick = tuple[Array, Array, Array]  # of a stage: its gradient, what it sends, its loss
+Tick = tuple[Array, Array, Array]  # a stage's gradient, its message, its loss
 
 
 class Form(NamedTuple):
-    """What makes a pytree of a vector again."""
+    """Structure and shapes with which a vector becomes a pytree again."""
 
     tree: jax.tree_util.PyTreeDef
     leaves: tuple[jax.ShapeDtypeStruct, ...]
@@ -65,7 +65,7 @@ class Forms(NamedTuple):
 )
 @dataclass(frozen=True)
 class Stacked:
-    """`SyncState` in parts: row j is part j as a float32 vector, padded with zeros to the longest.
+    """A `SyncState` in parts: row j is part j as a float32 vector, padded with zeros.
 
     Integers such as adam's count become floats: exact below 2^24.
     """
@@ -76,10 +76,10 @@ class Stacked:
 
 
 class Stage(NamedTuple):
-    """What one stage holds."""
+    """The blocks of one stage."""
 
-    blocks: Blocks  # of the trunk; with the model's last block in the last stage
-    groups: Groups  # those of the trunk's groups that lie in it
+    blocks: Blocks  # of the trunk; the last stage also has the model's last block
+    groups: Groups  # the trunk's groups that lie in it
     names: tuple[str, ...]  # keys of its part of `SyncState.params`
     first: int  # number of its first block
 
@@ -91,20 +91,20 @@ def stages(
     mesh: Mesh,
     micro_batches: int = 1,
 ) -> Layout:
-    """The loop over events on a mesh of the axes `stage` and `data`.
+    """Returns the loop over events on a mesh of the axes `stage` and `data`.
 
-    Takes and gives back the state of `local(problem, optimizer, groups)`, on whose one device the
-    same updates are made: a call of `advance` ends with the pipeline drained. The losses are those
-    of the last group. `micro_batches` is for backprop, whose groups are ((0, K),).
+    It takes and returns the state of `local(problem, optimizer, groups)`, and makes the same
+    updates as that does on one device: a call of `advance` ends with the pipeline drained. The
+    losses are those of the last group. `micro_batches` is for backprop, whose groups are ((0, K),).
 
-    Normalization over a batch sees that of its device, or its micro-batch. Of 16-bit types what is
-    sent is rounded, where XLA on one device may have kept it in float32. Raises ValueError, one
-    line, if the trunk cannot be shared among the stages.
+    Normalization over a batch sees that of its device, or its micro-batch. Messages of 16-bit types
+    are rounded, where XLA on one device may have kept float32. Raises ValueError if the trunk
+    cannot be shared among the stages.
     """
     trunk, count = len(problem.blocks) - 1, mesh.shape["stage"]
     backprop = tuple(groups) == ((0, trunk),)
     if micro_batches > 1 and not backprop:
-        raise ValueError(f"{micro_batches} micro-batches: only backprop on stages goes by them")
+        raise ValueError(f"{micro_batches} micro-batches: must be 1 without backprop on stages")
     whole = backprop and count * micro_batches > 1
     parts = _share(problem.blocks, groups, count, whole)
     tick = (_backprop, 0) if whole else (_local, 1)
@@ -118,25 +118,26 @@ def stages(
 
 
 def _share(blocks: Blocks, groups: Groups, count: int, whole: bool) -> tuple[Stage, ...]:
-    """Equal runs of the trunk's blocks, with the groups that lie in them."""
+    """Returns stages of equally many blocks, with the groups that lie in them."""
     trunk = len(blocks) - 1
     if trunk % count:
         raise ValueError(f"{trunk} trunk blocks do not divide evenly over {count} stages")
-    each = trunk // count
+    per_stage = trunk // count
     for a, b in () if whole else groups:
-        if a // each != (b - 1) // each:
+        if a // per_stage != (b - 1) // per_stage:
             raise ValueError(
-                f"group ({a}, {b}) of blocks crosses the end of stage {a // each} at block "
-                f"{(a // each + 1) * each}: greedy, or chunks that end where stages end, would not"
+                f"group ({a}, {b}) of blocks crosses the end of stage {a // per_stage} at block "
+                f"{(a // per_stage + 1) * per_stage}: greedy, or chunks that end where stages end, "
+                "would not"
             )
     parts = []
-    for start in range(0, trunk, each):
-        stop = start + each
-        mine = tuple((a, b) for a, b in groups if start <= a < stop)
-        own = blocks[start:stop] + (blocks[-1:] if stop == trunk else ())
-        names = [name for name, _ in own]
-        names += [base.head_of(name) for name in heads(blocks, mine, False)]
-        parts.append(Stage(own, mine, tuple(names), start))
+    for start in range(0, trunk, per_stage):
+        stop = start + per_stage
+        stage_groups = tuple((a, b) for a, b in groups if start <= a < stop)
+        stage_blocks = blocks[start:stop] + (blocks[-1:] if stop == trunk else ())
+        names = [name for name, _ in stage_blocks]
+        names += [base.head_of(name) for name in heads(blocks, stage_groups, False)]
+        parts.append(Stage(stage_blocks, stage_groups, tuple(names), start))
     return tuple(parts)
 
 
@@ -153,7 +154,7 @@ def _advance(
     indices: jax.Array,
     n: jax.Array,
 ) -> tuple[Stacked, Info]:
-    """The loop on one device: (1, P) and (1, Q) of the state, its part of the indices."""
+    """Runs the loop on one device: (1, P) and (1, Q) of the state, its part of the indices."""
     chunk, stage, count = len(indices), lax.axis_index("stage"), len(parts)
     numbers = in_micro_batches(indices, micro_batches)
     sent, h = sent_by(problem, parts, state.forms, examples, numbers[0, 0])
@@ -183,10 +184,10 @@ def _advance(
 
 
 def in_micro_batches(indices: jax.Array, count: int) -> jax.Array:
-    """(chunk, M, B / M, ...) of (chunk, B, ...). Raises ValueError if M does not divide B."""
+    """Returns (chunk, M, B / M, ...) of (chunk, B, ...). Raises ValueError if M divides not B."""
     chunk, size = indices.shape[:2]
     if size % count:
-        raise ValueError(f"{size} examples a device: no multiple of {count} micro-batches")
+        raise ValueError(f"{size} examples a device: must be a multiple of {count} micro-batches")
     return indices.reshape(chunk, count, -1, *indices.shape[2:])
 
 
@@ -199,23 +200,23 @@ def update(
     event: Event,
     read: jax.Array,
 ) -> tuple[Array, Array]:
-    """A stage's vectors after its update; `read`: the parameters that the gradient was taken at."""
-    x, grad, seen = (unravel(forms.params, each) for each in (params, grads, read))
+    """Returns a stage's vectors after its update of a gradient that was taken at `read`."""
+    x, grad, read_params = (unravel(forms.params, flat) for flat in (params, grads, read))
     state = unravel(forms.opt_state, opt_state)
-    after = SyncState(*per_block_optimizer(optimizer).apply(grad, state, x, event, seen))
+    after = SyncState(*per_block_optimizer(optimizer).apply(grad, state, x, event, read_params))
     return ravel(after.params, len(params)), ravel(after.opt_state, len(opt_state))
 
 
 def _local(
     problem: Problem, parts: Sequence[Stage], forms: Sequence[Forms], sent: Sequence[Form]
 ) -> Callable[..., Tick]:
-    """One tick: every stage's gradients of its local losses, and what it sends."""
+    """Returns a tick of each stage: the gradients of its local losses, and its message."""
     last = len(parts) - 1
 
     def program(
-        j: int, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array
+        j: int, params: jax.Array, h: jax.Array, examples: Examples, numbers: jax.Array
     ) -> Tick:
-        batch = problem.batch(examples, own[0])
+        batch = problem.batch(examples, numbers[0])
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
         gradient = gradients(problem, parts[j].groups)
         grads, x, loss = gradient(unravel(forms[j].params, params), x, batch)
@@ -226,8 +227,8 @@ def _local(
     def idle(params: jax.Array, h: jax.Array, *_: Tree) -> Tick:
         return jnp.zeros_like(params), h, jnp.float32(0)
 
-    every = range(len(parts))
-    programs: list[Callable[..., Tick]] = [*(partial(program, j) for j in every), idle]
+    stages = range(len(parts))
+    programs: list[Callable[..., Tick]] = [*(partial(program, j) for j in stages), idle]
 
     def tick(which: jax.Array, *arguments: Tree) -> Tick:
         grads, h, loss = lax.switch(which, programs, *arguments)
@@ -239,22 +240,22 @@ def _local(
 def _backprop(
     problem: Problem, parts: Sequence[Stage], forms: Sequence[Forms], sent: Sequence[Form]
 ) -> Callable[..., Tick]:
-    """One tick: a batch's whole way through all stages and back (GPipe, arXiv 1811.06965).
+    """Returns a tick: a batch goes through all stages and back (GPipe, arXiv 1811.06965).
 
         stage j takes micro-batch m at tick m + j, forward            M + S - 1 ticks
         the same ticks in reverse, backward                           L = 1/M sum_m L_m
 
     The backward pipeline is the derivative of the forward one: that of a transfer to the next stage
-    is the transfer back. As in the paper, a stage keeps of each micro-batch what it received, and
-    computes the rest again on the way back.
+    is the transfer back. As in the paper, a stage stores what it received of each micro-batch, and
+    computes the rest again in the backward pass.
     """
     count = len(parts)
 
     def program(
-        j: int, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array
+        j: int, params: jax.Array, h: jax.Array, examples: Examples, numbers: jax.Array
     ) -> tuple[Array, Array]:
-        """From what stage j - 1 sent, what is sent to j + 1; the loss of the last stage, or 0."""
-        batch = problem.batch(examples, own)
+        """Returns the message to stage j + 1, and the loss of the last stage, or 0."""
+        batch = problem.batch(examples, numbers)
         x = unravel(sent[j - 1], h) if j else problem.input(batch)
         x = base.apply(parts[j].blocks, unravel(forms[j].params, params), x)
         if j < count - 1:
@@ -269,15 +270,15 @@ def _backprop(
         idle,
     ]
 
-    def total(params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array) -> jax.Array:
-        stage, micro_batches = lax.axis_index("stage"), len(own)
+    def total(params: jax.Array, h: jax.Array, examples: Examples, numbers: jax.Array) -> jax.Array:
+        stage, micro_batches = lax.axis_index("stage"), len(numbers)
 
-        @partial(jax.checkpoint, prevent_cse=False)  # a loop's body and its derivative are apart
+        @partial(jax.checkpoint, prevent_cse=False)  # a loop and its derivative are two programs
         def work(params: jax.Array, h: jax.Array, tick: jax.Array) -> tuple[jax.Array, jax.Array]:
             m = tick - stage
             which = jnp.where((m >= 0) & (m < micro_batches), stage, count)
             at = jnp.clip(m, 0, micro_batches - 1)
-            return lax.switch(which, programs, params, h, examples, own[at])
+            return lax.switch(which, programs, params, h, examples, numbers[at])
 
         def step(h: jax.Array, tick: jax.Array) -> tuple[jax.Array, jax.Array]:
             h, loss = work(params, h, tick)
@@ -288,8 +289,10 @@ def _backprop(
 
     gradient = jax.value_and_grad(total)
 
-    def tick(_: Tree, params: jax.Array, h: jax.Array, examples: Examples, own: jax.Array) -> Tick:
-        loss, grads = gradient(params, h, examples, own)
+    def tick(
+        _: Tree, params: jax.Array, h: jax.Array, examples: Examples, numbers: jax.Array
+    ) -> Tick:
+        loss, grads = gradient(params, h, examples, numbers)
         return grads, h, loss
 
     return tick
@@ -298,14 +301,16 @@ def _backprop(
 def sent_by(
     problem: Problem,
     parts: Sequence[Stage],
-    every: Sequence[Forms],
+    all_forms: Sequence[Forms],
     examples: Examples,
-    own: jax.Array,
+    numbers: jax.Array,
 ) -> tuple[list[Form], jax.Array]:
-    """The form of the activations that each stage but the last sends; zeros for the longest."""
-    x: jax.ShapeDtypeStruct = jax.eval_shape(lambda: problem.input(problem.batch(examples, own)))
+    """Returns the forms of the stages' messages, but the last's, and zeros for the longest."""
+    x: jax.ShapeDtypeStruct = jax.eval_shape(
+        lambda: problem.input(problem.batch(examples, numbers))
+    )
     sent = []
-    for part, forms in zip(parts[:-1], every[:-1], strict=True):
+    for part, forms in zip(parts[:-1], all_forms[:-1], strict=True):
         params = jax.tree.unflatten(forms.params.tree, forms.params.leaves)
         x = jax.eval_shape(partial(base.apply, part.blocks), params, x)
         sent.append(form_of(x))
@@ -314,9 +319,9 @@ def sent_by(
 
 
 def stack(names: Sequence[Sequence[str]], state: SyncState) -> Stacked:
-    """The state as NumPy rows; row j holds the keys `names[j]`."""
+    """Returns the state as NumPy rows; row j holds the keys `names[j]`."""
     host = jax.device_get(state)
-    parts = [SyncState(*({name: tree[name] for name in own} for tree in host)) for own in names]
+    parts = [SyncState(*({name: tree[name] for name in keys} for tree in host)) for keys in names]
     forms = tuple(Forms(*map(form_of, part)) for part in parts)
 
     def rows(trees: Sequence[Tree]) -> np.ndarray:
@@ -328,23 +333,23 @@ def stack(names: Sequence[Sequence[str]], state: SyncState) -> Stacked:
 
 
 def merge(stacked: Stacked) -> SyncState:
-    """The state whole, from NumPy rows."""
+    """Returns the whole state, from NumPy rows."""
     whole = SyncState({}, {})
     rows = zip(stacked.forms, stacked.params, stacked.opt_state, strict=True)
-    for own, params, opt_state in rows:
-        whole.params.update(unravel(own.params, params))
-        whole.opt_state.update(unravel(own.opt_state, opt_state))
+    for forms, params, opt_state in rows:
+        whole.params.update(unravel(forms.params, params))
+        whole.opt_state.update(unravel(forms.opt_state, opt_state))
     return whole
 
 
 def form_of(tree: Tree) -> Form:
-    """The form of a pytree of arrays, or of their shapes."""
+    """Returns the form of a pytree of arrays, or of their shapes."""
     leaves, treedef = jax.tree.flatten(tree)
     return Form(treedef, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves))
 
 
 def ravel(tree: Tree, length: int, dtype: DTypeLike = jnp.float32) -> Array:
-    """All numbers of the tree, (length,), zeros after the last; NumPy's if all of those are."""
+    """Returns the numbers of the tree with zeros after them, (length,); NumPy's if all are."""
     leaves = jax.tree.leaves(tree)
     numpy: ModuleType = jnp if any(isinstance(leaf, jax.Array) for leaf in leaves) else np
     flat = [leaf.reshape(-1).astype(dtype) for leaf in leaves]
@@ -352,7 +357,10 @@ def ravel(tree: Tree, length: int, dtype: DTypeLike = jnp.float32) -> Array:
 
 
 def unravel(form: Form, flat: Array) -> Tree:
-    """The tree that `flat`, (at least form.size,), begins with: of NumPy arrays if that is one."""
+    """Returns the tree that `flat`, of at least form.size numbers, begins with.
+
+    Its arrays are NumPy's if `flat` is.
+    """
     numpy: ModuleType = jnp if isinstance(flat, jax.Array) else np
     # A split's transpose is one concatenation; that of slices would be a sum of padded vectors.
     parts = numpy.split(flat, np.cumsum([leaf.size for leaf in form.leaves]))

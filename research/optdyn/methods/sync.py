@@ -38,7 +38,7 @@ class SyncState(NamedTuple):
 
 
 def sync(gradient: Gradient, update: Update) -> Rule[SyncState]:
-    """Rule whose events' slots are ignored: there is one copy of the parameters."""
+    """Returns the rule with one copy of the parameters; slots of events are ignored."""
 
     def init(params: Params) -> SyncState:
         return SyncState(params, update.init(params))
@@ -63,7 +63,7 @@ class Sync(MergedServer, name="sync"):
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Every update waits for the slowest of all workers."""
+        """Returns the timeline of updates that wait for the slowest of all workers."""
         setup = inputs.setup
         return compute_groups(
             setup.cluster,
@@ -78,7 +78,7 @@ class Sync(MergedServer, name="sync"):
 
 
 Back = Callable[[jax.Array], Params]  # dl/dh -> dl/dx; a pytree, which programs may return
-LAST = "of a real server they must be the last of the blocks {}, and not all"
+LAST = "a merged server must have the last of the blocks {}, and not all"
 
 
 class Merged(NamedTuple):
@@ -87,11 +87,11 @@ class Merged(NamedTuple):
 
 
 def merged(problem: Problem, first: int) -> Merged:
-    """Cut after the `first` blocks; both pieces together make the gradient of the batch's loss."""
+    """Returns the gradient of the batch's loss in two pieces, cut after the `first` blocks."""
     blocks, dense = problem.blocks[:first], problem.blocks[first:]
 
     def front(x: Params, batch: Tree) -> tuple[jax.Array, Back]:
-        h, pull = jax.vjp(lambda own: base.apply(blocks, own, problem.input(batch)), x)
+        h, pull = jax.vjp(lambda params: base.apply(blocks, params, problem.input(batch)), x)
         return h, jax.tree_util.Partial(_first, pull)
 
     def serve(y: Params, h: jax.Array, batch: Tree) -> tuple[jax.Array, Params, jax.Array]:
@@ -109,14 +109,14 @@ def _first(pull: Callable[[jax.Array], tuple[Params]], slope: jax.Array) -> Para
 
 
 def before(names: Sequence[str], fresh: Sequence[str]) -> int:
-    """How many of a model's blocks come before the fresh ones, its last; 0 if these are others."""
+    """Returns how many blocks come before the fresh ones; 0 if these are not the last blocks."""
     first = max(len(names) - len(set(fresh)), 0)
     return first if set(names[first:]) == set(fresh) else 0
 
 
 def cut(names: Sequence[str], fresh: Sequence[str]) -> int:
-    """The same. Raises `ConfigError` if the fresh blocks are not the last ones, or are all."""
+    """Returns the same. Raises `ConfigError` if fresh blocks are not the last ones, or are all."""
     if not (first := before(names, fresh)):
-        said = LAST.format(", ".join(names))
-        raise ConfigError(f"config.method.fresh = {tuple(fresh)!r}: {said}")
+        reason = LAST.format(", ".join(names))
+        raise ConfigError(f"config.method.fresh = {tuple(fresh)!r}: {reason}")
     return first

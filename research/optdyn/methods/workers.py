@@ -1,17 +1,17 @@
-"""Workers with parameters of their own that arrive by themselves, and meet whom they do.
+"""Workers that each have parameters and an optimizer, arrive by themselves and exchange.
 
-    w_i <- w_i - gamma grad f(w_i)      an arrival of worker i: a local step, by an optimizer of its
-                                        own; with every H_i-th it exchanges, by its method's rule
+    w_i <- w_i - gamma grad f(w_i)      an arrival of worker i: a local step; with each H_i-th it
+                                        exchanges, by its method's rule
 
-A worker is a compute group of `asynchronous.py`, with its law of service. A row of a table is what
-worker i has: parameters, what it has read, an optimizer's state. In a race a worker takes all steps
-up to its next exchange by itself, and sends where it is then.
+A worker is a compute group of `asynchronous.py`, with its law of service. Row i of a table is of
+worker i: its parameters, what it has read, its optimizer's state. In a race a worker takes all
+steps up to its next exchange by itself, and sends its parameters then.
 
-    elastic   it pulls at a center, and the center at it
-    ad_psgd   it meets a neighbour, and both have the mean
+    elastic   a worker and a center pull at each other
+    ad_psgd   a worker and a neighbour take their mean
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from optdyn.base import seeds
-from optdyn.base.errors import Join, one_of_these
+from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Hyper, Tree, bytes_of
 from optdyn.clock.arrivals import Work, group_work, renewal_arrivals
@@ -40,23 +40,31 @@ from optdyn.core import (
     where,
 )
 from optdyn.methods.asynchronous import divides, races
-from optdyn.methods.method import ClockInputs, MethodStack, OnGraph, Periodic, Reads, slowed
+from optdyn.methods.method import (
+    ClockInputs,
+    MethodStack,
+    OnGraph,
+    Periodic,
+    Reads,
+    Servers,
+    slowed,
+)
 from optdyn.methods.setup import Setup
 
 
 class LocalResult(NamedTuple):
     """The message of a race's worker that has taken local steps."""
 
-    loss: jax.Array  # of each, or of the last
+    loss: jax.Array  # of the last step, or of each
     params: Params
     opt_state: Tree
-    before: Tree = ()  # where the last step began, for methods that ask for it
+    before: Tree = ()  # parameters before the last step, for methods that ask for them
 
 
 def local_step(gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
-    """(w_i, state of its optimizer, event, batch) -> after a local step.
+    """Returns (params, opt_state, event, batch) -> the result of a local step.
 
-    Or, in place of the batch, what the worker says that has taken it by itself.
+    In place of the batch there may be the result itself, of a race's worker.
     """
 
     def step(params: Params, opt_state: Tree, event: Event, batch: Tree) -> LocalResult:
@@ -71,18 +79,18 @@ def local_step(gradient: Gradient, update: Update) -> Callable[..., LocalResult]
 def local_steps(
     gradient: Gradient, update: Update, before: bool = False
 ) -> Callable[..., LocalResult]:
-    """A race's worker: it takes one local step for each of the batches that it is given.
+    """Returns the work of a race's worker: a local step for each row of batch numbers.
 
-    With `before` its message also has the parameters before the last step: as much again to send.
+    With `before` its message also has the parameters before the last step, as many bytes again.
     """
     step = local_step(gradient, update)
 
-    def work(given: Tree, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> LocalResult:
-        def one(own: Tree, numbers: Tree) -> tuple[Tree, jax.Array]:
-            after = step(*own[:2], Event((), hyper), batch(numbers))
+    def work(start: Tree, hyper: Hyper, batch: Callable[..., Batch], chosen: Array) -> LocalResult:
+        def one(state: Tree, numbers: Tree) -> tuple[Tree, jax.Array]:
+            after = step(*state[:2], Event((), hyper), batch(numbers))
             return tuple(after[1:]), after.loss
 
-        params, opt_state = given
+        params, opt_state = start
         after, losses = lax.scan(one, (params, opt_state, params), chosen)
         return LocalResult(losses, *(after if before else after[:2]))
 
@@ -93,34 +101,34 @@ Table = Tree  # a pytree, leaves (workers, ...)
 
 
 def table(tree: Tree, workers: int) -> Table:
-    """A table of so many `workers` whose rows are all this tree."""
+    """Returns a table of so many `workers` whose rows are all this tree."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], workers, axis=0), tree)
 
 
 def row(table: Table, i: Array | int) -> Tree:
-    """Row i, all of which is read before anything is written into the table."""
+    """Returns row i, all of which is read before anything is written into the table."""
     return snapshots.read_first(snapshots.row, table, jnp.asarray(i))
 
 
 def put(table: Table, i: Array, tree: Tree) -> Table:
-    """The table with this row; as it was, if it has so few that there is no row i."""
-    return jax.tree.map(lambda leaf, own: leaf.at[i].set(own), table, tree)
+    """Returns the table with row i replaced; unchanged if i is beyond its rows."""
+    return jax.tree.map(lambda leaf, row: leaf.at[i].set(row), table, tree)
 
 
 def round_trip_bytes(exchange: Array, params: Params) -> jax.Array:
-    """Bytes, float32, of the parameters to the other side and back, where there is an exchange."""
+    """Returns twice the bytes of the parameters, float32, where there is an exchange, else 0."""
     return jnp.where(exchange, jnp.float32(2 * bytes_of(params)), 0.0)
 
 
 @dataclass(frozen=True)
 class WorkerMethod(Reads):
-    """A method whose workers have parameters of their own."""
+    """A method whose workers each have parameters."""
 
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)
 
     cluster: ClassVar[tuple[str, ...]] = ("split", "overlap", "speeds")
     barrier = False
-    workers = True
+    has_worker_params = True
     info = ("sent_bytes",)
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
@@ -128,37 +136,38 @@ class WorkerMethod(Reads):
         key, optimizer = "cluster.service.name", setup.optimizer
         if setup.cluster.service.name != "race":
             return
-        yield from races("", setup)  # and local steps depend on nothing that a worker cannot know
+        yield from races("", setup)
         changing = optimizer.schedule != "constant" or optimizer.warmup_steps
-        said = "config.optimizer.schedule must be 'constant', without warmup_steps, for workers "
-        said += "that take local steps do not know the number of an update"
-        yield Join(key, changing, said)
+        reason = "needs config.optimizer.schedule = 'constant', without warmup_steps, as workers "
+        reason += "that take local steps do not know the number of an update"
+        yield Join(key, changing, reason)
         stale = "staleness_rate" in optimizer.chain
-        yield Join(key, stale, "config.optimizer.chain: local steps know no staleness")
-        said = "config.probes.momentum must be False, of local steps unseen"
-        yield Join(key, setup.probes.momentum, said)
+        reason = "needs config.optimizer.chain without 'staleness_rate', as local steps know none"
+        yield Join(key, stale, reason)
+        reason = "needs config.probes.momentum = False, as it does not see local steps"
+        yield Join(key, setup.probes.momentum, reason)
 
     def work(self, inputs: ClockInputs, methods: MethodStack, sent: bool) -> Work:
-        """What workers do for a local step, their exchange `sent` or not."""
+        """Returns the mean seconds of a local step, with its exchange if that is `sent`."""
         setup, cluster = inputs.setup, slowed(inputs, methods)
         return group_work(cluster, self.groups, setup.batch_size, inputs.update_bytes, sent)
 
     def exchanged(self, plan: WorkerStep) -> np.ndarray:
-        """The part of the parameters that each step sends, and gets back, (steps, ...)."""
+        """Returns the share of the parameters that a step sends, and gets back, (steps, ...)."""
         return np.asarray(plan.exchange)
 
-    def exchanging(
+    def local_steps_timeline(
         self,
         inputs: ClockInputs,
         methods: MethodStack,
         periods: Sequence[int],
         is_stale: bool = True,
     ) -> Timeline:
-        """Arrivals of local steps, of which those of worker i exchange at every `periods[i]`-th.
+        """Returns the arrivals of local steps, of which each `periods[i]`-th of worker i exchanges.
 
-        Its service has two messages of `update_bytes` in it then, as all of `asynchronous` have.
-        The staleness is how many exchanges of others there were since the worker's own last one;
-        none where what it read then does not count (`is_stale`). The plan is a `WorkerStep`.
+        An exchange adds two messages of `update_bytes` to a step's service, as in `asynchronous`.
+        The staleness counts the exchanges of others since the worker's last; it is 0 unless
+        `is_stale`. The plan is a `WorkerStep`.
         """
         setup, trace = inputs.setup, inputs.trace
         if trace or setup.cluster.service.name == "race":
@@ -180,8 +189,8 @@ class WorkerMethod(Reads):
         )
         work, stream = Work(compute, sent, sending.overlap), seeds.number(setup.seed, "arrivals")
         line = renewal_arrivals(stream, setup.cluster.service.draw, work, setup.steps)
-        exchange, late = exchanges_and_staleness(line.worker, periods, is_stale)
-        return line._replace(staleness=late, plan=WorkerStep(line.worker, exchange))
+        exchange, staleness = exchanges_and_staleness(line.worker, periods, is_stale)
+        return line._replace(staleness=staleness, plan=WorkerStep(line.worker, exchange))
 
 
 class ElasticState(NamedTuple):
@@ -190,20 +199,22 @@ class ElasticState(NamedTuple):
     opt_state: Table
 
     def moved_to(self, params: Params) -> "ElasticState":
-        """w* is other parameters; the workers stay, and are pulled there."""
+        """Returns the state with another w*; the workers stay, and are pulled there."""
         return self._replace(params=params)
 
     def read_slot(self, worker: int) -> tuple[Params, Tree]:
-        """What a worker goes on with that has exchanged: w_i, and the state of its optimizer."""
+        """Returns w_i and its optimizer's state, with which a worker goes on after an exchange."""
         return row((self.workers, self.opt_state), worker)
 
     def logged(self) -> dict[str, float]:
-        """The distance of workers from their mean, for the log."""
         return {"worker_distance": relative_spread(self.workers)}
 
 
 def elastic(gradient: Gradient, update: Update, workers: int) -> Rule[ElasticState]:
-    """Rule of a table of `workers`; of a `WorkerStep` the number `elasticity` is a."""
+    """Returns the rule of a table of `workers`.
+
+    `event.plan` is a `WorkerStep` with the number `elasticity`, a.
+    """
 
     local = local_step(gradient, update)
 
@@ -233,14 +244,13 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         w*  <- w* + s                   the center, which is evaluated
         w_i <- w_i - gamma g(w_i) - s   by its own optimizer: with momentum it is EAMSGD
 
-    As in the paper's algorithm 1 the spring pulls at what w_i was before the local step. An
+    As in the paper's algorithm 1 the spring pulls at w_i as it was before the local step. An
     exchange keeps w* + sum_i w_i. The paper's a is 0.9 / p for p workers: the key is p a, so that
-    at 1 the center would be the workers' mean if all exchanged at once. It is 0 where workers are
-    on their own.
+    at 1 the center would be the workers' mean if all exchanged at once. At 0 nothing is exchanged.
     """
 
     elasticity: float = field(
-        0.9, "P a, of p groups; an exchange moves both sides by a of their distance."
+        0.9, "p a, for p groups; an exchange moves both sides by a times their distance."
     )
 
     laws = (*WorkerMethod.laws, "race")
@@ -250,90 +260,83 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         expected = f"from 0 to config.method.groups = {self.groups}"
         self.require("elasticity", 0 <= self.elasticity <= self.groups, expected)
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return elastic(gradient, update, self.groups)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """All workers have one period; a gradient is taken at what its worker is: none is stale."""
-        line = self.exchanging(inputs, methods, self.periods, is_stale=False)
+        """Returns the workers' local steps; no gradient is stale."""
+        line = self.local_steps_timeline(inputs, methods, self.periods, is_stale=False)
         a = np.full(inputs.setup.steps, self.elasticity / self.groups, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"elasticity": a}))
 
     @property
     def periods(self) -> list[int]:
-        """H of every worker."""
+        """H of each worker."""
         return [self.period] * self.groups
 
     def order(self, setup: Setup, methods: MethodStack, line: Timeline) -> Exchanges:
-        """The order of arrivals in a race, which writes who exchanges when."""
         return Exchanges(line, self.periods, is_stale=False)
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., LocalResult]:
         return local_steps(gradient, update, before=True)
 
 
-GRAPHS = ("ring", "complete")
-
-
 class ADPSGDState(NamedTuple):
     workers: Table  # x_i
     read: Table  # x_i read
     opt_state: Table
-    newest: jax.Array  # int32, who has just read, or the number of workers
+    newest: jax.Array  # int32, the worker that has just read, or the number of workers
 
     @property
     def params(self) -> Params:
-        """The mean."""
+        """The workers' mean."""
         return jax.tree.map(lambda leaf: leaf.mean(axis=0), self.workers)
 
     def moved_to(self, params: Params) -> "ADPSGDState":
-        """The mean is other parameters; workers differ from it as before.
+        """Returns the state with another mean, from which workers differ as before.
 
-        What they have read stays, but for who has just read it.
+        Of what workers have read, only the newest moves.
         """
         shift = jax.tree.map(jnp.subtract, params, self.params)
-        every = jax.tree.map(jnp.add, self.workers, shift)
-        read = put(self.read, self.newest, row(every, self.newest))
-        return self._replace(workers=every, read=read)
+        workers = jax.tree.map(jnp.add, self.workers, shift)
+        read = put(self.read, self.newest, row(workers, self.newest))
+        return self._replace(workers=workers, read=read)
 
     def logged(self) -> dict[str, float]:
-        """The distance of workers from their mean, for the log."""
         return {"worker_distance": relative_spread(self.workers)}
 
 
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule[ADPSGDState]:
-    """Rule of a table of `workers`.
+    """Returns the rule of a table of `workers`.
 
-    Of a `WorkerStep` the number `peer` is j, whom worker i meets; i itself where it is alone.
+    `event.plan` is a `WorkerStep` with the number `peer`, j; i itself for the only worker.
     """
 
     def init(params: Params) -> ADPSGDState:
-        every, opt_state = table(params, workers), table(update.init(params), workers)
-        return ADPSGDState(every, every, opt_state, jnp.int32(workers))
+        workers_table, opt_state = table(params, workers), table(update.init(params), workers)
+        return ADPSGDState(workers_table, workers_table, opt_state, jnp.int32(workers))
 
     def step(state: ADPSGDState, event: Event, batch: Batch) -> tuple[ADPSGDState, Info]:
         i, j = event.plan.worker, event.plan.numbers["peer"]
         x, read = row(state.workers, i), row(state.read, i)
         loss, grads = gradient(read, event, batch)
-        met = jax.tree.map(lambda x, y: (x + y) / 2, x, row(state.workers, j))
-        x, opt_state = update.apply(grads, row(state.opt_state, i), met, event, read)
-        every = put(put(state.workers, j, met), i, x)
+        mean = jax.tree.map(lambda x, y: (x + y) / 2, x, row(state.workers, j))
+        x, opt_state = update.apply(grads, row(state.opt_state, i), mean, event, read)
+        workers_table = put(put(state.workers, j, mean), i, x)
         info = {"loss": loss, "sent_bytes": round_trip_bytes(i != j, x)}
         read, opt_state = put((state.read, state.opt_state), i, (x, opt_state))
-        return ADPSGDState(every, read, opt_state, i), info
+        return ADPSGDState(workers_table, read, opt_state, i), info
 
     return Rule(init, step)
 
 
 def peers(worker: np.ndarray, workers: int, graph: str, rng: np.random.Generator) -> np.ndarray:
-    """(steps,) int32, of each arriving worker one of its neighbours, all as likely."""
+    """Returns a neighbour of each arriving worker, all equally likely, (steps,) int32."""
     draws = rng.random(len(worker))  # a longer run begins with the shorter one
-    away = np.where(draws < 0.5, 1, -1)
+    shift = np.where(draws < 0.5, 1, -1)
     if graph == "complete":
-        away = 1 + (draws * (workers - 1)).astype(int)
-    return ((worker + away) % workers).astype(np.int32)
+        shift = 1 + (draws * (workers - 1)).astype(int)
+    return ((worker + shift) % workers).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -344,31 +347,27 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
         x_i      <- x_i - gamma grad f(x_i read)    read: when its gradient was begun
         x_i read <- x_i
 
-    There is no server and nobody waits. In between others have met worker i and moved x_i, and so
-    the gradient is stale. Meeting keeps the mean of all x_i, which is evaluated; a gradient moves
-    it by gamma / p, of p workers.
+    There is no server and nobody waits. Others meet worker i while it computes and move x_i, so its
+    gradient is stale. A meeting keeps the mean of all x_i, which is evaluated; a gradient moves it
+    by gamma / p, for p workers.
     """
 
-    def read(
-        self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
-    ) -> Rule:
+    def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:
         return ad_psgd(gradient, update, self.groups)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """A worker's service has its message to the peer and the peer's back.
+        """Returns the arrivals of workers, whose service includes a message to the peer and back.
 
-        The peer is not held up. The staleness is how many others arrived since the worker had read.
+        The peer does not wait. The staleness counts the arrivals of others since the worker read.
         """
-        line = self.exchanging(inputs, methods, [1] * self.groups)
+        line = self.local_steps_timeline(inputs, methods, [1] * self.groups)
         rng = seeds.generator(inputs.setup.seed, "peers")
-        met = peers(line.worker, self.groups, self.graph, rng)
-        return line._replace(plan=WorkerStep(line.worker, numbers={"peer": met}))
+        peer = peers(line.worker, self.groups, self.graph, rng)
+        return line._replace(plan=WorkerStep(line.worker, numbers={"peer": peer}))
 
     def exchanged(self, plan: WorkerStep) -> np.ndarray:
-        """All, but where a worker is alone."""
         return np.asarray(plan.numbers["peer"] != plan.worker)
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
-        said = f"must be {one_of_these(self.graph, GRAPHS)}"
-        yield Join("method.graph", self.graph not in GRAPHS, said)
+        yield self.graph_join("ring", "complete")

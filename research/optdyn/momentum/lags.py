@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.signal import lfilter
 
-from optdyn.methods import seen
+from optdyn.methods import known_stack
 from optdyn.momentum.moments import equivalent_momentum
 
 LINK_KEYS = ("latency", "bandwidth", "server_bandwidth")  # of the cluster: not memoryless times
@@ -35,7 +35,7 @@ def groups_of(config: Mapping[str, Any]) -> int:
     For methods whose code is not run here it is the config's.
     """
     name = config["method"]["name"]
-    methods = seen(name)
+    methods = known_stack(name)
     return number_of(config, "groups", 1) if not methods or methods.grouped else 1
 
 
@@ -61,7 +61,7 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
     varies = varies or config.get("probes", {}).get("steer")
     more = optimizer.get("options") or optimizer.get("chain")
     plain = optimizer.get("name", "sgd") == "sgd" and not more and not varies
-    methods = seen(name)
+    methods = known_stack(name)
     if not (plain and methods and methods.simple):
         return None
     alpha, mu = optimizer["learning_rate"], optimizer["momentum"]
@@ -82,7 +82,8 @@ def memoryless(config: Mapping[str, Any]) -> bool:
     It is if every group is as likely as another to arrive next, whoever came before, and brings all
     of its gradient, of blocks that are equally late.
     """
-    groups, cluster, methods = groups_of(config), config["cluster"], seen(config["method"]["name"])
+    groups, cluster = groups_of(config), config["cluster"]
+    methods = known_stack(config["method"]["name"])
     if not (methods and methods.simple):
         return False
     if groups == 1:

@@ -130,7 +130,7 @@ def with_method(config: Config, name: str, **keys: object) -> Config:
 def distinct_settings(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the dicts of keys of config.method, without keys that the method lacks, each once."""
     methods = MethodStack.named(name)
-    settings = [{k: v for k, v in values.items() if methods.having(k)} for values in keys]
+    settings = [{k: v for k, v in values.items() if methods.sections_with(k)} for values in keys]
     return [values for i, values in enumerate(settings) if values not in settings[:i]]
 
 
@@ -151,7 +151,7 @@ def rows(
             try:
                 changed = with_method(config, name, **values)
                 row |= {"groups": changed.methods.groups, "batch_size": changed.batch_size}
-                if changed.methods.having("period"):
+                if changed.methods.sections_with("period"):
                     row["period"] = changed.methods.get("period", 1)
                 price_at = price_by_bandwidth(changed, shapes)
                 row |= values | {"prices": {b: price_at(b * GIGABIT)._asdict() for b in bandwidths}}

@@ -53,10 +53,10 @@ def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) 
     methods, plan, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
         return _stage_bytes(stage_work(config, shapes).sent, 0 if _never_back(methods) else 1)
-    if methods.mix and (message := methods.mix.sends(shapes.params)):
+    if methods.mix and (message := methods.mix.update_message(shapes.params)):
         return _all_reduced(config, message.bytes, message.gathered)
     if isinstance(methods.mix, ModelAveraging):
-        compressed = methods.mix.compressed()
+        compressed = methods.mix.compressor()
         params, states = _meeting_bytes(config, shapes, plan)
         of_params = _all_reduced(config, params, bool(compressed and compressed.gathered))
         of_states = _all_reduced(config, states)
@@ -101,8 +101,8 @@ def _server_bytes(config: Config, shapes: Shapes, line: Timeline, exchanges: flo
     workers = cluster.worker_count // methods.groups
     local_nodes = max(workers // cluster.devices_per_node, 1)
     inside = 2 * (local_nodes - 1)  # a group adds up
-    compressed = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
-    both_ways = 1 + (compressed.part(shapes.params) if compressed else 1)
+    compressed = methods.read.compressor() if isinstance(methods.read, Asynchronous) else None
+    both_ways = 1 + (compressed.ratio(shapes.params) if compressed else 1)
     to_server, reads = both_ways + inside, 1
     if cluster.collective == SERVER:
         to_server, reads = both_ways * workers, workers
@@ -133,10 +133,10 @@ def logged_bytes(config: Config, shapes: Shapes, plan: Plan, exchanges: float) -
     elif isinstance(plan, Neighbours):
         size = methods.of(Gossip).message_bytes(shapes.params, shapes.bytes)
         sent = _gossip_bytes(plan, size)
-    elif methods.mix and (message := methods.mix.sends(shapes.params)):
+    elif methods.mix and (message := methods.mix.update_message(shapes.params)):
         sent = message.bytes
     sent *= config.cluster.nodes > 1  # a single node sends nothing
-    if methods.read and methods.read.workers:
+    if methods.read and methods.read.has_worker_params:
         sent += 2 * shapes.bytes * exchanges
     elif methods.read and "sent_bytes" in methods.read.info:
         sent += shapes.bytes * methods.get("arrivals", 1)

@@ -161,8 +161,8 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     config = members[0].config
     services = {point.config.get("cluster.service.name") for point in members}
     name = config[NAME]
-    chosen = methods.seen(name)
-    each = chosen and chosen.grouped and chosen.shared and not chosen.having("arrivals")
+    chosen = methods.known_stack(name)
+    each = chosen and chosen.grouped and chosen.shared and not chosen.sections_with("arrivals")
     memoryless = services <= set(MEMORYLESS) and each
     groups = value(config, GROUPS) if memoryless else None
     its = {key: value(config, key) for key in labels}

@@ -132,7 +132,7 @@ def comparisons(
     Losses that some run starts from or below are not among a comparison's.
     """
     ended = runs[runs["status"].isin(("completed", "diverged"))]
-    known = {name: methods.seen(name) for name in ended[NAME].unique()}
+    known = {name: methods.known_stack(name) for name in ended[NAME].unique()}
     simple = {name: bool(its and its.simple) for name, its in known.items()}
     ended = ended[ended[NAME].map(simple).astype(bool)]
     ended = ended.assign(**{GROUPS: ended[GROUPS].fillna(1).astype(int)})

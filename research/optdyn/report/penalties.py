@@ -139,7 +139,7 @@ def measured(
 def _method(point: Point) -> tuple[str, dict[str, Any]]:
     """Its name, and the keys of config.method that its seconds depend on."""
     name, keys = str(point.config[NAME]), dict[str, Any]()
-    if methods.seen(name) is None:
+    if methods.known_stack(name) is None:
         raise TableError(
             f"{point.folder / 'config.json'}: config.method.name = {name!r} is not built in; if "
             "it is yours, name it on the command line too, among those of --methods"
@@ -169,7 +169,7 @@ def _arm(said: str, its: Sequence[Point], runs: pd.DataFrame, seeds: list[int]) 
     """Settings that lack one of the seeds are left out."""
     name, keys = _method(its[0])
     if not is_synchronous(name, keys):  # what updates depend on is one
-        chosen = methods.seen(name)
+        chosen = methods.known_stack(name)
         grouped = chosen and chosen.grouped
         shape = "cluster." if grouped else (NODES, "cluster.devices_per_node")
         tables.check_alike(its, f"{said}: runs of {name}", lambda key: not key.startswith(shape))

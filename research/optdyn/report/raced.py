@@ -69,7 +69,7 @@ def load(folder: Path) -> RaceRecord:
     point = only(folder)
     path = folder / "trace.csv"
     name, groups, batch = (value(point.config, key) for key in (NAME, GROUPS, BATCH))
-    chosen = methods.seen(name or "")
+    chosen = methods.known_stack(name or "")
     alone = chosen and chosen.grouped and chosen.simple
     if not (path.exists() and alone and groups and batch):
         raise TableError(

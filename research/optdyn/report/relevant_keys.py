@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optdyn.methods import seen
+from optdyn.methods import known_stack
 from optdyn.methods.method import OPTIONAL
 from optdyn.report.tables import Point
 
@@ -45,6 +45,6 @@ def relevant(points: Sequence[Point]) -> list[Point]:
 
 def _of_clock(name: str) -> set[str]:
     """The optional keys of the cluster that methods of that name know; all, if they are unknown."""
-    if (methods := seen(name)) is None:
+    if (methods := known_stack(name)) is None:
         return set(OPTIONAL)
     return {key for method in (methods.outermost, *methods.members) for key in method.cluster}

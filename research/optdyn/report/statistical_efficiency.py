@@ -69,7 +69,7 @@ def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried
             f"{workdir}: no run reaches --target={target:g}; the lowest training loss is "
             f"{log['train_loss'].min():.4g}"
         )
-    known = {name: methods.seen(name) for name in runs[NAME].unique()}
+    known = {name: methods.known_stack(name) for name in runs[NAME].unique()}
     grouped = {name: bool(its and its.grouped) for name, its in known.items()}
     runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(grouped).astype(bool), 1)
     return [_tried(workdir, int(g), its, runs["seed"]) for g, its in runs.groupby(GROUPS)]
@@ -77,7 +77,7 @@ def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried
 
 def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list[Point]:
     every = tables.narrowed(every, where)
-    names = {p.config[NAME]: methods.seen(p.config[NAME]) for p in every}
+    names = {p.config[NAME]: methods.known_stack(p.config[NAME]) for p in every}
     strange = {name for name, its in names.items() if not (its and its.simple)}
     if strange or not every:
         has = f"runs of {NAME} = {min(strange)!r}" if strange else "none that were asked for"

@@ -194,7 +194,7 @@ def named(name: str, one: Config) -> str:
     """The label of an experiment's method, as those of arms are."""
     methods = one.methods
     keys = {key: methods.get(key, usual) for key, usual in ASKED.items()}
-    if not methods.having("period"):
+    if not methods.sections_with("period"):
         keys.pop("period")
     return _label(name, keys)
 

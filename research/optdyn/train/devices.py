@@ -95,6 +95,6 @@ def make(
         return simulated, overlap(loop(device), split_step, mesh, streamed)
     state = P("node") if methods.mix else P()
     placed = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
-    if methods.gradient and methods.gradient.timed and not methods.mix:
-        placed = placed._replace(measure=measure(problem, methods.gradient.timed(problem), mesh))
+    if methods.gradient and methods.gradient.worker_part and not methods.mix:
+        placed = placed._replace(measure=measure(problem, methods.gradient.worker_part(problem), mesh))
     return simulated, placed
