@@ -17,7 +17,7 @@ from optdyn import optimizers
 from optdyn.core import Event
 from optdyn.experiment import Config
 from optdyn.plan import layers, phases, planner
-from optdyn.plan.layers import Layer, UpdateProgram
+from optdyn.plan.layers import Convolution, UpdateProgram
 from optdyn.plan.phases import Loop
 from optdyn.problem import problem
 from optdyn.problem.models.convolution import LOWERINGS, serves
@@ -59,8 +59,8 @@ RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 4}
 def test_convolutions_of_lenet():
     made = layers.convolutions(traced(LENET))
     assert made == {
-        "conv0/Conv_0": Layer((28, 28, 1), (5, 5, 1, 2), (1, 1), "VALID", "float32", True),
-        "conv1/Conv_0": Layer((12, 12, 2), (5, 5, 2, 3), (1, 1), "VALID", "float32", False),
+        "conv0/Conv_0": Convolution((28, 28, 1), (5, 5, 1, 2), (1, 1), "VALID", "float32", True),
+        "conv1/Conv_0": Convolution((12, 12, 2), (5, 5, 2, 3), (1, 1), "VALID", "float32", False),
     }
 
 
@@ -85,8 +85,8 @@ def test_convolutions_of_a_residual_network():
     choice = ("xla", "winograd", "gemm", "fft", "winograd")
     names = dict(zip(made, layers.lowering(made, choice).split(","), strict=True))
     assert names["block1/conv1"] == "winograd" and names["block2/conv0"] == "fft"
-    assert layers.own(layers.lowering(made, choice), made) == choice
-    assert layers.own("fft", made) == ("fft",) * 5
+    assert layers.choice_of_config(layers.lowering(made, choice), made) == choice
+    assert layers.choice_of_config("fft", made) == ("fft",) * 5
 
 
 def test_terms_are_counted():
@@ -108,7 +108,7 @@ def test_terms_are_counted():
 def test_terms_without_convolutions(dense):
     """All is classifier."""
     of, _ = dense
-    assert layers.convolutions(of) == {} and layers.own("", {}) == ()
+    assert layers.convolutions(of) == {} and layers.choice_of_config("", {}) == ()
     assert layers.terms(of, {}, 3)[:2] == (0, 0)
 
 
@@ -146,9 +146,9 @@ def test_bytes_of_the_program(dense):
 
 
 KINDS = (
-    Layer((28, 28, 1), (3, 3, 1, 2), (1, 1), "SAME", "float32", True),
-    Layer((28, 28, 2), (5, 5, 2, 2), (1, 1), "SAME", "float32", False),
-    Layer((28, 28, 2), (3, 3, 2, 2), (2, 2), "SAME", "float32", False),
+    Convolution((28, 28, 1), (3, 3, 1, 2), (1, 1), "SAME", "float32", True),
+    Convolution((28, 28, 2), (5, 5, 2, 2), (1, 1), "SAME", "float32", False),
+    Convolution((28, 28, 2), (3, 3, 2, 2), (2, 2), "SAME", "float32", False),
 )
 CHOICES = [
     choice
@@ -164,7 +164,7 @@ def differing(one, other):
 def test_exchanged():
     """All choices that differ from the base in at most one convolution, and serve."""
     base = ("gemm", "gemm", "xla")
-    made = layers.exchanged(KINDS, base)
+    made = layers.exchanges(KINDS, base)
     assert set(made.values()) == {c for c in CHOICES if differing(c, base) <= 1}
     assert made[0, 3] == ("winograd", "gemm", "xla") and (1, 3) not in made and (2, 3) not in made
 
@@ -214,9 +214,11 @@ def test_tables_of_a_machine_where_layers_add_up(seed):
     predicted = made.times[np.arange(len(columns)), columns].sum()
     # HiGHS stops within 1e-9 of the largest difference of times, which is below 1000.
     assert predicted == pytest.approx(best, abs=1e-5)
-    assert machine.seconds[layers.chosen(KINDS, columns)] == pytest.approx(best, abs=1e-5)
+    assert machine.seconds[layers.choice_of_columns(KINDS, columns)] == pytest.approx(
+        best, abs=1e-5
+    )
     room = made.bound - made.memory[np.arange(len(columns)), columns].sum()
-    assert room == memory - machine.bytes[layers.chosen(KINDS, columns)]
+    assert room == memory - machine.bytes[layers.choice_of_columns(KINDS, columns)]
 
 
 @settings(max_examples=30)
@@ -231,7 +233,7 @@ def test_the_compiler_has_the_last_word(seed):
     if machine.bytes[base] > memory:
         assert planner.least_memory(made.times, made.memory) == math.inf
     else:
-        taken = layers.chosen(KINDS, planner.algorithms(*made))
+        taken = layers.choice_of_columns(KINDS, planner.algorithms(*made))
         assert machine.bytes[taken] <= memory
 
 
@@ -239,7 +241,7 @@ def test_least():
     rng = np.random.default_rng(0)
     machine = Machine({}, sums(rng, 2000))
     fewest = min(CHOICES, key=machine.bytes.get)
-    assert layers.least(machine.update, KINDS, CHOICES[7], 1) == fewest
+    assert layers.smallest(machine.update, KINDS, CHOICES[7], 1) == fewest
 
 
 BOUND = 2**28

@@ -156,7 +156,8 @@ def sweep(
     name = workdir.name if workdir else "compare"
     line = Sweep(name, {entry.name: entry.updates for entry in entries}, done)
     with stoppable() as come:
-        results = tables.following(workdir, _swept(config)) if workdir and is_writer() else None
+        written = workdir if workdir and is_writer() else None
+        results = tables.results_writer(written, _swept(config)) if written else None
         memory = available() / 2
         going = Going(
             config,
