@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from optdyn.base.arguments import Parser, called
 from optdyn.base.errors import print_error
 from optdyn.base.files import as_json
+from optdyn.base.flag_parser import Parser, invocation
 from optdyn.report import (
     arrivals,
     curves,
@@ -156,7 +156,7 @@ def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, 
             facts.append((title, "; ".join(sorted(texts))))
     seconds = sum(point.summary.get("wall_seconds") or 0.0 for point in points)
     facts += [("wall-clock seconds of the runs", number(seconds))] if seconds else []
-    command = f"{called('report')} {shlex.join(['--workdir', *map(str, workdirs)])}"
+    command = f"{invocation('report')} {shlex.join(['--workdir', *map(str, workdirs)])}"
     differing = tables.differing_keys(points)
     shared = [
         (key, str(value))

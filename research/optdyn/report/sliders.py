@@ -46,7 +46,7 @@ def curves_of_methods(
 ) -> Iterator[PricedMethod]:
     """Yields a curve for each method and values of the keys of config.method that it has."""
     for name in dict.fromkeys((methods.PLAIN, *names)):
-        for values in price.owned(name, keys):
+        for values in price.distinct_settings(name, keys):
             family = " ".join(filter(None, (name, str(values.get("compression") or ""))))
             on_cluster = partial(price.with_method, name=name, **values)
             is_plain = name == methods.PLAIN
@@ -136,7 +136,7 @@ def _prices(curve: PricedMethod, config: Config, shapes: Shapes) -> dict[str, An
     """Returns a curve's figures by bandwidth; None where it has no price."""
     try:
         experiment = curve.on_cluster(config)
-        at = price.priced(experiment, shapes)
+        at = price.price_by_bandwidth(experiment, shapes)
         prices = [at(b * GIGABIT) for b in GIGABITS]
     except (ConfigError, TimelineError):
         return None

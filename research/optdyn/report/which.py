@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import ConfigError, and_, one_line
+from optdyn.base.errors import ConfigError, and_list, one_line
 from optdyn.clock.timeline import TimelineError
 from optdyn.evidence import intervals
 from optdyn.experiment import Config
@@ -71,7 +71,7 @@ def answers(
         try:
             experiment = on_cluster(config, arm, found.anchor)
             orders = [
-                price.priced(experiment.with_(seed=experiment.seed + i), shapes)
+                price.price_by_bandwidth(experiment.with_(seed=experiment.seed + i), shapes)
                 for i in range(ORDERS)
             ]
             seconds = [[at(b * GIGABIT).seconds for at in orders] for b in bandwidths]
@@ -231,9 +231,9 @@ def sentences(rankings: Sequence[Ranking], found: ProblemResults, config: Config
         if row.doubt:
             doubts.setdefault(row.doubt, []).append(row.label)
     for count, names in elsewhere.items():
-        lines.append(f"Measured on {count:,} nodes, and priced on {nodes:,}: {and_(names)}.")
+        lines.append(f"Measured on {count:,} nodes, and priced on {nodes:,}: {and_list(names)}.")
     for doubt, names in doubts.items():
-        lines.append(f"Tuned too little ({doubt}), so that less may do: {and_(names)}.")
+        lines.append(f"Tuned too little ({doubt}), so that less may do: {and_list(names)}.")
     lines += _batches_on_edge(rankings)
     lines.append(
         "Each seed is judged at the setting that is best on the others. Intervals are 95 %, one by "
@@ -255,7 +255,7 @@ def _batches_on_edge(rankings: Sequence[Ranking]) -> Iterator[str]:
             edges.setdefault((edge, best), []).append(f"{ranking.gigabits:g}")
     for (edge, batch), speeds in edges.items():
         yield (
-            f"Synchronous training's best batch at {and_(speeds)} Gbit/s, {batch:,}, is the "
+            f"Synchronous training's best batch at {and_list(speeds)} Gbit/s, {batch:,}, is the "
             f"{edge} one measured: with another it may take less."
         )
 
@@ -266,7 +266,7 @@ def best(answer: Ranking) -> str:
     sentence = f"At {answer.gigabits:g} Gbit/s {first.label} takes the least time"
     if first.time != (1.0, 1.0, 1.0):
         sentence += f", {_shown(first.time)} times that of synchronous training"
-    equals = and_([row.label for row in others if row.word == OPEN])
+    equals = and_list([row.label for row in others if row.word == OPEN])
     return f"{sentence}; it cannot be told from {equals}." if equals else f"{sentence}."
 
 
