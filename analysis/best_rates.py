@@ -17,7 +17,7 @@ SHOWN = ("mean_loss", "train_loss", "node_distance", "simulated_seconds")
 
 
 def rows(results: pd.DataFrame) -> list[str]:
-    """One line of a Markdown table for each arm of a `results.csv`."""
+    """Returns a line of a Markdown table for each arm of a `results.csv`."""
     results = results.assign(
         arm=results["point"].str.replace(r"([-,][\d.]+(e-\d+)?)+$", "", regex=True)
     )

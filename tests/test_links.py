@@ -122,7 +122,7 @@ def test_links_take_as_long_and_lose_as_many_as_they_are_asked_to(delay, loss):
     if delay and not os.access("/dev/net/tun", os.W_OK):
         pytest.skip("no tunnel can be made here")
     try:
-        command = shaped.alone([sys.executable, "-c", FAR, str(delay), str(loss)])
+        command = shaped.in_namespace([sys.executable, "-c", FAR, str(delay), str(loss)])
     except OSError as error:
         pytest.skip(str(error))
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -148,7 +148,7 @@ def test_a_clock_that_is_too_slow_is_as_far_off_as_one_too_fast():
 def test_a_node_sends_what_a_ring_does_and_no_process_is_left(tmp_path):
     """Bytes that the kernel counts at a node's device, with headers and acknowledgements."""
     try:
-        shaped.alone(["true"])
+        shaped.in_namespace(["true"])
     except OSError as error:
         pytest.skip(str(error))
     out = tmp_path / "links.json"

@@ -76,7 +76,7 @@ def test_a_penalty_is_what_the_losses_were_made_with(tmp_path):
     assert {row.doubt for row in rows.values()} == {"", "outer_momentum on an edge"}
     for label, (_, _, updates) in ARMS.items():
         assert rows[label].updates == pytest.approx([updates / 100] * 3)
-    assert found.anchor.taken(np.arange(3)[None]) == pytest.approx(100)
+    assert found.anchor.median_updates(np.arange(3)[None]) == pytest.approx(100)
 
 
 def test_a_seed_is_not_judged_at_the_setting_it_chose(tmp_path):
@@ -94,7 +94,7 @@ def test_a_seed_is_not_judged_at_the_setting_it_chose(tmp_path):
     (arm,) = (each for each in found.arms if not each.synchronous)
     # Seed 0 is judged at 0.4 (of the others' medians, 205 and 117.5), seed 1 at 0.3, seed 2 at
     # 0.3 or 0.4 (105 and 112.5): 205, 200 and 210.
-    assert arm.taken(np.arange(3)[None]) == pytest.approx(205)
+    assert arm.median_updates(np.arange(3)[None]) == pytest.approx(205)
 
 
 def test_time_is_the_penalty_times_the_closed_form_of_a_ring(tmp_path):
@@ -251,7 +251,7 @@ def test_the_figures_of_the_page_are_prices(shown):
             if arm.name == "asynchronous" and nodes == 2:  # whom four groups cannot share
                 assert row["seconds"][1][0] is None
                 continue
-            one = which.carried(here, arm, found.anchor)
+            one = which.on_cluster(here, arm, found.anchor)
             of = price.price_by_bandwidth(one, SHAPES)
             for i, gigabits in enumerate(data["gigabits"]):
                 for name in ("seconds", "computing"):
@@ -288,7 +288,7 @@ def test_what_the_page_says_is_what_the_command_does(shown):
     times = {row["label"].replace(", period", ""): row["time"] for row in said["rows"]}
     seconds = {
         label: price.price(
-            which.carried(config.with_({"cluster.bandwidth": price.GIGABIT}), arm, found.anchor),
+            which.on_cluster(config.with_({"cluster.bandwidth": price.GIGABIT}), arm, found.anchor),
             SHAPES,
         ).seconds
         for label, arm in zip(which.labels(found.arms), found.arms, strict=True)

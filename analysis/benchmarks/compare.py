@@ -38,15 +38,15 @@ EXPERIMENT = od.Experiment(
 )
 
 
-def compared() -> list[float]:
-    """The last training loss of each seed, by `od.compare`."""
+def losses_of_compare() -> list[float]:
+    """Returns the last training loss of each seed, by `od.compare`."""
     found = od.compare({"16 groups": EXPERIMENT}, seeds=range(SEEDS))
     return [run.log["train_loss"].iloc[-1] for run in found["16 groups"]]
 
 
-def plain() -> list[float]:
-    """The last training loss of each seed, by a loop of one's own."""
-    data, every = shared_data.load(EXPERIMENT), EXPERIMENT.log_every
+def losses_of_plain_jax() -> list[float]:
+    """Returns the last training loss of each seed, by a loop in plain JAX."""
+    data, log_every = shared_data.load(EXPERIMENT), EXPERIMENT.log_every
     images, labels = (jnp.asarray(data.train[name]) for name in ("image", "label"))
     sets = [jax.device_put(split) for split in (data.train, data.test)]  # as many as by default
     tx = optax.sgd(EXPERIMENT.optimizer.learning_rate, momentum=EXPERIMENT.optimizer.momentum)
@@ -90,9 +90,9 @@ def plain() -> list[float]:
         order = [rng.permutation(len(labels)) for _ in range(-(-STEPS * BATCH // len(labels)))]
         chosen = np.concatenate(order)[: STEPS * BATCH].reshape(STEPS, BATCH)
         groups = rng.integers(GROUPS, size=STEPS)
-        for step in range(0, STEPS + every, every):
+        for step in range(0, STEPS + log_every, log_every):
             if step:
-                window = slice(step - every, step)
+                window = slice(step - log_every, step)
                 state, losses = train(state, chosen[window], groups[window])
                 assert np.isfinite(losses).all()
             figures = [evaluate(state[0], s["image"], s["label"]) for s in sets]
@@ -104,19 +104,19 @@ def plain() -> list[float]:
 
 
 def seconds_of(way: str) -> float:
-    """Seconds of one of the two ways in a new process."""
+    """Returns the seconds of one of the two ways in a new process."""
     command = [sys.executable, "-m", "analysis.benchmarks.compare", f"--way={way}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
 
-def timed(way: str) -> float:
-    """Seconds of one of the two ways here."""
+def time_here(way: str) -> float:
+    """Returns the seconds of one of the two ways in this process."""
     shared_data.load(EXPERIMENT)
     jnp.zeros(1).block_until_ready()
-    begun, used = time.perf_counter(), time.process_time()
-    ends = compared() if way == "compare" else plain()
-    seconds = time.perf_counter() - begun
+    start, used = time.perf_counter(), time.process_time()
+    ends = losses_of_compare() if way == "compare" else losses_of_plain_jax()
+    seconds = time.perf_counter() - start
     used = time.process_time() - used
     print(f"{way}: training loss {np.median(ends):.3g}, {used:.3g} s of CPUs", file=sys.stderr)
     return seconds
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--way", choices=["compare", "plain"], help="only this one, here")
     arguments = parser.parse_args()
     if arguments.way:
-        print(timed(arguments.way))
+        print(time_here(arguments.way))
     else:
         publish(measure(arguments.rounds), arguments.out, rounds=arguments.rounds)
 

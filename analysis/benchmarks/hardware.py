@@ -37,7 +37,7 @@ SINGLES = 500  # updates timed one by one
 
 
 def slowest(seconds: np.ndarray, k: int) -> float:
-    """E max of k processes that each take what one of these measured updates took, at random.
+    """Returns E max of k processes that each take the seconds of a measured update at random.
 
     E max_k = sum_i x_(i) ((i / n)^k - ((i - 1) / n)^k)        x_(1) <= ... <= x_(n)
     """
@@ -46,7 +46,7 @@ def slowest(seconds: np.ndarray, k: int) -> float:
 
 
 def config_of(model: str, batch: int) -> od.Experiment:
-    """Synchronous training over all devices there are."""
+    """Returns synchronous training over all devices."""
     return quickstart.get_config().with_(
         model=MODELS[model],
         optimizer=od.SGD(learning_rate=0.01, momentum=0.9),
@@ -59,38 +59,43 @@ def config_of(model: str, batch: int) -> od.Experiment:
     )
 
 
-def timed(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of an update in this many processes, (rounds,), and what was to predict them."""
+def measure_here(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
+    """Returns the seconds of an update in the processes of this job, and their parts, (rounds,)."""
     found = {}
     for model in MODELS:
         config = config_of(model, batch // jax.process_count())
-        own = {name: loop for name, loop in prepare(config).loops.items() if "network" not in name}
-        loops = own | {"measured": Loop(repeated(config_of(model, batch)))}
+        pieces = {
+            name: loop for name, loop in prepare(config).loops.items() if "network" not in name
+        }
+        loops = pieces | {"measured": Loop(repeated(config_of(model, batch)))}
         if jax.process_count() > 1:
             loops["network"] = all_reduces(trainer.prepare(config).params)._replace(exchanges=1)
         seconds = measure(loops, rounds)
-        compute = np.asarray(sum(seconds.pop(name) for name in own))
-        every = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))
-        single = multihost_utils.process_allgather(sum(map(singles, own.values()))).ravel()
+        compute = np.asarray(sum(seconds.pop(name) for name in pieces))
+        by_process = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))
+        single = multihost_utils.process_allgather(sum(map(singles, pieces.values()))).ravel()
         wait = slowest(single, jax.process_count()) - single.mean()
-        about = {"compute": every.mean(axis=0), "wait": np.full(rounds, wait)}
+        about = {"compute": by_process.mean(axis=0), "wait": np.full(rounds, wait)}
         found[model] = about | {"network": np.zeros(rounds)} | seconds
-    return {model: {n: np.array(s).tolist() for n, s in of.items()} for model, of in found.items()}
+    return {
+        model: {name: np.array(seconds).tolist() for name, seconds in times.items()}
+        for model, times in found.items()
+    }
 
 
 def singles(loop: Loop) -> np.ndarray:
-    """Seconds of updates one by one, (SINGLES,), in all processes at once."""
-    taken = np.zeros(SINGLES)
+    """Returns the seconds of single updates, (SINGLES,), in all processes at once."""
+    seconds = np.zeros(SINGLES)
     multihost_utils.sync_global_devices("singles")
     for i in range(SINGLES):
         start = time.perf_counter()
         jax.block_until_ready(loop.run(1))
-        taken[i] = time.perf_counter() - start
-    return taken
+        seconds[i] = time.perf_counter() - start
+    return seconds
 
 
-def started(count: int, *arguments: int) -> dict[str, dict[str, list[float]]]:
-    """`timed` in `count` processes. Raises CalledProcessError if it fails."""
+def measure_in_processes(count: int, *arguments: int) -> dict[str, dict[str, list[float]]]:
+    """Returns `measure_here` of `count` processes; raises CalledProcessError if it fails."""
     job = [sys.executable, "-m", "launch.local", f"--processes={count}", "--", sys.executable]
     out = subprocess.run(
         [*job, "-m", "analysis.benchmarks.hardware", "--timed", *map(str, arguments)],
@@ -104,16 +109,16 @@ def started(count: int, *arguments: int) -> dict[str, dict[str, list[float]]]:
 
 
 def real_runs(rounds: int, batch: int) -> pd.DataFrame:
-    """One row a model and number of processes."""
+    """Returns a row a model and number of processes."""
     rows = []
     for k in PROCESSES:
-        for model, seconds in started(k, rounds, batch).items():
-            of = {name: np.array(values) for name, values in seconds.items()}
+        for model, seconds in measure_in_processes(k, rounds, batch).items():
+            samples = {name: np.array(values) for name, values in seconds.items()}
             row = {"model": model, "processes": k, "ratio": "predicted / measured seconds"}
-            sent = of["compute"] + of["network"]
-            row |= spread((sent + of["wait"]) / of["measured"])
-            row["without T_wait"] = float(np.median(sent / of["measured"]))
-            row |= {f"{name}, ms": 1e3 * np.median(values) for name, values in of.items()}
+            sent = samples["compute"] + samples["network"]
+            row |= spread((sent + samples["wait"]) / samples["measured"])
+            row["without T_wait"] = float(np.median(sent / samples["measured"]))
+            row |= {f"{name}, ms": 1e3 * np.median(values) for name, values in samples.items()}
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -122,13 +127,13 @@ def main() -> None:
     parser = options(__doc__, "workdirs/hardware.json", rounds=25)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--timed", type=int, nargs=2, help=SUPPRESS)
-    given = parser.parse_args()
-    if given.timed:
+    arguments = parser.parse_args()
+    if arguments.timed:
         processes.initialize()
-        found = timed(*given.timed)
+        found = measure_here(*arguments.timed)
         return print(json.dumps(found)) if processes.is_writer() else None
-    table = real_runs(given.rounds, given.batch)
-    publish(table, given.out, rounds=given.rounds, batch=given.batch)
+    table = real_runs(arguments.rounds, arguments.batch)
+    publish(table, arguments.out, rounds=arguments.rounds, batch=arguments.batch)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How often an interval has the truth in it: `python -m analysis.benchmarks.intervals`.
+"""The share of intervals that contain the truth: `python -m analysis.benchmarks.intervals`.
 
 Studies are made up. Each has two arms of `SETTINGS` settings on a ladder. The median time of an arm
 grows with the squared distance from its best rung, which may lie between two. Times of seeds are
@@ -42,13 +42,13 @@ class SimulatedArm(NamedTuple):
 def study(
     rng: np.random.Generator, curve: float, deviation: float
 ) -> tuple[SimulatedArm, SimulatedArm]:
-    """Two arms, on the same seeds."""
+    """Returns two arms on the same seeds."""
     seeds = rng.normal(size=CHOOSE + REPORT) * deviation * np.sqrt(SHARED)
     rungs, sides = np.arange(SETTINGS), list[SimulatedArm]()
     for least in (RATIO, 1.0):
         medians = least * np.exp(curve * (rungs - rng.uniform(2, SETTINGS - 3)) ** 2)
-        own = rng.normal(size=(SETTINGS, len(seeds))) * deviation * np.sqrt(1 - SHARED)
-        times = medians[:, None] * np.exp(seeds + own)
+        noise = rng.normal(size=(SETTINGS, len(seeds))) * deviation * np.sqrt(1 - SHARED)
+        times = medians[:, None] * np.exp(seeds + noise)
         tried = times[:, :CHOOSE]
         chosen = np.median(tried, axis=1).argmin()
         sides.append(SimulatedArm(times[chosen, CHOOSE:], tried, float(medians.min())))
@@ -62,7 +62,7 @@ WAYS: dict[str, Callable[[SimulatedArm, SimulatedArm], Interval]] = {
 
 
 def measure(studies: int, seed: int = 0) -> pd.DataFrame:
-    """A row a way: how often the truth lies in its interval, and how wide that is in the median."""
+    """Returns a row a way: the share of intervals with the truth in them, and the median width."""
     rng = np.random.default_rng(seed)
     found = dict[str, list[Interval]]({way: [] for way in WAYS})
     truths = list[float]()
@@ -85,8 +85,8 @@ def measure(studies: int, seed: int = 0) -> pd.DataFrame:
 def main() -> None:
     parser = options(__doc__, RECORDS / "intervals.json")
     parser.add_argument("--studies", type=int, default=STUDIES)
-    given = parser.parse_args()
-    publish(measure(given.studies), given.out, benchmark="intervals", aim=AIM)
+    arguments = parser.parse_args()
+    publish(measure(arguments.studies), arguments.out, benchmark="intervals", aim=AIM)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What bounds an update on CPUs, in 4 minutes: `python -m analysis.benchmarks.limits`.
+"""The limits of an update on CPUs, in 4 minutes: `python -m analysis.benchmarks.limits`.
 
     peak      operations a second of a large product of float32 matrices, and the share of it that
               an update of the MLP and of LeNet-5 reaches
@@ -44,8 +44,8 @@ FLAGS = {
 Row = dict[str, Any]
 
 
-def trained(rounds: int) -> dict[str, np.ndarray]:
-    """Seconds an update of the trainer's own programs, (rounds,) each."""
+def time_programs(rounds: int) -> dict[str, np.ndarray]:
+    """Returns the seconds an update of the trainer's programs, (rounds,) each."""
     timers = {
         name: ours(config_of(model, g), UPDATES[model]) for name, (model, g) in PROGRAMS.items()
     }
@@ -53,7 +53,7 @@ def trained(rounds: int) -> dict[str, np.ndarray]:
 
 
 def product() -> float:
-    """Operations a second of a product of two float32 matrices, the best of five."""
+    """Returns operations a second of a product of two float32 matrices, the best of five."""
     x = jnp.ones((SIZE, SIZE))
     multiply = jax.jit(lambda x: x @ x)
     jax.block_until_ready(multiply(x))
@@ -66,7 +66,7 @@ def product() -> float:
 
 
 def operations_of(config: Config) -> float:
-    """Floating-point operations of one update, by the model."""
+    """Returns the floating-point operations of one update, by the model."""
     run = trainer.prepare(config)
     batch = {
         name: jax.ShapeDtypeStruct((config.batch_size, *leaf.shape[1:]), leaf.dtype)
@@ -86,13 +86,13 @@ def peak(seconds: dict[str, np.ndarray]) -> Iterator[Row]:
             yield {"what": f"{name}: share of that", **spread(done / most)}
 
 
-def flags(rounds: int, each: int) -> Iterator[Row]:
-    """Over the least seconds of no flag in the same round, which others disturb least."""
+def flags(processes: int, rounds: int) -> Iterator[Row]:
+    """Yields ratios of least seconds, which others disturb least, with flags and without."""
     found: dict[str, list[list[float]]] = {name: [] for name in FLAGS}
     order = np.random.default_rng(0)
-    for _ in range(rounds):
+    for _ in range(processes):
         for name in order.permutation(list(FLAGS)):
-            command = [sys.executable, "-m", __spec__.name, "--one", str(each)]
+            command = [sys.executable, "-m", __spec__.name, "--one", str(rounds)]
             env = os.environ | {"XLA_FLAGS": FLAGS[name]}
             done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
             found[name].append([float(word) for word in done.stdout.split()[-len(PROGRAMS) :]])
@@ -104,7 +104,7 @@ def flags(rounds: int, each: int) -> Iterator[Row]:
 
 
 def of_leaves(count: int) -> Timer:
-    """Seconds an iteration of a loop that multiplies a carry of so many leaves."""
+    """Returns a timer of a loop's iteration that multiplies a carry of so many leaves."""
     carry = [jnp.ones(BYTES // 4 // count) for _ in range(count)]
     factors = jnp.ones(ITERATIONS)
 
@@ -112,7 +112,7 @@ def of_leaves(count: int) -> Timer:
         return [leaf * factor for leaf in leaves], None
 
     # Factors are an argument: of constants that are 1 XLA would make nothing at all.
-    loop = jax.jit(lambda *given: jax.lax.scan(step, *given)[0], donate_argnums=0)
+    loop = jax.jit(lambda *arguments: jax.lax.scan(step, *arguments)[0], donate_argnums=0)
 
     def once() -> float:
         nonlocal carry
@@ -123,7 +123,7 @@ def of_leaves(count: int) -> Timer:
     return once
 
 
-def tried(rounds: int) -> Iterator[Row]:
+def carries_and_layouts(rounds: int) -> Iterator[Row]:
     pieces = {f"leaves of the carry, {n}": of_leaves(n) for n in (4, 60, 300)}
     seconds = in_turn(pieces, rounds)
     first, *rest = seconds
@@ -145,13 +145,14 @@ def main() -> None:
     parser = options(__doc__, "workdirs/limits.json", rounds=15)
     parser.add_argument("--processes", type=int, default=5, help="of each set of flags")
     parser.add_argument("--one", type=int, help="rounds of this process, which prints its least")
-    given = parser.parse_args()
-    if given.one:
-        print(*(float(each.min()) for each in trained(given.one).values()))
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(*(float(seconds.min()) for seconds in time_programs(arguments.one).values()))
         return
-    seconds = trained(given.rounds)
-    rows = [*peak(seconds), *tried(given.rounds), *flags(given.processes, given.rounds)]
-    publish(pd.DataFrame(rows), given.out, rounds=given.rounds, processes=given.processes)
+    seconds = time_programs(arguments.rounds)
+    rounds, processes = arguments.rounds, arguments.processes
+    rows = [*peak(seconds), *carries_and_layouts(rounds), *flags(processes, rounds)]
+    publish(pd.DataFrame(rows), arguments.out, rounds=rounds, processes=processes)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -70,12 +70,12 @@ WANTED = {"median": 1.10, "worst": 1.25}
 
 
 class MLPSize(NamedTuple):
-    """Of an MLP whose exchange over such a link takes about as long as its computing."""
+    """An MLP whose exchange over such a link takes about as long as its computing."""
 
     hidden: tuple[int, ...]
     batch: int  # examples of a node, of which there are 4,000 for all
 
-    def of(self, nodes: int) -> int:
+    def examples(self, nodes: int) -> int:
         return min(self.batch, 4000 // nodes)
 
 
@@ -127,9 +127,9 @@ DELAYS, LOSSES = (2.0, 20.0), (0.1, 1.0)
 
 
 def all_rows() -> list[LinkRow]:
-    """Those of two nodes, a core each, and some of four, which share the cores.
+    """Returns the rows of two nodes, a core each, and some of four, which share the cores.
 
-    Of two nodes there are also links that take time, and some that lose packets.
+    Two nodes also have links that take time, and some that lose packets.
     """
     pairs = [
         LinkRow(method, megabits, period)
@@ -152,19 +152,19 @@ def all_rows() -> list[LinkRow]:
 
 
 def row_of(found: Mapping[str, Any]) -> LinkRow:
-    """The row that was measured."""
+    """Returns the row that was measured."""
     return LinkRow(*(found[name] for name in LinkRow._fields))
 
 
 def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Config:
-    """The row's method on so many nodes, or plain SGD."""
+    """Returns the row's method on so many nodes, or plain SGD."""
     size = SIZES[row.megabits]
     return Config(
         model=od.MLP(hidden=size.hidden),
         optimizer=od.SGD(learning_rate=0.01),
         method=METHODS["sync" if plain else row.method](row.period),
         cluster=od.Cluster(nodes=nodes, service=od.Constant()),
-        batch_size=size.of(row.nodes) * nodes,
+        batch_size=size.examples(row.nodes) * nodes,
         steps=row.updates,
         log_every=row.updates,
         checkpoint_every=0,
@@ -173,14 +173,14 @@ def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Config
 
 
 def line_of(config: Config) -> Timeline:
-    """The updates of a config by its method's clock, as one epoch."""
+    """Returns the timeline of a config by its method's clock, as one epoch."""
     shapes = model_shapes(config)
     network = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)
     return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
 
 
 def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable[[], float]:
-    """Seconds of the first n updates, called as the trainer calls them, inside `around`."""
+    """Returns a timer of the first n updates, called as the trainer calls them, inside `around`."""
     with around():
         state, examples, events, indices, _ = loop.advance_arguments(run, n)
 
@@ -194,10 +194,10 @@ def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable
     def once() -> float:
         nonlocal state
         with around():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             state, infos = run.program.advance(state, examples, events, indices, n)
         assert np.isfinite(np.asarray(infos["loss"])[:n]).all()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     return once
 
@@ -207,8 +207,8 @@ def api_of(row: LinkRow) -> str:
 
 
 @contextmanager
-def lone() -> Iterator[None]:
-    """Inside, a process of a job is one by itself, whose only device is its own."""
+def single_process() -> Iterator[None]:
+    """Makes a process of a job the only process, with one device, while it lasts."""
     carrier, local = ThreadPoolExecutor(1), jax.local_devices()[:1]
     with (
         mock.patch.object(jax, "process_count", return_value=1),
@@ -219,45 +219,45 @@ def lone() -> Iterator[None]:
         yield
 
 
-def by_itself(row: LinkRow, plain: bool = False) -> Run:
-    """The method on this process's device alone, or plain SGD, as the same kind of program."""
-    with lone():
+def single_process_run(row: LinkRow, plain: bool = False) -> Run:
+    """Returns the method, or plain SGD, on this process's device, as the same kind of program."""
+    with single_process():
         return trainer.prepare(config_of(row, 1, "shard_map" if plain else api_of(row), plain))
 
 
 def of_nodes(value: Any) -> np.ndarray:
-    """(nodes, ...) float64 of every process."""
+    """Returns the values of all processes, (nodes, ...) float64."""
     return np.asarray(multihost_utils.process_allgather(np.float32(value))).astype(float)
 
 
-def measured(
+def measure(
     row: LinkRow, ring: shaped.RingNeighbours, rounds: int, ordinary: bool = False
 ) -> dict[str, Any]:
-    """What the row's processes find; all must call this together."""
-    alone = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
+    """Returns the measurements of the row's processes; all must call this together."""
+    prefer = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
     shaped.preferred(False)  # heartbeats would wait until all is compiled
     run = trainer.prepare(config_of(row, row.nodes, api_of(row)))
     n, size = row.updates, int(row.megabits * 1e6 / 8 * PLAIN)
     timers = {
-        "step": timer(by_itself(row, plain=True), n, lone),
-        "own": timer(by_itself(row), n, lone),
+        "step": timer(single_process_run(row, plain=True), n, single_process),
+        "own": timer(single_process_run(row), n, single_process),
         "together": timer(run, n),
     }
     small = busy_sum(timers["step"]) if row.method in APART else small_sum()
     found: dict[str, list[float]] = {name: [] for name in MEASURED}
-    for each in timers.values():
-        each()  # compiles
+    for timed in timers.values():
+        timed()  # compiles
     small(), ring.turns(20)
-    shaped.preferred(alone and not ordinary)
+    shaped.preferred(prefer and not ordinary)
     for _ in range(rounds):
         found["link"].append(size / ring.ring(size))
         found["turn"].append(ring.turns(50))
         multihost_utils.sync_global_devices("together")
         found["small"] += [small() / (2 * (row.nodes - 1)) for _ in range(2)]
-        for name, each in timers.items():
+        for name, timed in timers.items():
             multihost_utils.sync_global_devices("together")
             before = shaped.sent_bytes(f"node{jax.process_index()}")
-            found[name].append(each() / n)
+            found[name].append(timed() / n)
             if name == "together":
                 after = shaped.sent_bytes(f"node{jax.process_index()}")
                 found["sent"].append((after - before) / n)
@@ -266,7 +266,7 @@ def measured(
 
 
 def small_sum() -> Callable[[], float]:
-    """Seconds of an all-reduce of 1 kB by gloo, the mean of some."""
+    """Returns a timer of an all-reduce of 1 kB by gloo, the mean of some."""
 
     def body(_: Any, x: jax.Array) -> jax.Array:
         return jax.lax.psum(x, "node") / jax.lax.axis_size("node")
@@ -277,25 +277,25 @@ def small_sum() -> Callable[[], float]:
     ones = jax.device_put(np.ones(256, np.float32), NamedSharding(mesh, P()))
 
     def once() -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready(compiled(ones))
-        return (time.perf_counter() - begun) / SMALL
+        return (time.perf_counter() - start) / SMALL
 
     return once
 
 
 def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
-    """The same by the hosts, beside the computing."""
+    """Returns a timer of an all-reduce of 1 kB by the hosts, beside the computing."""
     begin_sum = overlap.ring.joined()
 
     def once() -> float:
         beside = threading.Thread(target=computing)
         beside.start()
         time.sleep(0.01)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(BESIDE):
             begin_sum(partial(np.ones, 256, np.float32)).result()
-        seconds = (time.perf_counter() - begun) / BESIDE
+        seconds = (time.perf_counter() - start) / BESIDE
         beside.join()
         return seconds
 
@@ -303,50 +303,50 @@ def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
 
 
 def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
-    """One process of the job of these rows."""
+    """Runs one process of the job of these rows."""
     cache.enable()
     processes.initialize()
     ring = shaped.neighbours(jax.process_index(), jax.process_count())
     for row in rows:
-        found = measured(row, ring, rounds, ordinary)
+        found = measure(row, ring, rounds, ordinary)
         if processes.is_writer():
             print(MARK + json.dumps(row._asdict() | found), flush=True)
 
 
 def simulated(row: LinkRow, **keys: Any) -> float:
-    """Seconds an update by the method's clock, from the first update to the last."""
+    """Returns the seconds an update by the method's clock, from the first update to the last."""
     config = config_of(row, row.nodes, "").with_({f"cluster.{k}": v for k, v in keys.items()})
     return float(line_of(config).seconds[-1]) / row.updates
 
 
 def account(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Seconds an update of a row, measured and simulated, and what they are made of.
+    """Returns the seconds an update of a row, measured and simulated, and their parts.
 
-    Of the round in the middle, by the ratio of the two: a round's parts follow one another, and the
-    machine's pace changes from round to round. With an even number of rounds, the upper one.
+    They are those of the round with the middle ratio of the two (the upper one of an even number of
+    rounds), since the machine's pace changes from round to round.
     """
     rounds = len(found["together"][0])
-    every = sorted((_account(found, i) for i in range(rounds)), key=lambda each: each["ratio"])
-    each = {"least": every[0]["ratio"], "most": every[-1]["ratio"]}
-    return {**row_of(found)._asdict(), **every[rounds // 2], **each}
+    accounts = sorted((_account(found, i) for i in range(rounds)), key=itemgetter("ratio"))
+    ends = {"least": accounts[0]["ratio"], "most": accounts[-1]["ratio"]}
+    return {**row_of(found)._asdict(), **accounts[rounds // 2], **ends}
 
 
 def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
-    """That of one round."""
+    """Returns the account of one round."""
     row = row_of(found)
-    step, own, link, together = (
+    step, computing, link, together = (
         np.array(found[name])[:, i] for name in ("step", "own", "link", "together")
     )
 
     def clock(service: np.ndarray, **network: float) -> float:
         mean = float(service.mean())
-        each = mean / SIZES[row.megabits].of(row.nodes)
+        seconds = mean / SIZES[row.megabits].examples(row.nodes)
         speeds = tuple((mean / service).tolist())
-        return simulated(row, seconds_per_example=each, speeds=speeds, **network)
+        return simulated(row, seconds_per_example=seconds, speeds=speeds, **network)
 
     bandwidth, latency = float(link.min()), float(np.median(found["small"]))
-    alone, wired = clock(own), clock(own, bandwidth=bandwidth)
-    whole = clock(own, bandwidth=bandwidth, latency=latency)
+    computed, wired = clock(computing), clock(computing, bandwidth=bandwidth)
+    whole = clock(computing, bandwidth=bandwidth, latency=latency)
     nominal = row.megabits * 1e6 / 8 * shaped.PAYLOAD / shaped.FRAME
     measured = float(together.max())  # until the last node has it
     return {
@@ -355,18 +355,18 @@ def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
         "simulated": whole,
         "ratio": measured / whole,
         "step": float(step.mean()),
-        "own": float(own.mean() - step.mean()),
-        "waiting": alone - float(own.mean()),
-        "wire": wired - alone,
+        "own": float(computing.mean() - step.mean()),
+        "waiting": computed - float(computing.mean()),
+        "wire": wired - computed,
         "latency": whole - wired,
         "rest": measured - whole,
         "ratio by step": measured / clock(step, bandwidth=bandwidth, latency=latency),
-        "ratio by rate": measured / clock(own, bandwidth=nominal),
+        "ratio by rate": measured / clock(computing, bandwidth=nominal),
     }
 
 
-def run_rows(rows: list[LinkRow], given: list[str], until: float) -> Iterator[dict[str, Any]]:
-    """What is found of the rows, a job for all of a link; none begins after the second `until`."""
+def run_rows(rows: list[LinkRow], options: list[str], until: float) -> Iterator[dict[str, Any]]:
+    """Yields the rows' measurements, a job a link; none begins after the second `until`."""
     link = attrgetter("nodes", "delay", "loss", "megabits")
     for (nodes, delay, loss, megabits), job_rows in groupby(sorted(rows, key=link), link):
         if time.monotonic() < until:
@@ -374,27 +374,27 @@ def run_rows(rows: list[LinkRow], given: list[str], until: float) -> Iterator[di
                 network.shape(megabits * 1e6)
                 if loss:
                     network.lose(loss / 100)
-                yield from _job(network, list(job_rows), given, until)
+                yield from _job(network, list(job_rows), options, until)
 
 
 def _job(
-    network: shaped.Network, rows: list[LinkRow], given: list[str], until: float
+    network: shaped.Network, rows: list[LinkRow], options: list[str], until: float
 ) -> Iterator[dict[str, Any]]:
-    worker = [sys.executable, "-m", "analysis.benchmarks.links", *given]
+    worker = [sys.executable, "-m", "analysis.benchmarks.links", *options]
     worker.append(f"--work={json.dumps(rows)}")
     late, enough = threading.Event(), False
     with subprocess.Popen(
-        shaped.started(network, worker), stdout=subprocess.PIPE, text=True
+        shaped.job_command(network, worker), stdout=subprocess.PIPE, text=True
     ) as job:
 
-        def ended() -> None:
+        def end_late() -> None:
             late.set()
             job.terminate()  # what it does to its processes, and once more, kills them
             time.sleep(10)
             job.terminate()
 
         def watch(seconds: float) -> threading.Timer:
-            timer = threading.Timer(seconds, ended)
+            timer = threading.Timer(seconds, end_late)
             timer.daemon = True
             timer.start()
             return timer
@@ -420,34 +420,34 @@ def _job(
     if late.is_set():
         raise SystemExit(f"a row of {rows[0].nodes} nodes took over {ROW_SECONDS} s, and was ended")
     if job.returncode and not enough:
-        said = f"the job of {rows[0].nodes} nodes ended with {job.returncode}"
-        raise SystemExit(f"{said}; the same command goes on")
+        reason = f"the job of {rows[0].nodes} nodes ended with {job.returncode}"
+        raise SystemExit(f"{reason}; the same command goes on")
 
 
-def table_of(every: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """A row each, in ms an update."""
-    table = pd.DataFrame([account(found) for found in every])
+def table_of(measured: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Returns a row each, in ms an update."""
+    table = pd.DataFrame([account(found) for found in measured])
     table[SECONDS] *= 1e3
     return table
 
 
 def summary(table: pd.DataFrame) -> dict[str, Any]:
-    """How far off the clocks are, whichever way."""
+    """Returns the clocks' errors in either direction."""
     off = np.exp(np.abs(np.log(table["ratio"])))
     found = {"rows": len(off), "median": float(off.median()), "worst": float(off.max())}
     return found | {"median ratio": float(table["ratio"].median())}
 
 
-def save(every: Mapping[LinkRow, Mapping[str, Any]], out: Path, rounds: int) -> None:
+def save(measured: Mapping[LinkRow, Mapping[str, Any]], out: Path, rounds: int) -> None:
     """Prints the table and writes the record, from which the next start goes on."""
-    table = table_of(every.values())
+    table = table_of(measured.values())
     about = {
         "rounds": rounds,
         "off": summary(table),
         "wanted": WANTED,
         "kernel": platform.release(),
     }
-    publish(table, out, **about, found=list(every.values()))
+    publish(table, out, **about, found=list(measured.values()))
 
 
 def main() -> None:
@@ -464,28 +464,28 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help=SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        rows = [LinkRow(*each) for each in json.loads(arguments.work)]
+        rows = [LinkRow(*row) for row in json.loads(arguments.work)]
         return work(rows, arguments.rounds, arguments.ordinary)
     if not arguments.inside:
         command = [sys.executable, "-m", "analysis.benchmarks.links", *sys.argv[1:], "--inside"]
-        command = shaped.alone(command)
+        command = shaped.in_namespace(command)
         os.execvp(command[0], command)
     kept = json.loads(arguments.out.read_text())["found"] if arguments.out.exists() else []
-    every = {row_of(found): found for found in kept}
-    asked = tuple(arguments.only.split(","))
-    rows = [row for row in all_rows() if str(row).startswith(asked)]
+    measured = {row_of(found): found for found in kept}
+    prefixes = tuple(arguments.only.split(","))
+    rows = [row for row in all_rows() if str(row).startswith(prefixes)]
     if not rows:
         raise SystemExit(f"--only={arguments.only}: there is no row that begins so")
-    rows = [row for row in rows if arguments.again or row not in every]
+    rows = [row for row in rows if arguments.again or row not in measured]
     until = time.monotonic() + 60 * arguments.minutes
-    given = [f"--rounds={arguments.rounds}", *["--ordinary"] * arguments.ordinary]
-    for found in run_rows(rows, given, until):
+    job_options = [f"--rounds={arguments.rounds}", *["--ordinary"] * arguments.ordinary]
+    for found in run_rows(rows, job_options, until):
         row = row_of(found)
-        every[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
+        measured[row] = found | {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0]}
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.out, {"found": list(every.values())})
+        write_json(arguments.out, {"found": list(measured.values())})
         print(row, "measured", file=sys.stderr, flush=True)
-    save(every, arguments.out, arguments.rounds)
+    save(measured, arguments.out, arguments.rounds)
 
 
 if __name__ == "__main__":

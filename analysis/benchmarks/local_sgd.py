@@ -32,7 +32,7 @@ def costs(
     rates: list[float],
     seeds: range | tuple[int, ...],
 ) -> dict[float, np.ndarray]:
-    """By rate (seeds, 2): examples and simulated seconds to the target."""
+    """Returns examples and simulated seconds to the target, by rate (seeds, 2)."""
     base = od.Experiment(
         model=od.MLP(hidden=(32,)),
         data=od.MNIST5k(train_evaluated=1000, test_evaluated=100),
@@ -47,8 +47,8 @@ def costs(
     )
     arms = {rate: base.with_(optimizer=od.SGD(learning_rate=rate)) for rate in rates}
     return {
-        rate: np.array([to_target(run.log, TARGET) * np.array([batch, 1]) for run in of])
-        for rate, of in od.compare(arms, seeds=seeds).runs.items()
+        rate: np.array([to_target(run.log, TARGET) * np.array([batch, 1]) for run in runs])
+        for rate, runs in od.compare(arms, seeds=seeds).runs.items()
     }
 
 

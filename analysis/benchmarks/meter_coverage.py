@@ -1,4 +1,4 @@
-"""How often the momentum meter's intervals cover: `python -m analysis.benchmarks.meter_coverage`.
+"""The coverage of the momentum meter's intervals: `python -m analysis.benchmarks.meter_coverage`.
 
 Single ordinary runs in shuffled epochs, simulated arrivals, one fit a run: how many 95 % intervals
 hold what theory says, how wide they are, how often the J test rejects at 5 %. `small`: an MLP
@@ -64,16 +64,16 @@ def small() -> Iterator[dict[str, Any]]:
 
 
 def widths() -> Iterator[dict[str, Any]]:
-    """Enough runs for the estimates' own deviation, which bounds what an interval can be."""
+    """Yields enough runs for the estimates' deviation, which bounds the width of an interval."""
     yield from ({"groups": g, "seeds": 300} for g in (4, 16))
 
 
 def real() -> Iterator[dict[str, Any]]:
     for model, rate in (("lenet", 0.05), ("resnet", 0.05), ("transformer", 0.1)):
-        for optimizer, own in (("sgd", rate), ("adam", 1e-3)):
+        for optimizer, tuned_rate in (("sgd", rate), ("adam", 1e-3)):
             for g in (4, 16):
                 for part in PARTS:
-                    cell = {"model": model, "optimizer": optimizer, "rate": own, "groups": g}
+                    cell = {"model": model, "optimizer": optimizer, "rate": tuned_rate, "groups": g}
                     yield {**cell, "part": part, "seeds": 4}
 
 
@@ -89,7 +89,7 @@ def weak() -> Iterator[dict[str, Any]]:
 
 
 def laws() -> Iterator[dict[str, Any]]:
-    """K = `lags` past steps and M = `gradient_lags` past gradients."""
+    """Yields cells with K = `lags` past steps and M = `gradient_lags` past gradients."""
     yield {"groups": 4, "seeds": 100}  # exponential: the model is right
     yield {"groups": 2, "service": "constant", "lags": 0, "gradient_lags": 1, "seeds": 100}
     yield {"groups": 4, "service": "constant", "lags": 0, "gradient_lags": 3, "seeds": 100}
@@ -122,7 +122,7 @@ CELLS = {
 
 
 def config_of(cell: dict[str, Any], seed: int) -> od.Experiment:
-    """Of what `small` and `real` say of a run."""
+    """Returns the experiment of a cell."""
     name, groups, rate = cell.get("model", "mlp"), cell["groups"], cell.get("rate", 0.05)
     steps = cell.get("steps", {"mlp": 1000, "lenet": 900}.get(name, 600))
     if name in ("lenet", "resnet"):
@@ -154,14 +154,14 @@ def config_of(cell: dict[str, Any], seed: int) -> od.Experiment:
 
 
 class RecordedRun(NamedTuple):
-    """What a run recorded, the groups that arrived (T,), and of a race its equivalent momentum."""
+    """A run's records, the groups that arrived (T,), and the equivalent momentum of a race."""
 
     recording: Recording
     worker: np.ndarray
     momentum: float | None = None
 
 
-def recorded(cell: dict[str, Any], config: od.Experiment) -> RecordedRun:
+def record(cell: dict[str, Any], config: od.Experiment) -> RecordedRun:
     steps = config.steps
     if not cell.get("race"):
         line = config.timeline(steps_per_epoch=1, update_bytes=0)
@@ -182,9 +182,9 @@ def recorded(cell: dict[str, Any], config: od.Experiment) -> RecordedRun:
 
 
 def truth(cell: dict[str, Any]) -> list[float]:
-    """phi_1, ..., of the model that is fitted: of the whole update, or of the raw steps.
+    """Returns phi_1, ..., of the fitted model: of the whole update, or of the raw steps.
 
-    With lags of gradients it is the equivalent momentum alone; races say their own.
+    With lags of gradients it is only the equivalent momentum; a race has its own.
     """
     implicit, explicit = 1 - 1 / cell["groups"], cell.get("momentum", 0.0)
     if "bound" in cell:
@@ -198,19 +198,19 @@ def truth(cell: dict[str, Any]) -> list[float]:
     return [explicit if cell["groups"] == 1 else implicit]
 
 
-def fitted(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> dict[str, Any]:
-    """A line: coefficients, standard errors and p-values, or why there are none."""
-    recorded = run.recording
-    lags, updates = cell.get("lags", 1), len(recorded.losses)
+def fit_line(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> dict[str, Any]:
+    """Returns a line: coefficients, standard errors and p-values, or why there are none."""
+    recording = run.recording
+    lags, updates = cell.get("lags", 1), len(recording.losses)
     late = cell.get("gradient_lags", 0)
     start, stop = (round(x * updates) for x in (PARTS | SHORT)[cell.get("part", "all")])
     examples = len(next(iter(shared_data.load(config).train.values())))
-    moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
+    moved = recording.displacements if cell.get("momentum") else recording.raw_steps
     replacement = bool(config.data.replacement)
     past = max(lags, 1 + late)
     heed = order.distance_to_epoch(start, stop, config.batch_size, examples, past, replacement)
     try:
-        it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, late, heed=[heed])
+        it = fit([(moved[start:stop], recording.gradients[start:stop])], lags, late, heed=[heed])
     except NotIdentified as error:
         return {"refused": str(error)}
     ages = order_of_arrivals.ages(run.worker[start:stop], cell["groups"], late)
@@ -225,38 +225,42 @@ def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[s
     lines.parent.mkdir(parents=True, exist_ok=True)
     found = read_rows(lines)
     known = {(json.dumps(line["cell"], sort_keys=True), line["seed"]) for line in found}
-    held: tuple[str, Any] = ("", None)
+    recent: tuple[str, Any] = ("", None)
     for seed in range(seeds):
         for cell in cells:
             if seed >= cell["seeds"] or (json.dumps(cell, sort_keys=True), seed) in known:
                 continue
             config = config_of(cell, seed)
-            if held[0] != config.to_json_best_effort():
-                held = config.to_json_best_effort(), recorded(cell, config)
-            line = fitted(cell, config, held[1])
-            found.append({"cell": cell, "seed": seed, **line, "truth": held[1].momentum})
+            if recent[0] != config.to_json_best_effort():
+                recent = config.to_json_best_effort(), record(cell, config)
+            line = fit_line(cell, config, recent[1])
+            found.append({"cell": cell, "seed": seed, **line, "truth": recent[1].momentum})
             with lines.open("a") as file:
                 file.write(json.dumps(found[-1]) + "\n")
     return found
 
 
 def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFrame:
-    """One row a cell and coefficient."""
-    every = []
+    """Returns a row a cell and coefficient."""
+    table_rows = []
     for cell in cells:
-        own = [line for line in lines if line["cell"] == cell]
-        told = [line for line in own if "phi" in line]
+        lines_of_cell = [line for line in lines if line["cell"] == cell]
+        identified = [line for line in lines_of_cell if "phi" in line]
         for k, theory in enumerate(truth(cell)):
-            if not told:
-                every.append({**cell, "theory": theory, "runs": 0, "refused": len(own)})
+            if not identified:
+                table_rows.append(
+                    {**cell, "theory": theory, "runs": 0, "refused": len(lines_of_cell)}
+                )
                 continue
-            true = np.array([line.get("truth") or theory for line in told])
-            phi, error = (np.array([line[name][k] for line in told]) for name in ("phi", "error"))
+            true = np.array([line.get("truth") or theory for line in identified])
+            phi, error = (
+                np.array([line[name][k] for line in identified]) for name in ("phi", "error")
+            )
             covers = abs(phi - true) < NORMAL * error
             # As `train/meter.py` tells it: a model is not believed if one of both tests rejects.
-            p = [2 * min(line["p"], line.get("arrivals", 1.0)) for line in told]
+            p = [2 * min(line["p"], line.get("arrivals", 1.0)) for line in identified]
             believed = np.array(p) >= REJECTED
-            every.append(
+            table_rows.append(
                 {
                     **{name: value for name, value in cell.items() if name != "seeds"},
                     "coefficient": k + 1,
@@ -265,14 +269,14 @@ def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFr
                     "sd": phi.std(),
                     "half-width": NORMAL * np.median(error),
                     "covers": covers.mean(),
-                    "J rejects": np.mean([line["p"] < 0.05 for line in told]),
+                    "J rejects": np.mean([line["p"] < 0.05 for line in identified]),
                     "believed": believed.sum(),
                     "covers if believed": covers[believed].mean() if believed.any() else np.nan,
-                    "runs": len(told),
-                    "refused": len(own) - len(told),
+                    "runs": len(identified),
+                    "refused": len(lines_of_cell) - len(identified),
                 }
             )
-    return pd.DataFrame(every)
+    return pd.DataFrame(table_rows)
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ CASES = (
 
 
 def effective_curvature(period: int) -> np.ndarray:
-    """k of every direction."""
+    """Returns the curvature k of each direction."""
     return 1 - (1 - RATE * np.asarray(curvatures(DIMENSION, CONDITION), float)) ** period
 
 
@@ -89,12 +89,12 @@ def config_of(case: OuterCase, meetings: int, noise: float, seed: int) -> od.Exp
 
 
 def _flat(params: Params) -> np.ndarray:
-    """(n,) float64."""
+    """Returns the leaves as one vector, (n,) float64."""
     return np.concatenate([np.asarray(x, float).ravel() for x in jax.tree.leaves(params)])
 
 
 def after_meetings(config: od.Experiment) -> np.ndarray:
-    """(meetings + 1, dimension) theta at the start and after every meeting."""
+    """Returns theta at the start and after each meeting, (meetings + 1, dimension)."""
     run, period = trainer.prepare(config), config.method.get("period", 0)
     theta, stops = [_flat(run.params)], range(period, config.steps + 1, period)
     for chunk in loop.updates(run, loop.initial_state(run), 0, stops):
@@ -113,18 +113,18 @@ def read(case: OuterCase, meetings: int, seed: int) -> Fit:
 
 def rows(seeds: int) -> Iterator[dict[str, Any]]:
     for case in CASES:
-        found = [of for seed in range(seeds) if (of := _unless_refused(case, seed))]
-        told = {"method": case.method, "H": case.period, "momentum": case.momentum}
-        told |= {"seeds": seeds, "read in": len(found)}
+        found = [fit for seed in range(seeds) if (fit := _unless_refused(case, seed))]
+        row = {"method": case.method, "H": case.period, "momentum": case.momentum}
+        row |= {"seeds": seeds, "read in": len(found)}
         if found:
-            momenta, rates = np.array([(of.phi[0], of.eta[0]) for of in found]).T
-            low, high = np.array([of.phi_interval[0] for of in found]).T
-            told["covered"] = int(((low <= case.momentum) & (case.momentum <= high)).sum())
-            told |= {"read": float(momenta.mean()), "deviation": float(momenta.std())}
-            told["half-width"] = float(np.median(high - low)) / 2
-            told["rate"] = case.rate * (1 + case.momentum * case.nesterov)
-            told["rate, read"] = float(rates.mean())
-        yield told
+            momenta, rates = np.array([(fit.phi[0], fit.eta[0]) for fit in found]).T
+            low, high = np.array([fit.phi_interval[0] for fit in found]).T
+            row["covered"] = int(((low <= case.momentum) & (case.momentum <= high)).sum())
+            row |= {"read": float(momenta.mean()), "deviation": float(momenta.std())}
+            row["half-width"] = float(np.median(high - low)) / 2
+            row["rate"] = case.rate * (1 + case.momentum * case.nesterov)
+            row["rate, read"] = float(rates.mean())
+        yield row
 
 
 def _unless_refused(case: OuterCase, seed: int) -> Fit | None:
@@ -137,8 +137,8 @@ def _unless_refused(case: OuterCase, seed: int) -> Fit | None:
 def main() -> None:
     parser = options(__doc__, "workdirs/outer_momentum.json")
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    asked = parser.parse_args()
-    publish(pd.DataFrame(rows(asked.seeds)), asked.out, meetings=MEETINGS)
+    arguments = parser.parse_args()
+    publish(pd.DataFrame(rows(arguments.seeds)), arguments.out, meetings=MEETINGS)
 
 
 if __name__ == "__main__":

@@ -55,19 +55,20 @@ def config_of(groups: int, steps: int, values: dict[str, Any]) -> Config:
     return quickstart.get_config().with_({**shared, "steps": steps, **values})
 
 
-def started(
+def start_run(
     module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any], threads: str = ""
 ) -> Any:
     """The command for what `config_of` says, started; `threads`: of XLA, if not of all cores."""
-    given = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
-    keys = (f"--config.{key}={value}" for key, value in {**given, "steps": steps, **values}.items())
+    grouped = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
+    all_values = {**grouped, "steps": steps, **values}
+    keys = (f"--config.{key}={value}" for key, value in all_values.items())
     line = [sys.executable, "-m", module, "--config=configs/quickstart.py", f"--workdir={workdir}"]
     quiet, env = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k != "NPROC"}
     env |= {"NPROC": threads} if threads else {}
     return subprocess.Popen([*line, *keys], env=env, stdout=quiet, stderr=quiet)
 
 
-def ended(process: Any) -> None:
+def wait(process: Any) -> None:
     if process.wait():
         raise RuntimeError(f"{' '.join(process.args)} ended with {process.returncode}")
 
@@ -81,18 +82,18 @@ def difference(one: Path, other: Path) -> float:
 
 
 def replay(folder: Path) -> list[dict[str, Any]]:
-    """One row a model and length."""
+    """Returns a row a model and length."""
     found = []
     for model, values in {**MODELS, "cnn, merged": MERGED}.items():
         raced = folder / model
-        ended(started("launch.race", raced, GROUPS, STEPS, values))
+        wait(start_run("launch.race", raced, GROUPS, STEPS, values))
         order = pd.read_csv(raced / "trace.csv")["worker"].tolist()
         source = {"cluster.service.name": "trace", "cluster.service.path": str(raced / "trace.csv")}
         for steps in (EARLY, STEPS):
             halves, whole = raced / f"halves{steps}", raced / f"whole{steps}"
             again = config_of(GROUPS, steps, {**values, "cluster.service.name": "race"})
             race(again, halves, replay_workers(order))
-            ended(started("launch.train", whole, GROUPS, steps, {**values, **source}))
+            wait(start_run("launch.train", whole, GROUPS, steps, {**values, **source}))
             about: dict[str, Any] = {"model": model, "updates": steps}
             about["replay by the simulator"] = f"{difference(halves, whole):.1e}"
             if steps == STEPS:
@@ -102,10 +103,10 @@ def replay(folder: Path) -> list[dict[str, Any]]:
 
 
 def overhead(folder: Path) -> list[dict[str, Any]]:
-    """One row a model: an update after the first log point, with its evaluation; runs in turn."""
+    """Returns a row a model: an update after the first log point, with its evaluation."""
 
-    def measured(module: str, workdir: Path, values: dict[str, Any]) -> float:
-        ended(started(module, workdir, 1, 400, values))
+    def seconds_of(module: str, workdir: Path, values: dict[str, Any]) -> float:
+        wait(start_run(module, workdir, 1, 400, values))
         log = read_rows(workdir / "metrics.jsonl")
         done = log[-1]["step"] - log[1]["step"]
         return (log[-1]["wall_seconds"] - log[1]["wall_seconds"]) / done
@@ -113,13 +114,13 @@ def overhead(folder: Path) -> list[dict[str, Any]]:
     found = []
     for model, batch in BATCH.items():
         values = {**MODELS[model], **OVERHEAD, "batch_size": batch}
-        first = measured("launch.train", folder / f"{model} first", values)
+        first = seconds_of("launch.train", folder / f"{model} first", values)
         values["batch_size"] = batch = round(batch * SECONDS / first)
         seconds: dict[str, list[float]] = {"launch.train": [], "launch.race": []}
         for i in range(ROUNDS):
-            for module, every in seconds.items():
-                every.append(measured(module, folder / f"{model}{module}{i}", values))
-        simulated, real = (np.array(each) for each in seconds.values())
+            for module, samples in seconds.items():
+                samples.append(seconds_of(module, folder / f"{model}{module}{i}", values))
+        simulated, real = (np.array(samples) for samples in seconds.values())
         ratios = real / simulated
         about: dict[str, Any] = {"model": model, "batch": batch}
         about |= {f"ms, {name}": 1000 * float(np.median(v)) for name, v in seconds.items()}
@@ -129,7 +130,7 @@ def overhead(folder: Path) -> list[dict[str, Any]]:
 
 
 def busy_cores(seconds: float = 1.0) -> float:
-    """Cores that others use, while this process sleeps (Linux)."""
+    """Returns the cores that others use, while this process sleeps (Linux)."""
 
     def used() -> float:
         user, nice, system = Path("/proc/stat").read_text().split()[1:4]
@@ -141,18 +142,18 @@ def busy_cores(seconds: float = 1.0) -> float:
 
 
 def at_once(folder: Path, races: int, groups: int, model: str) -> list[RaceRecord]:
-    """So many races of the same length at the same time, each with a server of its own."""
+    """Runs races of the same length at the same time, each with its server."""
     values = {"log_every": 500, "checkpoint_every": 0, **PLAIN, **MODELS[model]}
     steps = PREDICTED[model] * (2 if races > 1 else 1)  # most of which all of them run
     workdirs = [folder / f"{groups} {i}" for i in range(races)]
-    every = [started("launch.race", w, groups, steps, values, threads="1") for w in workdirs]
-    for process in every:
-        ended(process)
+    processes = [start_run("launch.race", w, groups, steps, values, threads="1") for w in workdirs]
+    for process in processes:
+        wait(process)
     return [load(workdir) for workdir in workdirs]
 
 
-def predicted(folder: Path) -> list[dict[str, Any]]:
-    """One row a model and number of workers: medians over the rounds, and the worst of them.
+def predict(folder: Path) -> list[dict[str, Any]]:
+    """Returns a row a model and number of workers: medians over the rounds, and the worst.
 
     The law is that of a race of one worker beside others of its kind, one to a core, so that no
     core is idle, as none is in the races that are predicted. `alone`: the same of one by itself.
@@ -162,29 +163,29 @@ def predicted(folder: Path) -> list[dict[str, Any]]:
         rounds: dict[int, list[dict[str, float]]] = {groups: [] for groups in RACING}
         busy = list[float]()
         for i in range(ROUNDS):
-            own = folder / f"{model} {i}"
+            workdir = folder / f"{model} {i}"
             busy.append(busy_cores())
-            (lone,) = at_once(own / "alone", 1, 1, model)
-            beside = at_once(own / "beside", cores, 1, model)[0]
+            (lone,) = at_once(workdir / "alone", 1, 1, model)
+            beside = at_once(workdir / "beside", cores, 1, model)[0]
             for groups in RACING:
                 busy.append(busy_cores())
-                (race,) = at_once(own, 1, groups, model)
-                by, alone = (summarize(race, of, cores=float(cores)) for of in (beside, lone))
+                (race,) = at_once(workdir, 1, groups, model)
+                by, by_lone = (summarize(race, one, cores=float(cores)) for one in (beside, lone))
                 rounds[groups].append(
                     {
                         "measured": by["updates_a_second"],
                         "predicted": by["shared"]["updates_a_second"][0],
-                        "from one alone": alone["shared"]["updates_a_second"][0],
-                        "by workers alone": alone["simulated"]["updates_a_second"][0],
+                        "from one alone": by_lone["shared"]["updates_a_second"][0],
+                        "by workers alone": by_lone["simulated"]["updates_a_second"][0],
                     }
                 )
-        for groups, every in rounds.items():
-            each = {name: np.array([one[name] for one in every]) for name in every[0]}
-            off = {name: values / each["measured"] - 1 for name, values in each.items()}
+        for groups, samples in rounds.items():
+            columns = {name: np.array([it[name] for it in samples]) for name in samples[0]}
+            off = {name: values / columns["measured"] - 1 for name, values in columns.items()}
             about: dict[str, Any] = {"model": model, "workers": groups}
             about["cores busy before"] = float(np.median(busy))
             for name in ("measured", "predicted"):
-                about[f"updates/s, {name}"] = float(np.median(each[name]))
+                about[f"updates/s, {name}"] = float(np.median(columns[name]))
             worst = abs(off["predicted"]).max()
             about |= {"off by": f"{np.median(off['predicted']):+.1%}", "at most": f"{worst:.1%}"}
             for name in ("from one alone", "by workers alone"):
@@ -196,12 +197,12 @@ def predicted(folder: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = options(__doc__, RECORDS)
     parser.add_argument("--only", default="replay,overhead,predicted")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     os.environ["NPROC"] = str(max((os.cpu_count() or 1) // GROUPS, 1))
-    parts = {"replay": replay, "overhead": overhead, "predicted": predicted}
-    for name in given.only.split(","):
+    parts = {"replay": replay, "overhead": overhead, "predicted": predict}
+    for name in arguments.only.split(","):
         with tempfile.TemporaryDirectory(prefix="optdyn-race-") as folder:
-            publish(pd.DataFrame(parts[name](Path(folder))), given.out / f"race_{name}.json")
+            publish(pd.DataFrame(parts[name](Path(folder))), arguments.out / f"race_{name}.json")
 
 
 if __name__ == "__main__":

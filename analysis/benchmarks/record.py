@@ -1,4 +1,4 @@
-"""What benchmarks share: their options, programs timed in turn, and the record of what they found.
+"""The options of benchmarks, programs timed in turn, and the record of a result.
 
 Records have a table's rows, and the machine and versions that gave them.
 """
@@ -21,7 +21,7 @@ Timer = Callable[[], float]  # seconds an update
 
 
 def options(description: str | None, out: Path | str, rounds: int = 0) -> ArgumentParser:
-    """The parser of a benchmark's command line, with `--out` and, if there are any, `--rounds`."""
+    """Returns the parser of a benchmark's flags, with `--out` and, if it has any, `--rounds`."""
     parser = ArgumentParser(
         description=description, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -32,7 +32,7 @@ def options(description: str | None, out: Path | str, rounds: int = 0) -> Argume
 
 
 def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds an update, (rounds,) each: every round runs all once, in random order."""
+    """Times each, (rounds,) seconds an update: a round runs all once, in random order."""
     for timer in timers.values():
         timer()  # compiles
     order = np.random.default_rng(0)
@@ -44,7 +44,7 @@ def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
 
 
 def spread(ratios: np.ndarray) -> dict[str, float | str]:
-    """Median and quartiles, as a table has them."""
+    """Returns median and quartiles as cells of a table."""
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     return {"median": float(middle), "quartiles": f"{low:.3f} to {high:.3f}"}
 

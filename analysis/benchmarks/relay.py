@@ -43,7 +43,7 @@ def tunnel(name: str) -> int:
 
 
 def packets(end: int) -> Iterator[bytes]:
-    """Those that a node has sent, a turn's at most; what is none of IPv4 is left out."""
+    """Returns the IPv4 packets that a node has sent, at most those of a turn."""
     for _ in range(TURN):
         try:
             packet = os.read(end, HEADER + LARGEST)
@@ -54,7 +54,7 @@ def packets(end: int) -> Iterator[bytes]:
 
 
 def relay(ends: Sequence[int], seconds: float) -> None:
-    """Hands on what comes; does not end. The node of an address is the one it ends in, less 1."""
+    """Relays packets and does not end. The node of an address is its last number less 1."""
     under_way: deque[tuple[float, bytes]] = deque()
     while True:
         left = max(under_way[0][0] - time.perf_counter(), 0) if under_way else None

@@ -1,4 +1,4 @@
-"""A network of one's own for a few processes: each in a namespace, behind a link of a given rate.
+"""A private network for a few processes: each in a namespace, behind a link of a fixed rate.
 
 Nodes are `node0`, `node1`, ... at 10.77.0.1, 10.77.0.2, ...; each hangs on a bridge by a pair of
 virtual Ethernet devices, both ends of which are shaped by `tc`'s token bucket. The bridge's end can
@@ -37,8 +37,8 @@ def address(node: int) -> str:
     return f"10.77.0.{node + 1}"
 
 
-def alone(command: Sequence[str]) -> list[str]:
-    """The command in a network namespace of its own. Raises `OSError` where there can be none."""
+def in_namespace(command: Sequence[str]) -> list[str]:
+    """Returns the command in a new network namespace. Raises `OSError` where there can be none."""
     for more in ([], ["--map-root-user"]):
         with contextlib.suppress(FileNotFoundError):
             if subprocess.run([*NAMESPACES, *more, "true"], capture_output=True).returncode == 0:
@@ -47,7 +47,7 @@ def alone(command: Sequence[str]) -> list[str]:
 
 
 class Network(NamedTuple):
-    """Nodes that are there; `pids`: a process in the namespaces of each."""
+    """Nodes that exist; `pids`: a process in the namespaces of each."""
 
     pids: tuple[int, ...]
     has_bridge: bool = True
@@ -57,7 +57,7 @@ class Network(NamedTuple):
         return ["nsenter", *where, *command]
 
     def shape(self, bits: float) -> None:
-        """So many bits a second on every link, in each direction.
+        """Limits all links to so many bits a second, in each direction.
 
         The bridge's end has twice the burst, so that the node's own decides.
         """
@@ -69,7 +69,7 @@ class Network(NamedTuple):
                 _call(self.at_node(node, command) if wide == 1 else command)
 
     def lose(self, share: float) -> None:
-        """From here on so many of the packets to each node are lost, each by a draw of its own.
+        """Loses so many of the packets to each node from here on, by independent draws.
 
         To be called once, on links that are shaped and have a bridge, before any connection is
         made: nodes then send no packet that stands for several. A classifier that draws a number
@@ -90,7 +90,7 @@ class Network(NamedTuple):
 
 @contextlib.contextmanager
 def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
-    """So many nodes, in a network namespace that is this process's own (`alone`).
+    """Makes so many nodes, in this process's network namespace (`in_namespace`).
 
     A packet from one to the other is under way for `delay` seconds.
     """
@@ -99,16 +99,16 @@ def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
         names = [f"{address(node)} node{node}\n" for node in range(nodes)]
         hosts.write_text("127.0.0.1 localhost\n" + "".join(names))
         hold = [*NAMESPACES, "sh", "-c", "echo in; exec sleep infinity"]
-        made = Network(tuple(stack.enter_context(_held(hold)) for _ in range(nodes)), not delay)
+        network = Network(tuple(stack.enter_context(_held(hold)) for _ in range(nodes)), not delay)
         if delay:
-            pids = map(str, made.pids)
+            pids = map(str, network.pids)
             command = [sys.executable, "-m", "analysis.benchmarks.relay", str(delay), *pids]
             stack.enter_context(_held(command))
         else:
             _lines("ip link set lo up", "ip link add bridge type bridge", "ip link set bridge up")
             stack.callback(_lines, "ip link del bridge")
-        for node, pid in enumerate(made.pids):
-            if made.has_bridge:
+        for node, pid in enumerate(network.pids):
+            if network.has_bridge:
                 _lines(
                     f"ip link add bridge{node} type veth peer name node{node} netns {pid}",
                     f"ip link set bridge{node} master bridge up",
@@ -121,22 +121,22 @@ def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
                 f"ip addr add {address(node)}/24 dev node{node}",
                 f"ip link set node{node} up",
             ):
-                _call(made.at_node(node, line.split()))
-        yield made
+                _call(network.at_node(node, line.split()))
+        yield network
 
 
 @contextlib.contextmanager
 def _held(command: Sequence[str]) -> Iterator[int]:
     """A process that is there until the end, from when it has said that it is."""
-    held = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=die_with_parent())
-    with held:
-        assert held.stdout
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=die_with_parent())
+    with process:
+        assert process.stdout
         try:
-            if not held.stdout.readline():
+            if not process.stdout.readline():
                 raise OSError(f"{' '.join(command)}: ended before it began")
-            yield held.pid
+            yield process.pid
         finally:
-            held.kill()
+            process.kill()
 
 
 def _lines(*lines: str) -> None:
@@ -148,14 +148,15 @@ def _call(command: Sequence[str]) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=LONGEST)
 
 
-def preferred(alone: bool) -> None:
-    """This process has its core before all others, where that may be asked for.
+def preferred(fixed_core: bool) -> None:
+    """Gives this process its core before all others, where the kernel allows it.
 
-    Other work on the machine would be stragglers that no clock knows of. Where it is `alone` on its
-    core, its threads do not take the core from one another either (`links.md`). Else its session
-    comes first: the kernel divides cores by session, so a niceness would say nothing.
+    Other work on the machine would be stragglers that no clock knows of. A process that is the only
+    one on its core (`fixed_core`) has threads that do not take the core from one another either
+    (`links.md`). Else its session comes first: the kernel divides cores by session, so a niceness
+    would have no effect.
     """
-    policy, priority = (os.SCHED_FIFO, 1) if alone else (os.SCHED_OTHER, 0)
+    policy, priority = (os.SCHED_FIFO, 1) if fixed_core else (os.SCHED_OTHER, 0)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
     for thread in os.listdir("/proc/self/task"):
@@ -164,13 +165,13 @@ def preferred(alone: bool) -> None:
 
 
 def sent_bytes(device: str) -> int:
-    """Bytes, with all headers, that this network namespace's device has sent."""
+    """Returns the bytes, with all headers, that this network namespace's device has sent."""
     lines = Path("/proc/net/dev").read_text().splitlines()
-    of = dict(line.split(":") for line in lines if ":" in line)
-    return int({name.strip(): counts for name, counts in of.items()}[device].split()[8])
+    fields = dict(line.split(":") for line in lines if ":" in line)
+    return int({name.strip(): counts for name, counts in fields.items()}[device].split()[8])
 
 
-def started(network: Network, command: Sequence[str]) -> list[str]:
+def job_command(network: Network, command: Sequence[str]) -> list[str]:
     """The command of a job of `launch.local` whose processes are at the nodes, on a core each.
 
     Cores are shared in turns where there are fewer.
@@ -189,33 +190,33 @@ def started(network: Network, command: Sequence[str]) -> list[str]:
 
 
 class RingNeighbours(NamedTuple):
-    """Plain connections of a ring: to the next node, and from the one before."""
+    """The plain connections of a ring: to the next node, and from the one before."""
 
     right: socket.socket
     left: socket.socket
 
     def ring(self, size: int) -> float:
-        """Seconds of a message of so many bytes from every node to the next, all at once."""
+        """Returns the seconds of messages of so many bytes from all nodes to the next, at once."""
         message, into = bytes(size), bytearray(min(size, 2**20))
-        begun = time.perf_counter()
+        start = time.perf_counter()
         sending = Thread(target=self.right.sendall, args=(message,))
         sending.start()
         while size:
             size -= self.left.recv_into(into, min(size, len(into)))
         sending.join()
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     def turns(self, count: int) -> float:
-        """Seconds of a message of one byte, over so many one after the other."""
-        begun = time.perf_counter()
+        """Returns the seconds of a message of one byte, over so many one after the other."""
+        start = time.perf_counter()
         for _ in range(count):
             self.right.sendall(b".")
             self.left.recv(1)
-        return (time.perf_counter() - begun) / count
+        return (time.perf_counter() - start) / count
 
 
 def neighbours(node: int, nodes: int) -> RingNeighbours:
-    """To be called on all nodes at once. Raises `OSError` if one does not come."""
+    """Connects to the neighbours, on all nodes at once. Raises `OSError` if one does not come."""
     with socket.create_server((address(node), PORT)) as server:
         server.settimeout(LONGEST)
         deadline = time.monotonic() + LONGEST

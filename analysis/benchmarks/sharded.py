@@ -40,16 +40,16 @@ UPDATES = CHUNK  # between two readings of the clock; what the trainer hands ove
 Job = Callable[[str], float]  # of a model's name: seconds an update
 
 
-def sharded(model: str, api: str, batch: int) -> Config:
-    """The model's config, over all devices there are."""
+def sharded_config(model: str, api: str, batch: int) -> Config:
+    """Returns the model's config over all devices."""
     return config_of(model, 1).with_({"parallel.api": api}, batch_size=batch)
 
 
 def one_device(rounds: int) -> list[dict[str, Any]]:
-    """One row a model and api: its seconds over those of the program written by hand."""
+    """Returns a row a model and api: its seconds over those of the program written by hand."""
     rows = []
     for model in MODELS:
-        timers = {api: ours(sharded(model, api, BATCH), UPDATES) for api in APIS}
+        timers = {api: ours(sharded_config(model, api, BATCH), UPDATES) for api in APIS}
         seconds = in_turn(timers | {"by hand": by_hand(model, UPDATES)}, rounds)
         for api in APIS:
             about = {"model": model, "batch": BATCH, "ratio": f"seconds, {api} / by hand"}
@@ -59,7 +59,7 @@ def one_device(rounds: int) -> list[dict[str, Any]]:
 
 
 def two_processes(rounds: int, batch: int, python: str) -> list[dict[str, Any]]:
-    """One row a model: its examples a second over torch's."""
+    """Returns a row a model: its examples a second over torch's."""
     here = [sys.executable, "-m", "analysis.benchmarks.sharded", f"--batch={batch}", "--work"]
     torch = [python, str(Path(__file__).with_name("torch_ddp.py")), str(batch), str(UPDATES)]
     commands = {
@@ -81,13 +81,13 @@ def two_processes(rounds: int, batch: int, python: str) -> list[dict[str, Any]]:
                     ratio = f"examples a second, {one} / {name}"
                     about = {"model": model, "batch": batch, "ratio": ratio}
                     ratios = spread(seconds[name] / seconds[one])
-                    wanted = {"wanted": "at least 1.5" if one == "shard_map" else ""}
-                    rows.append(about | ratios | wanted | ms(seconds, one, name))
+                    aim = {"wanted": "at least 1.5" if one == "shard_map" else ""}
+                    rows.append(about | ratios | aim | ms(seconds, one, name))
     return rows
 
 
 def ms(seconds: dict[str, np.ndarray], one: str, other: str) -> dict[str, float]:
-    """Median milliseconds an update of both sides of a ratio."""
+    """Returns the median milliseconds an update of both sides of a ratio."""
     return {
         "ms": 1e3 * float(np.median(seconds[one])),
         "ms of the other": 1e3 * float(np.median(seconds[other])),
@@ -96,9 +96,9 @@ def ms(seconds: dict[str, np.ndarray], one: str, other: str) -> dict[str, float]
 
 @contextlib.contextmanager
 def job(command: list[str]) -> Iterator[Job]:
-    """`command FOLDER` in processes that read models' names from the named pipes FOLDER/RANK.
+    """Starts `command FOLDER` in processes that read models' names from the pipes FOLDER/RANK.
 
-    Asked for a model, all are told it and process 0 answers `seconds NUMBER`; meanwhile they sleep.
+    All read the name of a model, and process 0 answers `seconds NUMBER`; meanwhile they sleep.
     Raises OSError if they ended instead.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -125,12 +125,12 @@ def job(command: list[str]) -> Iterator[Job]:
 
 
 def work(batch: int, folder: Path, together: bool) -> None:
-    """Our side of `two_processes`, as one of its processes, or alone with its part of a batch."""
+    """Runs our side of `two_processes`, as one of its processes, or with its part of a batch."""
     rank = int(os.environ["OPTDYN_PROCESS"])
     if together:
         processes.initialize()
     share = batch if together else batch // PROCESSES
-    timers = {model: ours(sharded(model, "shard_map", share), UPDATES) for model in MODELS}
+    timers = {model: ours(sharded_config(model, "shard_map", share), UPDATES) for model in MODELS}
     with open(folder / str(rank)) as requests:
         for line in requests:
             seconds = timers[line.strip()]()

@@ -39,7 +39,7 @@ FITTED = 3  # points of an exponent
 
 
 def config_of(size: str, groups: int, kept: str = "") -> od.Experiment:
-    """Of a number of parameters, or a size of `configs/gpt.py`."""
+    """Returns the experiment of a number of parameters, or of a size of `configs/gpt.py`."""
     config = transformer(size) if size in gpt.SIZES else mlp(int(float(size)))
     return config.with_(
         steps=CHUNK,
@@ -52,7 +52,10 @@ def config_of(size: str, groups: int, kept: str = "") -> od.Experiment:
 
 
 def mlp(size: int) -> od.Experiment:
-    """795 h + 10 parameters of one hidden layer, h^2 + 796 h + 10 of two: whichever is wider."""
+    """Returns the wider MLP of so many parameters.
+
+    They are 795 h + 10 of one hidden layer, or h^2 + 796 h + 10 of two.
+    """
     width = int((math.sqrt(796**2 + 4 * size) - 796) / 2)
     hidden = (size // 795,) if size < 2**18 else (width, width)
     return od.Experiment(model=od.MLP(hidden=hidden), batch_size=16)
@@ -73,28 +76,28 @@ class Updates:
         self.seconds(1)  # compiles
 
     def seconds(self, n: int) -> float:
-        """An update, of the next n."""
+        """Returns the seconds of an update, of the next n."""
         examples, *events = self.rest
         self.rest = examples, *jax.tree.map(lambda leaf: np.roll(leaf, -n, axis=0), events)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.state, infos = self.run.program.advance(self.state, *self.rest, n)
         np.asarray(infos["loss"])
-        return (time.perf_counter() - begun) / n
+        return (time.perf_counter() - start) / n
 
 
 def in_turn(updates: Updates, plain: Updates, n: int, rounds: int) -> tuple[float, float]:
-    """Medians, of rounds of n updates each: seconds an update, and their ratio."""
+    """Returns medians over rounds of n updates: seconds an update, and their ratio."""
     pairs = np.array([(updates.seconds(n), plain.seconds(n)) for _ in range(rounds)])
     return float(np.median(pairs[:, 0])), float(np.median(pairs[:, 0] / pairs[:, 1]))
 
 
 def resident(kind: str) -> int:
-    """Bytes of this process, as Linux shows them."""
+    """Returns the bytes of this process, as Linux shows them."""
     return 1024 * int(Path("/proc/self/status").read_text().split(kind)[1].split()[0])
 
 
 def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -> Iterator[dict]:
-    """A row a number of groups, as long as they fit."""
+    """Yields a row a number of groups, as long as they fit."""
     plain = Updates(config_of(size, 1))
     Updates(config_of(size, 2, KEPT[kept]))
     before = resident("VmRSS:")
@@ -121,17 +124,17 @@ def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -
 
 
 def exponents(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Of seconds and memory, along groups and along parameters, the other being held."""
+    """Returns exponents of seconds and memory, by groups and by parameters, the other fixed."""
     found = []
-    for kept, own in table.groupby("kept"):
+    for kept, lines in table.groupby("kept"):
         for along, at in (("groups", "parameters"), ("parameters", "groups")):
-            for held, line in own.groupby(at):
+            for fixed, line in lines.groupby(at):
                 line = line.sort_values(along)[-FITTED:]
                 if len(line) == FITTED:
                     logs = np.log(line[[along, "seconds", "GiB"]].to_numpy().clip(1e-9))
                     slopes = np.polyfit(logs[:, 0], logs[:, 1:], 1)[0]
-                    of = {"kept": kept, "of": along, at: int(held)}
-                    found.append(of | {"seconds": slopes[0], "memory": slopes[1]})
+                    place = {"kept": kept, "of": along, at: int(fixed)}
+                    found.append(place | {"seconds": slopes[0], "memory": slopes[1]})
     return found
 
 
@@ -151,9 +154,9 @@ def main() -> None:
     found = []
     for size in arguments.parameters:
         for kept in arguments.kept:
-            asked = ["--here", f"--kept={kept}", f"--parameters={size}", f"--rounds={rounds}"]
-            asked += [f"--memory={arguments.memory}", "--groups", *map(str, counts)]
-            command = [sys.executable, "-m", "analysis.benchmarks.snapshots", *asked]
+            options = ["--here", f"--kept={kept}", f"--parameters={size}", f"--rounds={rounds}"]
+            options += [f"--memory={arguments.memory}", "--groups", *map(str, counts)]
+            command = [sys.executable, "-m", "analysis.benchmarks.snapshots", *options]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found += [json.loads(line) for line in done.stdout.splitlines()]
     table = pd.DataFrame(found)

@@ -68,7 +68,7 @@ def repeated(config: od.Experiment) -> Callable[[int], Any]:
 
 
 def ours(config: od.Experiment, updates: int) -> Timer:
-    """Seconds of one of so many updates of the trainer's own program."""
+    """Returns a timer of one of so many updates of the trainer's program."""
     loop = repeated(config)
 
     def once() -> float:
@@ -82,7 +82,7 @@ def ours(config: od.Experiment, updates: int) -> Timer:
 def by_hand(
     model: str, updates: int, unroll: int = 1, turned: bool = False, groups: int = 0
 ) -> Timer:
-    """What a researcher would write for this one model and nothing else.
+    """Returns a timer of the program that a researcher would write for this model only.
 
     The loop may do several updates an iteration, and dense weights may be (outputs, inputs). With
     `groups` it is asynchronous: one of them, drawn, delivers a gradient at the version that it
@@ -121,8 +121,8 @@ def by_hand(
 
     names = [name for name, _ in run.program.problem.blocks]
     leaves = [jax.tree.leaves(run.params[name])[::-1] for name in names]
-    held = [(w.T if turned and w.ndim == 2 else w, b) for w, b in leaves]
-    params = [(jnp.array(w), jnp.array(b)) for w, b in held]  # copies: the arguments are donated
+    stored = [(w.T if turned and w.ndim == 2 else w, b) for w, b in leaves]
+    params = [(jnp.array(w), jnp.array(b)) for w, b in stored]  # copies: the arguments are donated
     versions = jax.tree.map(lambda p: jnp.stack([p] * groups), params) if groups else ()
     state = (params, tx.init(params), versions)
     compiled = jax.jit(train, donate_argnums=(0, 1, 2))
@@ -138,7 +138,7 @@ def by_hand(
 
 
 def by_torch(python: str, form: str, model: str, updates: int) -> Timer:
-    """`torch_updates.py` under another interpreter, with as many threads as there are cores."""
+    """Starts `torch_updates.py` under another interpreter, with a thread a core."""
     script = Path(__file__).with_name("torch_updates.py")
     command = [python, str(script), str(os.cpu_count()), form]
     pipe = subprocess.PIPE
@@ -155,7 +155,7 @@ def by_torch(python: str, form: str, model: str, updates: int) -> Timer:
 
 
 def measure(rounds: int, updates: dict[str, int], python: str | None) -> pd.DataFrame:
-    """One row a ratio: median and quartiles over the rounds, and milliseconds an update."""
+    """Returns a row a ratio: median and quartiles over the rounds, and milliseconds an update."""
     rows = []
     for model, n in updates.items():
         timers = {
@@ -171,13 +171,13 @@ def measure(rounds: int, updates: dict[str, int], python: str | None) -> pd.Data
         pairs += [("hand-written asynchronous", "hand-written", 1.05)]
         pairs += [("asynchronous", "hand-written asynchronous", 1.03)]
         pairs += [("sync", name, 0.6) for name in forms]
-        for name, over, wanted in pairs:
+        for name, over, aim in pairs:
             rows.append(
                 {
                     "model": model,
                     "ratio": f"{name} / {over}",
                     **spread(seconds[name] / seconds[over]),
-                    "wanted at most": wanted,
+                    "wanted at most": aim,
                     "ms": 1e3 * np.median(seconds[name]),
                     "ms of the other": 1e3 * np.median(seconds[over]),
                 }

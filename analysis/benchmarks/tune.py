@@ -25,7 +25,14 @@ from typing import Any
 import pandas as pd
 
 from analysis.benchmarks.record import RECORDS, options, publish
-from analysis.studies.automatic_speedup import START, STEPS, alone, attempt, of_mode, setting
+from analysis.studies.automatic_speedup import (
+    START,
+    STEPS,
+    attempt,
+    of_mode,
+    seconds_to_target,
+    setting,
+)
 from configs import tune as cases
 from optdyn.base.files import read_rows
 from optdyn.base.trees import Json
@@ -44,7 +51,7 @@ PAYS = 0.8  # of the drawn cases: the best fixed setting over the synchronous on
 
 
 def fixed(study: Study, case: str) -> dict[str, Any]:
-    """The best setting of one group and the best of all, and whether they are interior.
+    """Returns the best setting of one group and the best of all, and whether they are interior.
 
     Of groups by themselves, as their updates take unlike seconds; those that make updates no tenth
     faster than fewer are left out, as staleness lowers no updates.
@@ -64,7 +71,7 @@ def fixed(study: Study, case: str) -> dict[str, Any]:
 
 
 def tuned(study: Study, config: Config, groups: int) -> arms.Tuned:
-    """The best learning rate and momentum of so many groups, by seconds."""
+    """Returns the best learning rate and momentum of so many groups, by seconds."""
     step, momentum = START[8 if config.batch_size <= 16 else 64]
     chosen = config.with_({"method.groups": groups}, steps=STEPS)
     arm = arms.sgd(chosen, step / groups**0.5, momentum if groups == 1 else 0.0)
@@ -74,10 +81,10 @@ def tuned(study: Study, config: Config, groups: int) -> arms.Tuned:
 def measure(
     case: str, seed: int, modes: Sequence[str], best: dict[str, Any], workdir: Path
 ) -> dict[str, Any]:
-    """One row of the table."""
-    given = cases.get_config(case)
-    target = given.tune.target
-    fixed = {name: attempt(given, seed, best[name]).curve for name in ("synchronous", "best")}
+    """Returns a row of the table."""
+    config = cases.get_config(case)
+    target = config.tune.target
+    fixed = {name: attempt(config, seed, best[name]).curve for name in ("synchronous", "best")}
     opponent, least = (_first(curve, target) for curve in fixed.values())
     row = {
         "case": case,
@@ -97,14 +104,14 @@ def measure(
         row[mode] = _reached(found["with_probes"]) / opponent
         row[f"{mode} overhead"] = found["overhead"]
         row[f"{mode} picked"] = found["picked"]
-        row[f"{mode} pick"] = alone(given, seed, _parsed(found["picked"])) / least
+        row[f"{mode} pick"] = seconds_to_target(config, seed, _parsed(found["picked"])) / least
         for times, seconds in opponents.items():
             row[f"{mode} at {times}x"] = _with_probes(lines, times * target) / seconds
     return row
 
 
 def can_win(table: pd.DataFrame) -> pd.Series:
-    """Of every row: by the rule of `configs/tune.py`, or of a drawn case by its median seed."""
+    """Returns whether asynchrony can win, by row: by `configs/tune.py`, or a drawn case's seeds."""
     gain = (table["best s"] / table["synchronous s"]).groupby(table["case"]).transform("median")
     known = {case: cases.can_win(case) for case in set(table["case"]) & set(cases.CASES)}
     return pd.Series([known.get(c, g <= PAYS) for c, g in zip(table["case"], gain, strict=True)])
@@ -115,7 +122,7 @@ def _first(curve: Curve, loss: float) -> float:
 
 
 def _with_probes(lines: Sequence[Json], loss: float) -> float:
-    """Seconds of a mode to a loss, with all that it tried until then."""
+    """Returns the seconds of a mode to a loss, with all that it tried until then."""
     for i, line in enumerate(lines):
         seconds = _first(line.get("curve", ()), loss)
         if seconds < math.inf:
@@ -146,27 +153,27 @@ def main() -> None:
     parser.add_argument("--choose", nargs="+", type=int, default=CHOOSE)
     parser.add_argument("--report", nargs="+", type=int, default=REPORT)
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/tune"))
-    given = parser.parse_args()
-    with Study(given.workdir, "small", given.choose, given.report) as study:
+    arguments = parser.parse_args()
+    with Study(arguments.workdir, "small", arguments.choose, arguments.report) as study:
         best = dict(
-            zip(given.cases, study.map(lambda c: fixed(study, c), given.cases), strict=True)
+            zip(arguments.cases, study.map(lambda c: fixed(study, c), arguments.cases), strict=True)
         )
     with pool_on_cores(cores()) as pool:
         jobs = [
-            pool.submit(measure, case, seed, given.modes, best[case], given.workdir)
-            for case in given.cases
-            for seed in given.report
+            pool.submit(measure, case, seed, arguments.modes, best[case], arguments.workdir)
+            for case in arguments.cases
+            for seed in arguments.report
         ]
         table = pd.DataFrame([job.result() for job in jobs])
-    default, can = table[given.modes[0]], can_win(table)
+    default, can = table[arguments.modes[0]], can_win(table)
     table.insert(1, "can win", can)
     found = {
         "cannot win, median": float(default[~can].median()),
         "can win, median": float(default[can].median()),
         "not arriving": int((default == math.inf).sum()),
-        "good picks": float((table[f"{given.modes[0]} pick"] <= GOOD).mean()),
+        "good picks": float((table[f"{arguments.modes[0]} pick"] <= GOOD).mean()),
     }
-    publish(table, given.out, **found)
+    publish(table, arguments.out, **found)
     print(found)
 
 

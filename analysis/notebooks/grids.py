@@ -26,7 +26,7 @@ def implicit_momentum() -> od.Grid:
 
 
 def fits() -> Iterator[Point]:
-    """Replicas of the quadratic and of the MLP, for the fits."""
+    """Yields replicas of the quadratic and of the MLP, for the fits."""
     for model, replicas in (("quadratic", 2000), ("mlp", 200)):
         for point in od.config(f"grids/implicit_momentum:{model}").points:
             name = f"{model}-{point['name']}"
@@ -34,7 +34,7 @@ def fits() -> Iterator[Point]:
 
 
 def asynchronous(groups: int) -> Point:
-    """As many memoryless workers as groups."""
+    """Returns as many memoryless workers as groups."""
     return {
         "method.name": "asynchronous",
         "method.groups": groups,
@@ -44,7 +44,7 @@ def asynchronous(groups: int) -> Point:
 
 
 def equivalents() -> Iterator[Point]:
-    """Asynchronous at rate alpha; synchronous at alpha / g with momentum 1 - 1/g, and at alpha."""
+    """Yields asynchronous at rate alpha; synchronous at alpha / g, momentum 1 - 1/g, and alpha."""
     alpha = 0.05
     methods: dict[str, Point] = {
         "asynchronous": {
@@ -73,7 +73,7 @@ def equivalents() -> Iterator[Point]:
 
 
 def metered() -> Point:
-    """One ordinary run of the MLP at g = 4, shuffled epochs of all images, with the meter on."""
+    """Returns a metered run of the MLP at g = 4, in shuffled epochs of all images."""
     return {
         "name": "meter",
         **MLP,
@@ -98,7 +98,7 @@ def tradeoff() -> od.Grid:
 
 
 def daso() -> od.Grid:
-    """20 epochs at 0.3 Gb/s: blocking, and an exchange every 2, 4, 8 batches throughout."""
+    """Returns 20 epochs at 0.3 Gb/s: blocking, and an exchange every 2, 4, 8 batches throughout."""
     base = od.config("grids/daso").base.with_(
         {"method.cooldown_epochs": 2}, steps=20 * 31, checkpoint_every=0
     )
@@ -106,7 +106,7 @@ def daso() -> od.Grid:
 
 
 def exchanges() -> Iterator[Point]:
-    """DASO at every number of batches between exchanges, three seeds each."""
+    """Yields DASO at each number of batches between exchanges, three seeds each."""
     for batches in (0, 2, 4, 8):
         for seed in range(3):
             yield {
@@ -121,9 +121,9 @@ def exchanges() -> Iterator[Point]:
 
 
 def dynamic_batch() -> od.Grid:
-    """Dynamic batches under disturbances, three seeds, and on unlike workers."""
+    """Returns dynamic batches under disturbances, three seeds, and on unlike workers."""
     disturbed, unlike = (
-        od.config(f"grids/dynamic_batch:{of}") for of in ("disturbed", "heterogeneity")
+        od.config(f"grids/dynamic_batch:{name}") for name in ("disturbed", "heterogeneity")
     )
     some = [point for point in disturbed.points if point["seed"] < 3]
     return od.Grid(disturbed.base, [*some, *unlike.points])

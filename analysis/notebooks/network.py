@@ -25,8 +25,8 @@ GIGABIT = 1e9 / 8  # bytes
 CURVE = np.geomspace(100, 0.1, 61).round(4).tolist()  # Gb/s
 
 
-class Recorded(NamedTuple):
-    """What the clock of a finished DASO run depends on."""
+class DasoRun(NamedTuple):
+    """The inputs of the clock of a finished DASO run."""
 
     config: Config
     steps_per_epoch: int
@@ -34,8 +34,8 @@ class Recorded(NamedTuple):
     epoch_losses: list[float]  # training loss at the end of every epoch but the last
 
 
-def recorded(point: Point, folder: Path) -> Recorded:
-    """The DASO run in `folder`, read as `point`; `TableError` if it is not finished."""
+def read_daso(point: Point, folder: Path) -> DasoRun:
+    """Returns the DASO run in `folder`, read as `point`; `TableError` if it is not finished."""
     if point.summary["status"] != "completed":
         raise TableError(f"{folder}: the run is {point.summary['status']}, must be completed")
     path = folder / "config.json"
@@ -56,11 +56,11 @@ def recorded(point: Point, folder: Path) -> Recorded:
     ends = range(per_epoch, config.steps, per_epoch)
     if unknown := sorted({*ends} - {*losses}):
         raise TableError(f"{folder}: the log has no update {unknown[0]}, where an epoch ends")
-    return Recorded(config, per_epoch, 4 * point.summary["parameters"], [losses[e] for e in ends])
+    return DasoRun(config, per_epoch, 4 * point.summary["parameters"], [losses[e] for e in ends])
 
 
-def seconds(run: Recorded, bandwidths: Sequence[float]) -> pd.DataFrame:
-    """Simulated seconds of the run at each bandwidth between nodes, in Gb/s.
+def seconds(run: DasoRun, bandwidths: Sequence[float]) -> pd.DataFrame:
+    """Returns the simulated seconds of the run at each bandwidth between nodes, in Gb/s.
 
     Columns `bandwidth`, `synchronous`, `daso`, `saved`: equal updates, epochs and draws.
     """

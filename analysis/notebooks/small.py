@@ -1,4 +1,4 @@
-"""What all notebooks do: make their runs, compare them, show a picture."""
+"""The steps of all notebooks: make their runs, compare them, show a picture."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ FOLDER = "OPTDYN_NOTEBOOKS"  # environment variable: where the runs lie, if else
 
 
 class Shown(NamedTuple):
-    """What Jupyter displays as a picture."""
+    """A picture that Jupyter displays."""
 
     png: bytes
 
@@ -31,14 +31,14 @@ class Shown(NamedTuple):
 
 
 def sweep(table: str) -> Path:
-    """The workdir of a table of `grids.py`; runs what of it has not run.
+    """Runs the points of a table of `grids.py` that have not run, and returns its workdir.
 
     Raises `subprocess.CalledProcessError`, after what the sweep said.
     """
     workdir = Path(os.environ.get(FOLDER, ROOT / "workdirs" / "notebooks")) / table
     config = f"--config=analysis/notebooks/grids.py:{table}"
-    given = [config, f"--workdir={workdir.resolve()}"]
-    command = [sys.executable, "-m", "optdyn.cli.sweep", *given]
+    arguments = [config, f"--workdir={workdir.resolve()}"]
+    command = [sys.executable, "-m", "optdyn.cli.sweep", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr)
@@ -47,7 +47,7 @@ def sweep(table: str) -> Path:
 
 
 def show(figure: Figure) -> Shown:
-    """The figure as a cell's result."""
+    """Returns the figure as a cell's result."""
     return Shown(figures.png(figure))
 
 
@@ -57,11 +57,11 @@ def curves(
     name: Callable[[Any], str],
     looks: Mapping[str, tuple[Any, str]] | None = None,
 ) -> list[LossCurve]:
-    """The runs of equal `name(row of runs)` as one curve, its seeds; `looks`: colour and line."""
+    """Returns the runs of equal `name(row of runs)` as one curve; `looks`: colour and line."""
     grouped = dict(list(runs.groupby(runs.apply(name, axis=1), sort=False)))
     if looks is None:
         looks = dict(zip(grouped, zip(OKABE_ITO, cycle(DASHES), strict=False), strict=False))
     return [
-        LossCurve(label, *looks[label], log[log["point"].isin(its["point"])], its)
-        for label, its in grouped.items()
+        LossCurve(label, *looks[label], log[log["point"].isin(members["point"])], members)
+        for label, members in grouped.items()
     ]

@@ -84,7 +84,7 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, float]:
-    """Seconds to the loss over those of one group, by the model, from one synchronous run."""
+    """Returns seconds to the loss over those of one group, by the model, from a synchronous run."""
     config = config_of(cluster, batch, 1).with_(one.point, seed=study.choose[0])
     [curve] = study.trials([Job(config, problems.TARGET)])
     updates = max(round(to_loss(curve, problems.TARGET)), 1)
@@ -105,7 +105,7 @@ def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, 
 
 
 def _pace(config: Config) -> float:
-    """HE(g): simulated seconds an update, of arrivals alone."""
+    """Returns HE(g): simulated seconds an update, by the arrivals only."""
     drawn = config.with_(steps=ARRIVALS)
     line = drawn.timeline(steps_per_epoch=1, update_bytes=0)
     return float(line.seconds[-1]) / ARRIVALS
@@ -116,12 +116,12 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
     for ax, cluster in zip(axes, CLUSTERS, strict=True):
         for batch, colour in zip(BATCHES, ("#0072B2", "#009E73", "#D55E00"), strict=True):
             [row] = [r for r in result["rows"] if (r["cluster"], r["batch"]) == (cluster, batch)]
-            every = np.array([row["seconds"][str(g)] for g in GROUPS])
-            every = every / np.median(every[0])
-            median = np.median(every, axis=1)
+            seconds = np.array([row["seconds"][str(g)] for g in GROUPS])
+            seconds = seconds / np.median(seconds[0])
+            median = np.median(seconds, axis=1)
             ax.plot(GROUPS, median, "o-", color=colour, ms=4, label=f"batch {batch}")
             ax.fill_between(
-                GROUPS, every.min(axis=1), every.max(axis=1), color=colour, alpha=0.15, lw=0
+                GROUPS, seconds.min(axis=1), seconds.max(axis=1), color=colour, alpha=0.15, lw=0
             )
             model = [row["predicted"][str(g)] for g in GROUPS]
             ax.plot(GROUPS, model, "x--", color=colour, ms=5, lw=0.8)

@@ -88,24 +88,24 @@ def arm(task: str, variant: str, scale: str) -> arms.Arm:
 
 
 def clock(config: Config) -> dict[str, list[float]]:
-    """The seconds of the first update and between two, by schedule."""
+    """Returns the seconds of the first update and between two, by schedule."""
     config = config.with_({"cluster.nodes": STAGES})
     method, costs, work = _costs(config)
-    made = {}
+    schedules = {}
     if method.variant == "greedy":
-        made["greedy"] = pipeline.schedule("local", work.forward, work.backward, 0.0, UPDATES)
+        schedules["greedy"] = pipeline.schedule("local", work.forward, work.backward, 0.0, UPDATES)
     found = {}
     if method.variant == "backprop":
         found[DATA] = [1 / STAGES, 1 / STAGES]
         for m in MICRO_BATCHES:
-            made[f"1F1B, {m}"] = _flushed(work.forward / m, work.backward / m, m)
+            schedules[f"1F1B, {m}"] = _flushed(work.forward / m, work.backward / m, m)
     if method.variant == "chunked":  # the slower of two pipelines, each of two stages
         m, half = MICRO_BATCHES[-1], STAGES // method.chunks
         parts = [slice(a, a + half) for a in range(0, STAGES, half)]
-        each = [(work.forward[part] / m, work.backward[part] / m) for part in parts]
-        slowest = max(pipeline.update_seconds(_flushed(*own, m))[0] for own in each)
+        stages = [(work.forward[part] / m, work.backward[part] / m) for part in parts]
+        slowest = max(pipeline.update_seconds(_flushed(*stage, m))[0] for stage in stages)
         found["chunked"] = [float(slowest)] * 2
-    for name, schedule in made.items():
+    for name, schedule in schedules.items():
         ends = pipeline.update_seconds(schedule)
         found[name] = [float(ends[0]), float(np.diff(ends).mean())]
     if not found:
@@ -119,7 +119,7 @@ def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> p
 
 
 def _costs(config: Config) -> tuple[local.Local, local.UpdateCost, pipeline.StageWork]:
-    """The method, the operations of its schedule, and those of its blocks."""
+    """Returns the method, the operations of its schedule, and those of its blocks."""
     method = config.methods.gradient
     assert isinstance(method, local.Local)
     data = shared_data.load(config)
@@ -129,38 +129,38 @@ def _costs(config: Config) -> tuple[local.Local, local.UpdateCost, pipeline.Stag
     return method, *local.costs(method, config, network)
 
 
-def measured(study: Study, task: str) -> dict[str, Any]:
-    """Every variant on one task: its seconds an update, and its updates to the last loss."""
+def measure_task(study: Study, task: str) -> dict[str, Any]:
+    """Measures the variants on one task: seconds an update, and updates to the last loss."""
     target, opponent = LOSSES[task], f"1F1B, {MICRO_BATCHES[-1]}"
-    every = {variant: arm(task, variant, study.scale) for variant in VARIANTS}
-    tuned = arms.best_of(study, every, target)
-    clocks = {variant: clock(own.config) for variant, own in every.items()}
+    tried = {variant: arm(task, variant, study.scale) for variant in VARIANTS}
+    tuned = arms.best_of(study, tried, target)
+    clocks = {variant: clock(arm.config) for variant, arm in tried.items()}
 
     def times(variant: str, seeds: Sequence[int], schedule: str = "") -> list[float]:
-        curves = arms.reported(study, every[variant], tuned[variant].point, target, seeds)
+        curves = arms.reported(study, tried[variant], tuned[variant].point, target, seeds)
         name = schedule or (opponent if variant == "backprop" else variant)
         first, between = clocks[variant][name]
         return [float(first + between * (to_loss(curve, target) - 1)) for curve in curves]
 
     local_variants = [variant for variant in VARIANTS if variant != "backprop"]
     cost = {v: float(np.median(times(v, study.choose))) for v in local_variants}
-    told = {variant: times(variant, study.report) for variant in VARIANTS}
+    reported = {variant: times(variant, study.report) for variant in VARIANTS}
     divided = times("backprop", study.report, DATA)
     return {
         "tuned": {variant: found._asdict() for variant, found in tuned.items()},
         "seconds an update": clocks,
         "chosen": min(cost, key=cost.__getitem__),
         "cost": cost,
-        "times": told,
-        "over": {v: ratio(told[v], told["backprop"]) for v in local_variants},
-        DATA: {v: ratio(told[v], divided) for v in local_variants},
+        "times": reported,
+        "over": {v: ratio(reported[v], reported["backprop"]) for v in local_variants},
+        DATA: {v: ratio(reported[v], divided) for v in local_variants},
     }
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
-    """Of the variant that was chosen, by the interval of its ratio."""
-    name, interior = result["chosen"], [each["interior"] for each in result["tuned"].values()]
-    others = ", ".join(f"{v} {shown(each)}" for v, each in result["over"].items() if v != name)
+    """Judges the variant that was chosen by the interval of its ratio."""
+    name, interior = result["chosen"], [found["interior"] for found in result["tuned"].values()]
+    others = ", ".join(f"{v} {shown(found)}" for v, found in result["over"].items() if v != name)
     return Verdict(
         below(result["over"][name], 1.0),
         f"{name} takes {shown(result['over'][name])} of 1F1B's time, the others {others}; of data "
@@ -170,7 +170,7 @@ def verdict(result: dict[str, Any]) -> Verdict:
 
 
 def picture(result: dict[str, Any], figure: Figure) -> None:
-    """Every run's time, and the medians."""
+    """Draws the times of all runs, and the medians."""
     axes = figure.subplots()
     for y, times in enumerate(result["times"].values()):
         axes.plot(times, [y] * len(times), "|", ms=9)

@@ -16,7 +16,7 @@ NETWORKS: dict[str, od.Model] = {
 
 
 def network(name: str, batch_size: int, groups: int = 1) -> od.Experiment:
-    """MLP 784-32-10, or LeNet's like with 4 and 8 channels and 32 hidden; 4,000 MNIST images."""
+    """Returns the MLP 784-32-10, or a CNN of 4 and 8 channels and 32 hidden; 4,000 MNIST images."""
     evaluated = 1000 if name == "mlp" else 500  # the CNN takes ten times as long
     return od.Experiment(
         model=NETWORKS[name],

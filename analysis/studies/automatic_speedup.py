@@ -49,7 +49,7 @@ CLAIM = Claim(
 
 
 def synchronous(study: Study, config: Config) -> arms.Tuned:
-    """The best learning rate and momentum of one group, by seconds."""
+    """Returns the best learning rate and momentum of one group, by seconds."""
     chosen = config.with_({"method.groups": 1}, steps=STEPS)
     arm = arms.sgd(chosen, *START[config.batch_size])
     return arms.tuned(study, arm, config.tune.target, "seconds")
@@ -60,20 +60,20 @@ def setting(found: arms.Tuned, groups: int = 1) -> Choice:
 
 
 def attempt(config: Config, seed: int, setting: Choice) -> Outcome:
-    """A setting from the start to the target, at the log points of `launch.tune`."""
+    """Runs a setting from the start to the target, at the log points of `launch.tune`."""
     cluster = bench.prepare(config.with_(seed=seed))
     start, target = bench.start(cluster), config.tune.target
     return bench.attempt(cluster, start, setting, config.tune.seconds, target)[1]
 
 
-def alone(config: Config, seed: int, setting: Choice) -> float:
-    """Seconds of such an attempt."""
+def seconds_to_target(config: Config, seed: int, setting: Choice) -> float:
+    """Returns the seconds of an attempt; infinite if it misses the target."""
     outcome = attempt(config, seed, setting)
     return outcome.seconds if outcome.reached else math.inf
 
 
 def automatic(study: Study, case: str, mode: str, seed: int) -> float:
-    """Seconds of a mode to the target, its probes included."""
+    """Returns the seconds of a mode to the target, its probes included."""
     config = of_mode(case, mode).with_(seed=seed)
     folder = study.workdir / "automatic_speedup" / f"{case}-{mode}-{seed}"
     found = tune(config, folder)["tuned"]["with_probes"]
@@ -94,7 +94,7 @@ def measure(study: Study) -> dict[str, Any]:
         found = synchronous(study, config)
         key = f"automatic optimizer {case} {setting(found)}"
         opponent = [
-            study.remember(f"{key} {seed}", alone, config, seed, setting(found))
+            study.remember(f"{key} {seed}", seconds_to_target, config, seed, setting(found))
             for seed in study.report
         ]
         result[name] = {

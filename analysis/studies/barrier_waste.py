@@ -1,4 +1,4 @@
-"""How much of the workers' time dynamic batches leave to waiting (DBS, arXiv 2007.11831).
+"""The share of the workers' time that dynamic batches leave to waiting (DBS, arXiv 2007.11831).
 
 The disturbances are those of the authors' test: at random they slow a worker by 5 to 10 seconds an
 epoch, for 4 to 20 epochs. Barrier waste is the share of the workers' time in which they wait for
@@ -64,39 +64,43 @@ def config(scale: str, probability: float, **method: Any) -> od.Experiment:
 
 
 def clock(config: od.Experiment, seed: int) -> tuple[float, float]:
-    """Barrier waste, and simulated seconds, of a run."""
+    """Returns the barrier waste and the simulated seconds of a run."""
     per_epoch = len(shared_data.load(config).train["label"]) // config.batch_size
     sizes: Any = {"steps": config.steps, "batch_size": config.batch_size, "seed": seed}
     method = config.methods.of(od.DynamicBatch)
-    made, busy = clocked(config.cluster, method, steps_per_epoch=per_epoch, **sizes)
-    return waste(made, busy), float(made.seconds[-1])
+    timeline, busy = clocked(config.cluster, method, steps_per_epoch=per_epoch, **sizes)
+    return waste(timeline, busy), float(timeline.seconds[-1])
 
 
 def measure(study: Study) -> dict[str, Any]:
     waste = {
         name: {
-            case: [clock(config(study.scale, probability, **own), seed)[0] for seed in study.report]
+            case: [
+                clock(config(study.scale, probability, **keys), seed)[0] for seed in study.report
+            ]
             for case, probability in PROBABILITIES.items()
         }
-        for name, own in SHARES.items()
+        for name, keys in SHARES.items()
     }
     return {
         "waste": waste,
-        "mean": {name: mean(list(each.values())) for name, each in waste.items()},
+        "mean": {name: mean(list(fractions.values())) for name, fractions in waste.items()},
     }
 
 
 def mean(waste: list[list[float]]) -> tuple[float, float, float]:
     """The mean of (cases, seeds), and its interval."""
-    every = np.array(waste)
-    return drawn_again(lambda seeds: float(every[:, seeds].mean()), every.shape[1])
+    shares = np.array(waste)
+    return drawn_again(lambda seeds: float(shares[:, seeds].mean()), shares.shape[1])
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
-    found = {name: shown([100 * x for x in each]) for name, each in result["mean"].items()}
+    found = {
+        name: shown([100 * x for x in fractions]) for name, fractions in result["mean"].items()
+    }
     cases = ", ".join(
-        f"{case} {100 * float(np.mean(each)):.3g} %"
-        for case, each in result["waste"]["paper"].items()
+        f"{case} {100 * float(np.mean(fractions)):.3g} %"
+        for case, fractions in result["waste"]["paper"].items()
     )
     return Verdict(
         below(result["mean"]["paper"], GONE),
@@ -108,8 +112,8 @@ def verdict(result: dict[str, Any]) -> Verdict:
 def picture(result: dict[str, Any], figure: Figure) -> None:
     axes = figure.subplots()
     for x, (name, (middle, low, high)) in enumerate(result["mean"].items()):
-        every = 100 * np.mean(list(result["waste"][name].values()), axis=0)
-        axes.plot([x] * len(every), every, "_", color="#bbbbbb", ms=12)
+        shares = 100 * np.mean(list(result["waste"][name].values()), axis=0)
+        axes.plot([x] * len(shares), shares, "_", color="#bbbbbb", ms=12)
         axes.errorbar(x, 100 * middle, 100 * np.array([[middle - low], [high - middle]]), fmt="o")
     axes.axhline(100 * GONE, color="#666666", ls=":", label="5 %")
     axes.set_xticks(range(len(result["mean"])), list(result["mean"]))

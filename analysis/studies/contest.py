@@ -67,13 +67,13 @@ PROBLEM: Point = {
 
 
 def _of(name: str, **keys: Any) -> dict[str, Any]:
-    """Keys of a config that name a method, and say its own."""
+    """Returns the config keys of a method."""
     return {"method.name": name, **{f"method.{key}": value for key, value in keys.items()}}
 
 
 def _late(chain: str, **options: Any) -> Point:
-    own = {f"optimizer.chain_options.{key}": value for key, value in options.items()}
-    return _of("asynchronous", groups=WORKERS) | {"optimizer.chain": (chain,)} | own
+    chain_options = {f"optimizer.chain_options.{key}": value for key, value in options.items()}
+    return _of("asynchronous", groups=WORKERS) | {"optimizer.chain": (chain,)} | chain_options
 
 
 PLAIN, BACKUP, SNOO = "synchronous", "one backup worker", "outer momentum"
@@ -118,12 +118,12 @@ OUTSIDE = ("diloco", "async_local_sgd")
 
 
 def bandwidth(network: str) -> float:
-    """Bytes a second with which the ring all-reduce of 8 workers takes as long as it says."""
+    """Returns the bytes a second with which the ring all-reduce takes the network's seconds."""
     return 2 * (1 - 1 / WORKERS) * BYTES / NETWORKS[network]
 
 
 def config_of(name: str) -> od.Experiment:
-    """An arm at the usual batch and period, on the network where arms are tuned."""
+    """Returns an arm at the default batch and period, on the network where arms are tuned."""
     cluster = od.Cluster(
         nodes=WORKERS,
         service=od.LogNormal(0.3),
@@ -137,7 +137,7 @@ def config_of(name: str) -> od.Experiment:
 
 
 def arm_of(name: str) -> Arm:
-    """What is tuned of an arm: its step, and the momentum that it is about.
+    """Returns an arm, with its step and the momentum in question to be tuned.
 
     Steps are over 1 - mu of SGD and of an outer momentum, which may not be negative. The search
     starts from `LONG_RUN`, a fourth of it where gradients are late.
@@ -154,15 +154,15 @@ def arm_of(name: str) -> Arm:
 
 
 def entry(name: str) -> Entry:
-    """What is tuned of an arm, and what a network chooses."""
+    """Returns an arm, and the choices that a network makes."""
     arm, batches = arm_of(name), [_of_its_update(name, batch) for batch in BATCHES]
     choices: dict[str, Sequence[float]] = {"batch_size": batches}
-    usual = [batches.index(arm.config.batch_size)]
+    defaults = [batches.index(arm.config.batch_size)]
     if name in CHOSEN:
         key, steps = CHOSEN[name]
         choices[key] = steps
-        usual.append(1)
-    return Entry(arm, choices, tuple(usual), plain=name in (PLAIN, SNOO))
+        defaults.append(1)
+    return Entry(arm, choices, tuple(defaults), plain=name in (PLAIN, SNOO))
 
 
 def contest() -> Contest:
@@ -183,12 +183,12 @@ def main() -> None:
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--seed", type=int, default=SEED)
-    asked = parser.read()
-    first = 1000 * asked.seed
+    arguments = parser.read()
+    first = 1000 * arguments.seed
     choose, report = range(first + 500, first + 504), range(first, first + 20)
-    with Study(asked.workdir, "full", choose, report) as study:
+    with Study(arguments.workdir, "full", choose, report) as study:
         result = measure(study, contest())
-    write_json(asked.workdir / "contest.json", result)
+    write_json(arguments.workdir / "contest.json", result)
     print(table(result))
 
 

@@ -1,4 +1,4 @@
-"""Whether DASO saves a third of the time to a loss (arXiv 2104.05588).
+"""DASO and a third of the time to a loss (arXiv 2104.05588).
 
 One experiment a row: a perceptron 784-512-512-10 of 2.7 MB on MNIST, 4 nodes, at networks where the
 ring all-reduce of its gradient takes 1/4, 1 and 4 times the computing of a batch. Losses and phases
@@ -91,11 +91,11 @@ def on(
 
 def measure(study: Study) -> dict[str, Any]:
     configs = {name: config(name, study.scale) for name in ("sync", "daso")}
-    every = {name: arms.sgd(own, 0.5, 0.6) for name, own in configs.items()}
-    tuned = arms.best_of(study, every, LOSSES[-1])
-    curves = {name: arms.reported(study, every[name], tuned[name].point) for name in configs}
+    tried = {name: arms.sgd(config, 0.5, 0.6) for name, config in configs.items()}
+    tuned = arms.best_of(study, tried, LOSSES[-1])
+    curves = {name: arms.reported(study, tried[name], tuned[name].point) for name in configs}
 
-    def timed(network: float, overlap: float = OVERLAP) -> dict[str, list[Curve]]:
+    def curves_on(network: float, overlap: float = OVERLAP) -> dict[str, list[Curve]]:
         return {
             name: [
                 on(network, configs[name], curve, seed, overlap)
@@ -113,9 +113,9 @@ def measure(study: Study) -> dict[str, Any]:
     networks = [
         {
             "exchange_over_computing": network,
-            "equal_epochs": over(timed(network)),
-            "without_overlap": over(timed(network, 0.0)),
-            "to_loss": {str(loss): over(timed(network), loss) for loss in LOSSES},
+            "equal_epochs": over(curves_on(network)),
+            "without_overlap": over(curves_on(network, 0.0)),
+            "to_loss": {str(loss): over(curves_on(network), loss) for loss in LOSSES},
         }
         for network in NETWORKS
     ]
@@ -133,8 +133,8 @@ def verdict(result: dict[str, Any]) -> Verdict:
     slowest = result["networks"][-1]
     found = slowest["to_loss"][str(LOSSES[-1])]
     others = ", ".join(
-        f"{network:g} {shown(each['to_loss'][str(LOSSES[-1])])}"
-        for network, each in zip(NETWORKS[:-1], result["networks"], strict=False)
+        f"{network:g} {shown(row['to_loss'][str(LOSSES[-1])])}"
+        for network, row in zip(NETWORKS[:-1], result["networks"], strict=False)
     )
     both = "both" if all(t["interior"] for t in result["tuned"].values()) else "not both"
     return Verdict(

@@ -1,4 +1,4 @@
-"""Whether a number of groups between one and all is best where it is predicted.
+"""A predicted number of groups between one and all, against both ends.
 
 Cells, predictions and tuning are those of `_groups.py`.
 """
@@ -38,9 +38,11 @@ def verdict(result: dict[str, Any]) -> Verdict:
     picked = [row["seconds"][str(row["picked"])] for row in rows]
     best = [row["seconds"][str(end)] for row, end in zip(rows, ends, strict=True)]
     found = mean_ratio(picked, best)
-    each = "; ".join(
+    cells = "; ".join(
         f"{row['cluster']}, batch {row['batch']}: {row['picked']} groups take "
         f"{shown(mean_ratio([a], [b]))} of {end}'s"
         for row, end, a, b in zip(rows, ends, picked, best, strict=True)
     )
-    return Verdict(below(found, 1.0), f"{shown(found)} of the seconds ({each}; n = {len(best[0])})")
+    return Verdict(
+        below(found, 1.0), f"{shown(found)} of the seconds ({cells}; n = {len(best[0])})"
+    )

@@ -32,7 +32,9 @@ FINE = 0.015  # standard error, at most, of a whole run's fit at g above 1, for 
 SIZE = 0.05  # of the test of the model
 REJECTED = 0.15  # of the single runs that it may reject
 
-ALONE = 1.4  # learning rate of the quadratic at g = 1: a step has to change the gradient to be seen
+QUADRATIC_RATE = (
+    1.4  # learning rate of the quadratic at g = 1: a step has to change the gradient to be seen
+)
 
 MODELS: dict[str, dict[str, Any]] = {
     "quadratic": {
@@ -75,12 +77,14 @@ CLAIM = Claim(
 
 
 def config(model: str, groups: int, service: str, seed: int) -> od.Experiment:
-    alone = {"optimizer.learning_rate": ALONE} if model == "quadratic" and groups == 1 else {}
+    rate = (
+        {"optimizer.learning_rate": QUADRATIC_RATE} if model == "quadratic" and groups == 1 else {}
+    )
     return od.Experiment(
         method=od.Asynchronous(groups=groups),
         data=od.MNIST5k(train_examples=4000, replacement=True),
         cluster=od.Cluster(nodes=groups, service=od.Law.named(service)),
-    ).with_({**MODELS[model], **alone}, seed=seed, steps=STEPS)
+    ).with_({**MODELS[model], **rate}, seed=seed, steps=STEPS)
 
 
 def measure(study: Study) -> dict[str, Any]:
@@ -88,11 +92,11 @@ def measure(study: Study) -> dict[str, Any]:
     cells += [(m, CONTRAST, "constant") for m in ("quadratic", "mlp")]
     seeds = list(study.report)
 
-    def of(cell: tuple[str, int, str]) -> dict[str, Any]:
+    def fits_of(cell: tuple[str, int, str]) -> dict[str, Any]:
         return study.remember(f"implicit momentum {cell} {seeds}", partial(_cell, *cell), seeds)
 
     with ThreadPoolExecutor(cores()) as threads:
-        return {"cells": list(threads.map(of, cells))}
+        return {"cells": list(threads.map(fits_of, cells))}
 
 
 def _cell(model: str, groups: int, service: str, seeds: list[int]) -> dict[str, Any]:
@@ -129,29 +133,33 @@ def verdict(result: dict[str, Any]) -> Verdict:
     memoryless = [cell for cell in result["cells"] if cell["service"] == "exponential"]
     contrast = [cell["whole"] for cell in result["cells"] if cell["service"] == "constant"]
     stale = [cell for cell in memoryless if cell["groups"] > 1]
-    every = [(cell, cell[window]) for cell in stale for window in ("whole", "half")]
-    refused = [fit["refused"] for _, fit in every if "refused" in fit]
+    windows = [(cell, cell[window]) for cell in stale for window in ("whole", "half")]
+    refused = [fit["refused"] for _, fit in windows if "refused" in fit]
     if refused:
         return Verdict("open", f"{len(refused)} fits at g above 1 refuse: {refused[0]}")
-    off = [abs(fit["momentum"] - 1 + 1 / cell["groups"]) for cell, fit in every]
-    errors = [fit["error"] for _, fit in every]
+    off = [abs(fit["momentum"] - 1 + 1 / cell["groups"]) for cell, fit in windows]
+    errors = [fit["error"] for _, fit in windows]
     seen = [o > max(NEAR, ERRORS * e) for o, e in zip(off, errors, strict=True)]
     coarse = max(cell["whole"]["error"] for cell in stale)
     single = [fit for cell in stale for fit in cell["single"] if "p" in fit]
     rejected = float(np.mean([fit["p"] < SIZE for fit in single]))
-    told = all(fit.get("p", 1.0) < SIZE for fit in contrast)
-    alone = [c[window] for c in memoryless if c["groups"] == 1 for window in ("whole", "half")]
-    wrong = max((abs(fit["momentum"]) for fit in alone if "momentum" in fit), default=math.nan)
+    contrast_rejected = all(fit.get("p", 1.0) < SIZE for fit in contrast)
+    single_group = [
+        c[window] for c in memoryless if c["groups"] == 1 for window in ("whole", "half")
+    ]
+    wrong = max(
+        (abs(fit["momentum"]) for fit in single_group if "momentum" in fit), default=math.nan
+    )
     by = (
         f"{len(off) - sum(seen)} of {len(off)} fits at g = 4, 16 agree with 1 - 1/g; they are off "
         f"by {max(off):.3f} at most, standard error {coarse:.3f} at most; one term is rejected in "
         f"{rejected:.0%} of {len(single)} memoryless runs and "
-        f"{'always' if told else 'not always'} with constant service. At g = 1 the meter is off by "
-        f"{wrong:.2f} at most"
+        f"{'always' if contrast_rejected else 'not always'} with constant service. At g = 1 the "
+        f"meter is off by {wrong:.2f} at most"
     )
     if any(seen):
         return Verdict("refuted", by)
-    right = coarse <= FINE and rejected <= REJECTED and told
+    right = coarse <= FINE and rejected <= REJECTED and contrast_rejected
     return Verdict("confirmed" if right else "open", by)
 
 

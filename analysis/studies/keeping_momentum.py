@@ -70,11 +70,12 @@ def measure(study: Study) -> dict[str, Any]:
     rows = study.map(run, arms)
     ratios = []
     for network, batch in CELLS:
-        of = {
+        updates_of = {
             r["arm"]: r["updates"] for r in rows if (r["network"], r["batch"]) == (network, batch)
         }
         for loss in map(str, problems.LOSSES):
-            one, many, kept = (of[kind][loss] for kind in sorted(of, reverse=True, key=_order))
+            kinds = sorted(updates_of, reverse=True, key=_order)
+            one, many, kept = (updates_of[kind][loss] for kind in kinds)
             ratios.append(
                 {
                     "network": network,

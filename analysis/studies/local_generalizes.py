@@ -1,4 +1,4 @@
-"""Whether local learning generalizes worse than backpropagation at equal training loss.
+"""The generalization of local learning and backpropagation at equal training loss.
 
 The paper (arXiv 2012.03837) is held as commonly stated, not from its text: in vision local learning
 trains better than it generalizes. Network and variants are those of `_local.py`, with a learning
@@ -36,11 +36,11 @@ CLAIM = Claim(
 
 
 def measure(study: Study) -> dict[str, Any]:
-    every = {variant: _local.arm(TASK, variant, study.scale) for variant in VARIANTS}
-    tuned = arms.best_of(study, every, _local.LOSSES[TASK])
+    tried = {variant: _local.arm(TASK, variant, study.scale) for variant in VARIANTS}
+    tuned = arms.best_of(study, tried, _local.LOSSES[TASK])
     test = {}
     for variant in VARIANTS:
-        curves = arms.reported(study, every[variant], tuned[variant].point, EQUAL)
+        curves = arms.reported(study, tried[variant], tuned[variant].point, EQUAL)
         test[variant] = [c.test["loss"] if c.status == "reached" else np.inf for c in curves]
     return {
         "tuned": {variant: found._asdict() for variant, found in tuned.items()},
@@ -51,12 +51,12 @@ def measure(study: Study) -> dict[str, Any]:
 
 def verdict(result: dict[str, Any]) -> Verdict:
     test = result["test_loss"]
-    own = [test[variant] for variant in VARIANTS[1:]]
-    found = mean_ratio(own, [test["backprop"]] * len(own))
-    each = ", ".join(f"{v} {shown(result['test_over_backprop'][v])}" for v in VARIANTS[1:])
+    ratios = [test[variant] for variant in VARIANTS[1:]]
+    found = mean_ratio(ratios, [test["backprop"]] * len(ratios))
+    texts = ", ".join(f"{v} {shown(result['test_over_backprop'][v])}" for v in VARIANTS[1:])
     return Verdict(
         above(found, 1.0),
-        f"{shown(found)} of the test loss ({each}; n = {len(test['backprop'])})",
+        f"{shown(found)} of the test loss ({texts}; n = {len(test['backprop'])})",
     )
 
 

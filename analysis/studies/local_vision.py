@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from analysis.studies._local import LONG, OPPONENT, RULE, SEEDS, measured, picture, verdict
+from analysis.studies._local import LONG, OPPONENT, RULE, SEEDS, measure_task, picture, verdict
 from optdyn.evidence.claim import Claim
 
 __all__ = ["CLAIM", "LONG", "SEEDS", "measure", "picture", "verdict"]
@@ -19,4 +19,4 @@ CLAIM = Claim(
     rule=RULE,
 )
 
-measure = partial(measured, task="vision")
+measure = partial(measure_task, task="vision")

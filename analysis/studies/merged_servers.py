@@ -46,17 +46,17 @@ CLAIM = Claim(
 
 
 def config(groups: int, merged: bool, scale: str) -> Config:
-    own = {**PIECES, "method.fresh": DENSE if merged else ()}
-    return problems.network("cnn", 32, groups).with_(own, steps=STEPS[scale])
+    keys = {**PIECES, "method.fresh": DENSE if merged else ()}
+    return problems.network("cnn", 32, groups).with_(keys, steps=STEPS[scale])
 
 
 def measure(study: Study) -> dict[str, Any]:
     groups = GROUPS[study.scale]
     keys = [(1, False), *((g, merged) for g in groups for merged in (False, True))]
 
-    every = {key: arms.sgd(config(*key, study.scale), 0.25, 0.3) for key in keys}
-    tuned = arms.best_of(study, every, TARGET)
-    curves = {key: arms.reported(study, every[key], tuned[key].point, TARGET) for key in keys}
+    tried = {key: arms.sgd(config(*key, study.scale), 0.25, 0.3) for key in keys}
+    tuned = arms.best_of(study, tried, TARGET)
+    curves = {key: arms.reported(study, tried[key], tuned[key].point, TARGET) for key in keys}
     updates, seconds = (
         {key: [to_loss(curve, TARGET, clock) for curve in curves[key]] for key in keys}
         for clock in ("updates", "seconds")
@@ -76,21 +76,21 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
-    found = {g: each["updates"] for g, each in result["merged_over_unmerged"].items()}
+    found = {g: ratios["updates"] for g, ratios in result["merged_over_unmerged"].items()}
     last = list(found.values())[-1]
     word = "open"
-    if last[2] < 1 and not any(each[1] > 1 for each in found.values()):
+    if last[2] < 1 and not any(low > 1 for _, low, _ in found.values()):
         word = "confirmed"
     if last[1] > 1 or all(0.9 <= e[1] <= 1 <= e[2] <= 1.1 for e in found.values()):
         word = "refuted"
-    each = "; ".join(
+    by_groups = "; ".join(
         f"g = {g}: P_SE {shown(result['penalty'][_name(int(g), True)])} merged, "
         f"{shown(result['penalty'][_name(int(g), False)])} unmerged, updates over the unmerged "
         f"{shown(both['updates'])}, seconds {shown(both['seconds'])}"
         for g, both in result["merged_over_unmerged"].items()
     )
     settings = "all" if all(t["interior"] for t in result["tuned"].values()) else "not all"
-    return Verdict(word, f"{each}; {settings} settings interior")
+    return Verdict(word, f"{by_groups}; {settings} settings interior")
 
 
 def picture(result: dict[str, Any], figure: Figure) -> None:

@@ -69,7 +69,7 @@ def config_of(batch: int) -> Config:
 
 def measure(study: Study) -> dict[str, Any]:
     def judged(batch: int) -> dict[str, Any]:
-        """Updates to the loss of the seeds that choose and of those that report, at its best."""
+        """Returns updates to the loss, at its best, of the seeds that choose and that report."""
         arm = sgd(config_of(batch), min(0.02 * batch, 0.5))
         best = tuned(study, arm, problems.TARGET)
         chose, took = (
@@ -83,12 +83,12 @@ def measure(study: Study) -> dict[str, Any]:
             "took": [to_loss(curve, problems.TARGET) for curve in took],
         }
 
-    runs = {str(b): its for b, its in zip(BATCHES, study.map(judged, BATCHES), strict=True)}
+    runs = {str(b): results for b, results in zip(BATCHES, study.map(judged, BATCHES), strict=True)}
     known = [(b, updates) for b in FITTED for updates in runs[str(b)]["chose"]]
     rounds = ROUNDS[study.scale]
-    plan = study.remember(f"plan {rounds} {known}", alone, planned, known, rounds)
+    plan = study.remember(f"plan {rounds} {known}", in_new_process, planned, known, rounds)
     took = {b: runs[str(b)]["took"] for b in BATCHES}
-    found = study.remember(f"trained {plan} {took}", trained, plan, took)
+    found = study.remember(f"trained {plan} {took}", train, plan, took)
     return {"runs": runs, "plan": plan, **found}
 
 
@@ -97,29 +97,33 @@ def process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
-def alone(*call: Any) -> Any:
-    """What a function of a module returns in such a process."""
-    with process() as held:
-        return held.submit(*call).result()
+def in_new_process(*call: Any) -> Any:
+    """Returns a function's result in such a process."""
+    with process() as child:
+        return child.submit(*call).result()
 
 
 def planned(known: list[tuple[int, float]], rounds: int) -> dict[str, Any]:
     """The plan from updates by mini-batch, measured on this machine, and the law's noise scale."""
     config = config_of(DEFAULT).with_(plan=Plan(batches=BATCHES, rounds=rounds))
     batches, updates = zip(*known, strict=True)
-    begun = time.monotonic()
-    made = plans.decision(config.plan, plans.device(config), convergence.of_runs(batches, updates))
+    start = time.monotonic()
+    decision = plans.decision(
+        config.plan, plans.device(config), convergence.from_runs(batches, updates)
+    )
     return {
-        "batch": made["batch"],
-        "rows": {str(row["batch"]): row for row in made["batches"]},
+        "batch": decision["batch"],
+        "rows": {str(row["batch"]): row for row in decision["batches"]},
         "noise_scale": convergence.fit(batches, updates).noise,
-        "planning_seconds": time.monotonic() - begun,
+        "planning_seconds": time.monotonic() - start,
     }
 
 
-def trained(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any]:
-    """Wall-clock seconds of training by arm and reporting seed, medians of `TIMES`; infinite for
-    a seed that missed the loss. Every arm runs once for a seed, in random order."""
+def train(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any]:
+    """Returns wall-clock seconds of training by arm and reporting seed, medians of `TIMES`.
+
+    Infinite for a seed that missed the loss. An arm runs once for a seed, in random order.
+    """
     rows = plan["rows"]
     arms = {
         "default": (DEFAULT, default_lowering()),
@@ -128,10 +132,10 @@ def trained(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any
     }
     seeds, load = len(took[DEFAULT]), os.getloadavg()[0]
     order, seconds = np.random.default_rng(0), np.zeros((len(arms), TIMES, seeds))
-    with process() as held:
+    with process() as child:
 
         def once(arm: tuple[int, str], i: int) -> float:
-            return held.submit(training, *arm, took[arm[0]][i]).result()
+            return child.submit(training, *arm, took[arm[0]][i]).result()
 
         settings = list(arms.values())
         for arm in settings:
@@ -144,37 +148,40 @@ def trained(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any
 
 
 def training(batch: int, lowering: str, updates: float) -> float:
-    """Seconds of so many updates; infinite of infinitely many."""
+    """Returns the seconds of so many updates; infinite for infinitely many."""
     if not math.isfinite(updates):
         return math.inf
     loop, whole = _program(batch, lowering), math.ceil(updates)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for done in range(0, whole, CHUNK):
         losses = loop(min(whole - done, CHUNK))
     jax.block_until_ready(losses)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 @cache
 def _program(batch: int, lowering: str) -> Any:
     run = plans.prepare(config_of(batch))
-    every = layers.convolutions(run)
-    return layers.updates(run, every)(batch, layers.own(lowering, every)).loop.run
+    convolutions = layers.convolutions(run)
+    choice = layers.choice_of_config(lowering, convolutions)
+    return layers.updates(run, convolutions)(batch, choice).loop.run
 
 
 def is_default(result: dict[str, Any]) -> bool:
-    """Whether the plan is what a user would have without it."""
-    (batch, lowering), (_, usual) = (result["arms"][name] for name in ("planned", "default"))
-    return bool(batch == DEFAULT and set(lowering.split(",")) == {usual})
+    """Returns whether the plan is what a user would have without it."""
+    (batch, lowering), (_, default) = (result["arms"][name] for name in ("planned", "default"))
+    return bool(batch == DEFAULT and set(lowering.split(",")) == {default})
 
 
 def verdict(result: dict[str, Any]) -> Verdict:
     seconds, (batch, lowering) = result["seconds"], result["arms"]["planned"]
     same = is_default(result)
     found = (1.0, 1.0, 1.0) if same else ratio(seconds["default"], seconds["planned"])
-    told = "the plan is the default" if same else f"the plan is mini-batch {batch} with {lowering}"
-    said = f"mini-batch {DEFAULT} takes {shown(found)} of the planned one's seconds; {told}"
-    return Verdict(above(found, BOUND), f"{said} (n = {len(seconds['default'])})")
+    plan = "the default" if same else f"mini-batch {batch} with {lowering}"
+    line = f"mini-batch {DEFAULT} takes {shown(found)} of the planned one's seconds"
+    return Verdict(
+        above(found, BOUND), f"{line}; the plan is {plan} (n = {len(seconds['default'])})"
+    )
 
 
 def picture(result: dict[str, Any], figure: Figure) -> None:
@@ -186,9 +193,9 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
     axes.plot(batches, times[0], label="predicted, 90 %")
     axes.fill_between(batches, times[1], times[2], alpha=0.2)
     for name, (batch, _) in result["arms"].items():
-        each = result["seconds"][name]
+        seconds = result["seconds"][name]
         mark = {"default": "s", "planned": "*"}.get(name, "o")
-        axes.plot([batch] * len(each), each, mark, color="C1", alpha=0.6)
+        axes.plot([batch] * len(seconds), seconds, mark, color="C1", alpha=0.6)
     axes.plot([], [], "o", color="C1", label="measured (square: default, star: planned)")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

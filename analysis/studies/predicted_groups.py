@@ -1,4 +1,4 @@
-"""How much longer than the best the predicted number of groups takes.
+"""The time of the predicted number of groups, over the best number's.
 
 Cells, predictions and tuning are those of `_groups.py`.
 """

@@ -1,4 +1,4 @@
-"""How far predictions of staleness's cost in updates are off, as one estimate against one bound.
+"""The error of the predicted cost of staleness in updates, as one estimate against one bound.
 
 The question behind "does asynchrony pay" is what it costs in updates, P_SE(g, B), with both sides
 tuned. The model says (`tune/prediction.py`)
@@ -58,7 +58,7 @@ class PenaltyCase(NamedTuple):
 
 
 def cells(scale: str) -> list[PenaltyCase]:
-    """All with more than one group."""
+    """Returns the cases with more than one group."""
     batches = (4, 64) if scale == "small" else (1, 4, 16, 64)
     kinds = [(16, "exponential"), (4, "constant")]
     if scale != "small":
@@ -66,7 +66,7 @@ def cells(scale: str) -> list[PenaltyCase]:
     return [PenaltyCase(batch, groups, law) for groups, law in kinds for batch in batches]
 
 
-def said(cell: PenaltyCase) -> dict[str, Any]:
+def predict(cell: PenaltyCase) -> dict[str, Any]:
     return {"model": MODEL, **cell._asdict()}
 
 
@@ -81,19 +81,21 @@ def config_of(cell: PenaltyCase) -> od.Experiment:
 
 
 def measure(study: Study) -> dict[str, Any]:
-    """Every cell tuned and run on the reporting seeds, beside what the synchronous run predicts."""
+    """Tunes all cells and runs them on the reporting seeds, beside the synchronous prediction."""
     chosen = cells(study.scale)
-    alone = {PenaltyCase(batch, 1, "constant") for c in chosen for batch in (c.batch, REFERENCE)}
-    every = sorted(alone) + chosen
-    limits = {c: stability(config_of(c), c.groups) for c in every}
-    arms = dict(zip(every, study.map(partial(_arm, study, limits), every), strict=True))
+    synchronous = {
+        PenaltyCase(batch, 1, "constant") for c in chosen for batch in (c.batch, REFERENCE)
+    }
+    cases = sorted(synchronous) + chosen
+    limits = {c: stability(config_of(c), c.groups) for c in cases}
+    arms = dict(zip(cases, study.map(partial(_arm, study, limits), cases), strict=True))
     found = _measured(study, arms)
     rows = []
     for cell in chosen:
         sync = arms[cell._replace(groups=1, law="constant")]
         rows.append(
             {
-                **said(cell),
+                **predict(cell),
                 **arms[cell],
                 "limit": limits[cell],
                 "interior": arms[cell]["interior"] and sync["interior"],
@@ -101,17 +103,17 @@ def measure(study: Study) -> dict[str, Any]:
                 "predicted": penalty(found, cell.batch, limits[cell]),
             }
         )
-    synchronous = [{**said(c), **arms[c]} for c in sorted(alone)]
+    references = [{**predict(c), **arms[c]} for c in sorted(synchronous)]
     return {
         "cells": rows,
-        "synchronous": synchronous,
+        "synchronous": references,
         "measured": {MODEL: found._asdict()},
-        "factor": factor(rows, {row["batch"]: row["updates"] for row in synchronous}),
+        "factor": factor(rows, {row["batch"]: row["updates"] for row in references}),
     }
 
 
 def _arm(study: Study, limits: dict[PenaltyCase, float], cell: PenaltyCase) -> dict[str, Any]:
-    """The cell at its best: updates of the reporting seeds, infinite where they missed."""
+    """Returns the cell at its best: updates of the reporting seeds, infinite where they missed."""
     factor = penalty(USUAL, cell.batch, limits[cell]) * (1 + USUAL.noise_scale / cell.batch)
     config = config_of(cell).with_(steps=round(LONGEST * UPDATES * factor))
     quick = cell.groups == 1 and cell.batch >= REFERENCE
@@ -126,29 +128,31 @@ def _arm(study: Study, limits: dict[PenaltyCase, float], cell: PenaltyCase) -> d
 
 
 def _measured(study: Study, arms: dict[PenaltyCase, dict[str, Any]]) -> MeasuredLoss:
-    """The mean over the choosing seeds of what one synchronous run shows."""
+    """Returns the mean over the choosing seeds of a synchronous run's measurement."""
     cell = PenaltyCase(REFERENCE, 1, "constant")
-    point, taken = arms[cell]["point"], float(np.median(arms[cell]["updates"]))
-    updates = round(min(taken, MOST))
-    each = [
+    point, updates_to_target = arms[cell]["point"], float(np.median(arms[cell]["updates"]))
+    updates = round(min(updates_to_target, MOST))
+    losses = [
         study.remember(
             f"{MODEL} {REFERENCE} {point} {updates} {seed}",
             lambda seed=seed: prediction.measure(config_of(cell).with_(point, seed=seed), updates),
         )
         for seed in study.choose
     ]
-    return MeasuredLoss(*np.mean(each, axis=0).tolist())
+    return MeasuredLoss(*np.mean(losses, axis=0).tolist())
 
 
-def factor(rows: list[dict[str, Any]], alone: dict[int, list[float]]) -> tuple[float, float, float]:
-    """The median error factor of the cells, and its interval."""
+def factor(
+    rows: list[dict[str, Any]], synchronous: dict[int, list[float]]
+) -> tuple[float, float, float]:
+    """Returns the median error factor of the cells, and its interval."""
     updates = np.array([row["updates"] for row in rows])
-    synchronous = np.array([alone[row["batch"]] for row in rows])
+    base = np.array([synchronous[row["batch"]] for row in rows])
     predicted = np.array([row["predicted"] for row in rows])
 
     def median(seeds: np.ndarray) -> float:
-        taken, of = (np.median(each[:, seeds], axis=1) for each in (updates, synchronous))
-        off = np.abs(np.log(predicted) - np.log(taken / of))
+        above, below = (np.median(counts[:, seeds], axis=1) for counts in (updates, base))
+        off = np.abs(np.log(predicted) - np.log(above / below))
         return float(np.exp(np.median(off)))
 
     return drawn_again(median, updates.shape[1])

@@ -55,7 +55,7 @@ CLAIM = Claim(
 
 
 def arms() -> dict[str, Point]:
-    """Those that wait, and then the others."""
+    """Returns the arms that wait, and then the others."""
     waiting: dict[str, Point] = {f"{m} fastest": _several(m, "k_sync") for m in FASTEST}
     waiting |= {f"{s} gradients": _several(s, "k_batch_sync") for s in GRADIENTS}
     late: dict[str, Point] = {"asynchronous": {"method.name": "asynchronous"}}
@@ -99,7 +99,7 @@ def config_of(law: str, name: str) -> Config:
 
 
 def arm_of(law: str, name: str) -> Arm:
-    """Its step is about 1 of a batch of 64, and smaller where gradients are late."""
+    """Returns an arm whose step is about 1 for a batch of 64, smaller for late gradients."""
     config = config_of(law, name)
     step = min(config.batch_size / 64, 1.0) if waits(name) else 1 / 16
     start = {STEP: round(log2(step)), MOMENTUM: rung(momenta, 0.6 if waits(name) else 0.0)}
@@ -107,8 +107,8 @@ def arm_of(law: str, name: str) -> Arm:
 
 
 def measure(study: Study) -> dict[str, Any]:
-    """Every arm tuned under every law, and the best of each side."""
-    every = [(law, name) for law in LAWS for name in arms()]
+    """Tunes all arms under all laws, and returns the best of each side."""
+    cases = [(law, name) for law in LAWS for name in arms()]
 
     def run(key: tuple[str, str]) -> dict[str, Any]:
         arm = arm_of(*key)
@@ -118,17 +118,17 @@ def measure(study: Study) -> dict[str, Any]:
             curves = reported(study, arm, found.point, TARGET, seeds)
             return [to_loss(curve, TARGET, "seconds") for curve in curves]
 
-        cost, own = float(np.median(seconds(study.choose))), seconds(study.report)
+        cost, by_seed = float(np.median(seconds(study.choose))), seconds(study.report)
         interior = {"point": found.point, "interior": found.interior}
-        return {"arm": key[1], "cost": cost, "seconds": own, "updates": found.cost, **interior}
+        return {"arm": key[1], "cost": cost, "seconds": by_seed, "updates": found.cost, **interior}
 
-    rows = study.map(run, every)
-    found = {law: [r for r, key in zip(rows, every, strict=True) if key[0] == law] for law in LAWS}
-    return {"laws": found, "best": {law: best(each) for law, each in found.items()}}
+    rows = study.map(run, cases)
+    found = {law: [r for r, key in zip(rows, cases, strict=True) if key[0] == law] for law in LAWS}
+    return {"laws": found, "best": {law: best(rows) for law, rows in found.items()}}
 
 
 def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The arms of the least cost: `waits`, and `late`."""
+    """Returns the arms of the least cost: `waits`, and `late`."""
 
     def least(is_waiting: bool) -> str:
         chosen = [row for row in rows if waits(row["arm"]) == is_waiting]
@@ -138,7 +138,7 @@ def best(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def pairs(result: Mapping[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
-    """Seconds of the best that waits, and of the best that does not, by law."""
+    """Returns the seconds of the best that waits, and of the best that does not, by law."""
     found = {}
     for law, rows in result["laws"].items():
         seconds = {row["arm"]: row["seconds"] for row in rows}
@@ -158,7 +158,7 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
         mean(result),
         [r["interior"] for rows in result["laws"].values() for r in rows],
     )
-    each = "; ".join(
+    by_law = "; ".join(
         f"{law}: {result['best'][law]['waits']} over {result['best'][law]['late']} "
         f"{shown(ratio(*both))}"
         for law, both in pairs(result).items()
@@ -166,7 +166,7 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
     n = len(next(iter(pairs(result).values()))[0])
     return Verdict(
         below(found, BOUND),
-        f"{shown(found)} of the seconds in the mean over laws; {each} ({sum(interior)} of "
+        f"{shown(found)} of the seconds in the mean over laws; {by_law} ({sum(interior)} of "
         f"{len(interior)} interior, n = {n})",
     )
 

@@ -134,7 +134,7 @@ class Clock:
 
 def test_who_waits_sees_how_many_programs_are_left(capsys, monkeypatch):
     monkeypatch.setattr(progress, "PRINTED_SECONDS", 0.0)
-    update = plans.shown(lambda batch, choice: (batch, choice), 4)
+    update = plans.with_progress(lambda batch, choice: (batch, choice), 4)
     for batch in (8, 8, 16):  # what is known already counts once
         assert update(batch, ("xla",)) == (batch, ("xla",))
     lines = capsys.readouterr().err.splitlines()
@@ -149,13 +149,13 @@ def test_a_plan_that_does_not_pay_falls_back(small, monkeypatch, planned, kept):
     clock = Clock({("gemm",): 3.0, ("fft",): planned})
     monkeypatch.setattr(phases, "measure", clock.measure)
     given = clock.update, ("gemm",), 4, ("fft",)
-    found = plans.whole(*given, small({"plan.memory": 200}).plan)
-    assert found.taken == (("fft",) if kept else ("gemm",)) and found.planned == ("fft",)
+    found = plans.verify(*given, small({"plan.memory": 200}).plan)
+    assert found.choice == (("fft",) if kept else ("gemm",)) and found.planned == ("fft",)
     assert found.seconds.median == pytest.approx(planned if kept else 3.0, rel=0.05)
     assert planner.pays(found.gain) == kept
     # Where the config's own does not fit there is nothing to fall back to.
-    alone = plans.whole(*given, small({"plan.memory": 50}).plan)
-    assert alone.taken == ("fft",) and alone.gain is None and not alone.own_fits
+    alone = plans.verify(*given, small({"plan.memory": 50}).plan)
+    assert alone.choice == ("fft",) and alone.gain is None and not alone.config_fits
 
 
 @pytest.mark.parametrize("workers", [1, 3, 64])

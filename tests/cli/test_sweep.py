@@ -59,7 +59,7 @@ def test_results_are_there_while_others_run(sweeping, whole, tmp_path, monkeypat
     """Whenever it is written it is whole, of what has ended; the last is the final one."""
     seen, path = [], tmp_path / "results.csv"
     monkeypatch.setattr(tables, "SELDOM", 0)
-    follow = tables.following
+    follow = tables.results_writer
 
     def following(*arguments):
         write = follow(*arguments)
@@ -71,7 +71,7 @@ def test_results_are_there_while_others_run(sweeping, whole, tmp_path, monkeypat
 
         return then
 
-    monkeypatch.setattr(tables, "following", following)
+    monkeypatch.setattr(tables, "results_writer", following)
     assert sweeping(f"--config={whole[0]}", f"--workdir={tmp_path}", "--threads=1")[0] == 0
     assert [len(table) for table in seen] == list(range(1, len(whole[2]) + 1))
     pd.testing.assert_frame_equal(seen[-1], pd.read_csv(path))

@@ -31,7 +31,7 @@ from optdyn.experiment import Config, read, to_json
 from optdyn.momentum.lags import groups_of
 from optdyn.race.race import race
 from optdyn.report import implicit_momentum, penalties, report, tables, windows
-from optdyn.report.relevant_keys import heeds
+from optdyn.report.relevant_keys import affects_run
 from optdyn.report.tables import TableError, points
 from optdyn.train import checks
 from optdyn.train.grid import Grid
@@ -254,11 +254,11 @@ def test_pages_on_a_strangers_runs_run_none_of_it(trained, folder, there, keys):
     assert report.main([f"--workdir={run}"]) == 0
     assert implicit_momentum.main([f"--workdir={run}"]) == 2
     assert any("theirs" in line for line in show.difference_lines(trained[1], run))
-    metered = windows.Metered("theirs", held, [], 0.1, 0.0)
+    metered = windows.MeteredRun("theirs", held, [], 0.1, 0.0)
     for page, error in (
         (lambda: windows.load(run), TableError),
         (lambda: windows.fit(metered), ConfigError),
-        (lambda: network.recorded(points(run)[0], run), ConfigError),
+        (lambda: network.read_daso(points(run)[0], run), ConfigError),
         (lambda: read(held), ConfigError),
     ):
         with pytest.raises(error, match=BY_ITSELF):
@@ -278,11 +278,11 @@ def test_what_this_process_has_used_itself_is_known_to_its_pages(folder):
     (folder / "not_yet_run.py").write_text(MINE)
     config = {"method.name": name}
     assert methods.known_stack(name) is None
-    assert heeds(config, "cluster.speeds") and heeds(config, "cluster.disturbances")
+    assert affects_run(config, "cluster.speeds") and affects_run(config, "cluster.disturbances")
     assert groups_of({"method": {"name": name, "groups": 4}}) == 4  # else 4 would pass for 1
     methods.load(name)
     assert methods.known_stack(name).grouped
-    assert heeds(config, "cluster.speeds") and not heeds(config, "cluster.disturbances")
+    assert affects_run(config, "cluster.speeds") and not affects_run(config, "cluster.disturbances")
 
 
 # What a run was started with.

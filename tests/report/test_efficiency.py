@@ -9,7 +9,7 @@ from scipy import stats
 
 from optdyn.evidence import intervals
 from optdyn.report.efficiency import draws, held_out, to_target
-from optdyn.report.statistical_efficiency import Tried, measured, penalties, power_law
+from optdyn.report.statistical_efficiency import GroupTrials, measured, penalties, power_law
 
 GROUPS = np.array([1, 4, 16])
 positive = st.floats(1, 1e4)
@@ -75,7 +75,7 @@ def tried(groups, updates, seconds):
     """Settings of momenta 0.9 and 0 in turn."""
     names = ["optimizer.momentum", "optimizer.learning_rate"]
     each = [(0.9 * (i % 2 == 0), 0.1 * 2**i) for i in range(len(updates))]
-    return Tried(groups, pd.MultiIndex.from_tuples(each, names=names), updates, seconds)
+    return GroupTrials(groups, pd.MultiIndex.from_tuples(each, names=names), updates, seconds)
 
 
 def test_measured_is_the_medians_of_fixed_tuned_and_seconds():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optdyn.report import tables
 from optdyn.report.curves import compared
-from optdyn.report.fronts import at, front, fronts, levels, regions, section
+from optdyn.report.fronts import front, fronts, levels, losses_at, regions, section
 
 VARIANT = "method.variant"
 
@@ -148,7 +148,7 @@ def test_the_report_says_where_which_is_the_lowest(crossing):
 
 def test_losses_at_budgets(crossing):
     budgets = np.array([500, 1000, 1999, 2000, 4000, 4001])
-    losses = at(table_of(crossing), "sequential", VARIANT, ["backprop", "greedy"], budgets)
+    losses = losses_at(table_of(crossing), "sequential", VARIANT, ["backprop", "greedy"], budgets)
     # At 500 there is no backprop yet, beyond 4000 nobody knows.
     nothing = np.nan
     backprop, greedy = losses[0]
@@ -166,7 +166,7 @@ def test_a_tie_is_the_firsts(tmp_path):
     table, names = table_of(tmp_path), ["backprop", "greedy", "overlapping"]
     assert regions(table, "sequential", VARIANT, names) == [("backprop", 1000, 2000)]
     # What greedy has reached with less compute, it has with more.
-    assert at(table, "sequential", VARIANT, names, np.array([2000]))[0, 1] == 0.5
+    assert losses_at(table, "sequential", VARIANT, names, np.array([2000]))[0, 1] == 0.5
 
 
 def test_variants_that_share_no_compute(tmp_path):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from analysis.notebooks.network import GIGABIT, Recorded, recorded, seconds
+from analysis.notebooks.network import GIGABIT, DasoRun, read_daso, seconds
 from optdyn.experiment import Config
 from optdyn.report import tables
 from optdyn.report.tables import TableError
@@ -30,7 +30,7 @@ def run():
             "cluster.seconds_per_example": 1.0,
         }
     )
-    return Recorded(config, 10, 1e9 / 8, LOSSES)
+    return DasoRun(config, 10, 1e9 / 8, LOSSES)
 
 
 def test_hand_worked(run):
@@ -83,7 +83,7 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
         "cluster.local_bandwidth": 1e8,
     }
     summary = train(config(values), tmp_path)
-    run = recorded(tables.points(tmp_path)[0], tmp_path)
+    run = read_daso(tables.points(tmp_path)[0], tmp_path)
     assert run.steps_per_epoch == 8 and len(run.epoch_losses) == 4
     assert seconds(run, [0.5])["daso"][0] == summary["simulated_seconds"]
 
@@ -117,4 +117,4 @@ def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, val
         kept = [row for row in rows if json.loads(row)["step"] in (0, 24)]
         (tmp_path / "metrics.jsonl").write_text("\n".join(kept) + "\n")
     with pytest.raises(TableError, match=re.escape(said)):
-        recorded(tables.points(tmp_path)[0], tmp_path)
+        read_daso(tables.points(tmp_path)[0], tmp_path)

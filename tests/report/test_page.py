@@ -26,7 +26,7 @@ def compared(workdir, target=np.nan):
 
 
 def lines(workdir, target=np.nan):
-    return headline.lines(compared(workdir, target))
+    return headline.answer(compared(workdir, target))
 
 
 def test_the_first_lines_are_the_question_and_the_answer(tmp_path):
@@ -128,7 +128,7 @@ def test_kinds_are_few(tmp_path):
     """Keys that would make more kinds than a picture names are not among theirs."""
     runs = pd.DataFrame({"method.name": "asynchronous", "method.groups": [1, 2] * 30})
     runs = runs.assign(**{"model.width": range(60), "cluster.nodes": [1] * 30 + [2] * 30})
-    found = run_tables.kinds(runs, list(runs))
+    found = run_tables.kind_keys(runs, list(runs))
     assert found == ["method.name", "method.groups", "cluster.nodes"]
 
 
@@ -141,14 +141,15 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     its = compared(tmp_path)
     assert its.runs["setting"].nunique() == 1 and "with the worst of its seeds" in its.why
     config = {"method.name": "sync"}
-    assert not relevant_keys.heeds(config, "cluster.server_bandwidth")
-    assert relevant_keys.heeds(config, "model.hidden")
+    assert not relevant_keys.affects_run(config, "cluster.server_bandwidth")
+    assert relevant_keys.affects_run(config, "model.hidden")
     asynchronous = {"method.name": "asynchronous"}
-    assert relevant_keys.heeds(asynchronous, "cluster.server_bandwidth")
+    assert relevant_keys.affects_run(asynchronous, "cluster.server_bandwidth")
     joined = {"method.name": "diloco+asynchronous"}
-    assert relevant_keys.heeds(joined, "method.diloco.period")
+    assert relevant_keys.affects_run(joined, "method.diloco.period")
     own = {"method.name": "not.there:METHOD"}
-    assert relevant_keys.heeds(own, "cluster.split") and relevant_keys.heeds(own, "method.a")
+    assert relevant_keys.affects_run(own, "cluster.split")
+    assert relevant_keys.affects_run(own, "method.a")
 
 
 def test_pictures_have_the_numbers_of_the_log(tmp_path):

@@ -274,7 +274,7 @@ def test_command(tmp_path, capsys):
     values = kept | {key: ast.literal_eval(value) for key, value in flags.items()}
     assert values["cluster.service.name"] == "gamma" and values["method.groups"] == 4
     held = raced.load(four)
-    again = race.rates(race.simulated(held, values), held.stops)
+    again = race.rates(race.simulate(held, values), held.stops)
     assert np.median(again) == found["simulated"]["updates_a_second"][0]
 
 

@@ -257,7 +257,7 @@ def test_settings_go_by_as_few_keys_as_tell_them_apart():
         }
     )
     told = ["method.name", "method.groups", "optimizer.learning_rate"]
-    assert run_tables.varying(runs, list(runs)) == told
+    assert run_tables.distinguishing_keys(runs, list(runs)) == told
 
 
 def test_nice_numbers():

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.report.statistical_efficiency import Tried, main, summarize, tried
+from optdyn.report.statistical_efficiency import GroupTrials, main, summarize, trials
 from optdyn.report.tables import TableError
 
 TARGET = 0.25
@@ -143,7 +143,7 @@ def test_groups_without_a_synchronous_run_have_no_penalty(sweep, capsys):
 def test_asynchronous_with_one_group_is_synchronous(sweep):
     for file in sweep.glob("points/g1-*/config.json"):
         file.write_text(file.read_text().replace('"sync"', '"asynchronous"'))
-    assert [each.groups for each in tried(sweep, TARGET)] == [1, 4, 16]
+    assert [each.groups for each in trials(sweep, TARGET)] == [1, 4, 16]
 
 
 def test_points_that_differ_in_more_are_chosen_from(sweep):
@@ -154,8 +154,8 @@ def test_points_that_differ_in_more_are_chosen_from(sweep):
             write(sweep, f"{law}-seed{seed}", values, taken, 1.0)
     told = r"differ in cluster\.service\.name; choose one with --where="
     with pytest.raises(TableError, match=told):
-        tried(sweep, TARGET)
-    (only,) = tried(sweep, TARGET, ["cluster.service.name=constant"])
+        trials(sweep, TARGET)
+    (only,) = trials(sweep, TARGET, ["cluster.service.name=constant"])
     assert only.groups == 16 and only.updates == pytest.approx(np.full((1, 5), 300.0))
     summary = summarize([only], 0.9, TARGET)
     assert summary["groups"][0]["tuned"] == pytest.approx([300] * 3)
@@ -210,7 +210,7 @@ def test_what_cannot_be_compared_is_one_line(sweep, what, line, capsys):
 def test_no_ratio_and_no_number_of_updates_has_an_interval_below_0():
     """Where both sides miss on some draws of seeds the ratio may be any number from 0 on."""
     settings = pd.MultiIndex.from_tuples([(0.0, 0.1), (0.9, 0.1)])
-    one = Tried(1, settings, np.array([np.arange(100.0, 105)] * 2), np.ones(5))
+    one = GroupTrials(1, settings, np.array([np.arange(100.0, 105)] * 2), np.ones(5))
     missed = [[200.0, 210, 220, np.inf, np.inf], [np.inf] * 5]
     found = summarize([one, one._replace(groups=8, updates=np.array(missed))], 0.9, TARGET)
     row = found["groups"][1]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optdyn.evidence import intervals
 from optdyn.evidence.crossing import of_runs
 from optdyn.report import curves, efficiency, kept_momentum
-from optdyn.report.efficiency import common_target, crossings, to_target, too_easy
+from optdyn.report.efficiency import common_target, crossings, start_below, to_target
 from optdyn.report.figures import LossCurve
 from optdyn.report.page import cell, number
 
@@ -64,8 +64,8 @@ def test_a_target_is_later_than_the_first_log_point():
 
 def test_who_starts_below_a_target_is_told():
     _, log = tables([2.0, 1.0], [1.5, 1.0])
-    assert too_easy(1.6, log) == 1.5 and too_easy(1.5, log) == 1.5
-    assert np.isnan(too_easy(1.49, log))
+    assert start_below(1.6, log) == 1.5 and start_below(1.5, log) == 1.5
+    assert np.isnan(start_below(1.49, log))
 
 
 @settings(max_examples=40, deadline=None)
@@ -140,7 +140,7 @@ def test_arms_are_compared_by_losses_below_the_start():
     runs = runs[(runs["method.groups"] == 2) | (runs["optimizer.momentum"] == 0.5)]
     (it,) = kept_momentum.comparisons(runs, log, keys)
     assert it.losses == (1.6,)
-    assert (it.values[:, 0] == 20).all() and (it.apart[:, :2] == 10).all()
+    assert (it.values[:, 0] == 20).all() and (it.resolutions[:, :2] == 10).all()
 
 
 def test_an_update_that_is_not_done_has_changed_nothing():

@@ -25,7 +25,7 @@ def main(lowering: str, bound: float, part: float) -> None:
     # Mini-batches may be larger than the data.
     run = prepare(configs.get_config().with_({"data.replacement": True}))
     every = layers.convolutions(run)
-    update, choice = layers.updates(run, every), layers.own(lowering, every)
+    update, choice = layers.updates(run, every), layers.choice_of_config(lowering, every)
     fits = planner.largest(lambda b: update(b, choice).bytes, bound, 2**14)
     made = update(round(part * fits.batch), choice)
     jax.block_until_ready(update(1, choice).loop.run(1))  # starts the threads

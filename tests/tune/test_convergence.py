@@ -39,7 +39,7 @@ def test_interval_of_runs_holds_the_next_run():
     inside = np.zeros((draws, 2))
     for i in range(draws):
         taken = 100 * (1 + 40 / batches) * np.exp(0.1 * rng.standard_normal(6))
-        of = convergence.of_runs(batches, taken)
+        of = convergence.from_runs(batches, taken)
         for j, b in enumerate((20, 400)):
             _, low, high = of(b)
             inside[i, j] = low <= 100 * (1 + 40 / b) * math.exp(0.1 * rng.standard_normal()) <= high
@@ -48,7 +48,7 @@ def test_interval_of_runs_holds_the_next_run():
 
 
 def test_exact_runs_leave_no_doubt():
-    median, low, high = convergence.of_runs((8, 32, 128), (600, 225, 131.25))(64)
+    median, low, high = convergence.from_runs((8, 32, 128), (600, 225, 131.25))(64)
     assert (median, low, high) == pytest.approx((100 * (1 + 40 / 64),) * 3, rel=1e-5)
 
 
@@ -59,14 +59,16 @@ def test_a_given_noise_scale(noise):
     for b in SIZES:
         factor = 32 / b if math.isinf(noise) else (1 + noise / b) / (1 + noise / 32)
         expected = [factor * u for u in known]
-        assert convergence.of_noise(known, 32, noise)(b) == pytest.approx(expected, rel=1e-12)
+        assert convergence.from_noise_scale(known, 32, noise)(b) == pytest.approx(
+            expected, rel=1e-12
+        )
 
 
 @given(st.floats(0, 1e9), st.integers(1, 10**5), st.integers(1, 10**5))
 def test_the_unknown_holds_every_noise_scale(noise, batch, other):
     known = Interval(500, 400, 600)
-    median, low, high = convergence.of_noise(known, batch, noise)(other)
-    worst, least, most = convergence.unknown(known, batch)(other)
+    median, low, high = convergence.from_noise_scale(known, batch, noise)(other)
+    worst, least, most = convergence.from_all_noise_scales(known, batch)(other)
     slack = 1 + 1e-12  # of rounding
     assert least <= low * slack and median <= worst * slack and high <= most * slack
 
@@ -81,12 +83,14 @@ def test_the_choice_of_the_mini_batch():
     Of seconds (16 + b) (1 + N / b) ms the least is at b = sqrt(16 N), on these rows.
     """
     known = Interval(500, 400, 600)
-    found = [chosen(convergence.of_noise(known, 16, n)) for n in (0, 16, 256, 4096, math.inf)]
+    found = [
+        chosen(convergence.from_noise_scale(known, 16, n)) for n in (0, 16, 256, 4096, math.inf)
+    ]
     assert found == [4, 16, 64, 256, 256]
 
 
 def test_nothing_larger_is_chosen_on_hope():
     known = Interval(500, 400, 600)
-    assert chosen(convergence.unknown(known, 16)) == 16
+    assert chosen(convergence.from_all_noise_scales(known, 16)) == 16
     # A smaller one takes more updates by the worst case, here no fewer examples, and is no faster.
-    assert chosen(convergence.unknown(known, 100)) == 64
+    assert chosen(convergence.from_all_noise_scales(known, 100)) == 64

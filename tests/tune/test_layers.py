@@ -86,8 +86,8 @@ def test_convolutions_of_a_residual_network():
     choice = ("xla", "winograd", "gemm", "fft", "winograd")
     names = dict(zip(made, layers.lowering(made, choice).split(","), strict=True))
     assert names["block1/conv1"] == "winograd" and names["block2/conv0"] == "fft"
-    assert layers.own(layers.lowering(made, choice), made) == choice
-    assert layers.own("fft", made) == ("fft",) * 5
+    assert layers.choice_of_config(layers.lowering(made, choice), made) == choice
+    assert layers.choice_of_config("fft", made) == ("fft",) * 5
 
 
 def test_terms_are_counted():
@@ -109,7 +109,7 @@ def test_terms_are_counted():
 def test_terms_without_convolutions(dense):
     """All is classifier."""
     of, _ = dense
-    assert layers.convolutions(of) == {} and layers.own("", {}) == ()
+    assert layers.convolutions(of) == {} and layers.choice_of_config("", {}) == ()
     assert layers.terms(of, {}, 3)[:2] == (0, 0)
 
 
@@ -165,7 +165,7 @@ def differing(one, other):
 def test_exchanged():
     """All choices that differ from the base in at most one convolution, and serve."""
     base = ("gemm", "gemm", "xla")
-    made = layers.exchanged(KINDS, base)
+    made = layers.exchanges(KINDS, base)
     assert set(made.values()) == {c for c in CHOICES if differing(c, base) <= 1}
     assert made[0, 3] == ("winograd", "gemm", "xla") and (1, 3) not in made and (2, 3) not in made
 
@@ -215,9 +215,11 @@ def test_tables_of_a_machine_where_layers_add_up(seed):
     predicted = made.times[np.arange(len(columns)), columns].sum()
     # HiGHS stops within 1e-9 of the largest difference of times, which is below 1000.
     assert predicted == pytest.approx(best, abs=1e-5)
-    assert machine.seconds[layers.chosen(KINDS, columns)] == pytest.approx(best, abs=1e-5)
+    assert machine.seconds[layers.choice_of_columns(KINDS, columns)] == pytest.approx(
+        best, abs=1e-5
+    )
     room = made.bound - made.memory[np.arange(len(columns)), columns].sum()
-    assert room == memory - machine.bytes[layers.chosen(KINDS, columns)]
+    assert room == memory - machine.bytes[layers.choice_of_columns(KINDS, columns)]
 
 
 @settings(max_examples=30)
@@ -232,7 +234,7 @@ def test_the_compiler_has_the_last_word(seed):
     if machine.bytes[base] > memory:
         assert planner.least_memory(made.times, made.memory) == math.inf
     else:
-        taken = layers.chosen(KINDS, planner.algorithms(*made))
+        taken = layers.choice_of_columns(KINDS, planner.algorithms(*made))
         assert machine.bytes[taken] <= memory
 
 
@@ -240,7 +242,7 @@ def test_least():
     rng = np.random.default_rng(0)
     machine = Machine({}, sums(rng, 2000))
     fewest = min(CHOICES, key=machine.bytes.get)
-    assert layers.least(machine.update, KINDS, CHOICES[7], 1) == fewest
+    assert layers.smallest(machine.update, KINDS, CHOICES[7], 1) == fewest
 
 
 BOUND = 2**28

@@ -83,5 +83,5 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, measured):
 
 
 def test_it_is_for_commands_only():
-    with pytest.raises(ConfigError, match=r"'measured': must be of .*with a command"):
+    with pytest.raises(ConfigError, match=r"'measured': must be from .*; a command of optdyn also"):
         check(config_of())

@@ -167,7 +167,7 @@ def test_batches():
     )
     assert [row.batch for row in rows] == [16, 48, 32, 64]
     assert [row.feasible for row in rows] == [True, True, True, False]
-    assert [row.chosen for row in rows] == [(1,), (0,), (1,), ()]
+    assert [row.columns for row in rows] == [(1,), (0,), (1,), ()]
     best = planner.soonest(rows, as_many_examples)
     assert best.batch == 32 and best.seconds == pytest.approx(9e-3, 1e-15)
     assert rows[3].seconds == math.inf

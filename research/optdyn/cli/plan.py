@@ -68,8 +68,12 @@ def updates_to_train(config: Config) -> tuple[Updates, str]:
     """Returns the updates that training takes, by mini-batch, and the source of that."""
     known, batch, noise = Interval(*[config.steps] * 3), config.batch_size, config.plan.noise_scale
     if not noise:
-        return convergence.unknown(known, batch), "config.steps, the worst of all noise scales"
-    return convergence.of_noise(known, batch, noise), f"config.steps, noise scale {noise:.4g}"
+        return convergence.from_all_noise_scales(
+            known, batch
+        ), "config.steps, the worst of all noise scales"
+    return convergence.from_noise_scale(
+        known, batch, noise
+    ), f"config.steps, noise scale {noise:.4g}"
 
 
 def cluster(config: Config, size: int, seconds: float) -> dict[str, Any]:
@@ -109,7 +113,7 @@ def dry_run_lines(config: Config) -> Iterator[str]:
     check(config)
     (known, source), start = updates_to_train(config), plans.start(config)
     kinds, batch, begun = layers.distinct(start.convolutions), start.batch, time.monotonic()
-    need = start.update(batch, start.own).bytes
+    need = start.update(batch, start.choice).bytes
     seconds = time.monotonic() - begun
     batches = ", ".join(f"{b:,}" for b in config.plan.batches)
     yield f"convolutions    {len(start.convolutions)}, of {len(kinds)} kinds"

@@ -364,8 +364,8 @@ def _which(
         if row["nodes"] == config.cluster.nodes:
             keys = {k: row[k] for k in ("period", "compression") if k in row}
             one = price.with_method(config, row["method"], **keys)
-            if not which.has(penalties, one):
-                others.append(which.named(row["method"], one))
+            if not which.is_measured(penalties, one):
+                others.append(which.label_of(row["method"], one))
     lines = [*which.table(answers[0], others), "", *which.sentences(answers, penalties, config)]
     known = {"nodes": config.cluster.nodes, "not measured": others}
     return lines, [

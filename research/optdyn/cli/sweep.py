@@ -157,8 +157,9 @@ def sweep(
     name = workdir.name if workdir else "compare"
     line = Sweep(name, {entry.name: entry.updates for entry in entries}, done)
     with note_signals() as noted:
+        written = workdir if workdir and is_writer() else None
         results = (
-            tables.following(workdir, _swept_keys(config)) if workdir and is_writer() else None
+            tables.results_writer(written, _swept_keys(config)) if written else None
         )
         memory = available() / 2
         going = SweepState(

@@ -1,4 +1,4 @@
-"""How many updates training takes, by its mini-batch.
+"""The number of updates that training takes, by its mini-batch.
 
 McCandlish et al., "An empirical model of large-batch training" (arXiv 1812.06162): to a loss, with
 the learning rate tuned for every mini-batch of B examples,
@@ -9,7 +9,7 @@ However large the mini-batch, training takes U_min updates at least; however sma
 examples at least. At the gradient noise scale B_noise it takes twice as many of both. If B_noise is
 0 a larger mini-batch is useless, and if it is infinite all mini-batches take as many examples.
 
-Each function below returns updates(B) as an interval of level `planner.LEVEL`.
+An `Updates` function returns updates(B) as an interval of level `planner.LEVEL`.
 """
 
 import math
@@ -24,7 +24,7 @@ from optdyn.plan.planner import Interval, student
 
 TIGHT = {"xtol": 1e-15, "ftol": 1e-15, "gtol": 1e-15}
 
-Updates = Callable[[int], Interval]  # of a mini-batch
+Updates = Callable[[int], Interval]  # mini-batch -> updates
 
 
 class UpdatesLaw(NamedTuple):
@@ -38,7 +38,7 @@ class UpdatesLaw(NamedTuple):
 
 
 def fit(batches: ArrayLike, updates: ArrayLike) -> UpdatesLaw:
-    """The law of runs at two mini-batches or more: least squares of logarithms, neither below 0."""
+    """Fits the law to runs at two mini-batches or more by least squares of logarithms."""
     b, u = np.asarray(batches, float), np.asarray(updates, float)
     unit = np.exp([np.log(u).mean(), np.log(u * b).mean()])
     terms = np.stack([np.full_like(b, unit[0]), unit[1] / b], 1)
@@ -50,10 +50,10 @@ def fit(batches: ArrayLike, updates: ArrayLike) -> UpdatesLaw:
     return UpdatesLaw(*found.tolist())
 
 
-def of_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
-    """The interval of the next run, by three runs or more at two mini-batches or more.
+def from_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
+    """Returns intervals of the next run from three runs or more at two mini-batches or more.
 
-    Student's prediction interval of the logarithms, with the law linearized around its fit.
+    They are Student's prediction intervals of the logarithms, with the law linearized at its fit.
     """
     b, u = np.asarray(batches, float), np.asarray(updates, float)
     law = fit(b, u)
@@ -62,43 +62,43 @@ def of_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
         return law.least + law.examples / np.asarray(batch, float)
 
     def slopes(batch: ArrayLike) -> np.ndarray:
-        """Slopes of log updates by both parameters, (n, 2), in units in which both are about 1."""
+        """Returns slopes of log updates by both parameters, (n, 2), in units of about 1."""
         batch = np.atleast_1d(np.asarray(batch, float))
         return np.stack([np.ones_like(batch), b.mean() / batch], 1) / median(batch)[:, None]
 
     deviation = math.sqrt((np.log(u / median(b)) ** 2).sum() / (u.size - 2))
     spread = np.linalg.pinv(slopes(b).T @ slopes(b))
 
-    def of(batch: int) -> Interval:
-        (at,) = slopes(batch)
-        half = deviation * math.sqrt(1 + at @ spread @ at) * student(u.size - 2)
+    def predicted(batch: int) -> Interval:
+        (slope,) = slopes(batch)
+        half = deviation * math.sqrt(1 + slope @ spread @ slope) * student(u.size - 2)
         middle = float(median(batch))
         return Interval(middle, middle * math.exp(-half), middle * math.exp(half))
 
-    return of
+    return predicted
 
 
-def of_noise(updates: Interval, batch: int, noise: float) -> Updates:
-    """The interval by a given noise scale, from what training takes at one mini-batch."""
+def from_noise_scale(updates: Interval, batch: int, noise: float) -> Updates:
+    """Returns intervals by a noise scale in examples, from the updates at one mini-batch."""
     least = batch / (batch + noise)  # share of U_min in these updates
 
-    def of(other: int) -> Interval:
+    def predicted(other: int) -> Interval:
         factor = least + (1 - least) * batch / other
         return Interval(*(factor * u for u in updates))
 
-    return of
+    return predicted
 
 
-def unknown(updates: Interval, batch: int) -> Updates:
-    """The interval of all noise scales, where none is known: the median is that of the worst.
+def from_all_noise_scales(updates: Interval, batch: int) -> Updates:
+    """Returns intervals over all noise scales: the median is that of the worst.
 
-    The worst is infinite for a smaller mini-batch than the one that training is known at, and 0 for
-    a larger one. The low end is that of the best.
+    The worst is infinite for a mini-batch smaller than `batch`, and 0 for a larger one. The low end
+    is that of the best.
     """
 
-    def of(other: int) -> Interval:
+    def predicted(other: int) -> Interval:
         scales = sorted((1.0, batch / other))
         median, low, high = updates
         return Interval(scales[1] * median, scales[0] * low, scales[1] * high)
 
-    return of
+    return predicted

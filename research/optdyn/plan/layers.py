@@ -1,14 +1,13 @@
-"""What a plan is made from: a config's convolutions and its program of an update, measured.
+"""The measurements of a plan: a config's convolutions and its program of an update.
 
 Zou et al., "Distributed training of large-scale deep architectures" (arXiv 1709.06622):
 
     T_il, M_il         seconds and bytes of convolution i by algorithm l
     M_FM, M_MP, M_C    bytes of feature maps, of parameters, and of the classifier
 
-Convolutions are measured where they stand, in the trainer's own program, because by themselves they
-are compiled to other code (on a CPU, XLA's own is slower between neighbours). T_il and M_il are
-what the program takes in addition with algorithm l in place of its own. Equal convolutions change
-together.
+Convolutions are measured in the trainer's program, because by themselves they are compiled to other
+code (on a CPU, XLA's own is slower between neighbours). T_il and M_il are what the program takes in
+addition with algorithm l in place of its own. Equal convolutions change together.
 """
 
 import math
@@ -30,9 +29,9 @@ from optdyn.core import Event
 from optdyn.experiment import Config
 from optdyn.plan import phases, planner
 from optdyn.plan.phases import Loop
-from optdyn.problem import problem
 from optdyn.problem.costs import block_costs
 from optdyn.problem.models.convolution import LOWERINGS, Conv, default_lowering, serves
+from optdyn.problem.problem import batches
 from optdyn.train import program
 from optdyn.train.program import CHUNK
 from optdyn.train.trainer import Run
@@ -43,14 +42,14 @@ Updates = Callable[[int, Choice], "UpdateProgram"]
 
 
 class Convolution(NamedTuple):
-    """A convolution, as it meets an example."""
+    """A convolution and the image that it meets."""
 
     image: tuple[int, int, int]  # H, W, C
     kernel: tuple[int, int, int, int]  # kh, kw, C, O
     strides: tuple[int, ...]
     padding: str
     dtype: str
-    first: bool  # of all: nobody needs the gradient by its input
+    first: bool  # of the model: the gradient by its input is not needed
 
 
 class Terms(NamedTuple):
@@ -58,15 +57,15 @@ class Terms(NamedTuple):
 
     feature_maps: float  # M_FM
     parameters: float  # M_MP: weights, gradients and the optimizer's state
-    classifier: float  # M_C: all of that of the blocks after the last convolution
+    classifier: float  # M_C: feature maps and parameters after the last convolution
 
 
 class UpdateProgram(NamedTuple):
-    """The trainer's program of an update, for one mini-batch and one choice of algorithms."""
+    """The trainer's program of an update, for a mini-batch and a choice of algorithms."""
 
     bytes: int  # by the compiler: arguments, results that are not in their place, temporaries
     data: int  # of these, the examples and their order
-    loop: Loop  # does so many updates and returns their losses, (CHUNK,)
+    loop: Loop  # n updates, which return their losses, (CHUNK,)
 
 
 class Tables(NamedTuple):
@@ -81,7 +80,7 @@ class Tables(NamedTuple):
 
 
 def convolutions(run: Run) -> Layers:
-    """Every convolution of the model, by tracing it."""
+    """Traces the model and returns its convolutions by name."""
     found: dict[str, Convolution] = {}
 
     def record(
@@ -104,33 +103,33 @@ def convolutions(run: Run) -> Layers:
             )
         return call(*arguments, **keywords)
 
-    whole = run.program.problem
-    h = jax.eval_shape(whole.input, head(run.data.train, 1))
-    for name, module in whole.blocks:
+    problem = run.program.problem
+    h = jax.eval_shape(problem.input, head(run.data.train, 1))
+    for name, module in problem.blocks:
         with nn.intercept_methods(partial(record, name)):
             h = jax.eval_shape(module.apply, {"params": run.params[name]}, h)
     return found
 
 
 def distinct(layers: Layers) -> list[Convolution]:
-    """The convolutions without repetition."""
+    """Returns the convolutions without repetition."""
     return list(dict.fromkeys(layers.values()))
 
 
-def own(names: str, layers: Layers) -> Choice:
-    """What `config.model.lowering` chooses; of equal convolutions, for the first of them."""
-    each, every = (names or default_lowering()).split(","), list(layers.values())
-    return tuple(each[every.index(kind) % len(each)] for kind in distinct(layers))
+def choice_of_config(lowering: str, layers: Layers) -> Choice:
+    """Returns the choice of `config.model.lowering`; equal convolutions have that of the first."""
+    names, convolutions = (lowering or default_lowering()).split(","), list(layers.values())
+    return tuple(names[convolutions.index(kind) % len(names)] for kind in distinct(layers))
 
 
 def lowering(layers: Layers, choice: Choice) -> str:
-    """`config.model.lowering` of a choice."""
+    """Returns `config.model.lowering` of a choice."""
     names = dict(zip(distinct(layers), choice, strict=True))
     return ",".join(names[layer] for layer in layers.values())
 
 
-def exchanged(kinds: Sequence[Convolution], base: Choice) -> dict[tuple[int, int], Choice]:
-    """`base` with algorithm l, of LOWERINGS, for convolution i: by (i, l), for all that serve."""
+def exchanges(kinds: Sequence[Convolution], base: Choice) -> dict[tuple[int, int], Choice]:
+    """Returns `base` with algorithm l of LOWERINGS for convolution i, if it serves, by (i, l)."""
     return {
         (i, column): (*base[:i], name, *base[i + 1 :])
         for i, kind in enumerate(kinds)
@@ -139,24 +138,24 @@ def exchanged(kinds: Sequence[Convolution], base: Choice) -> dict[tuple[int, int
     }
 
 
-def chosen(kinds: Sequence[Convolution], columns: Sequence[int]) -> Choice:
-    """The choice that the rows of `Tables` stand for."""
+def choice_of_columns(kinds: Sequence[Convolution], columns: Sequence[int]) -> Choice:
+    """Returns the choice of a column of `Tables` for each row."""
     return tuple(list(LOWERINGS)[column] for column in columns[: len(kinds)])
 
 
-def least(update: Updates, kinds: Sequence[Convolution], base: Choice, batch: int) -> Choice:
-    """The algorithm of every convolution that takes the program the fewest bytes."""
-    return chosen(kinds, _beyond(update, kinds, base, batch).argmin(axis=1).tolist())
+def smallest(update: Updates, kinds: Sequence[Convolution], base: Choice, batch: int) -> Choice:
+    """Returns the algorithm of each convolution with which the program takes the fewest bytes."""
+    return choice_of_columns(kinds, _beyond(update, kinds, base, batch).argmin(axis=1).tolist())
 
 
 def _beyond(update: Updates, kinds: Sequence[Convolution], base: Choice, batch: int) -> np.ndarray:
-    """Bytes of the program with algorithm l for convolution i, beyond those of `base`."""
+    """Returns the bytes with algorithm l for convolution i, beyond those of `base`, (i, l)."""
     beyond = np.full((len(kinds), len(LOWERINGS)), math.inf)
-    choices = exchanged(kinds, base)
+    choices = exchanges(kinds, base)
     size = update(batch, base).bytes
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # compiles
-        made = pool.map(partial(update, batch), choices.values())
-    for place, other in zip(choices, made, strict=True):
+        programs = pool.map(partial(update, batch), choices.values())
+    for place, other in zip(choices, programs, strict=True):
         beyond[place] = other.bytes - size
     return beyond
 
@@ -169,11 +168,11 @@ def tables(
     memory: float,
     rounds: int,
 ) -> Tables:
-    """T_il, M_il and M_bound, from the program with `base` and with one exchange at a time.
+    """Measures T_il, M_il and M_bound with `base` and with one exchange at a time.
 
-    What does not fit in `memory` is not timed and not chosen, even beside smaller ones. M_bound is
-    lowered until the program of the choice that `planner.algorithms` makes fits, too: bytes are not
-    quite the sum that it takes them for. If nothing else does, `base` remains.
+    An exchange that does not fit in `memory` is not timed and not chosen, even beside smaller ones.
+    M_bound is lowered until the choice of `planner.algorithms` fits as well: bytes are not quite a
+    sum over convolutions. If no choice fits, `base` remains.
     """
     size = update(batch, base).bytes
     if size > memory:
@@ -182,43 +181,45 @@ def tables(
     beyond = _beyond(update, kinds, base, batch)
     choices = {
         place: choice
-        for place, choice in exchanged(kinds, base).items()
+        for place, choice in exchanges(kinds, base).items()
         if size + beyond[place] <= memory
     }
     programs = {
         ",".join(choice): update(batch, choice).loop for choice in {base, *choices.values()}
     }
-    seconds = {name: np.median(taken) for name, taken in phases.measure(programs, rounds).items()}
+    timings = phases.measure(programs, rounds)
+    seconds = {name: np.median(samples) for name, samples in timings.items()}
     times, before = np.full_like(beyond, math.inf), seconds[",".join(base)]
     for place, choice in choices.items():
         times[place] = seconds[",".join(choice)] - before
     rest = before + times.min(axis=1).sum()
     bound = memory - size - beyond.min(axis=1).sum()
-    made = Tables(_with_rest(times, max(rest, 0.0)), _with_rest(beyond, 0.0), bound)
-    while made.bound >= 0:
-        columns = planner.algorithms(*made).tolist()
-        over = update(batch, chosen(kinds, columns)).bytes - memory
+    tables = Tables(_with_rest(times, max(rest, 0.0)), _with_rest(beyond, 0.0), bound)
+    while tables.bound >= 0:
+        columns = planner.algorithms(*tables).tolist()
+        over = update(batch, choice_of_columns(kinds, columns)).bytes - memory
         if over <= 0:
-            return made
-        made = made._replace(bound=made.bound - over)
-    is_base = [[name == own for name in LOWERINGS] for own in base] + [[True] * len(LOWERINGS)]
-    return Tables(np.where(is_base, made.times, math.inf), made.memory, math.inf)
+            return tables
+        tables = tables._replace(bound=tables.bound - over)
+    is_base = [[name == algorithm for name in LOWERINGS] for algorithm in base]
+    is_base.append([True] * len(LOWERINGS))
+    return Tables(np.where(is_base, tables.times, math.inf), tables.memory, math.inf)
 
 
 def _with_rest(table: np.ndarray, rest: float) -> np.ndarray:
-    """Rows beyond their least entry, and one more that has no choice."""
+    """Returns rows beyond their least entry, and one more without alternatives."""
     last = np.where(np.arange(table.shape[1]) == 0, rest, math.inf)
     return np.vstack([table - table.min(axis=1, keepdims=True), last])
 
 
 def terms(run: Run, layers: Layers, batch: int) -> Terms:
-    """M_FM, M_MP and M_C: what is kept of one example from forward to backward, times the batch."""
-    whole = run.program.problem
-    made = block_costs(whole, run.params, head(run.data.train, 1))
-    kept = {cost.name: cost.activation_bytes for cost in (*made.trunk, *made.heads[-1:])}
+    """Returns M_FM, M_MP and M_C of the mini-batch; activations are those that backward reads."""
+    problem = run.program.problem
+    costs = block_costs(problem, run.params, head(run.data.train, 1))
+    kept = {cost.name: cost.activation_bytes for cost in (*costs.trunk, *costs.heads[-1:])}
     state = jax.eval_shape(run.program.rule.init, run.params)
     copies = 1 + bytes_of(state) / bytes_of(run.params)
-    names = [name for name, _ in whole.blocks]
+    names = [name for name, _ in problem.blocks]
     last = max((names.index(name.split("/")[0]) for name in layers), default=-1)
     (maps, weights), classifier = (
         (
@@ -230,14 +231,14 @@ def terms(run: Run, layers: Layers, batch: int) -> Terms:
     return Terms(maps, weights, sum(classifier))
 
 
-def lowered(config: Config, lowering: str) -> Config:
-    """The experiment whose convolutions, where its model may have some, are computed so."""
+def with_lowering(config: Config, lowering: str) -> Config:
+    """Returns the experiment with these algorithms, if its model may have convolutions."""
     has = "lowering" in config.model.field_table()
     return config.with_({"model.lowering": lowering}) if has else config
 
 
 def updates(run: Run, layers: Layers) -> Updates:
-    """The program for a mini-batch and a choice, compiled when it is first asked for.
+    """Returns a function to the program for a mini-batch and a choice, which compiles it once.
 
     The run is one of one device and of at least CHUNK steps.
     """
@@ -247,11 +248,11 @@ def updates(run: Run, layers: Layers) -> Updates:
 
     @cache
     def update(batch: int, choice: Choice) -> UpdateProgram:
-        config = lowered(run.config.with_(batch_size=batch), lowering(layers, choice))
-        made = program.make(config, run.data.classes, run.timeline.slots)
-        state = made.rule.init(jax.tree.map(jnp.copy, run.params))  # donated
-        indices = problem.batches(config, run.examples, 0, CHUNK)
-        advance: Any = made.advance
+        config = with_lowering(run.config.with_(batch_size=batch), lowering(layers, choice))
+        built = program.make(config, run.data.classes, run.timeline.slots)
+        state = built.rule.init(jax.tree.map(jnp.copy, run.params))  # donated
+        indices = batches(config, run.examples, 0, CHUNK)
+        advance: Any = built.advance
         compiled = advance.lower(state, examples, events, indices, np.int32(0)).compile()
         size = compiled.memory_analysis()
         results = size.output_size_in_bytes - size.alias_size_in_bytes

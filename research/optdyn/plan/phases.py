@@ -32,10 +32,9 @@ from optdyn.devices import layout
 from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config, refuse_first
 from optdyn.methods.sync import cut, merged
-from optdyn.problem import problem
 from optdyn.problem.data.order import DataBlock, streamed
 from optdyn.problem.models import base
-from optdyn.problem.problem import Params, Problem
+from optdyn.problem.problem import Params, Problem, batches
 from optdyn.train import program, trainer
 
 ROUNDS = 15
@@ -43,40 +42,40 @@ SECONDS = 0.1  # of one timing
 BATCHES = 16  # different ones, in turn
 COMPUTING = {"conv": "conv_compute", "fc": "fc"}  # keys of config.cluster.pieces, by phase
 
-# (parameters, batch, what the other phase handed over) -> (gradients, what is handed back)
+# (parameters, batch, input of the other phase) -> (gradients, output to the other phase)
 Phase = Callable[[Params, Examples, jax.Array], tuple[Params, jax.Array]]
 
 
 class Loop(NamedTuple):
-    run: Callable[[int], Tree]  # does a thing so many times
-    exchanges: int = 1  # how many of the hardware model's that thing stands for
+    run: Callable[[int], Tree]  # so many repetitions
+    exchanges: int = 1  # of the hardware model in one repetition
 
 
 class MeasurementPlan(NamedTuple):
-    """What there is to measure of a config."""
+    """The measurements of a config."""
 
     blocks: dict[str, list[str]]  # names, of the phases `conv` and `fc`
-    loops: dict[str, Loop]  # of the keys of config.cluster.pieces for which it takes a clock
-    known: dict[str, float]  # seconds, of the others
+    loops: dict[str, Loop]  # of the keys of config.cluster.pieces that are measured
+    known: dict[str, float]  # seconds of the other keys
 
 
 def first_phase(names: Sequence[str], fresh: Sequence[str]) -> int:
-    """How many of a model's blocks are the first phase.
+    """Returns the number of a model's blocks in the first phase.
 
     The last phase is `fresh`, the blocks of the merged server; without any, all blocks after the
-    last one called conv...; without any of those, there is none. Raises what `cut` raises.
+    last one called conv...; without any of those, there is none. Raises as `cut`.
     """
     convolutions = [i for i, name in enumerate(names) if name.startswith("conv")]
     return convolutions[-1] + 1 if convolutions and not fresh else cut(names, fresh)
 
 
-def phases(whole: Problem, first: int) -> dict[str, Phase]:
-    """`conv` of the first blocks and `fc` of the others: put together, the gradient of the loss.
+def phases(problem: Problem, first: int) -> dict[str, Phase]:
+    """Returns `conv` of the first blocks and `fc` of the others, which make the loss's gradient.
 
-    `conv` hands activations to `fc`, and gets the loss's gradient by them. Where all blocks are
-    first ones, `conv` has the loss and hands nothing over.
+    `conv` passes activations to `fc`, and gets the loss's gradient by them. Where all blocks are
+    first ones, `conv` has the loss and passes nothing.
     """
-    pieces = merged(whole, first)
+    pieces = merged(problem, first)
 
     def conv(params: Params, batch: Examples, cotangent: jax.Array) -> tuple[Params, jax.Array]:
         h, back = pieces.front(params, batch)
@@ -85,67 +84,66 @@ def phases(whole: Problem, first: int) -> dict[str, Phase]:
     def fc(params: Params, batch: Examples, h: jax.Array) -> tuple[Params, jax.Array]:
         return pieces.serve(params, h, batch)[1:]
 
-    def alone(params: Params, batch: Examples, nothing: jax.Array) -> tuple[Params, jax.Array]:
-        return jax.grad(whole.loss)(params, batch), nothing
+    def uncut(params: Params, batch: Examples, nothing: jax.Array) -> tuple[Params, jax.Array]:
+        return jax.grad(problem.loss)(params, batch), nothing
 
-    return {"conv": conv, "fc": fc} if whole.blocks[first:] else {"conv": alone}
+    return {"conv": conv, "fc": fc} if problem.blocks[first:] else {"conv": uncut}
 
 
 def prepare(config: Config) -> MeasurementPlan:
-    """The loops of a config's first phase and last, and of their messages.
+    """Returns the loops of a config's first phase and last, and of their messages.
 
-    Raises what `trainer.prepare` raises, and `ConfigError` if it has no such phases.
+    Raises as `trainer.prepare`, and `ConfigError` if it has no such phases.
     """
     methods = config.methods
     without = "pieces" not in methods.outermost.cluster
     refuse_first(config, [Join("method.name", without, "does not have these pieces")])
     run = trainer.prepare(config)
-    whole = run.program.problem
-    names = [name for name, _ in whole.blocks]
+    problem = run.program.problem
+    names = [name for name, _ in problem.blocks]
     first = first_phase(names, methods.get("fresh", ()))
     blocks = {"conv": names[:first], "fc": names[first:]}
     block = _examples(run)
     # Activations as well as their gradient: numbers do not change how long a product takes.
-    handed = jnp.ones(())
+    passed = jnp.ones(())
     if blocks["fc"]:
-        batch = jax.eval_shape(whole.batch, block.examples, block.batches(0, 1)[0])
-        front = partial(base.apply, whole.blocks[:first])
-        h = jax.eval_shape(front, run.params, jax.eval_shape(whole.input, batch))
-        handed = jnp.ones(h.shape, h.dtype)
+        batch = jax.eval_shape(problem.batch, block.examples, block.batches(0, 1)[0])
+        front = partial(base.apply, problem.blocks[:first])
+        h = jax.eval_shape(front, run.params, jax.eval_shape(problem.input, batch))
+        passed = jnp.ones(h.shape, h.dtype)
 
     loops, known = dict[str, Loop](), dict.fromkeys(vars(config.cluster.pieces), 0.0)
-    for name, phase in phases(whole, first).items():
-        own, network = {block: run.params[block] for block in blocks[name]}, f"{name}_network"
-        loops[COMPUTING[name]] = updates(run, phase, own, block, handed)
+    for name, phase in phases(problem, first).items():
+        params, network = {block: run.params[block] for block in blocks[name]}, f"{name}_network"
+        loops[COMPUTING[name]] = updates(run, phase, params, block, passed)
         if jax.device_count() > 1:
-            loops[network] = all_reduces(own)
-        known[network] = round_trip(config.cluster, bytes_of(own))
+            loops[network] = all_reduces(params)
+        known[network] = round_trip(config.cluster, bytes_of(params))
     return MeasurementPlan(blocks, loops, {key: s for key, s in known.items() if key not in loops})
 
 
 def _examples(run: trainer.Run) -> DataBlock:
-    """The first few batches, on this process's own device."""
+    """Returns the first few batches, on this process's device."""
 
-    def put(of: Callable[[int], Examples]) -> Examples:
-        return jax.tree.map(jnp.asarray, of(0))
+    def put(examples_of: Callable[[int], Examples]) -> Examples:
+        return jax.tree.map(jnp.asarray, examples_of(0))
 
     feed = streamed(run.data.train, put, 1, run.config.batch_size, BATCHES)
-    return feed(0, partial(problem.batches, run.config, run.examples))
+    return feed(0, partial(batches, run.config, run.examples))
 
 
 def measure(loops: Mapping[str, Loop], rounds: int = ROUNDS) -> dict[str, np.ndarray]:
-    """Seconds of one exchange of every loop, (rounds,) each: all are timed once a round, in turn.
+    """Returns the seconds of one exchange of each loop, (rounds,); a round times all in turn.
 
-    Processes begin each timing together, since what they share, a core or a memory bus, they share
-    in training too.
+    Processes begin each timing together, since they share cores and a memory bus in training too.
     """
     timers = [_timer(loop) for loop in loops.values()]
-    taken = np.array([[once() for once in timers] for _ in range(rounds)])
-    return dict(zip(loops, taken.T, strict=True))
+    seconds = np.array([[timer() for timer in timers] for _ in range(rounds)])
+    return dict(zip(loops, seconds.T, strict=True))
 
 
 def _timer(loop: Loop) -> Callable[[], float]:
-    """Seconds of one exchange, from as many repetitions as take `SECONDS`."""
+    """Returns a timer of one exchange, from as many repetitions as take `SECONDS`."""
 
     def once(n: int) -> float:
         multihost_utils.sync_global_devices("timer")
@@ -155,44 +153,44 @@ def _timer(loop: Loop) -> Callable[[], float]:
 
     once(1)  # compiles
     n = 1
-    for _ in range(2):  # the first is of one alone, which takes longer to call
+    for _ in range(2):  # a call of one repetition takes longer
         n = from_first(max(int(SECONDS / once(n)), 1))
     return lambda: once(n) / loop.exchanges
 
 
 def updates(
-    run: trainer.Run, phase: Phase, params: Params, block: DataBlock, handed: jax.Array
+    run: trainer.Run, phase: Phase, params: Params, block: DataBlock, passed: jax.Array
 ) -> Loop:
-    """A loop of a phase's updates, as the trainer's, but for steps of length 0."""
-    config, whole = run.config, run.program.problem
+    """Returns a loop of a phase's updates, as the trainer's, but for steps of length 0."""
+    config, problem = run.config, run.program.problem
     options, hypers = optimizers.options(config, config.methods.groups), program.hyper_names(config)
     chain = optimizers.chain(config)
     optimizer = optimizers.optimizer(config.optimizer.name, hypers, options, chain)
     hyper = dict.fromkeys(hypers, jnp.float32(0))
-    given = block.examples, block.batches(0, block.stop)
+    data = block.examples, block.batches(0, block.stop)
 
     @jax.jit
     def loop(
-        params: Params, given: tuple[Examples, Array], handed: jax.Array, hyper: Hyper, n: int
+        params: Params, data: tuple[Examples, Array], passed: jax.Array, hyper: Hyper, n: int
     ) -> Tree:
-        examples, indices = given
+        examples, indices = data
         event = Event((), hyper, jnp.int32(0))
 
         def body(i: jax.Array, carry: Tree) -> Tree:
             params, opt_state, _ = carry
-            batch = whole.batch(examples, indices[i % len(indices)])
-            grads, back = phase(params, batch, handed)
-            # What is handed back is carried, or the compiler would leave out the making of it.
+            batch = problem.batch(examples, indices[i % len(indices)])
+            grads, back = phase(params, batch, passed)
+            # The phase's output is carried, or the compiler would not compute it.
             update = single_optimizer(optimizer)
             return *update.apply(grads, opt_state, params, event, params), back
 
-        return jax.lax.fori_loop(0, n, body, (params, optimizer.init(params), handed))
+        return jax.lax.fori_loop(0, n, body, (params, optimizer.init(params), passed))
 
-    return Loop(lambda n: loop(params, given, handed, hyper, n))
+    return Loop(lambda n: loop(params, data, passed, hyper, n))
 
 
 def all_reduces(params: Params) -> Loop:
-    """A loop of means over all k devices, each one message, for k exchanges."""
+    """Returns a loop of means over all k devices, each one message, for k exchanges."""
     mesh = layout.mesh(("data",), (jax.device_count(),))
 
     def loop(tree: Params, *rest: Tree) -> tuple[Params, Info]:
@@ -201,17 +199,17 @@ def all_reduces(params: Params) -> Loop:
 
         return jax.lax.fori_loop(0, rest[-1], mean, tree), {"loss": jnp.zeros(())}
 
-    laid = layout.shard_map(loop, mesh, P(), P())
-    held = laid.put_state(params)
+    sharded = layout.shard_map(loop, mesh, P(), P())
+    state = sharded.put_state(params)
 
-    def repeated(n: int) -> Params:
-        nonlocal held  # donated
-        held, _ = laid.advance(held, {}, {}, np.int32(0), n)
-        return held
+    def repeat(n: int) -> Params:
+        nonlocal state  # donated
+        state, _ = sharded.advance(state, {}, {}, np.int32(0), n)
+        return state
 
-    return Loop(repeated, mesh.size)
+    return Loop(repeat, mesh.size)
 
 
 def flags(pieces: Mapping[str, float]) -> list[str]:
-    """Command-line flags of a run on a cluster with these pieces."""
+    """Returns the command-line flags of a run on a cluster with these pieces."""
     return [f"--config.cluster.pieces.{name}={seconds:.4g}" for name, seconds in pieces.items()]

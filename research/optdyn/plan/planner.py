@@ -39,25 +39,25 @@ EXACT = {"mip_rel_gap": 0}
 LEVEL = 0.9  # of intervals
 
 
-Of = Callable[[int], np.ndarray]  # of a mini-batch: of each algorithm of each layer
+PerBatch = Callable[[int], np.ndarray]  # mini-batch -> (layers, algorithms)
 
 
 class PlanError(InputError):
-    """No such plan."""
+    """A plan that does not exist."""
 
 
 class Candidate(NamedTuple):
-    """What is known of one candidate mini-batch; the defaults if it does not fit."""
+    """A candidate mini-batch; the defaults if it does not fit."""
 
     batch: int
     feasible: bool = False
     seconds: float = math.inf  # an update
-    chosen: tuple[int, ...] = ()  # algorithm of each layer
+    columns: tuple[int, ...] = ()  # algorithm of each layer
 
 
 class BatchFit(NamedTuple):
     batch: int  # the largest mini-batch found to fit
-    over: int  # the smallest found not to, or one more than the most that was asked for
+    over: int  # the smallest found not to fit, or one more than the most that was asked for
 
 
 class Interval(NamedTuple):
@@ -67,7 +67,7 @@ class Interval(NamedTuple):
 
 
 def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
-    """Algorithm of each layer, (layers,), that makes the sum of times least within the bound.
+    """Returns the algorithm of each layer with the least sum of times within the bound, (layers,).
 
     `times` (layers, algorithms) are seconds and `memory` (layers, algorithms) whole bytes; inf in
     either says that the layer has no such algorithm. `bound` is M_bound in bytes, inf for none.
@@ -114,16 +114,16 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
 
 
 def least_memory(times: ArrayLike, memory: ArrayLike) -> float:
-    """The smallest M_bound, in bytes, that `algorithms` accepts; inf if it accepts none."""
+    """Returns the smallest M_bound, in bytes, that `algorithms` accepts; inf without any."""
     return float(_tables(times, memory)[1].min(axis=1).sum())
 
 
 def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> BatchFit:
-    """The largest mini-batch, of 1 to `most`, whose bytes are within the bound, to about 1 in 64.
+    """Returns the largest mini-batch, of 1 to `most`, within the bound, to about 1 in 64.
 
-    Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler changes its
-    mind. Brent's method follows the line where there is one, so that the two ends, what it says
-    and one more to verify that are all it takes, and bisects where there is none.
+    Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler chooses
+    another algorithm. Along a line Brent's method takes the two ends, its estimate and one more to
+    verify that; otherwise it bisects.
 
     Raises PlanError if a single example does not fit.
     """
@@ -144,12 +144,15 @@ def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> BatchF
 
 
 def batches(
-    candidates: Iterable[int], times_of: Of, memory_of: Of, bound_of: Callable[[int], float]
+    candidates: Iterable[int],
+    times_of: PerBatch,
+    memory_of: PerBatch,
+    bound_of: Callable[[int], float],
 ) -> list[Candidate]:
-    """Solves the integer program for each candidate mini-batch, in the order that they come.
+    """Solves the integer program for each candidate mini-batch, in their order.
 
-    The functions map a mini-batch to the arguments of `algorithms`. All that an update does counts:
-    work without alternatives is a layer of one algorithm, the others inf.
+    The functions map a mini-batch to the arguments of `algorithms`. Times include all that an
+    update does: work without alternatives is a layer of one algorithm, the others inf.
 
     Raises PlanError if none fits.
     """
@@ -169,7 +172,7 @@ def batches(
 
 
 def soonest(rows: Iterable[Candidate], updates_of: Callable[[int], float]) -> Candidate:
-    """The feasible row of the least updates(B) seconds(B); of equal ones the smallest mini-batch.
+    """Returns the feasible row of least updates(B) seconds(B), the smallest batch of equals.
 
     `updates_of` maps a mini-batch to how many updates training takes.
     """
@@ -178,17 +181,17 @@ def soonest(rows: Iterable[Candidate], updates_of: Callable[[int], float]) -> Ca
 
 
 def efficiency(overhead_ratio: float, gpus: int) -> float:
-    """Lemma 1: alpha of G GPUs, from 1 down to 1 / G, for R_O = `overhead_ratio`."""
+    """Returns alpha of G GPUs by lemma 1, from 1 down to 1 / G, for R_O = `overhead_ratio`."""
     return (1 + overhead_ratio) / (1 + gpus * overhead_ratio)
 
 
 def speedup(overhead_ratio: float, gpus: int) -> float:
-    """Lemma 1: alpha G, how many times faster than one GPU."""
+    """Returns alpha G by lemma 1, how many times faster than one GPU."""
     return efficiency(overhead_ratio, gpus) * gpus
 
 
 def seconds_per_update(t_c: float, t_o: float, gpus: int) -> float:
-    """Lemma 1 in seconds: T_C / G + T_O, and T_C of one GPU, which exchanges with nobody.
+    """Returns lemma 1 in seconds: T_C / G + T_O; T_C for one GPU, which exchanges with none.
 
     `t_c` seconds of computing a mini-batch, which G GPUs divide, and `t_o` of overhead.
     """
@@ -196,13 +199,13 @@ def seconds_per_update(t_c: float, t_o: float, gpus: int) -> float:
 
 
 def gpus(overhead_ratio: float, target_alpha: float, most: int) -> int:
-    """Lemma 1: the largest G, of 1 to `most`, with efficiency at least `target_alpha`."""
+    """Returns the largest G, of 1 to `most`, with efficiency at least `target_alpha` (lemma 1)."""
     alpha = partial(efficiency, overhead_ratio)  # falls with G
     return bisect_right(range(1, most + 1), -target_alpha, key=lambda g: -alpha(g))
 
 
 def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
-    """Lemma 2: the fewest servers with which communication takes no longer than computation.
+    """Returns the fewest servers whose communication takes no longer than computation (lemma 2).
 
     S_p bytes of parameters, pulled and pushed in every mini-batch by each of N_w workers, over B_ps
     bytes/s of each server, during the T_C seconds that a worker computes for its part of the
@@ -212,7 +215,7 @@ def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
 
 
 def interval(samples: ArrayLike) -> Interval:
-    """The interval of the next lognormal sample, with probability `LEVEL`, and the median.
+    """Returns the median, and the interval of the next lognormal sample at `LEVEL`.
 
     Student's prediction interval of the logarithms of two samples or more.
     """
@@ -223,16 +226,16 @@ def interval(samples: ArrayLike) -> Interval:
 
 
 def student(freedom: int) -> float:
-    """How many standard errors an interval of `LEVEL` reaches either way."""
+    """Returns how many standard errors an interval of `LEVEL` reaches either way."""
     return float(scipy.special.stdtrit(freedom, (1 + LEVEL) / 2))
 
 
-def gain(own: ArrayLike, planned: ArrayLike) -> Interval:
-    """How many times faster `planned` is than `own`, both (rounds,) seconds taken in turn.
+def gain(before: ArrayLike, planned: ArrayLike) -> Interval:
+    """Returns how many times faster `planned` is than `before`, both (rounds,) seconds, in turn.
 
-    The geometric mean of the rounds' ratios with Student's interval of it.
+    It is the geometric mean of the rounds' ratios with Student's interval of it.
     """
-    ratios = np.asarray(own, float) / np.asarray(planned, float)
+    ratios = np.asarray(before, float) / np.asarray(planned, float)
     median, low, _ = interval(ratios)
     # A prediction's half width is sqrt(1 + n) times that of the mean.
     factor = (median / low) ** (1 / math.sqrt(1 + ratios.size))
@@ -240,17 +243,17 @@ def gain(own: ArrayLike, planned: ArrayLike) -> Interval:
 
 
 def pays(found: Interval) -> bool:
-    """Whether a gain is above the noise that it was measured in."""
+    """Returns whether a gain is above the noise of its measurement."""
     return found.low > 1
 
 
 def time_to_train(updates: Interval, seconds: Interval) -> Interval:
-    """Seconds to train: updates times seconds an update.
+    """Returns the seconds to train: updates times seconds an update.
 
     Assumes that the two are independent, that their intervals have the same level, and that their
     logarithms are normal. Then medians multiply and distances from them, in logarithms, add in
     squares; the interval of the product has that level, too. Where an interval is not symmetric in
-    logarithms, each side is taken by itself, and that is an approximation.
+    logarithms, the two sides are computed separately, which is an approximation.
     """
     logs = np.log(np.array([updates, seconds]))
     below, above = np.exp(np.linalg.norm(logs[:, 1:] - logs[:, :1], axis=0)).tolist()
@@ -259,6 +262,6 @@ def time_to_train(updates: Interval, seconds: Interval) -> Interval:
 
 
 def _tables(times: ArrayLike, memory: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Both as arrays, with memory inf where time is."""
+    """Returns both as arrays, with memory inf where time is."""
     times, memory = np.asarray(times, float), np.asarray(memory, float)
     return times, np.where(np.isfinite(times), memory, np.inf)

@@ -1,8 +1,8 @@
 """A plan of one device: the mini-batch and the algorithms that train soonest, measured here.
 
 A plan is made from programs in which one algorithm each was exchanged. It is then measured as a
-whole, in turn with the config's own algorithms, and given up for those where its gain is below the
-noise. Of the mini-batches so measured the one with the least updates(B) seconds(B) is taken.
+whole, in turn with the config's algorithms, which remain where its gain is below the noise. The
+mini-batch is the measured one with the least updates(B) seconds(B).
 """
 
 import math
@@ -24,46 +24,46 @@ from optdyn.train import trainer
 from optdyn.train.program import CHUNK
 from optdyn.train.trainer import Run
 
-CANDIDATES = 3  # mini-batches, where the config has none
-SEARCHED = 4  # that tell the largest mini-batch
+CANDIDATES = 3  # mini-batches, where the config names none
+SEARCHED = 4  # programs that find the largest mini-batch
 
 
 class Start(NamedTuple):
-    """What is known of a config before any program of it is made."""
+    """A config's run and algorithms, before any program of it is made."""
 
     run: Run
     convolutions: Layers
     update: Updates
-    own: Choice  # of the config
+    choice: Choice  # of the config
     batch: int  # the config's, or all examples
-    programs: int  # that a plan makes, nearly
+    programs: int  # that a plan makes, about
 
 
 class Device(NamedTuple):
-    """What a config's plans are made of."""
+    """A config's programs on one device."""
 
     run: Run
     convolutions: Layers
     update: Updates
-    own: Choice  # of the config
-    least: Choice  # of the fewest bytes
+    choice: Choice  # of the config
+    smallest: Choice  # of the fewest bytes
     batch: int  # the config's, or all examples
     fits: planner.BatchFit  # the largest mini-batch
 
 
-class Whole(NamedTuple):
-    """What was planned of a mini-batch, measured once more as a whole."""
+class Verified(NamedTuple):
+    """The choice for a mini-batch after a plan was measured as a whole."""
 
-    taken: Choice
+    choice: Choice
     bytes: int
     seconds: Interval  # an update
     planned: Choice
-    own_fits: bool  # in memory
-    gain: Interval | None  # own over planned seconds; None if there was nothing to compare
+    config_fits: bool  # the config's choice, in memory
+    gain: Interval | None  # the config's over planned seconds; None if they are not compared
 
 
 def prepare(config: Config) -> Run:
-    """The run whose program is measured; raises `ConfigError` where there is nothing to plan."""
+    """Returns the run whose program is measured; raises `ConfigError` for an unplannable one."""
     methods = config.methods
     refused = {
         "method.name": not methods.simple or bool(methods.read),
@@ -71,112 +71,117 @@ def prepare(config: Config) -> Run:
         "data.streaming": config.data.streaming,
         "replicas.count": config.replicas.count,
     }
-    said = "a plan is of one device of synchronous training that holds the examples (config."
-    said += f"method.name = {PLAIN!r}; no parallel.api, streaming or replicas)"
-    refuse_first(config, (Join(key, wrong, said) for key, wrong in refused.items()))
-    return trainer.prepare(layers.lowered(config.with_(steps=CHUNK), "xla"))
+    rule = "a plan is of one device of synchronous training that holds the examples (config."
+    rule += f"method.name = {PLAIN!r}; no parallel.api, streaming or replicas)"
+    refuse_first(config, (Join(key, wrong, rule) for key, wrong in refused.items()))
+    return trainer.prepare(layers.with_lowering(config.with_(steps=CHUNK), "xla"))
 
 
 def start(config: Config) -> Start:
-    """Raises as `prepare`."""
+    """Returns what a plan starts from; raises as `prepare`."""
     run = prepare(config)
-    every = layers.convolutions(run)
-    own = layers.own(config.model.lowering, every)
-    # Of each mini-batch one an exchange, and those that look for the largest.
-    exchanges = layers.exchanged(layers.distinct(every), own)
+    convolutions = layers.convolutions(run)
+    choice = layers.choice_of_config(config.model.lowering, convolutions)
+    # One program an exchange for each mini-batch, and those that look for the largest.
+    exchanges = layers.exchanges(layers.distinct(convolutions), choice)
     count = (1 + len(exchanges)) * (len(config.plan.batches) or CANDIDATES) + SEARCHED
-    first = min(config.batch_size, run.examples)
-    return Start(run, every, layers.updates(run, every), own, first, count)
+    update, batch = layers.updates(run, convolutions), min(config.batch_size, run.examples)
+    return Start(run, convolutions, update, choice, batch, count)
 
 
 def device(config: Config) -> Device:
-    """The config's programs, and the largest mini-batch within `config.plan.memory`.
+    """Returns the config's programs, and the largest mini-batch within `config.plan.memory`.
 
     Raises `ConfigError` if no update of one example fits, and as `prepare`.
     """
-    run, every, update, own, first, count = start(config)
-    update = shown(update, count)
-    least = layers.least(update, layers.distinct(every), own, first)
+    run, convolutions, update, choice, batch, count = start(config)
+    update = with_progress(update, count)
+    smallest = layers.smallest(update, layers.distinct(convolutions), choice, batch)
     with ConfigError.at(f"config.plan.memory = {config.plan.memory}", planner.PlanError):
-        fits = planner.largest(lambda b: update(b, least).bytes, config.plan.memory, run.examples)
-    return Device(run, every, update, own, least, first, fits)
+        fits = planner.largest(
+            lambda b: update(b, smallest).bytes, config.plan.memory, run.examples
+        )
+    return Device(run, convolutions, update, choice, smallest, batch, fits)
 
 
-def proof(of: Device) -> Json:
-    """The largest mini-batch, of which an update is run, beside one that does not fit."""
-    fits, update = of.fits, of.update
-    made, terms = update(fits.batch, of.least), layers.terms(of.run, of.convolutions, fits.batch)
+def proof(device: Device) -> Json:
+    """Returns the largest mini-batch, of which an update is run, beside one that does not fit."""
+    fits, update = device.fits, device.update
+    largest = update(fits.batch, device.smallest)
+    terms = layers.terms(device.run, device.convolutions, fits.batch)
     return {
         "batch": fits.batch,
-        "bytes": made.bytes,
-        "algorithms": of.least,
-        "loss_of_an_update": float(made.loop.run(1)[0]),
-        "all_examples": fits.batch == of.run.examples,
+        "bytes": largest.bytes,
+        "algorithms": device.smallest,
+        "loss_of_an_update": float(largest.loop.run(1)[0]),
+        "all_examples": fits.batch == device.run.examples,
         "formula": {**terms._asdict(), "total": sum(terms)},
-        "data_bytes": made.data,
-        "too_large": {"batch": fits.over, "bytes": update(fits.over, of.least).bytes},
+        "data_bytes": largest.data,
+        "too_large": {"batch": fits.over, "bytes": update(fits.over, device.smallest).bytes},
     }
 
 
-def decision(wanted: Plan, of: Device, updates: convergence.Updates) -> Json:
-    """The mini-batch and the algorithms that train soonest; `wanted` is `config.plan`."""
-    kinds, most = layers.distinct(of.convolutions), of.fits.batch
-    first = min(of.batch, most)
-    made = {}
-    for b in wanted.batches or sorted({first, round(math.sqrt(first * most)), most}):
-        around = of.own if of.update(b, of.own).bytes <= wanted.memory else of.least
-        made[b] = layers.tables(of.update, kinds, around, b, wanted.memory, wanted.rounds)
+def decision(plan: Plan, device: Device, updates: convergence.Updates) -> Json:
+    """Returns the mini-batch and the algorithms that train soonest; `plan` is `config.plan`."""
+    kinds, most = layers.distinct(device.convolutions), device.fits.batch
+    first = min(device.batch, most)
+    tables = {}
+    for b in plan.batches or sorted({first, round(math.sqrt(first * most)), most}):
+        fits = device.update(b, device.choice).bytes <= plan.memory
+        base = device.choice if fits else device.smallest
+        tables[b] = layers.tables(device.update, kinds, base, b, plan.memory, plan.rounds)
     rows = planner.batches(
-        made, lambda b: made[b].times, lambda b: made[b].memory, lambda b: made[b].bound
+        tables, lambda b: tables[b].times, lambda b: tables[b].memory, lambda b: tables[b].bound
     )
-    wholes = {
-        row.batch: whole(of.update, of.own, row.batch, layers.chosen(kinds, row.chosen), wanted)
-        for row in rows
-        if row.feasible
-    }
+    verified = {}
+    for row in rows:
+        if row.feasible:
+            planned = layers.choice_of_columns(kinds, row.columns)
+            verified[row.batch] = verify(device.update, device.choice, row.batch, planned, plan)
     measured = [
-        row._replace(seconds=wholes[row.batch].seconds.median) if row.feasible else row
+        row._replace(seconds=verified[row.batch].seconds.median) if row.feasible else row
         for row in rows
     ]
     best = planner.soonest(measured, lambda b: updates(b).median).batch
     return {
-        "batches": [described(of, row, wholes.get(row.batch), updates) for row in rows],
-        "convolutions": tabled(of, made[best], wholes[best].taken),
+        "batches": [_batch_json(device, row, verified.get(row.batch), updates) for row in rows],
+        "convolutions": _convolutions_json(device, tables[best], verified[best].choice),
         "batch": best,
     }
 
 
-def whole(update: Updates, own: Choice, batch: int, planned: Choice, wanted: Plan) -> Whole:
-    """Measures a planned choice in turn with the config's own, and keeps it if that pays."""
+def verify(update: Updates, choice: Choice, batch: int, planned: Choice, plan: Plan) -> Verified:
+    """Measures a planned choice in turn with the config's, and keeps it if that pays."""
     programs = {"planned": update(batch, planned)}
-    own_fits = update(batch, own).bytes <= wanted.memory
-    if own_fits and planned != own:
-        programs["own"] = update(batch, own)
-    seconds = phases.measure({name: p.loop for name, p in programs.items()}, wanted.rounds)
-    gain = planner.gain(seconds["own"], seconds["planned"]) if "own" in programs else None
-    taken = "planned" if gain is None or planner.pays(gain) else "own"
-    return Whole(
-        taken=planned if taken == "planned" else own,
-        bytes=programs[taken].bytes,
-        seconds=planner.interval(seconds[taken]),
+    config_fits = update(batch, choice).bytes <= plan.memory
+    if config_fits and planned != choice:
+        programs["config"] = update(batch, choice)
+    seconds = phases.measure({name: p.loop for name, p in programs.items()}, plan.rounds)
+    gain = planner.gain(seconds["config"], seconds["planned"]) if "config" in programs else None
+    kept = "planned" if gain is None or planner.pays(gain) else "config"
+    return Verified(
+        choice=planned if kept == "planned" else choice,
+        bytes=programs[kept].bytes,
+        seconds=planner.interval(seconds[kept]),
         planned=planned,
-        own_fits=own_fits,
+        config_fits=config_fits,
         gain=gain,
     )
 
 
-def described(
-    of: Device, row: planner.Candidate, found: Whole | None, updates: convergence.Updates
+def _batch_json(
+    device: Device, row: planner.Candidate, found: Verified | None, updates: convergence.Updates
 ) -> Json:
-    """A candidate mini-batch, predicted and measured, as JSON has it."""
-    about = {"batch": row.batch, "feasible": row.feasible, "predicted_seconds": row.seconds}
+    """Returns a candidate mini-batch, predicted and measured."""
+    predicted = {"batch": row.batch, "feasible": row.feasible, "predicted_seconds": row.seconds}
     if found is None:
-        return about
-    return about | {
-        "planned": layers.lowering(of.convolutions, found.planned),
-        "own": layers.lowering(of.convolutions, of.own) if found.own_fits else None,
+        return predicted
+    convolutions = device.convolutions
+    return predicted | {
+        "planned": layers.lowering(convolutions, found.planned),
+        "own": layers.lowering(convolutions, device.choice) if found.config_fits else None,
         "gain": found.gain and found.gain._asdict(),
-        "lowering": layers.lowering(of.convolutions, found.taken),
+        "lowering": layers.lowering(convolutions, found.choice),
         "bytes": found.bytes,
         "seconds": found.seconds._asdict(),
         "examples_per_second": row.batch / found.seconds.median,
@@ -185,29 +190,29 @@ def described(
     }
 
 
-def tabled(of: Device, made: layers.Tables, taken: Choice) -> list[Json]:
-    """Each distinct convolution, with the tables' rows."""
+def _convolutions_json(device: Device, tables: layers.Tables, choice: Choice) -> list[Json]:
+    """Returns each distinct convolution, with the tables' rows."""
     return [
         {
-            "names": [name for name, layer in of.convolutions.items() if layer == kind],
+            "names": [name for name, layer in device.convolutions.items() if layer == kind],
             **kind._asdict(),
-            "seconds": dict(zip(LOWERINGS, np.asarray(made.times[i]).tolist(), strict=True)),
-            "bytes": dict(zip(LOWERINGS, np.asarray(made.memory[i]).tolist(), strict=True)),
-            "chosen": taken[i],
+            "seconds": dict(zip(LOWERINGS, np.asarray(tables.times[i]).tolist(), strict=True)),
+            "bytes": dict(zip(LOWERINGS, np.asarray(tables.memory[i]).tolist(), strict=True)),
+            "chosen": choice[i],
         }
-        for i, kind in enumerate(layers.distinct(of.convolutions))
+        for i, kind in enumerate(layers.distinct(device.convolutions))
     ]
 
 
-def shown(update: Updates, total: int) -> Updates:
-    """`update`, with a line on standard error that counts its programs."""
-    line, made = Progress("plan", total, unit="program"), set[tuple[int, Choice]]()
+def with_progress(update: Updates, total: int) -> Updates:
+    """Returns `update`, with a line on standard error that counts its programs."""
+    line, programs = Progress("plan", total, unit="program"), set[tuple[int, Choice]]()
 
     def counted(batch: int, choice: Choice) -> layers.UpdateProgram:
         found = update(batch, choice)
-        if (batch, choice) not in made:
-            made.add((batch, choice))
-            line.show(min(len(made), total - 1), f"mini-batch {batch:,}")
+        if (batch, choice) not in programs:
+            programs.add((batch, choice))
+            line.show(min(len(programs), total - 1), f"mini-batch {batch:,}")
         return found
 
     return counted

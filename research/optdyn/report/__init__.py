@@ -1,1 +1,1 @@
-"""What runs say: fits, tables and figures. Reads work directories only."""
+"""Fits, tables and figures of runs, read from work directories only."""

@@ -1,7 +1,7 @@
 """The report's sections on arrivals: who computes when, and how stale gradients are.
 
-Of a real run arrivals are what it recorded, `trace.csv`. Of a simulated one the timeline is drawn
-again from the config, which decides it, and is believed only if it agrees with the log's seconds.
+A real run recorded its arrivals in `trace.csv`. The timeline of a simulated one is drawn again from
+the config, which decides it, and is used only if it agrees with the log's seconds.
 """
 
 import json
@@ -20,9 +20,9 @@ from optdyn.clock.trace import read_table
 from optdyn.experiment import read
 from optdyn.report import figures, run_tables, tables
 from optdyn.report.page import Picture, Section
-from optdyn.report.relevant_keys import relevant
+from optdyn.report.relevant_keys import with_relevant_keys
 from optdyn.report.run_tables import GROUPS, NAME
-from optdyn.report.tables import Point, value
+from optdyn.report.tables import Point, config_value
 
 LONGEST = 1_000_000  # updates of a timeline that is drawn again
 LANES = 16
@@ -34,20 +34,18 @@ MOST = 6  # histograms
 
 
 def workers(points: Sequence[Point]) -> Section | None:
-    """Charts of who computes when, in the runs of fewest and of most groups."""
-    arrangements: dict[int, Point] = {}
+    """Returns the section of who computes when, in the runs of fewest and of most groups."""
+    by_groups: dict[int, Point] = {}
     for point in points:
-        arrangements.setdefault(int(value(point.config, GROUPS) or 1), point)
-    several = [arrangements[g] for g in sorted(arrangements) if 2 <= g <= LANES]
-    found = [(point, first(point)) for point in several]
-    known = [(point, its) for point, its in found if its]
+        by_groups.setdefault(int(config_value(point.config, GROUPS) or 1), point)
+    several = [by_groups[g] for g in sorted(by_groups) if 2 <= g <= LANES]
+    found = [(point, chart) for point in several if (chart := first(point))]
     pictures = []
-    for point, (bars, lanes) in known[:1] + known[1:][-GANTTS + 1 :]:
-        said = "real" if (point.folder / "trace.csv").exists() else "simulated"
-        caption = f"{point.name}: the first {len(bars)} arrivals, {said}"
+    for point, (bars, lanes) in found[:1] + found[1:][-GANTTS + 1 :]:
+        kind = "real" if (point.folder / "trace.csv").exists() else "simulated"
+        caption = f"{point.name}: the first {len(bars)} arrivals, {kind}"
         alt = f"Which of {len(lanes)} groups computes when. {caption}."
-        drawn = figures.uri(gantt(bars, lanes))
-        pictures.append(Picture(drawn, alt, caption))
+        pictures.append(Picture(figures.uri(gantt(bars, lanes)), alt, caption))
     text = (
         "A bar goes from where a group reads the parameters to where it delivers its gradient, "
         "with all that it waits between; the darker, the more updates of others it has missed."
@@ -57,7 +55,7 @@ def workers(points: Sequence[Point]) -> Section | None:
 
 @matplotlib.rc_context(figures.STYLE)
 def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
-    """A chart of who computes when: bars from `start` to `end` in lanes, the darker the staler."""
+    """Draws who computes when: bars from `start` to `end` in lanes, the darker the staler."""
     figure, axes = figures.new(height=0.9 + 0.24 * len(lanes))
     share = bars["staleness"] / max(bars["staleness"].max(), 1)
     shades = matplotlib.colormaps["viridis_r"](share.to_numpy())
@@ -72,10 +70,10 @@ def gantt(bars: pd.DataFrame, lanes: Sequence[str]) -> Figure:
 
 
 def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
-    """(bars, lanes) of the first updates, or None if it is not known, or of one group.
+    """Returns (bars, lanes) of the first updates; None if they are unknown, or of one group.
 
-    Columns of the bars, one an arrival: `lane`, `start`, `end` (seconds), `staleness`. A
-    group is shown from where it read the parameters to where it delivered, so with what it waited.
+    Columns of the bars, one an arrival: `lane`, `start`, `end` (seconds), `staleness`. A bar goes
+    from where a group read the parameters to where it delivered, so it includes the waiting.
     """
     found = arrivals(point)
     if found is None:
@@ -85,12 +83,12 @@ def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
     if not 2 <= groups <= LANES:
         return None
     shown = seconds[min(ROUNDS * groups, len(seconds)) - 1]
-    rows, last, at = [], np.zeros(groups), np.zeros(groups, int)
+    rows, read_at, version = [], np.zeros(groups), np.zeros(groups, int)
     for update, (group, second) in enumerate(zip(worker, seconds, strict=True), start=1):
-        start, staleness = last[group], update - 1 - at[group]
-        last[group], at[group] = second, update
+        start, staleness = read_at[group], update - 1 - version[group]
+        read_at[group], version[group] = second, update
         if start >= shown:
-            if last.min() > shown:
+            if read_at.min() > shown:
                 break
             continue
         rows.append((int(group), float(start), float(min(second, shown)), int(staleness)))
@@ -99,7 +97,7 @@ def first(point: Point) -> tuple[pd.DataFrame, list[str]] | None:
 
 
 def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
-    """(updates,) the groups that arrive, and when; None if it is not known."""
+    """Returns the groups that arrive and their seconds, (updates,); None if they are unknown."""
     path = point.folder / "trace.csv"
     try:
         if path.exists():
@@ -112,14 +110,14 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
             return None
         size = WORD * int(point.summary.get("parameters", 0))
         timeline = config.timeline(steps_per_epoch=1, update_bytes=size)
-        is_its = _agrees(timeline.seconds, point.log)
+        agrees = _agrees(timeline.seconds, point.log)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
         return None  # a foreign file: the page does without the picture
-    return (timeline.worker, timeline.seconds) if is_its else None
+    return (timeline.worker, timeline.seconds) if agrees else None
 
 
 def _agrees(seconds: np.ndarray, log: list[dict[str, Any]]) -> bool:
-    """Whether every logged second is that of its update; the log has them in full."""
+    """Returns whether all logged seconds are those of their updates."""
     rows = [row for row in log if 0 < row["step"] <= len(seconds)]
     logged = np.array([row["simulated_seconds"] for row in rows], float)
     drawn = seconds[[row["step"] - 1 for row in rows]] if rows else logged
@@ -127,11 +125,11 @@ def _agrees(seconds: np.ndarray, log: list[dict[str, Any]]) -> bool:
 
 
 def staleness(points: Sequence[Point]) -> Section | None:
-    """A histogram for each arrangement of groups on a cluster, all its points together."""
+    """Returns the section of a histogram for each arrangement of groups on a cluster."""
     stale = [point for point in points if any(point.summary.get("staleness_histogram", [])[1:])]
     if not stale:
         return None
-    keys = tables.columns(relevant(stale))
+    keys = tables.columns(with_relevant_keys(stale))
     keys = [key for key in keys if key.startswith(("method.", "cluster."))]
     runs = tables.runs(stale, keys)
     note = (
@@ -147,26 +145,23 @@ def staleness(points: Sequence[Point]) -> Section | None:
         note += f" {MOST} of {len(groups)}."
         places = np.linspace(0, len(groups) - 1, MOST).round().astype(int)
         groups = [groups[place] for place in places]
-    labels = [GROUPS, *run_tables.varying(runs, keys)]
+    labels = [GROUPS, *run_tables.distinguishing_keys(runs, keys)]
     pictures = [_histogram([stale[i] for i in group.index], labels) for group in groups]
     return Section("Staleness", text=note, pictures=pictures, small=True)
 
 
 def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     histograms = [point.summary["staleness_histogram"] for point in members]
-    counts = np.zeros(max(map(len, histograms)))
-    for its in histograms:
-        counts[: len(its)] += its
+    counts = pd.DataFrame(histograms).sum().to_numpy(float)
     mean = np.average(np.arange(len(counts)), weights=counts)
     config = members[0].config
     services = {point.config.get("cluster.service.name") for point in members}
-    name = config[NAME]
-    chosen = methods.known_stack(name)
-    each = chosen and chosen.grouped and chosen.shared and not chosen.sections_with("arrivals")
-    memoryless = services <= set(MEMORYLESS) and each
-    groups = value(config, GROUPS) if memoryless else None
-    its = {key: value(config, key) for key in labels}
-    caption = f"{run_tables.describe(its, labels)}: mean {mean:.3g}"
+    method = methods.known_stack(config[NAME])
+    independent = method and method.grouped and method.shared and not method.sections_with("arrivals")
+    memoryless = services <= set(MEMORYLESS) and independent
+    groups = config_value(config, GROUPS) if memoryless else None
+    setting = {key: config_value(config, key) for key in labels}
+    caption = f"{run_tables.describe(setting, labels)}: mean {mean:.3g}"
     alt = "Histogram of staleness. " + caption
     alt += f"; over it the geometric law of mean {groups - 1}." if groups else "."
     return Picture(figures.uri(figures.staleness(counts, groups)), alt, caption)

@@ -1,7 +1,6 @@
 """The report's comparisons of trained runs: losses by two clocks, efficiencies, fronts."""
 
-from collections.abc import Sequence
-from itertools import compress
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -14,37 +13,36 @@ from optdyn.report import efficiency, figures, run_tables, tables
 from optdyn.report.efficiency import MOMENTUM
 from optdyn.report.figures import DASHES, OKABE_ITO, LossCurve, Series
 from optdyn.report.page import Picture, Section, cell, number
-from optdyn.report.relevant_keys import relevant
+from optdyn.report.relevant_keys import with_relevant_keys
 from optdyn.report.run_tables import (
     GROUPS,
     LINES,
     describe,
+    distinguishing_keys,
+    figure_cell,
     floats,
-    of_figure,
-    seeded,
-    tuned,
-    varying,
+    has_seeds,
+    has_tuning,
 )
 from optdyn.report.tables import Point
 
 WORST = 2  # of the curves that a picture names, where there are too many
 BACKGROUND = 40  # more that it draws in grey
 LOSSES = 40  # that a time to them is drawn for
-# Columns of the log that a page draws, where a run has them.
-LOGGED = (*tables.LOGGED, "test_loss", "test_accuracy", "learning_rate", "staleness_mean")
-ALONG = {
+ALONG = {  # columns of the log that a page draws, where a run has them
     "test_loss": "test loss",
     "test_accuracy": "test accuracy",
     "learning_rate": "learning rate",
     "staleness_mean": "mean staleness",
 }
 CLOCKS = {"updates": "updates", "seconds": "simulated seconds"}
+Look = tuple[object, str]  # colour, and a key of DASHES
 
 
-class Compared(NamedTuple):
+class RunComparison(NamedTuple):
     """Trained runs, measured by one loss."""
 
-    runs: pd.DataFrame  # `run_tables.prepared`, with updates and seconds to the target
+    runs: pd.DataFrame  # `run_tables.prepare`, with updates and seconds to the target
     log: pd.DataFrame
     keys: list[str]  # of the config, that the runs are told apart by
     target: float
@@ -54,32 +52,35 @@ class Compared(NamedTuple):
     note: str  # how to read the curves
 
 
-def compared(points: Sequence[Point], target: float = np.nan) -> Compared:
-    """The points, none of them a recording; `target` NaN: the loss of `run_tables.target`.
+def compared(points: Sequence[Point], target: float = np.nan) -> RunComparison:
+    """Compares trained runs by a target; NaN: the loss of `run_tables.target`.
 
-    Raises `TableError` if a run starts at or below the target that is given.
+    Raises `TableError` if a run starts at or below a target that is named.
     """
-    points = relevant(points)
+    points = with_relevant_keys(points)
     keys, log = tables.columns(points), tables.metrics(points)
-    log = log[["point", *(column for column in LOGGED if column in log)]]
-    runs, why = run_tables.prepared(tables.runs(points, keys), keys, log), "as asked for"
+    drawn = (*tables.LOGGED, *ALONG)
+    log = log[["point", *(column for column in drawn if column in log)]]
+    runs, why = run_tables.prepare(tables.runs(points, keys), keys, log), "as asked for"
     if np.isnan(target):
         target, why = run_tables.target(runs, log)
     else:
         efficiency.check_target(target, log)
     runs = efficiency.with_target(runs, log, target)
-    if log.empty:
-        return Compared(runs, log, keys, target, why, [], [], "")
-    return Compared(runs, log, keys, target, why, *curves(runs, log, keys))
+    drawn_curves = ([], [], "") if log.empty else curves(runs, log, keys)
+    return RunComparison(runs, log, keys, target, why, *drawn_curves)
 
 
 def curves(
     runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str]
 ) -> tuple[list[LossCurve], list[pd.DataFrame], str]:
-    """A curve for each method at its best setting, others' logs, and how to read them."""
+    """Returns a curve for each method at its best setting, others' logs, and a note on both."""
     best = efficiency.best(runs[runs["point"].isin(log["point"])])
-    labels = [key for key in varying(runs, keys) if tuned(runs) or not efficiency.tunes(key)]
-    logs = dict(list(log.groupby("point")))
+    labels = [
+        key
+        for key in distinguishing_keys(runs, keys)
+        if has_tuning(runs) or not efficiency.is_tuned(key)
+    ]
     members = dict(list(best.groupby("setting", sort=False)))
     order = list(members)
     looks, note = _looks(best)
@@ -95,63 +96,67 @@ def curves(
     if len({(str(looks[s][0]), looks[s][1]) for s in order}) < len(order):
         looks = {s: (OKABE_ITO[i % 7], list(DASHES)[i // 7]) for i, s in enumerate(order)}
         note = note if background else ""
-    found = [
-        LossCurve(
-            describe(members[setting].iloc[0], labels),
-            *looks[setting],
-            _logs(members[setting], logs),
-            members[setting],
-        )
-        for setting in order
-    ]
-    return found, [_logs(members[setting], logs) for setting in background], note
+    named = [_curve(members[setting], log, labels, looks[setting]) for setting in order]
+    return named, [_logs(members[setting], log) for setting in background], note
 
 
-def kinds(it: Compared) -> list[LossCurve]:
-    """A curve for the setting of each kind of method that is first at the target, by seconds."""
-    runs, log, labels = it.runs, it.log, varying(it.runs, it.keys)
-    logs, looks, found = dict(list(log.groupby("point"))), looks_of_kinds(runs), []
-    for kind, look in looks.items():
-        its = runs[(runs["kind"] == kind) & runs["point"].isin(log["point"])]
-        seconds = its.groupby("setting")["seconds_to_target"].median()
+def best_of_kinds(comparison: RunComparison) -> list[LossCurve]:
+    """Returns a curve for the setting of each kind that is first at the target, by seconds."""
+    labels, found = distinguishing_keys(comparison.runs, comparison.keys), []
+    logged = comparison.runs[comparison.runs["point"].isin(comparison.log["point"])]
+    for kind, look in looks_of_kinds(comparison.runs).items():
+        runs = logged[logged["kind"] == kind]
+        seconds = runs.groupby("setting")["seconds_to_target"].median()
         if np.isfinite(seconds.min()):
-            its = its[its["setting"] == seconds.idxmin()]
-            found.append(LossCurve(describe(its.iloc[0], labels), *look, _logs(its, logs), its))
+            found.append(
+                _curve(runs[runs["setting"] == seconds.idxmin()], comparison.log, labels, look)
+            )
     return found
 
 
-def losses(it: Compared) -> Section:
-    """Training loss against both clocks."""
+def losses(comparison: RunComparison) -> Section:
+    """Returns the section of training loss against both clocks."""
     text = "Loss of the training set (5,000 examples of it at most) at the current parameters."
-    if tuned(it.runs):
+    if has_tuning(comparison.runs):
         text += " Each method with its best setting: the fewest updates to the target."
-    if any(seeded(curve.runs) for curve in it.curves):
+    if any(has_seeds(curve.runs) for curve in comparison.curves):
         text += " Several seeds: their median, and a band from least to most."
+    final = {
+        curve.label: curve.log.dropna(subset=["train_loss"]).groupby("point")["train_loss"].last()
+        for curve in comparison.curves
+    }
+    ends = "; ".join(f"{label} ends at {cell(end.median()).shown}" for label, end in final.items())
     pictures = [
         Picture(
-            figures.uri(figures.losses(it.curves, clock, name, it.target, it.others)),
-            f"Training loss against {name}. {_spoken(it.curves)}",
+            figures.uri(
+                figures.losses(comparison.curves, clock, name, comparison.target, comparison.others)
+            ),
+            f"Training loss against {name}. {ends}.",
         )
         for clock, name in (("step", "updates"), ("simulated_seconds", "simulated seconds"))
     ]
-    return Section("Training loss", text=text + it.note, pictures=pictures)
+    return Section("Training loss", text=text + comparison.note, pictures=pictures)
 
 
-def to_losses(it: Compared) -> Section | None:
-    """Updates and seconds to every loss: a target is one choice among many."""
-    found, losses = it.curves, losses_to_reach(it.curves)
-    pictures = []
+def time_to_losses(comparison: RunComparison) -> Section | None:
+    """Returns the section of updates and seconds to any loss: a target is one choice of many."""
+    losses, pictures = losses_to_reach(comparison.curves), []
     for clock, name in CLOCKS.items() if len(losses) else ():
-        series = [Series(*curve[:3], times(curve, losses, clock)) for curve in found]
-        reached = [bool(np.isfinite(one.table["value"]).any()) for one in series]
-        words = "; ".join(
-            f"{curve.label} gets to {number(_lowest(curve))}" for curve in compress(found, reached)
-        )
-        if not words:
+        found = [
+            (curve, series)
+            for curve in comparison.curves
+            if np.isfinite((series := times(curve, losses, clock))["value"]).any()
+        ]
+        if not found:
             return None
-        axes = "training loss to reach", f"{name} to it"
-        alt = f"{name.capitalize()} to a training loss, against that loss. {words}."
-        figure = figures.course(list(compress(series, reached)), *axes, log=True)
+        lowest = "; ".join(f"{c.label} gets to {number(_lowest_loss(c))}" for c, _ in found)
+        figure = figures.course(
+            [Series(*curve[:3], series) for curve, series in found],
+            "training loss to reach",
+            f"{name} to it",
+            log=True,
+        )
+        alt = f"{name.capitalize()} to a training loss, against that loss. {lowest}."
         pictures.append(Picture(figures.uri(figure), alt))
     text = (
         "How long it takes to each loss below that of the start: medians over seeds, and a band "
@@ -162,107 +167,101 @@ def to_losses(it: Compared) -> Section | None:
 
 
 def times(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
-    """The table of a `Series`: updates or seconds to each loss, medians and ranges over seeds.
+    """Returns the `Series` table of updates or seconds to each loss, medians and ranges of seeds.
 
-    Infinite where a seed does not get there; one that diverged never does.
+    Infinite where a seed does not get there or diverged.
     """
-    place, lost = list(CLOCKS).index(clock), np.full_like(losses, np.inf)
-    gone = set(curve.runs.loc[curve.runs["status"] == "diverged", "point"])
-    taken = np.array(
+    place = list(CLOCKS).index(clock)
+    diverged = set(curve.runs.loc[curve.runs["status"] == "diverged", "point"])
+    clocks = np.array(
         [
-            lost if point in gone else [it.value[place] for it in efficiency.crossings(log, losses)]
+            np.full_like(losses, np.inf)
+            if point in diverged
+            else [crossing.value[place] for crossing in efficiency.crossings(log, losses)]
             for point, log in curve.log.groupby("point")
         ],
         float,
     )
-    ends = {"low": taken.min(axis=0), "high": taken.max(axis=0)}
-    return pd.DataFrame({"x": losses, "value": np.median(taken, axis=0), **ends})
+    ends = {"low": clocks.min(axis=0), "high": clocks.max(axis=0)}
+    return pd.DataFrame({"x": losses, "value": np.median(clocks, axis=0), **ends})
 
 
 def losses_to_reach(found: Sequence[LossCurve]) -> np.ndarray:
-    """Losses, ascending, from the lowest that a curve gets to, to just below every start.
+    """Returns losses, ascending, from the lowest that a curve gets to, to just below every start.
 
     In equal ratios, or in equal steps if they are not all above 0; empty if nothing is learnt.
     """
     log = pd.concat([curve.log for curve in found]).dropna(subset=["train_loss"])
     start = log.groupby("point")["train_loss"].first().min()
-    end = min(map(_lowest, found))
+    end = min(map(_lowest_loss, found))
     if not end < start:
         return np.empty(0)
     space = np.geomspace if end > 0 else np.linspace
     return space(end, start, LOSSES + 1)[:-1]
 
 
-def _lowest(curve: LossCurve) -> float:
-    """Training loss that its median run gets to."""
+def _lowest_loss(curve: LossCurve) -> float:
+    """Returns the lowest training loss of a run, the median over the curve's runs."""
     return float(curve.log.groupby("point")["train_loss"].min().median())
 
 
-def along(it: Compared) -> Section | None:
-    """What else the log has by update: test figures, learning rate, staleness."""
+def along(comparison: RunComparison) -> Section | None:
+    """Returns the section of other logged figures by update: tests, learning rate, staleness."""
     pictures = []
     for column, name in ALONG.items():
-        its = [
-            curve for curve in it.curves if column in curve.log and curve.log[column].notna().any()
-        ]
-        if not its or (column == "learning_rate" and not any(map(_scheduled, its))):
-            continue
-        if column == "staleness_mean" and not any(curve.log[column].max() > 0 for curve in its):
+        found = [c for c in comparison.curves if column in c.log and c.log[column].notna().any()]
+        rates = [curve.log.groupby("point")[column].nunique() for curve in found]
+        is_constant = column == "learning_rate" and not any((n > 1).any() for n in rates)
+        is_fresh = column == "staleness_mean" and not any(c.log[column].max() > 0 for c in found)
+        if not found or is_constant or is_fresh:
             continue
         series = [
             Series(*curve[:3], figures.by_step(curve.log, "step", column).dropna(subset="value"))
-            for curve in its
+            for curve in found
         ]
         ends = "; ".join(f"{s.label} ends at {number(s.table['value'].iloc[-1])}" for s in series)
         figure = figures.course(series, "updates", name)
         alt = f"{name.capitalize()} against updates. {ends}."
         pictures.append(Picture(figures.uri(figure), alt))
-    if not pictures:
-        return None
     text = (
         "The same runs on test examples, and what their learning rates were, and their staleness, "
         "a mean since the log point before."
     )
-    return Section("Along the way", text=text, pictures=pictures)
+    return Section("Along the way", text=text, pictures=pictures) if pictures else None
 
 
-def _scheduled(curve: LossCurve) -> bool:
-    """Whether the learning rate of some run changes."""
-    return bool((curve.log.groupby("point")["learning_rate"].nunique() > 1).any())
-
-
-def plane(it: Compared) -> Section | None:
-    """Statistical against hardware efficiency, of the methods that reach the target."""
-    found = kinds(it) if it.others else it.curves
-    moved = [
+def plane(comparison: RunComparison) -> Section | None:
+    """Returns the section of both efficiencies, of the methods that reach the target."""
+    found = best_of_kinds(comparison) if comparison.others else comparison.curves
+    reached = [
         curve
         for curve in found
         if 0 < curve.runs["updates_to_target"].max() < np.inf
         and curve.runs["seconds_to_target"].min() > 0
     ]
-    if len(moved) < 2:
+    if len(reached) < 2:
         return None
     text = (
         "Updates to the target by the simulated seconds that one takes. Their product, the time to "
         "the target, is the same along each dotted line: down and to the left is better."
     )
-    if it.others:
+    if comparison.others:
         text += " Of each kind of method the setting of least time."
-    if len(moved) < len(found):
-        text += f" {len(found) - len(moved)} did not reach the target with all seeds."
-    said = [
-        f"{curve.label}: {of_figure(curve.runs, 'updates_to_target').shown} updates, "
-        f"{of_figure(curve.runs, 'seconds_to_target').shown} seconds"
-        for curve in moved
+    if len(reached) < len(found):
+        text += f" {len(found) - len(reached)} did not reach the target with all seeds."
+    figures_in_words = [
+        f"{curve.label}: {figure_cell(curve.runs, 'updates_to_target').shown} updates, "
+        f"{figure_cell(curve.runs, 'seconds_to_target').shown} seconds"
+        for curve in reached
     ]
-    alt = "Updates to the target against seconds an update. " + "; ".join(said) + "."
-    picture = Picture(figures.uri(picture_of_plane(moved, it.target)), alt)
+    alt = f"Updates to the target against seconds an update. {'; '.join(figures_in_words)}."
+    picture = Picture(figures.uri(picture_of_plane(reached, comparison.target)), alt)
     return Section("Statistical and hardware efficiency", text=text, pictures=[picture])
 
 
 @matplotlib.rc_context(figures.STYLE)
 def picture_of_plane(curves: Sequence[LossCurve], target: float) -> Figure:
-    """Updates to the target (statistical efficiency) against seconds an update (hardware).
+    """Draws updates to the target (statistical efficiency) against seconds an update (hardware).
 
     Their product is the time to the target: it is the same along the dotted lines.
     """
@@ -295,22 +294,26 @@ def picture_of_plane(curves: Sequence[LossCurve], target: float) -> Figure:
     return figure
 
 
-def looks_of_kinds(runs: pd.DataFrame) -> dict[str, tuple[object, str]]:
-    """Colour and line of each kind of method, those without groups first, then by groups."""
+def looks_of_kinds(runs: pd.DataFrame) -> dict[str, Look]:
+    """Returns each kind of method's look, those without groups first, then by groups."""
     groups = floats(runs.groupby("kind")[GROUPS].first()).sort_values(na_position="first")
     shades = figures.colours(groups.to_dict())
     return {kind: (shades[kind], list(DASHES)[i % 4]) for i, kind in enumerate(groups.index)}
 
 
-def _logs(members: pd.DataFrame, logs: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat([logs[point] for point in members["point"] if point in logs])
+def _curve(runs: pd.DataFrame, log: pd.DataFrame, labels: Iterable[str], look: Look) -> LossCurve:
+    return LossCurve(describe(runs.iloc[0], labels), *look, _logs(runs, log), runs)
 
 
-def _looks(runs: pd.DataFrame) -> tuple[dict[str, tuple[object, str]], str]:
-    """Colour and line of each setting, and the sentences that say what the lines mean.
+def _logs(runs: pd.DataFrame, log: pd.DataFrame) -> pd.DataFrame:
+    return log[log["point"].isin(runs["point"])]
 
-    A colour for each place. A momentum used at every place is a policy, with a line of its own; the
-    others were chosen for their places and share one.
+
+def _looks(runs: pd.DataFrame) -> tuple[dict[str, Look], str]:
+    """Returns each setting's look, and the sentences that say what the lines mean.
+
+    A place has a colour. A momentum used at all places is a policy and has a line; momenta that
+    were chosen for their places share one.
     """
     first = runs.drop_duplicates("setting")
     shades = figures.colours(dict(zip(first["place"], floats(first[GROUPS]), strict=True)))
@@ -318,24 +321,12 @@ def _looks(runs: pd.DataFrame) -> tuple[dict[str, tuple[object, str]], str]:
     fixed = sorted(places.index[places == runs["place"].nunique()], reverse=True)
     styles = [list(DASHES)[i % len(DASHES)] for i in range(len(fixed) + 1)]
     dashes = {m: styles[fixed.index(m) if m in fixed else -1] for m in places.index}
-    each = zip(first["setting"], first["place"], first[MOMENTUM], strict=True)
-    looks = {setting: (shades[place], dashes[momentum]) for setting, place, momentum in each}
+    settings = zip(first["setting"], first["place"], first[MOMENTUM], strict=True)
+    looks = {setting: (shades[place], dashes[momentum]) for setting, place, momentum in settings}
     if len(dashes) == 1 or not fixed:
         return looks, ""
-    said = [f"momentum {number(m)} throughout" for m in fixed]
+    policies = [f"momentum {number(m)} throughout" for m in fixed]
     if len(fixed) < len(dashes):
-        said.append("momentum chosen for the number of groups")
-    both = zip(styles, said, strict=False)
-    return looks, "".join(f" {style.capitalize()}: {what}." for style, what in both)
-
-
-def _spoken(found: Sequence[LossCurve]) -> str:
-    """The curves for who cannot see them."""
-    ends = {
-        curve.label: curve.log.dropna(subset=["train_loss"]).groupby("point")["train_loss"].last()
-        for curve in found
-    }
-    return (
-        "; ".join(f"{label} ends at {cell(end.median()).shown}" for label, end in ends.items())
-        + "."
-    )
+        policies.append("momentum chosen for the number of groups")
+    lines = zip(styles, policies, strict=False)
+    return looks, "".join(f" {style.capitalize()}: {policy}." for style, policy in lines)

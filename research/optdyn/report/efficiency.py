@@ -32,38 +32,42 @@ FIGURES = [
 ]
 
 
-def tunes(key: str) -> bool:
-    """Whether a config's key is one that a method is tuned by."""
+def is_tuned(key: str) -> bool:
+    """Returns whether a method is tuned by the config's key."""
     return key.startswith("optimizer.") and key not in (MOMENTUM, "optimizer.name")
 
 
-def named(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """`runs` with the columns `setting`, `method` and `place` (the method but for its momentum).
+def with_settings(runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Adds the columns `setting`, `method` and `place` (the method but for its momentum).
 
     They are texts, equal where all of the config's keys that they stand for are.
     """
     setting = [key for key in keys if key != "seed"]
-    place = [key for key in setting if key != MOMENTUM and not tunes(key)]
+    place = [key for key in setting if key != MOMENTUM and not is_tuned(key)]
     parts = {"setting": setting, "method": [*place, MOMENTUM], "place": place}
-    rows = {name: runs[part].itertuples(index=False, name=None) for name, part in parts.items()}
-    return runs.assign(**{name: [repr(row) for row in its] for name, its in rows.items()})
+    return runs.assign(
+        **{
+            name: [repr(row) for row in runs[part].itertuples(index=False, name=None)]
+            for name, part in parts.items()
+        }
+    )
 
 
 def crossings(log: pd.DataFrame, targets: Iterable[float]) -> list[Crossing]:
-    """When one run's loss is at each of the targets, by updates and simulated seconds."""
+    """Returns when one run's loss is at each target, by updates and simulated seconds."""
     rows = log[[*CLOCKS, "train_loss"]].to_numpy(float)
     rows = rows[~np.isnan(rows[:, 2])]
     return [crossing(rows[:, :2], rows[:, 2], target) for target in targets]
 
 
 def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
-    """(updates, simulated seconds) to a training loss; infinite if the run never is there."""
+    """Returns (updates, simulated seconds) to a training loss; infinite if it is never reached."""
     updates, seconds = crossings(log, [target])[0].value
     return float(updates), float(seconds)
 
 
 class Target(NamedTuple):
-    """A training loss to reach, and who reaches it."""
+    """A training loss to reach, and how many methods reach it."""
 
     loss: float  # NaN: there is none
     methods: int  # that reach it, with the worst of the seeds of their best setting
@@ -71,14 +75,14 @@ class Target(NamedTuple):
 
 
 def common_target(runs: pd.DataFrame, metrics: pd.DataFrame, most: int = 0) -> Target:
-    """The lowest training loss that as many methods reach as a target can be shared by.
+    """Returns the lowest training loss that as many methods reach as can share a target.
 
     A run reaches its lowest logged loss, a setting what the worst of its completed seeds does, a
-    method what the best of its settings does; a target is what the worst of the methods reaches
-    that it is for. It lies below what every run starts from, or time to it would be none; so
-    methods that learn nothing are left out, the worst first. Of those targets it is the one of
-    most methods (at most `most`, 0: all), if more than half of them meet it after the first log
-    point; if no target is so, the one of most methods.
+    method what the best of its settings does; a target is what the worst of its methods reaches.
+    It lies below the start of every run, or time to it would be none; so methods that learn nothing
+    are left out, the worst first. Of those targets it is the one of most methods (at most `most`,
+    0: all), if more than half of them meet it after the first log point; if no target is so, the
+    one of most methods.
     """
     log = metrics.dropna(subset=["train_loss"])
     losses = log.groupby("point")["train_loss"]
@@ -92,35 +96,35 @@ def common_target(runs: pd.DataFrame, metrics: pd.DataFrame, most: int = 0) -> T
     best = done[done["setting"].isin(reached.groupby("method").idxmin().str[1])]
     second = log[place == 1].set_index("point")["train_loss"]
     soon = best.assign(second=best["point"].map(second)).groupby("method")["second"].median()
-    found = []
+    targets = []
     for count in range(min(most or len(methods), len(methods)), 0, -1):
         loss = float(methods.iloc[count - 1])
         if loss < start:
             late = (soon[methods.index[:count]] > loss).sum()
-            found.append(Target(loss, count, bool(2 * late > count)))
-    return next((it for it in found if it.resolved), (found or [Target(np.nan, 0, False)])[0])
+            targets.append(Target(loss, count, bool(2 * late > count)))
+    return next((t for t in targets if t.resolved), (targets or [Target(np.nan, 0, False)])[0])
 
 
-def too_easy(target: float, metrics: pd.DataFrame) -> float:
-    """The loss that some run starts from at or below the target; NaN if all start above."""
+def start_below(target: float, metrics: pd.DataFrame) -> float:
+    """Returns the lowest loss at or below the target that a run starts from; NaN without one."""
     starts = metrics.dropna(subset=["train_loss"]).groupby("point")["train_loss"].first()
     return float(starts[starts <= target].min())
 
 
 def check_target(target: float, metrics: pd.DataFrame) -> None:
     """Raises `TableError` if some run starts at or below the target that was asked for."""
-    if not np.isnan(start := too_easy(target, metrics)):
+    if not np.isnan(start := start_below(target, metrics)):
         raise TableError(f"--target={target:g}: some run starts from {start:.4g}; must be below it")
 
 
 def rounded_target(lowest: float, metrics: pd.DataFrame) -> float:
-    """The power of two at or above a loss, or where runs start below that power the loss itself."""
+    """Returns the next power of two from a loss up; the loss where a run starts below that."""
     power = 2.0 ** np.ceil(np.log2(lowest)) if lowest > 0 else lowest
-    return float(power if np.isnan(too_easy(power, metrics)) else lowest)
+    return float(power if np.isnan(start_below(power, metrics)) else lowest)
 
 
 def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.DataFrame:
-    """`runs` with `updates_to_target` and `seconds_to_target`, infinite if a run diverged.
+    """Adds `updates_to_target` and `seconds_to_target`, infinite if a run diverged.
 
     `updates_low`, `updates_high` and those of seconds are the ends of what the log leaves possible.
     """
@@ -132,28 +136,28 @@ def with_target(runs: pd.DataFrame, metrics: pd.DataFrame, target: float) -> pd.
     columns: dict[str, np.ndarray] = {}
     for i, clock in enumerate(("updates", "seconds")):
         names = (f"{clock}_low", f"{clock}_to_target", f"{clock}_high")
-        columns |= zip(names, of_runs([each for (each,) in found], i), strict=True)
+        columns |= zip(names, of_runs([crossing for (crossing,) in found], i), strict=True)
     return runs.assign(**columns)
 
 
 def ranked(runs: pd.DataFrame) -> list[str]:
-    """The settings, the best first: by updates to the target, then by final loss."""
+    """Returns the settings, the best first: by updates to the target, then by final loss."""
     loss = runs["train_loss"].astype(float).where(runs["status"] != "diverged", np.inf)
     medians = runs.assign(loss=loss).groupby("setting")[["updates_to_target", "loss"]].median()
     return list(medians.sort_values(["updates_to_target", "loss"], kind="stable").index)
 
 
 def best(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of each method's best setting."""
+    """Returns the runs of each method's best setting."""
     methods = runs.drop_duplicates("setting").set_index("setting")["method"]
     return runs[runs["setting"].isin(methods[ranked(runs)].drop_duplicates().index)]
 
 
-def picks(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """(n,): for each of the drawn `seeds` the setting best by the median of the others.
+def held_out_settings(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """Returns for each drawn seed the setting best by the median of the others, (n,).
 
     `updates` is (S, N), `seeds` (n,) of its columns, of which at least two differ. A seed that is
-    drawn twice is not among its own others.
+    drawn twice is left out twice.
     """
     settings = np.empty(len(seeds), int)
     for seed in np.unique(seeds):
@@ -163,20 +167,31 @@ def picks(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
 
 
 def held_out(updates: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """(n,): what each of the drawn `seeds` takes at its setting of `picks`."""
-    return updates[picks(updates, seeds), seeds]
+    """Returns the updates of each drawn seed at its setting of `held_out_settings`, (n,)."""
+    return updates[held_out_settings(updates, seeds), seeds]
 
 
 def draws(seeds: int, count: int = BOOTSTRAP) -> np.ndarray:
-    """(about `count`, seeds): seeds with replacement, at least two different ones in each row."""
+    """Returns (about `count`, seeds) with replacement, at least two different ones in a row."""
     drawn = np.random.default_rng(0).integers(seeds, size=(count, seeds))
     return drawn[(drawn != drawn[:, :1]).any(axis=1)]
 
 
-def of_draws(judged: Callable[[np.ndarray], Any], drawn: np.ndarray) -> np.ndarray:
-    """(D, ...): what is judged of the seeds of each draw, (D, n), whatever their order.
+def all_and_draws(seeds: int) -> np.ndarray:
+    """Returns all seeds in the first row, then those of `draws`."""
+    return np.concatenate([np.arange(seeds)[None], draws(seeds)])
 
-    Five seeds give 126 different draws, but for their order: each is judged once.
+
+def per_draw(statistic: Callable[[np.ndarray], Any], drawn: np.ndarray) -> np.ndarray:
+    """Returns a statistic of the seeds of each draw, whatever their order, (D, ...).
+
+    `drawn` is (D, n). Five seeds give 126 different draws, but for their order: each is computed
+    once.
     """
-    drawn, which = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
-    return np.array([judged(seeds) for seeds in drawn])[which.ravel()]
+    drawn, place = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
+    return np.array([statistic(seeds) for seeds in drawn])[place.ravel()]
+
+
+def median_held_out(updates: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Returns the median of `held_out` updates over the seeds of each draw, (D,)."""
+    return per_draw(lambda seeds: np.median(held_out(updates, seeds)), drawn)

@@ -1,7 +1,7 @@
 """Logs to an experiment tracker: `python -m launch.export --workdir=DIR --to=wandb|mlflow`.
 
-Each run below DIR becomes a run there, with its config, every log point and its final figures.
-What is logged in words is left out, as both trackers keep numbers by step. The libraries are
+Each run below DIR becomes a run there, with its config, its log points and its final figures. Words
+in the log are left out, as both trackers keep numbers by step. The libraries are
 extras: `pip install 'optdyn[wandb]'`, `pip install 'optdyn[mlflow]'`.
 
     --project=NAME   W&B's project, MLflow's experiment; the workdir's name
@@ -23,11 +23,11 @@ from optdyn.report import tables
 from optdyn.report.tables import Point, TableError
 
 LONGEST = 6000  # characters of a value that MLflow keeps
-AT_ONCE = 100  # values of a config that it takes
+AT_ONCE = 100  # values of a config in one call of MLflow
 
 
 def export(workdir: Path, to: str, project: str = "", offline: bool = False) -> int:
-    """How many runs were exported. Raises `TableError` also where the library is missing."""
+    """Exports the runs and returns their number; raises `TableError` without the library, too."""
     points = tables.points(workdir)
     try:
         library = import_module(to)
@@ -40,7 +40,7 @@ def export(workdir: Path, to: str, project: str = "", offline: bool = False) -> 
 def to_wandb(
     library: Any, points: Sequence[Point], project: str, workdir: Path, offline: bool
 ) -> None:
-    """A run each, with `step` as the axis of all figures."""
+    """Makes a run of each point, with `step` as the axis of all figures."""
     for point in points:
         run = library.init(
             project=project,
@@ -51,7 +51,7 @@ def to_wandb(
             reinit="finish_previous",
         )
         for row in point.log:
-            run.log(numbers(row, without="step"), step=int(row["step"]))
+            run.log(numbers(row), step=int(row["step"]))
         run.summary.update(figures(point.summary))
         run.finish(exit_code=0)
 
@@ -59,7 +59,7 @@ def to_wandb(
 def to_mlflow(
     library: Any, points: Sequence[Point], project: str, workdir: Path, offline: bool
 ) -> None:
-    """A run each in the experiment; keys of the config are its parameters."""
+    """Makes a run of each point; keys of the config are its parameters."""
     if offline:
         library.set_tracking_uri(f"sqlite:///{workdir.resolve() / 'mlruns.db'}")
     library.set_experiment(project)
@@ -69,29 +69,29 @@ def to_mlflow(
             for start in range(0, len(values), AT_ONCE):
                 library.log_params(dict(values[start : start + AT_ONCE]))
             for row in point.log:
-                library.log_metrics(numbers(row, without="step"), step=int(row["step"]))
+                library.log_metrics(numbers(row), step=int(row["step"]))
             library.set_tags({k: str(v)[:LONGEST] for k, v in figures(point.summary).items()})
 
 
 TRACKERS: Mapping[str, Callable[..., None]] = {"wandb": to_wandb, "mlflow": to_mlflow}
 
 
-def numbers(row: Mapping[str, Any], without: str) -> dict[str, float]:
-    """The row's numbers; neither null nor words."""
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns a log point's numbers but for its step."""
     return {
         key: float(value)
         for key, value in row.items()
-        if key != without and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if key != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
     }
 
 
 def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary says in one number or word each."""
+    """Returns a summary's numbers and words."""
     return {k: v for k, v in summary.items() if v is not None and not isinstance(v, (dict, list))}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 2 and one line on standard error for input it cannot use."""
+    """Runs the command line; returns 2, after a line on standard error, for unusable input."""
     parser = Parser(prog="optdyn export", description="Exports logs.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
     parser.add_argument("--to", choices=list(TRACKERS), required=True, help="wandb or mlflow")

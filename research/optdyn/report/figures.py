@@ -1,4 +1,4 @@
-"""The pictures: each function draws one, of the report and the notebooks alike.
+"""The pictures of the report and the notebooks.
 
 Colours go with the method (viridis over the number of groups, Okabe-Ito for what has no groups),
 line styles and markers with the momentum policy, so that neither is the only sign of anything:
@@ -46,7 +46,7 @@ WIDE = 52  # characters of a legend's line
 
 
 class LossCurve(NamedTuple):
-    """One setting."""
+    """The logs of one setting."""
 
     label: str
     colour: Any
@@ -56,7 +56,7 @@ class LossCurve(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A figure against another, with its interval or its spread over seeds."""
+    """A figure by another, with its interval or its spread over seeds."""
 
     label: str
     colour: Any
@@ -66,25 +66,25 @@ class Series(NamedTuple):
 
 
 def spread(runs: pd.DataFrame, x: str, column: str) -> pd.DataFrame:
-    """The table of a `Series`: the column's median, least and most at each x."""
-    found = runs.groupby(x)[column].agg(["median", "min", "max"]).reset_index()
-    return found.set_axis(["x", "value", "low", "high"], axis=1)
+    """Returns the table of a `Series`: the column's median, least and most at each x."""
+    table = runs.groupby(x)[column].agg(["median", "min", "max"]).reset_index()
+    return table.set_axis(["x", "value", "low", "high"], axis=1)
 
 
 def by_step(log: pd.DataFrame, clock: str, column: str) -> pd.DataFrame:
-    """The `spread` of a column at each step, against the median of a clock there; `thin`."""
-    at = log.groupby("step")[clock].median()
-    return thin(spread(log, "step", column).assign(x=at.to_numpy()))
+    """Returns the `thin` `spread` of a column at each step, by the median of a clock there."""
+    times = log.groupby("step")[clock].median()
+    return thin(spread(log, "step", column).assign(x=times.to_numpy()))
 
 
 def thin(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows thinned evenly to at most about `POINTS`, the last with them."""
+    """Returns about `POINTS` rows at most, evenly, the last among them."""
     last = len(table) - 1
     return table.iloc[np.unique(np.linspace(0, last, min(len(table), POINTS)).round().astype(int))]
 
 
 def colours(places: Mapping[str, float]) -> dict[str, Any]:
-    """A colour for each name, given its number of groups, NaN if it has none."""
+    """Returns a colour for each name by its number of groups, NaN if it has none."""
     ordered = sorted((g, name) for name, g in places.items() if not np.isnan(g))
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, max(len(ordered), 1)))
     others = [name for name, g in places.items() if np.isnan(g)]
@@ -103,7 +103,7 @@ def losses(
     column: str = "train_loss",
     name: str = "training loss",
 ) -> Figure:
-    """A logged figure, the training loss, against a clock: another column of the log.
+    """Draws a logged figure, the training loss, against a clock: another column of the log.
 
     `others` are the logs of settings that stay in the background.
     """
@@ -115,15 +115,16 @@ def losses(
     for curve in curves:
         band(axes, Series(*curve[:3], by_step(curve.log, clock, column)))
     log = pd.concat([curve.log for curve in curves] + list(others)).dropna(subset=[column])
-    gone = {p for c in curves for p in c.runs.loc[c.runs["status"] == "diverged", "point"]}
-    ends = log[log["point"].isin(gone)].groupby("point").tail(1)
+    runs = pd.concat([curve.runs for curve in curves])
+    diverged = runs.loc[runs["status"] == "diverged", "point"]
+    ends = log[log["point"].isin(diverged)].groupby("point").tail(1)
     low, high = log[column].min(), log[column].max()
     # A run on its way to infinity would hide the others.
     top = min(1.2 * high, 2 * abs(log.groupby("point")[column].first().max()))
     if len(ends):
-        where = ends[column].clip(upper=top)  # at the rim, if it left the picture
+        heights = ends[column].clip(upper=top)  # at the rim, if it left the picture
         cross: Any = {"color": VERMILION, "ms": 9, "mew": 2.5, "ls": "", "marker": "x"}
-        axes.plot(ends[clock], where, zorder=5, clip_on=False, **cross)
+        axes.plot(ends[clock], heights, zorder=5, clip_on=False, **cross)
         axes.plot([], [], label="diverged", **cross)
     if np.isfinite(target):
         axes.axhline(target, color=GREY, lw=1, ls=":", label=f"target, {target:.3g}")
@@ -134,7 +135,7 @@ def losses(
 
 
 def band(axes: Axes, series: Series) -> None:
-    """A line of the values, and a band between the ends of their intervals."""
+    """Draws a line of the values, and a band between the ends of their intervals."""
     label, colour, dashes, table, _ = series
     axes.plot(table["x"], table["value"], color=colour, ls=DASHES[dashes], label=label)
     if (table["high"] > table["low"]).any():
@@ -142,7 +143,7 @@ def band(axes: Axes, series: Series) -> None:
 
 
 def loss_scale(axes: Axes, low: float, top: float) -> None:
-    """Logarithmic where losses go over more than half a decade, and up to `top`."""
+    """Makes y logarithmic where losses go over more than half a decade, and end at `top`."""
     if low > 0 and top > 3 * low:
         axes.set_yscale("log")
         log_ticks(axes.yaxis, top < 1e3 * low)
@@ -151,14 +152,14 @@ def loss_scale(axes: Axes, low: float, top: float) -> None:
 
 
 def nice(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, ... between the two; of many only powers of ten."""
+    """Returns 1, 2, 5, 10, ... between the two; only powers of ten if there are many."""
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     subs = (1, 2, 5) if len(decades) < 7 else (1,)
     return [s * 10.0**d for d in decades for s in subs if low <= s * 10.0**d <= high]
 
 
 def log_ticks(axis: Axis, many: bool = True) -> None:
-    """Numbers at powers of ten, and, if `many`, at two and five times these."""
+    """Labels powers of ten, and, if `many`, two and five times these."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if many else (1,)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
@@ -166,10 +167,10 @@ def log_ticks(axis: Axis, many: bool = True) -> None:
 
 @matplotlib.rc_context(STYLE)
 def course(series: Sequence[Series], x: str, y: str, log: bool = False) -> Figure:
-    """Lines with their bands, against `x`; `log`: on scales that are logarithmic where it helps."""
+    """Draws lines with bands; `log`: on scales that are logarithmic where it helps."""
     figure, axes = new()
-    for one in series:
-        band(axes, one._replace(table=one.table.replace(np.inf, np.nan)))
+    for line in series:
+        band(axes, line._replace(table=line.table.replace(np.inf, np.nan)))
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)) if log else ():
         low, high = axes.dataLim.intervalx if name == "x" else axes.dataLim.intervaly
         if low > 0 and high > 3 * low:
@@ -182,7 +183,7 @@ def course(series: Sequence[Series], x: str, y: str, log: bool = False) -> Figur
 
 @matplotlib.rc_context(STYLE)
 def staleness(counts: np.ndarray, groups: int | None) -> Figure:
-    """Share of the updates at each staleness; over it the geometric law of mean g - 1, given g."""
+    """Draws the share of updates at each staleness; given `groups`, also the geometric law."""
     figure, axes = new(width=4.0, height=2.5)
     share = counts / counts.sum()
     shown = int(np.searchsorted(np.cumsum(share), 0.999)) + 1  # the far tail would hide the rest
@@ -205,24 +206,23 @@ def against(
     theory: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
     log: int = 0,
 ) -> Figure:
-    """Figures with their intervals against another, labelled `x` and `y`, and lines of theory.
+    """Draws figures with their intervals, labelled `x` and `y`, and lines of theory.
 
-    `log` is the base of x's scale if that is logarithmic; then those at one x stand side by side.
+    `log` is the base of x's scale if that is logarithmic; then figures at one x stand side by side.
     """
     figure, axes = new()
-    for i, (label, (at, value)) in enumerate((theory or {}).items()):
-        axes.plot(at, value, color=GREY, lw=1.2, ls=list(DASHES.values())[i], label=label)
-    for i, one in enumerate(series):
-        label, colour, dashes, table, joined = one
+    for i, (label, line) in enumerate((theory or {}).items()):
+        axes.plot(*line, color=GREY, lw=1.2, ls=list(DASHES.values())[i], label=label)
+    for i, (label, colour, dashes, table, joined) in enumerate(series):
         if joined and len(table) > MARKED:
-            band(axes, one)
+            band(axes, series[i])
             continue
         shift = 1.03 ** (i - (len(series) - 1) / 2) if log else 1.0
         error = np.abs(table[["low", "high"]].sub(table["value"], axis=0)).T
         style: Any = {"color": colour, "ls": DASHES[dashes] if joined else "", "label": label}
         style |= {"marker": MARKERS[dashes], "ms": 5, "capsize": 3 if error.any(axis=None) else 0}
         axes.errorbar(table["x"] * shift, table["value"], error.fillna(0), **style)
-    ticks = sorted(set(pd.concat([its.table["x"] for its in series])))
+    ticks = sorted(set(pd.concat([line.table["x"] for line in series])))
     if log:
         axes.set_xscale("log", base=log)
     if len(ticks) <= MARKED:
@@ -237,13 +237,13 @@ def against(
 
 
 def new(width: float = 5.0, height: float = 3.1) -> tuple[Figure, Axes]:
-    """An empty picture of so many inches: text of 11 points is read on a phone at full width."""
+    """Returns an empty picture of so many inches; 11 points are legible on a phone."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def legend(figure: Figure) -> None:
-    """Below the axes, and room for it."""
+    """Puts the legend below the axes, and makes room for it."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     labels = [textwrap.shorten(label, 3 * WIDE, placeholder=" …") for label in labels]
     labels = [textwrap.fill(label, WIDE) for label in labels]
@@ -254,7 +254,7 @@ def legend(figure: Figure) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """The text of an SVG file."""
+    """Returns the text of an SVG file."""
     text = io.StringIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(text, format="svg", metadata={"Date": None})
@@ -262,7 +262,7 @@ def svg(figure: Figure) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """A PNG of 128 colours, 700 pixels wide as `new` makes pictures."""
+    """Returns a PNG of 128 colours, 700 pixels wide for a picture of `new`."""
     drawn, file = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(STYLE):
         figure.savefig(drawn, format="png", dpi=140)
@@ -271,5 +271,5 @@ def png(figure: Figure) -> bytes:
 
 
 def uri(figure: Figure) -> str:
-    """The SVG as a `data:` URI."""
+    """Returns the SVG as a `data:` URI."""
     return page.uri(svg(figure).encode())

@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from optdyn.report import figures, run_tables
-from optdyn.report.curves import Compared, looks_of_kinds
+from optdyn.report.curves import RunComparison, looks_of_kinds
 from optdyn.report.page import Picture, Section, number
 
 FLOPS = {"sequential": "sequential_flops", "total": "total_flops"}  # columns of runs, an update
@@ -32,18 +32,18 @@ SETTINGS = 60  # drawn thinly below their front, at most
 
 
 class Front(NamedTuple):
-    """What no setting of one kind equals for less, from `levels`."""
+    """The front of one kind, from `levels`."""
 
     label: str
     colour: Any
     dashes: str
     best: pd.DataFrame  # rows on the front
-    every: pd.DataFrame  # rows of all its settings, which the column `setting` tells apart
+    settings: pd.DataFrame  # rows of all its settings, named in the column `setting`
 
 
-def section(it: Compared) -> Section | None:
-    """A front for each kind of method, and who is best when."""
-    table = levels(it.runs, it.log, ["setting", "kind"])
+def section(comparison: RunComparison) -> Section | None:
+    """Returns the section of a front for each kind of method, and of who is best when."""
+    table = levels(comparison.runs, comparison.log, ["setting", "kind"])
     table = table[table["simulated_seconds"] > 0]
     if table["setting"].nunique() < 2:
         return None
@@ -51,7 +51,9 @@ def section(it: Compared) -> Section | None:
     if {"sequential", "total"} <= set(costs) and (table["sequential"] == table["total"]).all():
         costs.remove("sequential")
     looks = {
-        kind: look for kind, look in looks_of_kinds(it.runs).items() if kind in set(table["kind"])
+        kind: look
+        for kind, look in looks_of_kinds(comparison.runs).items()
+        if kind in set(table["kind"])
     }
     thin = table["setting"].nunique() <= SETTINGS
     pictures = []
@@ -69,43 +71,44 @@ def section(it: Compared) -> Section | None:
         "Pareto fronts: the lowest loss, median over seeds, that any setting of a kind has had for "
         "so much or less; bands are from the least to the most of its seeds."
     )
-    if left := run_tables.undocumented(it.runs, it.keys):
-        text += f" Settings of one kind differ in {', '.join(left)}."
+    if titles := run_tables.titles_within_kinds(comparison.runs, comparison.keys):
+        text += f" Settings of one kind differ in {', '.join(titles)}."
     text += " Thin lines are the settings." if thin else ""
-    points = [said for cost in costs if (said := _lowest(table, cost, list(looks)))]
+    points = [line for cost in costs if (line := _winners(table, cost, list(looks)))]
     return Section("Loss against cost", points, text=text, pictures=pictures)
 
 
-def _lowest(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
-    """Who has the lowest loss from one cost to another; empty for nobody, or many changes."""
+def _winners(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
+    """Returns who has the lowest loss up to which cost; '' for nobody, or many changes."""
     found = regions(table, cost, "kind", kinds)
     if not 0 < len(found) <= REGIONS:
         return ""
-    said = (f"{kind} from {number(start)} to {number(end)}" for kind, start, end in found)
-    return f"Lowest loss by {COSTS[cost]}: {'; '.join(said)}."
+    winners = (f"{kind} from {number(start)} to {number(end)}" for kind, start, end in found)
+    return f"Lowest loss by {COSTS[cost]}: {'; '.join(winners)}."
 
 
 @matplotlib.rc_context(figures.STYLE)
 def picture(lines: Sequence[Front], cost: str, label: str, settings: bool = True) -> Figure:
-    """Fronts of loss against a cost, with the range over seeds; thin lines are all settings."""
+    """Draws fronts of loss against a cost, with the range over seeds; settings are thin lines."""
     figure, axes = figures.new()
     best = pd.concat([line.best for line in lines])
     for line in lines:
-        for _, one in line.every.groupby("setting") if settings else ():
-            x, loss = figures.thin(one)[[cost, "loss"]].to_numpy().T
+        for _, setting in line.settings.groupby("setting") if settings else ():
+            x, loss = figures.thin(setting)[[cost, "loss"]].to_numpy().T
             axes.plot(x, loss, color=line.colour, alpha=0.35, lw=0.6)
         # The last of a front holds for as long as its kind was trained.
-        its = pd.concat([line.best, line.best.tail(1).assign(**{cost: line.every[cost].max()})])
-        x, high = its[cost], its["high"].replace(np.inf, np.nan)
-        axes.fill_between(x, its["low"], high, step="post", color=line.colour, alpha=0.15, lw=0)
+        last = line.best.tail(1).assign(**{cost: line.settings[cost].max()})
+        steps = pd.concat([line.best, last])
+        x, high = steps[cost], steps["high"].replace(np.inf, np.nan)
+        axes.fill_between(x, steps["low"], high, step="post", color=line.colour, alpha=0.15, lw=0)
         axes.plot(
             x,
-            its["loss"],
+            steps["loss"],
             color=line.colour,
             drawstyle="steps-post",
             ls=figures.DASHES[line.dashes],
             marker=figures.MARKERS[line.dashes],
-            markevery=list(range(0, len(its) - 1, max(len(its) // 12, 1))),
+            markevery=list(range(0, len(steps) - 1, max(len(steps) // 12, 1))),
             ms=4,
             label=line.label,
         )
@@ -117,7 +120,7 @@ def picture(lines: Sequence[Front], cost: str, label: str, settings: bool = True
 
 
 def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """One row a setting and log point after update 0, where the median of the losses is finite.
+    """Returns a row a setting and log point after update 0 with a finite median of the losses.
 
     `runs` and `log` as `tables.load` has them; settings are what differs in the columns `by`.
     Columns: `by`, `step`, `simulated_seconds` (median), `sequential` and `total` (FLOPs until then)
@@ -128,17 +131,20 @@ def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataF
     log = log.loc[log["step"] > 0, ["point", "step", "simulated_seconds", "train_loss"]]
     members = runs[["number", "point", "status"]]
     places = members.merge(log)[["number", "step"]].drop_duplicates()
-    every = places.merge(members).merge(log, "left", ["point", "step"])
+    rows = places.merge(members).merge(log, "left", ["point", "step"])
     # A run that diverged has a null and then nothing; others may have got less far.
-    lost = every["train_loss"].isna() & (every["status"] == "diverged")
-    every = every.assign(train_loss=every["train_loss"].mask(lost, np.inf))
-    every = every.dropna(subset=["train_loss"])
-    losses = every.groupby(["number", "step"], as_index=False).agg(
-        simulated_seconds=("simulated_seconds", "median"),
-        loss=("train_loss", "median"),
-        low=("train_loss", "min"),
-        high=("train_loss", "max"),
-        seeds=("train_loss", "size"),
+    lost = rows["train_loss"].isna() & (rows["status"] == "diverged")
+    rows = rows.assign(train_loss=rows["train_loss"].mask(lost, np.inf))
+    losses = (
+        rows.dropna(subset=["train_loss"])
+        .groupby(["number", "step"], as_index=False)
+        .agg(
+            simulated_seconds=("simulated_seconds", "median"),
+            loss=("train_loss", "median"),
+            low=("train_loss", "min"),
+            high=("train_loss", "max"),
+            seeds=("train_loss", "size"),
+        )
     )
     settings = runs.drop_duplicates("number")[["number", *by, *costs.values()]]
     table = settings.merge(losses[np.isfinite(losses["loss"])])
@@ -148,9 +154,9 @@ def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataF
 
 
 def front(cost: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """Indices of the points that no other is as good as in both and better in one, by their cost.
+    """Returns the indices, by cost, of the points that no other beats in one and equals in both.
 
-    Of equals it has the first.
+    The first of equal points stands for them.
     """
     order = np.lexsort((loss, cost))
     best = np.minimum.accumulate(loss[order])
@@ -158,39 +164,39 @@ def front(cost: np.ndarray, loss: np.ndarray) -> np.ndarray:
 
 
 def fronts(table: pd.DataFrame, cost: str, by: str) -> pd.DataFrame:
-    """The rows of `levels` that are on the front of their value of `by`, front after front."""
+    """Returns the rows of `levels` that are on the front of their value of `by`, in its order."""
     groups = [group for _, group in table.groupby(by, sort=False)]
-    found = [its.iloc[front(its[cost].to_numpy(), its["loss"].to_numpy())] for its in groups]
+    found = [rows.iloc[front(rows[cost].to_numpy(), rows["loss"].to_numpy())] for rows in groups]
     return pd.concat([table.iloc[:0], *found])
 
 
-def at(
+def losses_at(
     table: pd.DataFrame, cost: str, by: str, names: Sequence[str], budgets: np.ndarray
 ) -> np.ndarray:
-    """(3, names, budgets): median, least and most loss on each name's front, at so much cost.
+    """Returns the median, least and most loss on fronts at some costs, (3, names, budgets).
 
-    Up to its first log point nothing is known, nor beyond what it was trained to: NaN.
+    NaN before a front's first log point, and beyond what its settings were trained to.
     """
     best = fronts(table, cost, by)
     losses = np.full((3, len(names), len(budgets)), np.nan)
     for i, name in enumerate(names):
-        its = best[best[by] == name]
-        place = np.searchsorted(its[cost], budgets, side="right") - 1
+        rows = best[best[by] == name]
+        place = np.searchsorted(rows[cost], budgets, side="right") - 1
         known = (place >= 0) & (budgets <= table.loc[table[by] == name, cost].max())
-        losses[:, i, known] = its[["loss", "low", "high"]].to_numpy().T[:, place[known]]
+        losses[:, i, known] = rows[["loss", "low", "high"]].to_numpy().T[:, place[known]]
     return losses
 
 
 def regions(
     table: pd.DataFrame, cost: str, by: str, names: Sequence[str]
 ) -> list[tuple[str, float, float]]:
-    """Whose loss is the lowest from one cost to another, exactly: between the fronts' points.
+    """Returns (name, from, to): whose loss is lowest from one cost to another, exactly.
 
     Only costs count that two names or more were trained to; of equals the first name is the lowest.
     """
     ends = table.groupby(by)[cost].max()
     places = np.union1d(fronts(table, cost, by)[cost], ends)
-    losses = at(table, cost, by, names, places)[0]
+    losses = losses_at(table, cost, by, names, places)[0]
     known = np.isfinite(losses).sum(axis=0) > 1
     places, lowest = places[known], np.nan_to_num(losses[:, known], nan=np.inf).argmin(axis=0)
     starts = np.flatnonzero(np.diff(lowest, prepend=-1))

@@ -5,7 +5,7 @@
 with d_t = x_{t+1} - x_t and G_t the gradient of the whole objective at x_t (arXiv 1605.09774). One
 lag and no past gradients is the theorem for memoryless workers: phi_1 = 1 - 1/g, eta_0 = alpha/g.
 Reads `config.json` and `trajectories.npz` of recorded replicas, writes `implicit_momentum.json`.
-Of ordinary runs with `config.probes.momentum` it fits what the momentum meter recorded, each run's
+For ordinary runs with `config.probes.momentum` it fits the momentum meter's records, each run's
 windows together and those of all seeds of a setting, and writes `momentum_meter.json`.
 """
 
@@ -89,8 +89,8 @@ def fit(
             "(replicas, steps, coordinates)"
         )
     if lags < 0 or gradient_lags < 0 or bootstrap < 2:
-        given = f"lags {lags}, gradient lags {gradient_lags}, bootstrap {bootstrap}"
-        raise AnalysisError(f"{given}: must be at least 0, 0 and 2")
+        values = f"lags {lags}, gradient lags {gradient_lags}, bootstrap {bootstrap}"
+        raise AnalysisError(f"{values}: must be at least 0, 0 and 2")
     shape, nothing = displacements.shape, np.full(lags + gradient_lags + 1, math.nan)
     if reason := _unfit(displacements, gradients, lags, gradient_lags):
         return _result(reason, shape, lags, nothing, nothing[None], nothing)
@@ -163,7 +163,7 @@ def fit_workdir(
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row a result of `fit_workdir`."""
+    """Returns a row a result of `fit_workdir`."""
     rows: list[dict[str, Any]] = []
     unmatched: dict[str, Any] = {"momentum": None, "interval": None, "reason": ""}
     for r in results:
@@ -189,7 +189,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def coefficients(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row a coefficient of those results whose recursion has more than one lag of either."""
+    """Returns a row a coefficient of the results whose recursion has several lags."""
     rows = []
     for r in results:
         for name in ("phi", "eta"):
@@ -208,7 +208,7 @@ def coefficients(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 2 and one line on standard error for input it cannot use."""
+    """Runs the command line; returns 2, after a line on standard error, for unusable input."""
     parser = Parser(prog="optdyn momentum", description="The momentum that asynchrony brings.")
     parser.add_argument(
         "--workdir",
@@ -248,13 +248,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if in_json:
         print(as_json({"recordings": results, "meters": fits}))
         return 0
-    every = [table(results), coefficients(results), windows.table(fits), windows.coefficients(fits)]
-    print("\n\n".join(each.to_string(index=False) for each in every if len(each)))
+    tables = [table(results), coefficients(results)]
+    tables += [windows.table(fits), windows.coefficients(fits)]
+    print("\n\n".join(it.to_string(index=False) for it in tables if len(it)))
     return 0
 
 
 def _found(workdir: Path) -> tuple[list[Path], list[Path]]:
-    """Folders of recorded replicas and of metered runs; raises `AnalysisError` if there is none."""
+    """Returns folders of recorded replicas and of metered runs; `AnalysisError` without any."""
     if not workdir.is_dir():
         raise AnalysisError(f"{workdir}: no such folder")
     found = folders_with(workdir, "trajectories.npz"), folders_with(workdir, SKETCHES)
@@ -267,7 +268,7 @@ def _found(workdir: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _unfit(d: np.ndarray, g: np.ndarray, lags: int, gradient_lags: int) -> str:
-    """Why no estimator applies to these trajectories; '' if nothing stands against it."""
+    """Returns why no estimator applies to these trajectories; '' if one does."""
     replicas, steps, size = d.shape
     if replicas < MIN_REPLICAS:
         return f"too few replicas ({replicas}, at least {MIN_REPLICAS} are needed)"

@@ -15,8 +15,8 @@ from optdyn.momentum.moments import REJECTED
 from optdyn.report import curves, figures, page, run_tables, tables
 from optdyn.report.figures import DASHES, OKABE_ITO, Series
 from optdyn.report.page import Cell, Picture, Section, Table, cell, number
-from optdyn.report.run_tables import GROUPS, LINES, ROWS, floats, of_seeds
-from optdyn.report.tables import Point, value
+from optdyn.report.run_tables import GROUPS, LINES, ROWS, floats, seeds_cell
+from optdyn.report.tables import Point, config_value
 
 IMPLICIT, TOTAL, RATE = "implicit_momentum", "fitted_momentum", "effective_learning_rate"
 REFUSED = f"{IMPLICIT}_refused"
@@ -50,7 +50,7 @@ FITTED = (
 
 
 class Setting(NamedTuple):
-    """Runs that differ in their seed only, and their windows' log points."""
+    """The runs that differ only in their seed, and their windows' log points."""
 
     label: str
     runs: pd.DataFrame
@@ -59,24 +59,25 @@ class Setting(NamedTuple):
 
 
 def metered(points: Sequence[Point]) -> Section | None:
-    """Momenta over the updates, and a table of all windows together; None if none was metered."""
-    every = _settings(points) if points else []
-    if not every:
+    """Returns the section of momenta over updates, with a table; None if no run was metered."""
+    settings = _settings(points) if points else []
+    if not settings:
         return None
-    several = any(len(its.runs) > 1 for its in every)
+    several = any(len(setting.runs) > 1 for setting in settings)
     text, notes = METERED + (SEVERAL if several else ONE), [NOTE]
-    told = [its for its in every if its.log[IMPLICIT].notna().any()]
-    if len(told) > LINES:
-        text += f" {LINES} of {len(told)} settings."
-        told = [told[i] for i in np.linspace(0, len(told) - 1, LINES).round().astype(int)]
-    differing = [its for its in told if _differs(its.log)]
+    with_momentum = [setting for setting in settings if setting.log[IMPLICIT].notna().any()]
+    if len(with_momentum) > LINES:
+        text += f" {LINES} of {len(with_momentum)} settings."
+        places = np.linspace(0, len(with_momentum) - 1, LINES).round().astype(int)
+        with_momentum = [with_momentum[i] for i in places]
+    with_total = [setting for setting in with_momentum if _differs(setting.log)]
     pictures = [
-        *_picture(IMPLICIT, "implicit momentum", "theory, 1 − 1/g", told),
-        *_picture(TOTAL, "total momentum φ₁", "theory", differing),
+        *_picture(IMPLICIT, "implicit momentum", "theory, 1 − 1/g", with_momentum),
+        *_picture(TOTAL, "total momentum φ₁", "theory", with_total),
     ]
-    if len(every) > ROWS:
-        notes.append(f"{ROWS} of {len(every):,} settings; results.csv has all.")
-    table = _table(every[:ROWS])
+    if len(settings) > ROWS:
+        notes.append(f"{ROWS} of {len(settings):,} settings; results.csv has all.")
+    table = _table(settings[:ROWS])
     return Section(
         "Implicit momentum over training", text=text, pictures=pictures, table=table, notes=notes
     )
@@ -87,51 +88,50 @@ def _settings(points: Sequence[Point]) -> list[Setting]:
     log = log.reindex(columns=list(dict.fromkeys([*log, *FIGURES, RATE, REFUSED])))
     log = log[log[[IMPLICIT, REFUSED]].notna().any(axis=1)]
     runs = it.runs[it.runs["point"].isin(log["point"])]
-    said = [*FIGURES, RATE, REFUSED, "learning_rate"]
-    runs = runs.reindex(columns=list(dict.fromkeys([*runs, *said])))
+    columns = [*FIGURES, RATE, REFUSED, "learning_rate"]
+    runs = runs.reindex(columns=list(dict.fromkeys([*runs, *columns])))
     folders = {point.name: point.folder for point in points}
-    labels = [GROUPS, *(run_tables.varying(runs, it.keys) if len(runs) else [])]
+    labels = [GROUPS, *(run_tables.distinguishing_keys(runs, it.keys) if len(runs) else [])]
     found = []
-    for _, its in runs.groupby("setting", sort=False):
-        first = its.iloc[0]
+    for _, members in runs.groupby("setting", sort=False):
+        first = members.iloc[0]
         config = json.loads((folders[first["point"]] / "config.json").read_text())
-        own = log[log["point"].isin(its["point"])]
-        found.append(Setting(run_tables.describe(first, labels), its, own, config))
+        rows = log[log["point"].isin(members["point"])]
+        found.append(Setting(run_tables.describe(first, labels), members, rows, config))
     return found
 
 
 def _differs(log: pd.DataFrame) -> bool:
-    """Whether the total momentum is another than the implicit one."""
+    """Returns whether the total momentum is another than the implicit one."""
     return bool(((log[TOTAL] - log[IMPLICIT]).abs() > SAME).any())
 
 
-def _picture(name: str, label: str, theory: str, told: Sequence[Setting]) -> list[Picture]:
-    """A momentum against updates, a curve a setting; none if nothing was fitted."""
-    found = [its for its in told if its.log[name].notna().any()]
+def _picture(name: str, label: str, theory: str, settings: Sequence[Setting]) -> list[Picture]:
+    """Draws a momentum against updates, a curve a setting; none if nothing was fitted."""
+    found = [setting for setting in settings if setting.log[name].notna().any()]
     if not found:
         return []
-    looks = _looks([number_of(its.config, "groups", 1) for its in found])
+    looks = _looks([number_of(setting.config, "groups", 1) for setting in found])
     series = [
-        Series(its.label, *look, _over_updates(its, name))
-        for its, look in zip(found, looks, strict=True)
+        Series(setting.label, *look, _over_updates(setting, name))
+        for setting, look in zip(found, looks, strict=True)
     ]
-    end = max(its.table["x"].max() for its in series)
-    truths = {truth for its in found if (truth := _theory(its.config, name)) is not None}
+    end = max(line.table["x"].max() for line in series)
+    truths = {truth for setting in found if (truth := _theory(setting.config, name)) is not None}
     at = np.tile([0.0, end, np.nan], len(truths))
-    value = np.repeat(sorted(truths), 3)
-    lines = {theory: (at, value)} if truths else {}
-    said = [f"{its.label}: {_spoken(its.table)}" for its in series]
-    alt = f"{label.capitalize()} against updates, fitted to windows. Last, {'; '.join(said)}."
+    lines = {theory: (at, np.repeat(sorted(truths), 3))} if truths else {}
+    spoken = [f"{line.label}: {_spoken(line.table)}" for line in series]
+    alt = f"{label.capitalize()} against updates, fitted to windows. Last, {'; '.join(spoken)}."
     return [Picture(figures.uri(figures.against(series, "updates", label, lines)), alt)]
 
 
-def _over_updates(its: Setting, name: str) -> pd.DataFrame:
-    """The table of a `Series`: intervals where one run was fitted, of several the spread."""
+def _over_updates(setting: Setting, name: str) -> pd.DataFrame:
+    """Returns the `Series` table: the interval of one fitted run, the spread of several."""
     ends = [name, f"{name}_low", f"{name}_high"]
-    windows = its.log.dropna(subset=ends).groupby("step")
-    alone = windows[ends].first().where(windows.size() == 1)
+    windows = setting.log.dropna(subset=ends).groupby("step")
+    single = windows[ends].first().where(windows.size() == 1)
     table = windows[name].agg(["median", "min", "max"]).set_axis(ends, axis=1)
-    return alone.fillna(table).reset_index().set_axis(["x", "value", "low", "high"], axis=1)
+    return single.fillna(table).reset_index().set_axis(["x", "value", "low", "high"], axis=1)
 
 
 def _spoken(table: pd.DataFrame) -> str:
@@ -140,7 +140,7 @@ def _spoken(table: pd.DataFrame) -> str:
 
 
 def _looks(groups: Sequence[int]) -> list[tuple[Any, str]]:
-    """A colour for each number of groups and a line for those alike in it, or a colour each."""
+    """Returns a colour a number of groups, and lines that tell those of one number apart."""
     shades = figures.colours({str(g): g for g in groups})
     ranks = [groups[:i].count(g) for i, g in enumerate(groups)]
     styles = list(DASHES)
@@ -150,7 +150,7 @@ def _looks(groups: Sequence[int]) -> list[tuple[Any, str]]:
 
 
 def _theory(config: Mapping[str, Any], name: str) -> float | None:
-    """What a momentum is by theory, if there is one."""
+    """Returns a momentum by theory; None if there is no theory."""
     if name == IMPLICIT:
         return 1 - 1 / groups_of(config) if memoryless(config) else None
     if config.get("probes", {}).get("steer"):
@@ -159,54 +159,54 @@ def _theory(config: Mapping[str, Any], name: str) -> float | None:
     return expected.phi[0] if expected and expected.phi else None
 
 
-def _table(every: Sequence[Setting]) -> Table:
+def _table(settings: Sequence[Setting]) -> Table:
     rows = []
-    for its in every:
-        groups, config, runs = groups_of(its.config), its.config, its.runs
+    for setting in settings:
+        groups, config, runs = groups_of(setting.config), setting.config, setting.runs
         rate = floats(runs["learning_rate"]).median() / groups
         rows.append(
             {
-                "setting": cell(its.label),
+                "setting": cell(setting.label),
                 "groups g": cell(groups),
-                "explicit momentum": _explicit(its),
+                "explicit momentum": _explicit(setting),
                 "implicit momentum": _momentum(runs, IMPLICIT),
                 "theory": cell(_theory(config, IMPLICIT)),
                 "p": _chance(runs[f"{IMPLICIT}_p"]),
                 "total momentum φ₁": _momentum(runs, TOTAL),
                 "its theory": cell(_theory(config, TOTAL)),
                 "its p": _chance(runs[f"{TOTAL}_p"]),
-                "effective learning rate": of_seeds(runs[RATE].dropna()),
+                "effective learning rate": seeds_cell(runs[RATE].dropna()),
                 "α/g": cell(rate if memoryless(config) else None),
                 "refused": _reason(runs[REFUSED]),
             }
         )
-    without = ["setting"] * (len(every) == 1)
-    if not any(_differs(its.runs) for its in every):
+    without = ["setting"] * (len(settings) == 1)
+    if not any(_differs(setting.runs) for setting in settings):
         without += ["total momentum φ₁", "its theory", "its p"]
-    if not any(its.runs[REFUSED].notna().any() for its in every):
+    if not any(setting.runs[REFUSED].notna().any() for setting in settings):
         without += ["refused"]
     label = "Implicit momentum over training"
     return page.table(label, rows, ("setting", "refused"), without)
 
 
-def _explicit(its: Setting) -> Cell:
-    """The configured momentum, or the last that was steered to."""
-    if its.config.get("probes", {}).get("steer") and "explicit_momentum" in its.runs:
-        return of_seeds(its.runs["explicit_momentum"].dropna())
-    return cell(its.config["optimizer"].get("momentum", 0.0))
+def _explicit(setting: Setting) -> Cell:
+    """Returns the configured momentum, or the last that was steered to."""
+    if setting.config.get("probes", {}).get("steer") and "explicit_momentum" in setting.runs:
+        return seeds_cell(setting.runs["explicit_momentum"].dropna())
+    return cell(setting.config["optimizer"].get("momentum", 0.0))
 
 
 def _momentum(runs: pd.DataFrame, name: str) -> Cell:
-    """The interval of one run, or the spread over several of those that have one."""
+    """Returns the interval of one run, or the spread over the runs that have a momentum."""
     found = runs[[name, f"{name}_low", f"{name}_high"]].dropna().astype(float)
     if len(runs) > 1 or found.empty:
-        return of_seeds(found[name])
-    value, low, high = found.iloc[0]
-    return page.between(cell(value), low, high)
+        return seeds_cell(found[name])
+    middle, low, high = found.iloc[0]
+    return page.between(cell(middle), low, high)
 
 
 def _chance(values: pd.Series) -> Cell:
-    found = of_seeds(values.dropna())
+    found = seeds_cell(values.dropna())
     return found._replace(bad=bool(floats(values).median() < REJECTED))
 
 
@@ -219,7 +219,7 @@ def _reason(values: pd.Series) -> Cell:
 
 
 def fitted(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
-    """Every recording's fit beside theory and least squares; None where there is no recording."""
+    """Returns the section of recordings' fits beside theory; None without a recording."""
     if not points:
         return None
     lead = [f"{len(points)} recording{'s' * (len(points) > 1)} of replicas."]
@@ -252,18 +252,19 @@ def fitted(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
 
 
 def _scope(config: Mapping[str, Any]) -> str:
-    """How long, of what and on how much data the replicas of a recording were."""
+    """Returns the length, model and data of a recording's replicas, in words."""
     name, examples = config.get("model.name"), config.get("data.train_examples")
     data = f"{examples:,} examples" if examples else "all examples"
+    groups = config_value(config, GROUPS) or 1
     return (
-        f"g = {value(config, GROUPS) or 1}: {config['replicas.count']:,} replicas of the first "
+        f"g = {groups}: {config['replicas.count']:,} replicas of the first "
         f"{config.get('steps', 0):,} updates of {name}, in batches of {config.get('batch_size')} "
         f"of {data}."
     )
 
 
 def _picture_of_fits(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Momentum fitted, by least squares and of theory against g; [] if no fit was possible."""
+    """Draws fitted, least-squares and theoretical momentum against g; [] without a fit."""
     found = [fit for fit in fits if fit["momentum"] is not None]
     if not found:
         return []
@@ -282,13 +283,13 @@ def _picture_of_fits(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
     at = np.geomspace(1, max(g.max(), 2), 200)
     theory = {"theory, 1 − 1/g": (at, 1 - 1 / at)}
     figure = figures.against(series, "compute groups g", "implicit momentum", theory, log=2)
-    said = [
+    spoken = [
         "{:.3g} ({:.3g} to {:.3g})".format(fit["momentum"], *fit["momentum_interval"])
         + f" at g = {fit['groups']}"
         for fit in found[:SPOKEN]
     ]
     alt = "Fitted implicit momentum against the number of groups g: "
-    return [Picture(figures.uri(figure), alt + "; ".join(said) + ".")]
+    return [Picture(figures.uri(figure), alt + "; ".join(spoken) + ".")]
 
 
 def _with_interval(fit: Mapping[str, Any], name: str) -> Cell:

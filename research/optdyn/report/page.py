@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What is shown, and what sorting goes by."""
+    """A cell's text, and the value by which its column is sorted."""
 
     shown: str
     sort: str | float
@@ -31,7 +31,7 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """`label` is what a screen reader calls it; the first column stays in sight."""
+    """A table, which a screen reader calls `label`; its first column stays in sight."""
 
     label: str
     columns: list[Column]
@@ -64,45 +64,47 @@ def table(
     text: Collection[str] = (),
     without: Collection[str] = (),
 ) -> Table:
-    """Rows of the same columns, by title; those of `text` are set flush left."""
+    """Returns rows of the same columns, by title; those of `text` are set flush left."""
     titles = [title for title in rows[0] if title not in without]
     cells = [[row[title] for title in titles] for row in rows]
     return Table(label, [Column(title, title in text) for title in titles], cells)
 
 
-def between(middle: Cell, low: float, high: float, apart: float = 0.0, digits: int = 3) -> Cell:
-    """The cell with the ends of an interval or a range; `apart` as in `number`."""
-    ends = (cell(float(f"{end:.{digits}g}"), apart).shown for end in (low, high))
+def between(
+    middle: Cell, low: float, high: float, resolution: float = 0.0, digits: int = 3
+) -> Cell:
+    """Returns the cell with the ends of an interval or a range; `resolution` as in `number`."""
+    ends = (cell(float(f"{end:.{digits}g}"), resolution).shown for end in (low, high))
     return middle._replace(range=" – ".join(ends))
 
 
-def cell(value: Any, apart: float = 0.0) -> Cell:
-    """A number as `number` says it, a text, or nothing (None, NaN)."""
+def cell(value: Any, resolution: float = 0.0) -> Cell:
+    """Returns the cell of a number, a text, or nothing (None, NaN)."""
     if value is None or value != value:
         return Cell("–", "Infinity")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return Cell(str(value), str(value))
     if math.isinf(value):
         return Cell("not reached", "Infinity")
-    return Cell(number(value, apart), value)
+    return Cell(number(value, resolution), value)
 
 
-def number(value: float, apart: float = 0.0) -> str:
-    """Four digits; no exponent from a thousand to a million.
+def number(value: float, resolution: float = 0.0) -> str:
+    """Returns four digits; no exponent from a thousand to a million.
 
-    Of a figure read between two log points so far `apart` no digit finer than that: 137 is 140
+    A figure read between two log points `resolution` apart has no digit finer than that: 137 is 140
     where there is a log point every 25, and what is not one log interval is `under` it.
     """
-    if 0 < apart < math.inf and math.isfinite(value):
-        digit = 10.0 ** math.floor(math.log10(apart))
+    if 0 < resolution < math.inf and math.isfinite(value):
+        digit = 10.0 ** math.floor(math.log10(resolution))
         value = round(value / digit) * digit
         if value == 0:
-            return f"under {apart:.4g}"
+            return f"under {resolution:.4g}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 LONG = 24  # rows of a table that scrolls by itself
-# Of every page: light and dark, tables, pictures, paper.
+# The style of all pages: light and dark, tables, pictures, paper.
 STYLE = """\
 :root { color-scheme: light dark; --dark: 0; --paper: #fff; --ink: #1a1a1a; --soft: #444;
   --rule: #ddd; --strong: #888; --bad: #a63d00; --link: #0072B2; }
@@ -268,27 +270,27 @@ TEMPLATE = (
 
 
 def uri(svg: bytes) -> str:
-    """An SVG file as a `data:` URI, the `src` of a `Picture`."""
+    """Returns an SVG file as a `data:` URI, the `src` of a `Picture`."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
 def breakable(text: str) -> Markup:
-    """A name of the config, which a narrow column may break after its dots and underscores."""
+    """Returns a config's name that a narrow column may break after its dots and underscores."""
     return Markup(re.sub(r"(?<=[._])", "<wbr>", str(escape(text))))
 
 
-def render(**given: Any) -> str:
-    """The page; every value is escaped."""
-    return filled(TEMPLATE, **{"answers": (), **given}, LONG=LONG)
+def render(**values: Any) -> str:
+    """Returns a page of sections; every value is escaped."""
+    return fill(TEMPLATE, **{"answers": (), **values}, LONG=LONG)
 
 
-def filled(template: str, style: str = "", **given: Any) -> str:
-    """A page of a template that begins with `HEAD`: with `STYLE` and more, and what all pages do.
+def fill(template: str, style: str = "", **values: Any) -> str:
+    """Returns a template that begins with `HEAD`, with `style` after `STYLE` and `page.js`.
 
-    Its script sorts tables. Every value is escaped.
+    Every value is escaped.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["breakable"] = breakable
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     script = files("optdyn.report").joinpath("page.js").read_text()
-    return environment.from_string(template).render(style=STYLE + style, script=script, **given)
+    return environment.from_string(template).render(style=STYLE + style, script=script, **values)

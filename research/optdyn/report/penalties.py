@@ -1,4 +1,4 @@
-"""What ways of parallelising cost in updates, read from finished runs.
+"""The updates that ways of parallelising cost, read from finished runs.
 
     penalty of an arm = its updates to a training loss / those of synchronous training
 
@@ -19,7 +19,7 @@ import pandas as pd
 
 from optdyn import methods
 from optdyn.report import efficiency, tables
-from optdyn.report.relevant_keys import relevant
+from optdyn.report.relevant_keys import with_relevant_keys
 from optdyn.report.tables import MOMENTUM, NAME, RATE, Point, TableError
 
 BATCH, NODES = "batch_size", "cluster.nodes"
@@ -28,13 +28,13 @@ FREE = (
     *("outer_learning_rate", "outer_momentum", "slow_learning_rate", "slow_momentum"),
     *("momentum_part", "elasticity", "mixing"),
 )
-# What arms may differ in, besides their method, and what says nothing of updates.
-VARIED = ("seed", "steps", BATCH)
+# Keys and sections in which arms may differ, besides their method.
+VARIED = ("seed", "steps", BATCH, MOMENTUM)
 SECTIONS = ("method.", "cluster.", "parallel.", "probes.", "replicas.", "code.")
 
 
 class MethodResults(NamedTuple):
-    """A method, and what each of n seeds took at all of its settings."""
+    """The updates of a method's settings with n seeds."""
 
     name: str
     keys: Mapping[str, Any]  # of config.method, those that its seconds depend on
@@ -48,15 +48,13 @@ class MethodResults(NamedTuple):
         """Whether it is synchronous SGD."""
         return is_synchronous(self.name, self.keys)
 
-    def taken(self, seeds: np.ndarray) -> np.ndarray:
-        """(D,): medians over the drawn `seeds`, (D, n), each at its setting of the others."""
-        return efficiency.of_draws(
-            lambda row: np.median(efficiency.held_out(self.updates, row)), seeds
-        )
+    def median_updates(self, drawn: np.ndarray) -> np.ndarray:
+        """Returns medians over drawn seeds, (D, n), each at its setting of the others, (D,)."""
+        return efficiency.median_held_out(self.updates, drawn)
 
 
 class ProblemResults(NamedTuple):
-    """Arms of one problem."""
+    """The arms of one problem."""
 
     problem: str  # in words
     target: float
@@ -64,53 +62,52 @@ class ProblemResults(NamedTuple):
 
     @property
     def seeds(self) -> int:
-        """How many seeds there are."""
+        """The number of seeds."""
         return self.arms[0].updates.shape[1]
 
     @property
     def anchor(self) -> MethodResults:
-        """The synchronous one of the smallest batch, which other batches are said by."""
+        """The synchronous arm of the smallest batch, which other batches are relative to."""
         return self.arms[0]
 
 
 def is_synchronous(name: str, keys: Mapping[str, Any]) -> bool:
-    """Whether it is plain SGD, or groups of which there is one."""
-    one = name == methods.GROUPED and tables.of_method(keys, "groups", 1) == 1
+    """Returns whether a method is plain SGD, or one compute group."""
+    one = name == methods.GROUPED and tables.method_value(keys, "groups", 1) == 1
     return (one or name == methods.PLAIN) and not keys.get("fresh")
 
 
 def measured(
     sources: Sequence[Path], target: float = np.nan, where: Sequence[str] = ()
 ) -> ProblemResults:
-    """The arms of workdirs of sweeps.
+    """Returns the arms in workdirs of sweeps.
 
     `target`: the training loss to reach; NaN: the lowest that all arms do. `where`: texts
     KEY=VALUE that configs must agree with. Raises `TableError` where there is no synchronous arm,
     no two seeds that all arms have, or problems that differ.
     """
-    said = ", ".join(map(str, sources))
-    every = [p for p in tables.points(*sources) if not p.config.get("replicas.count")]
-    plain = [p for p in every if not p.config.get("probes.momentum")]
-    every = tables.narrowed(relevant(plain or every), where)
-    every = [p for p in every if p.summary.get("status") in ("completed", "diverged")]
-    if not every:
-        raise TableError(f"{said}: no finished run that was asked for")
+    source = ", ".join(map(str, sources))
+    points = tables.comparable(tables.points(*sources))
+    points = tables.select(with_relevant_keys(points), where)
+    points = [p for p in points if p.summary.get("status") in ("completed", "diverged")]
+    if not points:
+        raise TableError(f"{source}: no finished run that was asked for")
     tables.check_alike(
-        every,
-        f"{said}: runs",
-        lambda key: key in (*VARIED, MOMENTUM) or efficiency.tunes(key) or key.startswith(SECTIONS),
+        points,
+        f"{source}: runs",
+        lambda key: key in VARIED or efficiency.is_tuned(key) or key.startswith(SECTIONS),
     )
-    kinds: dict[str, list[Point]] = {}
-    for point in every:
-        kinds.setdefault(repr((_batch(point), *_method(point))), []).append(point)
-    synchronous = [its for its in kinds.values() if is_synchronous(*_method(its[0]))]
+    arms_of: dict[str, list[Point]] = {}
+    for point in points:
+        arms_of.setdefault(repr((int(point.config[BATCH]), *_method(point))), []).append(point)
+    synchronous = [a for a in arms_of.values() if is_synchronous(*_method(a[0]))]
     if not synchronous:
-        raise TableError(f"{said}: no finished run of synchronous training, the opponent of all")
-    every = [point for its in kinds.values() for point in its]
-    names = [name for name, its in kinds.items() for _ in its]
-    log, free = tables.metrics(every), [_setting(point) for point in every]
+        raise TableError(f"{source}: no finished run of synchronous training, the opponent of all")
+    points = [point for members in arms_of.values() for point in members]
+    names = [name for name, members in arms_of.items() for _ in members]
+    log, free = tables.metrics(points), [_setting(point) for point in points]
     settings = [f"{name} {setting}" for name, setting in zip(names, free, strict=True)]
-    runs = tables.runs(every, ["seed"]).assign(method=names, setting=settings, free=free)
+    runs = tables.runs(points, ["seed"]).assign(method=names, setting=settings, free=free)
     if np.isnan(target):
         target = efficiency.common_target(runs, log).loss
         if np.isnan(target):
@@ -120,13 +117,16 @@ def measured(
         efficiency.check_target(target, log)
     seeds = sorted(set.intersection(*runs.groupby("method")["seed"].agg(set)))
     if len(seeds) < 2:
-        raise TableError(f"{said}: needs two seeds at least that all methods were run with")
+        raise TableError(f"{source}: needs two seeds at least that all methods were run with")
     runs = efficiency.with_target(runs, log, target)
-    arms = [_arm(said, its, runs[runs["method"] == name], seeds) for name, its in kinds.items()]
-    everyone = np.arange(len(seeds))[None]
-    if not any(np.isfinite(arm.taken(everyone)[0]) for arm in arms if arm.synchronous):
+    arms = [
+        _arm(source, members, runs[runs["method"] == name], seeds)
+        for name, members in arms_of.items()
+    ]
+    all_seeds = np.arange(len(seeds))[None]
+    if not any(np.isfinite(arm.median_updates(all_seeds)[0]) for arm in arms if arm.synchronous):
         raise TableError(
-            f"{said}: most seeds of synchronous training do not get to a loss of {target:.4g}; "
+            f"{source}: most seeds of synchronous training do not get to a loss of {target:.4g}; "
             "name a higher --target"
         )
     arms.sort(key=lambda arm: (not arm.synchronous, arm.batch))
@@ -137,7 +137,7 @@ def measured(
 
 
 def _method(point: Point) -> tuple[str, dict[str, Any]]:
-    """Its name, and the keys of config.method that its seconds depend on."""
+    """Returns a method's name, and the keys of config.method that its seconds depend on."""
     name, keys = str(point.config[NAME]), dict[str, Any]()
     if methods.known_stack(name) is None:
         raise TableError(
@@ -151,49 +151,50 @@ def _method(point: Point) -> tuple[str, dict[str, Any]]:
     return (methods.PLAIN, {}) if is_synchronous(name, keys) else (name, keys)
 
 
-def _batch(point: Point) -> int:
-    return int(point.config[BATCH])
-
-
 def _setting(point: Point) -> tuple[tuple[str, Any], ...]:
-    """What its arm is tuned by."""
+    """Returns the keys and values that an arm is tuned by."""
     free = {
         key: value
         for key, value in point.config.items()
-        if key == MOMENTUM or efficiency.tunes(key) or key.rpartition(".")[2] in FREE
+        if key == MOMENTUM or efficiency.is_tuned(key) or key.rpartition(".")[2] in FREE
     }
     return tuple(sorted(free.items()))
 
 
-def _arm(said: str, its: Sequence[Point], runs: pd.DataFrame, seeds: list[int]) -> MethodResults:
-    """Settings that lack one of the seeds are left out."""
-    name, keys = _method(its[0])
-    if not is_synchronous(name, keys):  # what updates depend on is one
-        chosen = methods.known_stack(name)
-        grouped = chosen and chosen.grouped
+def _arm(
+    source: str, members: Sequence[Point], runs: pd.DataFrame, seeds: list[int]
+) -> MethodResults:
+    """Returns an arm without the settings that lack one of the seeds."""
+    first = members[0]
+    name, keys = _method(first)
+    if not is_synchronous(name, keys):
+        method = methods.known_stack(name)
+        grouped = method and method.grouped
         shape = "cluster." if grouped else (NODES, "cluster.devices_per_node")
-        tables.check_alike(its, f"{said}: runs of {name}", lambda key: not key.startswith(shape))
+        tables.check_alike(
+            members, f"{source}: runs of {name}", lambda key: not key.startswith(shape)
+        )
     runs = runs.drop_duplicates(["free", "seed"], keep="last")
     table = runs.pivot(index="free", columns="seed", values="updates_to_target")
     table = table[seeds].dropna()
     if table.empty:
-        raise TableError(f"{said}: no setting of {name} was run with all of {len(seeds)} seeds")
-    medians = np.median(table.to_numpy(), axis=1)
-    doubt = _doubt([dict(setting) for setting in table.index], medians)
-    nodes = int(its[0].config.get(NODES, 1))
-    return MethodResults(name, keys, _batch(its[0]), nodes, table.to_numpy(), doubt)
+        raise TableError(f"{source}: no setting of {name} was run with all of {len(seeds)} seeds")
+    settings, updates = [dict(setting) for setting in table.index], table.to_numpy()
+    doubt = _doubt(settings, np.median(updates, axis=1))
+    nodes = int(first.config.get(NODES, 1))
+    return MethodResults(name, keys, int(first.config[BATCH]), nodes, updates, doubt)
 
 
 def _doubt(settings: Sequence[Mapping[str, Any]], medians: np.ndarray) -> str:
-    """The keys of the best setting that have the lowest or highest value that was tried."""
+    """Returns the keys whose best value is the lowest or highest that was tried."""
     if len(settings) == 1:
         return "one setting"
     best, edges = settings[int(medians.argmin())], []
     for key in best:
         line = settings
-        if key == RATE:  # every momentum has rates of its own
+        if key == RATE:  # momenta have rates of their own
             line = [s for s in settings if {**s, RATE: 0.0} == {**best, RATE: 0.0}]
-        tried = {s[key] for s in line if isinstance(s[key], int | float)}
-        if len(tried) > 1 and best[key] in (min(tried), max(tried)):
+        values = {s[key] for s in line if isinstance(s[key], int | float)}
+        if len(values) > 1 and best[key] in (min(values), max(values)):
             edges.append(key.rpartition(".")[2])
     return f"{', '.join(edges)} on an edge" if edges else ""

@@ -1,4 +1,4 @@
-"""What `launch.plan` has measured and decided, `plan.json`, as a text to be read."""
+"""The measurements and decisions of `launch.plan`, `plan.json`, as a text."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ MIB = 2**20
 
 
 def text(plan: dict[str, Any]) -> str:
-    """The plan in words and tables."""
+    """Returns the plan in words and tables."""
     batches = pd.DataFrame([_batch(row) for row in plan["batches"]]).to_string(index=False)
     updates = f"updates: {plan['source']}\n{batches}"
     parts = (_memory(plan), updates, _convolutions(plan), _decided(plan))
@@ -61,7 +61,7 @@ def _batch(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convolutions(plan: dict[str, Any]) -> str:
-    """Empty if there are none."""
+    """Returns the table of convolutions, '' if there are none."""
     rows = [
         {
             "convolutions": " ".join(row["names"]),
@@ -81,7 +81,7 @@ def _decided(plan: dict[str, Any]) -> str:
     (update,) = (row for row in plan["batches"] if row["batch"] == plan["batch"])
     devices, servers = plan["devices"], plan["servers"]
     many, computing = devices["count"], servers["compute_seconds"]
-    each = planner.seconds_per_update(computing, devices["overhead_seconds"], many)
+    seconds = planner.seconds_per_update(computing, devices["overhead_seconds"], many)
     needed = servers["count"] if servers["bandwidth"] else "none, as transfers take no time"
     return "\n".join(
         [
@@ -94,7 +94,7 @@ def _decided(plan: dict[str, Any]) -> str:
             f"{servers['workers']}, B_ps = {servers['bandwidth']:.3g} bytes/s and T_C / N_w = "
             f"{computing / many:.3g} s of a worker's computing",
             f"time to train: {_interval(update['time'])} s on one device, "
-            f"{update['updates']['median'] * each:.4g} s on {many}, for "
+            f"{update['updates']['median'] * seconds:.4g} s on {many}, for "
             f"{_interval(update['updates'])} updates of {update['batch']} ({plan['source']})",
             f"use --config.batch_size={update['batch']} "
             f"--config.model.lowering={update['lowering']}",
@@ -103,7 +103,7 @@ def _decided(plan: dict[str, Any]) -> str:
 
 
 def _measured(update: dict[str, Any]) -> str:
-    """What the plan as a whole gains over the config's own algorithms."""
+    """Returns the sentence on the plan's gain over the config's algorithms."""
     planned, gain = update["planned"], update["gain"]
     begin = f"an update of {update['batch']}: "
     if update["own"] is None:

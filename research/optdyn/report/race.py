@@ -1,10 +1,10 @@
-"""A race of real workers, held against theory: `python -m launch.reality --workdir=DIR`.
+"""A race of real workers against theory: `python -m launch.reality --workdir=DIR`.
 
 The law of service times comes from the race itself, or from another with --from=DIR1, of any number
 of workers; only that is a prediction. The simulator runs with it, seed by seed, for as many
 updates: updates a second and staleness are those of the race if workers are independent and the law
 has the right form. The flags of the whole simulated run are printed, and with --against=DIR2, that
-run, the loss curves are compared. Of a metered race there is the implicit momentum too. Reads
+run, the loss curves are compared. A metered race also has an implicit momentum. Reads
 `config.json`, `trace.csv`, `metrics.jsonl` and `sketches.npy`; writes `race.json`.
 """
 
@@ -43,10 +43,8 @@ BOUND, SPEEDS = "method.staleness_bound", "cluster.speeds"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 2 and one line on standard error for input it cannot use."""
-    parser = Parser(
-        prog="optdyn reality", description="A race of real workers, held against theory."
-    )
+    """Runs the command line; returns 2, after a line on standard error, for unusable input."""
+    parser = Parser(prog="optdyn reality", description="A race of real workers against theory.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a race")
     parser.add_argument("--from", dest="source", type=Path, help="workdir the law is taken from")
     parser.add_argument("--against", type=Path, help="workdir of the simulated run")
@@ -74,21 +72,20 @@ def summarize(
     against: Point | None = None,
     cores: float | None = None,
 ) -> dict[str, Any]:
-    """All that the command reports, as JSON has it.
+    """Returns all that the command reports.
 
-    With `cores`, that workers and server share, there is a prediction from one worker besides.
-    Raises `TableError`.
+    `cores`, which workers and server share, adds a prediction from one worker. Raises `TableError`.
     """
-    taken = source or race
-    fitted = raced.fit(raced.ratios(taken.services), taken.groups)
-    values = keys(race, fitted[0], taken)
-    lines = simulated(race, values)
-    pace, drawn = rates(lines, race.stops), histograms(lines, race.stops)
+    origin = source or race
+    fitted = raced.fit(raced.ratios(origin.services), origin.groups)
+    values = simulation_keys(race, fitted[0], origin)
+    timelines = simulate(race, values)
+    pace, drawn = rates(timelines, race.stops), histograms(timelines, race.stops)
     counts = raced.histogram(race.worker, race.staleness, race.stops)
     real = raced.rate(race.worker, race.seconds, race.stops)
-    first = raced.begun(race.worker)
+    first = raced.all_arrived(race.worker)
     setup = max(float(race.seconds[first] - (first + 1) / real), 0.0)
-    chance = [raced.distance(one, drawn.sum(0) - one) for one in drawn]
+    chance = [raced.distance(seed, drawn.sum(0) - seed) for seed in drawn]
     found = {
         "workdir": race.point.folder.resolve().name,
         "law_from": source and source.point.folder.resolve().name,
@@ -102,11 +99,11 @@ def summarize(
         "workers": [
             {
                 "worker": w,
-                "services": len(each),
-                "mean_seconds": float(each.mean()),
-                "variation": float(each.std() / each.mean()),
+                "services": len(services),
+                "mean_seconds": float(services.mean()),
+                "variation": float(services.std() / services.mean()),
             }
-            for w, each in enumerate(race.services)
+            for w, services in enumerate(race.services)
         ],
         "serial_correlation": list(raced.serial(race.services)),
         "laws": [law._asdict() for law in fitted],
@@ -116,7 +113,9 @@ def summarize(
         "simulated": {
             "seeds": SEEDS,
             "updates_a_second": spread(pace.tolist()),
-            "tenths": [raced.tenths(one.worker, one.seconds, race.stops).tolist() for one in lines],
+            "tenths": [
+                raced.tenths(it.worker, it.seconds, race.stops).tolist() for it in timelines
+            ],
             "relative_error": float(np.median(pace) / real - 1),
             "staleness_histogram": drawn.tolist(),
             "staleness_mean": float(drawn.sum(0) @ np.arange(drawn.shape[1]) / drawn.sum()),
@@ -129,31 +128,31 @@ def summarize(
         "momentum": momentum(race, counts),
     }
     if cores is not None:
-        shared = sharing(race, values, source, cores)
+        shared = predict_shared(race, values, source, cores)
         shared["relative_error"] = shared["updates_a_second"][0] / real - 1
         shared["distance"] = raced.distance(counts, np.array(shared["staleness_histogram"]))
         found["shared"] = shared
-    found["against"] = compared(race, setup, against) if against else None
+    found["against"] = compare_losses(race, setup, against) if against else None
     return found | {"notes": notes(race, source, found)}
 
 
-def keys(race: RaceRecord, law: FittedLaw, source: RaceRecord) -> dict[str, Any]:
-    """The keys of the config with which the simulator runs this race by the law of `source`.
+def simulation_keys(race: RaceRecord, law: FittedLaw, source: RaceRecord) -> dict[str, Any]:
+    """Returns the config keys with which the simulator runs this race by the law of `source`.
 
-    Means are those of its workers; of a race of another size that of one worker at the mean rate.
+    Means are those of its workers; a race of another size has one worker's at the mean rate.
     """
     means = source.means
     if race.groups != source.groups:
         means = np.full(race.groups, 1 / np.mean(1 / means))
-    mean = _six(means.mean())
+    mean = _six_digits(means.mean())
     found: dict[str, Any] = {
         "method.groups": race.groups,
         "cluster.nodes": race.groups,
         "cluster.devices_per_node": 1,
         "cluster.service.name": law.name,
-        "cluster.service.variation": _six(law.variation),
-        "cluster.seconds_per_example": _six(mean / race.point.config[BATCH]),
-        SPEEDS: tuple(_six(mean / own) for own in means),
+        "cluster.service.variation": _six_digits(law.variation),
+        "cluster.seconds_per_example": _six_digits(mean / race.point.config[BATCH]),
+        SPEEDS: tuple(_six_digits(mean / worker) for worker in means),
     }
     if law.name not in raced.FREE:
         del found["cluster.service.variation"]
@@ -168,8 +167,8 @@ def _cluster(values: Mapping[str, Any]) -> Cluster:
     return Config().with_(keys).cluster
 
 
-def simulated(race: RaceRecord, values: Mapping[str, Any]) -> list[Timeline]:
-    """What the simulator makes of the race with these keys, seed by seed."""
+def simulate(race: RaceRecord, values: Mapping[str, Any]) -> list[Timeline]:
+    """Returns timelines of the race, simulated with these keys, one a seed."""
     return [
         compute_groups(
             _cluster(values),
@@ -183,24 +182,25 @@ def simulated(race: RaceRecord, values: Mapping[str, Any]) -> list[Timeline]:
     ]
 
 
-def rates(lines: Sequence[Timeline], stops: np.ndarray) -> np.ndarray:
-    """(seeds,) updates a second of timelines."""
-    return np.array([raced.rate(line.worker, line.seconds, stops) for line in lines])
+def rates(timelines: Sequence[Timeline], stops: np.ndarray) -> np.ndarray:
+    """Returns updates a second of timelines, (seeds,)."""
+    return np.array([raced.rate(line.worker, line.seconds, stops) for line in timelines])
 
 
-def histograms(lines: Sequence[Timeline], stops: np.ndarray) -> np.ndarray:
-    """(seeds, longest) how often every staleness from 0 up came, of each of the timelines."""
-    counts = [raced.histogram(line.worker, line.staleness, stops) for line in lines]
+def histograms(timelines: Sequence[Timeline], stops: np.ndarray) -> np.ndarray:
+    """Returns counts of staleness from 0 up in timelines, (seeds, longest)."""
+    counts = [raced.histogram(line.worker, line.staleness, stops) for line in timelines]
     return pd.DataFrame(counts).fillna(0).to_numpy(int)
 
 
-def sharing(
+def predict_shared(
     race: RaceRecord, values: Mapping[str, Any], source: RaceRecord | None, cores: float
 ) -> dict[str, Any]:
-    """The race as `shared_cores` predicts it from one worker, `source`, with the law of `values`.
+    """Returns the race as `shared_cores` predicts it from one worker, `source`.
 
-    One worker is served at once, so its service is its own computing and the server's `serving`.
-    Raises `TableError` where there is no such source, or it does not know what the server took.
+    `values` has the law. One worker is served at once, so its service is its computing and the
+    server's `serving`. Raises `TableError` without such a source, or if the seconds of its server
+    are unknown.
     """
     if not cores > 0:
         raise TableError(f"--cores={cores:g}: must be positive")
@@ -216,38 +216,39 @@ def sharing(
             f"and an update {source.means[0]:.3g} seconds; nothing is left for the worker"
         )
     work = Work(np.full((race.groups, 1), computing))
-    # What varies of a service is its computing: an update is the same work each time.
+    # Computing varies; the server's part is the same work each time.
     law = _cluster(values).service
     if isinstance(law, (LogNormal, Gamma)):
         law = law.with_(variation=law.variation * source.means[0] / computing)
-    drawn = law.draw
-    lines = [
-        shared_cores(seed, drawn, work, source.serving, cores, len(race.seconds))
+    timelines = [
+        shared_cores(seed, law.draw, work, source.serving, cores, len(race.seconds))
         for seed in range(SEEDS)
     ]
     return {
         "cores": cores,
         "computing_seconds": computing,
         "serving_seconds": source.serving,
-        "updates_a_second": spread(rates(lines, race.stops).tolist()),
-        "staleness_histogram": histograms(lines, race.stops).sum(axis=0).tolist(),
+        "updates_a_second": spread(rates(timelines, race.stops).tolist()),
+        "staleness_histogram": histograms(timelines, race.stops).sum(axis=0).tolist(),
     }
 
 
 def command(race: RaceRecord, values: Mapping[str, Any]) -> str:
-    """The command line of the whole simulated run: the race's own with these keys."""
+    """Returns the command of the whole simulated run: the race's command with these keys."""
     folder = race.point.folder
     starts = history.starts(folder)
-    given = shlex.split(starts[-1]["command"]) if starts else ["--config=CONFIG"]
+    words = shlex.split(starts[-1]["command"]) if starts else ["--config=CONFIG"]
     flag = re.compile(r"--?(?:no)?config(?:=|\.([^=]*))")
-    kept = [word for word in given if (key := flag.match(word)) and key[1] not in values]
+    kept = [word for word in words if (key := flag.match(word)) and key[1] not in values]
     speeds = "".join(f"{speed}," for speed in values[SPEEDS])
-    ours = [f"--config.{key}={value}" for key, value in {**values, SPEEDS: f"({speeds})"}.items()]
-    return shlex.join(["optdyn", "train", *kept, *ours, f"--workdir={folder}-simulated"])
+    changed = [
+        f"--config.{key}={value}" for key, value in {**values, SPEEDS: f"({speeds})"}.items()
+    ]
+    return shlex.join(["optdyn", "train", *kept, *changed, f"--workdir={folder}-simulated"])
 
 
 def momentum(race: RaceRecord, counts: np.ndarray) -> dict[str, Any]:
-    """What the meter read, if it was on, and what the order of arrivals says by itself.
+    """Returns the momentum that the meter read, if it was on, and that of the recorded staleness.
 
     The recorded staleness is the lag polynomial eta_m = alpha P(tau = m). Its equivalent momentum
     is that of its mean lag; `distance`, the total variation from one term of momentum.
@@ -261,44 +262,44 @@ def momentum(race: RaceRecord, counts: np.ndarray) -> dict[str, Any]:
     }
     if not (race.point.folder / SKETCHES).exists():
         return found
-    read = windows.fit(windows.load(race.point.folder))
-    return found | {"meter": {k: v for k, v in read.items() if k.startswith("implicit")}}
+    reading = windows.fit(windows.load(race.point.folder))
+    return found | {"meter": {k: v for k, v in reading.items() if k.startswith("implicit")}}
 
 
-def compared(race: RaceRecord, setup: float, other: Point) -> dict[str, Any]:
-    """Training losses of the race and of a simulated run; raises `TableError`.
+def compare_losses(race: RaceRecord, setup: float, other: Point) -> dict[str, Any]:
+    """Compares training losses of the race and of a simulated run; raises `TableError`.
 
     By seconds the race is counted without the `setup` with which it began.
     """
-    ours, theirs = (
+    race_log, other_log = (
         tables.metrics([point])[list(tables.LOGGED)].dropna() for point in (race.point, other)
     )
-    both = ours.merge(theirs, on="step", suffixes=("", "_simulated"))
-    if len(both) < 2:
+    merged = race_log.merge(other_log, on="step", suffixes=("", "_simulated"))
+    if len(merged) < 2:
         raise TableError(f"{other.folder}: logs no two updates that {race.point.folder} logs too")
-    by_update = both.assign(off=both["train_loss"] - both["train_loss_simulated"])
-    clock = theirs["simulated_seconds"].to_numpy()
-    ours = ours.assign(seconds=ours["simulated_seconds"] - setup)
-    by_second = ours[ours["seconds"].between(clock[0], clock[-1])]
+    by_update = merged.assign(off=merged["train_loss"] - merged["train_loss_simulated"])
+    clock = other_log["simulated_seconds"].to_numpy()
+    race_log = race_log.assign(seconds=race_log["simulated_seconds"] - setup)
+    by_second = race_log[race_log["seconds"].between(clock[0], clock[-1])]
     if by_second.empty:
         raise TableError(f"{other.folder}: shares no second with {race.point.folder}")
-    drawn = np.interp(by_second["seconds"], clock, theirs["train_loss"])
+    drawn = np.interp(by_second["seconds"], clock, other_log["train_loss"])
     by_second = by_second.assign(off=by_second["train_loss"] - drawn)
-    unlike = [
+    differing = [
         key
-        for key in tables.differing([race.point, other])
+        for key in tables.differing_keys([race.point, other])
         if not key.startswith(("cluster.", "note", "log_every", "checkpoint_every"))
     ]
     return {
         "workdir": other.folder.resolve().name,
-        "differ": unlike,
-        "by_update": _largest(by_update, "step"),
-        "by_second": _largest(by_second, "seconds"),
+        "differ": differing,
+        "by_update": _largest_difference(by_update, "step"),
+        "by_second": _largest_difference(by_second, "seconds"),
     }
 
 
-def _largest(table: pd.DataFrame, clock: str) -> dict[str, Any]:
-    """Where the losses are the furthest `off`, and by how much at the end."""
+def _largest_difference(table: pd.DataFrame, clock: str) -> dict[str, Any]:
+    """Returns where the losses are the furthest `off`, and by how much at the end."""
     most = table["off"].abs().idxmax()
     return {
         "points": len(table),
@@ -310,94 +311,95 @@ def _largest(table: pd.DataFrame, clock: str) -> dict[str, Any]:
 
 
 def notes(race: RaceRecord, source: RaceRecord | None, found: Mapping[str, Any]) -> list[str]:
-    """What the figures do not say by themselves."""
+    """Returns the sentences that interpret the figures."""
     best, (correlation, error) = found["laws"][0], found["serial_correlation"]
-    said = []
+    lines = []
     if source is None:
-        said.append(
+        lines.append(
             "The law and the means come from this very run. So its updates a second are nearly an "
             "identity: the rates of workers add up. What can be wrong is the staleness histogram. "
             "A prediction takes the law from another race, --from=DIR1."
         )
     else:
-        said.append(
-            f"The law and the means come from {found['law_from']}, of {workers(source.groups)}: "
+        workers = worker_count(source.groups)
+        lines.append(
+            f"The law and the means come from {found['law_from']}, of {workers}: "
             "this is a prediction, of workers that do not slow one another down. There a service "
             f"takes {source.means.mean():.4g} s, here {race.means.mean():.4g} s."
         )
     if best["name"] == "constant":
-        said.append("Service is constant: all services of a worker take the same time.")
+        lines.append("Service is constant: all services of a worker take the same time.")
     elif best["p"] < SMALL:
-        said.append(
+        lines.append(
             f"No law fits to the last: {best['name']} is the nearest, off by up to "
             f"{best['distance']:.2g} of probability. p is too large where the variation is fitted."
         )
     if abs(correlation) > 3 * error:
-        said.append(
+        lines.append(
             f"A service is like the worker's last one (correlation {correlation:.2f}, {error:.1g} "
             "by chance), and the laws assume that it is not: the machine's pace changes."
         )
     parts = np.array(found["simulated"]["tenths"])
     pace = found["updates_a_second"], np.median(found["simulated"]["updates_a_second"])
     if min(found["tenths"]) / pace[0] < parts.min() / pace[1]:
-        said.append(
+        lines.append(
             "The pace changes more from tenth to tenth than the law makes it: something slows "
             "all workers together."
         )
     counts = np.array(found["staleness_histogram"])
     if race.groups > 1 and counts.max() == counts.sum():
-        said.append(
+        lines.append(
             f"The staleness is always {counts.argmax()}: workers take turns. That is a delay of "
             "g - 1 updates, not a momentum."
         )
     elif found["geometric"]["p"] is not None:
         agrees = found["geometric"]["p"] >= SMALL
-        said.append(
+        lines.append(
             "Staleness "
             + ("agrees with the geometric law: " if agrees else "is not geometric: ")
             + ("no sign that workers are not" if agrees else "workers are not")
             + " memoryless and alike."
         )
     if not found["stops"]:
-        said.append(
+        lines.append(
             "The server's stops, as to log, come too often to leave out what is near them, and "
             "services have them in them. A larger config.log_every would tell them apart."
         )
     else:
         share = 1 - found["updates_a_second_with_stops"] / found["updates_a_second"]
-        said.append(
+        lines.append(
             f"The server's stops, to log, to save and to read the meter, take {share:.0%} of the "
             "time; the simulator has none."
         )
     if found["against"] and found["against"]["differ"]:
         names = ", ".join(found["against"]["differ"])
-        said.append(f"The run that it is compared with differs in more than its cluster: {names}.")
-    return said
+        lines.append(f"The run that it is compared with differs in more than its cluster: {names}.")
+    return lines
 
 
-def workers(count: int) -> str:
-    """'1 worker', or '2 workers' and so on."""
+def worker_count(count: int) -> str:
+    """Returns '1 worker', or '2 workers' and so on."""
     return f"{count} worker{'s' * (count > 1)}"
 
 
-def _six(value: float) -> float:
-    """Six digits, which the flags have."""
+def _six_digits(value: float) -> float:
+    """Returns the value to the six digits that flags have."""
     return float(f"{value:.6g}")
 
 
 def _print(found: Mapping[str, Any]) -> None:
     drawn, exact = found["simulated"], found["geometric"]
     middle, low, high = drawn["updates_a_second"]
-    who = workers(found["groups"])
+    who = worker_count(found["groups"])
     print(f"{found['updates']} updates of {who}, away from {found['stops']} stops:\n")
     print(pd.DataFrame(found["workers"]).to_string(index=False, float_format="{:.4g}".format))
     correlation, error = found["serial_correlation"]
     print(f"\ncorrelation of a worker's services in a row: {correlation:.3f} (chance {error:.2g})")
-    of = f" of {found['law_from']}" if found["law_from"] else ""
+    source = f" of {found['law_from']}" if found["law_from"] else ""
     least = found["laws"][0]["aic"]
     rows = [
         {
-            "law" + of: law["name"],
+            "law" + source: law["name"],
             "variation": shown(law["variation"], law["interval"] if law["aic"] else None),
             "AIC over the best": f"{law['aic'] - least:.1f}" if np.isfinite(least) else "",
             "KS distance": f"{law['distance']:.3g}",
@@ -461,13 +463,13 @@ def _print_losses(found: Mapping[str, Any]) -> None:
     rows = [
         {
             "at equal": name,
-            "points": its["points"],
-            "largest difference": shown(its["largest"]),
-            "at": f"{its[unit]:.4g}",
-            "where the loss is": shown(its["train_loss"]),
-            "at the end": shown(its["last"]),
+            "points": difference["points"],
+            "largest difference": shown(difference["largest"]),
+            "at": f"{difference[unit]:.4g}",
+            "where the loss is": shown(difference["train_loss"]),
+            "at the end": shown(difference["last"]),
         }
-        for name, its, unit in (
+        for name, difference, unit in (
             ("updates", found["by_update"], "step"),
             ("seconds", found["by_second"], "seconds"),
         )

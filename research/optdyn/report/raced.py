@@ -1,4 +1,4 @@
-"""Arrivals as real workers left them in a workdir, their service times and their staleness.
+"""Arrivals that real workers recorded in a workdir, their service times and staleness.
 
     T = m_w X                          m_w: mean seconds of worker w;  X of unit mean, one law
     P(tau = k) = (1/g) (1 - 1/g)^k     if g workers are memoryless and alike
@@ -22,7 +22,7 @@ from optdyn import methods
 from optdyn.clock.timeline import from_arrivals
 from optdyn.clock.trace import SERVED, read_table
 from optdyn.report import tables
-from optdyn.report.tables import GROUPS, NAME, Point, TableError, value
+from optdyn.report.tables import GROUPS, NAME, Point, TableError, config_value
 from optdyn.train import history
 
 LATE = 5  # updates a worker by which nearly every gradient that is at work arrives
@@ -37,7 +37,7 @@ NORMAL = 1.959964  # half-width of 95 % in standard errors
 
 
 class RaceRecord(NamedTuple):
-    """Arrivals (T,) of a run's workers, in order."""
+    """The arrivals (T,) of a run's workers, in order."""
 
     point: Point
     worker: np.ndarray
@@ -45,33 +45,32 @@ class RaceRecord(NamedTuple):
     staleness: np.ndarray
     services: list[np.ndarray]  # seconds, by worker, without its first and those near a stop
     stops: np.ndarray  # updates; none where there are too many to leave out what is near them
-    serving: float = math.nan  # seconds of the server at an update; NaN where nobody knows
+    serving: float = math.nan  # seconds of the server at an update; NaN where unknown
 
     @property
     def groups(self) -> int:
-        """g, how many groups race."""
+        """The number g of groups that race."""
         return len(self.services)
 
     @property
     def means(self) -> np.ndarray:
-        """(g,) seconds of a service."""
-        return np.array([own.mean() for own in self.services])
+        """The mean seconds of a service by worker, (g,)."""
+        return np.array([seconds.mean() for seconds in self.services])
 
 
 def load(folder: Path) -> RaceRecord:
-    """The race in a workdir; raises `TableError`.
+    """Returns the race in a workdir; raises `TableError`.
 
-    A gradient is at work from when its version was made, which its worker then read, until it
-    arrives: the time since the worker's last arrival, less what it waited for others. Which are
-    near a stop of the server is decided by when they begin, since of those that end before the next
-    stop long ones would be missing.
+    A service lasts from when the gradient's version was made, which its worker then read, until it
+    arrives: the time since the worker's last arrival, less its waiting for others. Services that
+    begin near a stop of the server are left out; by their ends, long ones would be missing.
     """
     point = only(folder)
     path = folder / "trace.csv"
-    name, groups, batch = (value(point.config, key) for key in (NAME, GROUPS, BATCH))
-    chosen = methods.known_stack(name or "")
-    alone = chosen and chosen.grouped and chosen.simple
-    if not (path.exists() and alone and groups and batch):
+    name, groups, batch = (config_value(point.config, key) for key in (NAME, GROUPS, BATCH))
+    method = methods.known_stack(name or "")
+    is_plain = method and method.grouped and method.simple
+    if not (path.exists() and is_plain and groups and batch):
         raise TableError(
             f"{folder}: no race in it; needs a run of `optdyn race`, with the trace.csv that its "
             "workers leave, of updates that are one gradient of the whole batch each"
@@ -93,103 +92,104 @@ def load(folder: Path) -> RaceRecord:
     if (counts := np.bincount(worker.astype(int))).min() <= FEWEST:
         few = f"fewer than {FEWEST + 1} arrivals of worker {counts.argmin()}"
         raise TableError(f"{path}: {few}; let the run go on")
-    made = from_arrivals(worker, seconds, groups)
-    staleness = made.staleness if version is None else t - version
+    timeline = from_arrivals(worker, seconds, groups)
+    staleness = timeline.staleness if version is None else t - version
     if not ((staleness >= 0) & (staleness <= t) & (staleness == np.floor(staleness))).all():
         raise TableError(f"{path}: version must be a whole number, at most that of the row")
-    late, halts = staleness.astype(int), stops(point, len(table))
-    version = t - late
+    staleness, halts = staleness.astype(int), stops(point, len(table))
+    version = t - staleness
     services = seconds - np.concatenate([[0.0], seconds])[version]
     first = np.zeros(len(t), bool)
     first[np.unique(worker, return_index=True)[1]] = True
     if services[~first].min() <= 0:
         raise TableError(f"{path}: two arrivals of one worker at one time")
     calm = ~first & quiet(halts, version, groups, LATE * groups - 1)
-    if np.bincount(made.worker[calm], minlength=groups).min() < FEWEST:
+    if np.bincount(timeline.worker[calm], minlength=groups).min() < FEWEST:
         halts, calm = np.zeros(0, int), ~first
-    each = [services[calm & (made.worker == w)] for w in range(groups)]
+    by_worker = [services[calm & (timeline.worker == w)] for w in range(groups)]
     known = np.isfinite(served) & quiet(halts, t, groups)
     serving = float(served[known].mean()) if known.any() else math.nan
-    return RaceRecord(point, made.worker, seconds, late, each, halts, serving)
+    return RaceRecord(point, timeline.worker, seconds, staleness, by_worker, halts, serving)
 
 
 def stops(point: Point, updates: int) -> np.ndarray:
-    """The updates before which the server did something else, in order.
+    """Returns the updates before which the server did something else, in order.
 
-    Log points, checkpoints, where windows of the meter begin and end, and where the run started.
-    Then all workers wait for the server, and what they sent meanwhile comes at once.
+    Log points, checkpoints, the ends of the meter's windows, and where the run started. All workers
+    wait for the server then, and the gradients that they sent meanwhile arrive at once.
     """
-    config, at = point.config, {int(start.get("at", 0)) for start in history.starts(point.folder)}
+    config = point.config
+    updates_of_stops = {0, *(int(start.get("at", 0)) for start in history.starts(point.folder))}
     cycles = [(config.get(f"{name}_every"), 0) for name in ("log", "checkpoint")]
     if config.get("probes.momentum"):
         cycles += [(config["probes.every"], shift) for shift in (0, config["probes.window"])]
-    for every, shift in cycles:
-        at |= set(range(shift, updates, every) if every else ())
-    return np.array(sorted({0} | at))
+    for period, shift in cycles:
+        updates_of_stops |= set(range(shift, updates, period) if period else ())
+    return np.array(sorted(updates_of_stops))
 
 
 def quiet(stops: np.ndarray, at: np.ndarray, before: int, after: int = 0) -> np.ndarray:
-    """Whether there is no stop from `before` updates before each of `at` to `after` after it."""
+    """Returns whether there is no stop from `before` updates before `at` to `after` after it."""
     following = np.append(stops.astype(float), np.inf)[np.searchsorted(stops, at - before)]
     return following > at + after
 
 
-def begun(worker: np.ndarray) -> int:
-    """The first update by which every worker has arrived once."""
+def all_arrived(worker: np.ndarray) -> int:
+    """Returns the first update by which all workers have arrived once."""
     return int(max(np.unique(worker, return_index=True)[1]))
 
 
 def gaps(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Seconds from one update to the next, from `begun` on, but for those that a stop has made."""
-    at = np.arange(begun(worker) + 1, len(worker))
+    """Returns the seconds between updates, from `all_arrived` on, without those of a stop."""
+    at = np.arange(all_arrived(worker) + 1, len(worker))
     return np.diff(seconds)[at - 1][quiet(stops, at, int(worker.max()) + 1)]
 
 
 def rate(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> float:
-    """Updates a second of these; with no `stops` of all."""
+    """Returns updates a second by `gaps`."""
     return float(1 / gaps(worker, seconds, stops).mean())
 
 
 def tenths(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """(10,) the same of every tenth of the updates."""
+    """Returns the rate of each tenth of the updates, (10,)."""
     parts = np.array_split(gaps(worker, seconds, stops), 10)
     return np.array([1 / part.mean() for part in parts])
 
 
 def histogram(worker: np.ndarray, staleness: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """How often every staleness from 0 up came, from `begun` on, but for what a stop has made."""
-    at = np.arange(begun(worker) + 1, len(worker))
+    """Returns counts of staleness from 0 up, from `all_arrived` on, but for updates near a stop."""
+    at = np.arange(all_arrived(worker) + 1, len(worker))
     return np.bincount(staleness[at][quiet(stops, at, LATE * (int(worker.max()) + 1))])
 
 
 def geometric(groups: int, size: int) -> np.ndarray:
-    """(size + 1,) the law of memoryless workers that are alike; the last is all that is beyond."""
+    """Returns the law of alike memoryless workers, (size + 1,); the last is all larger ones."""
     q = 1 - 1 / groups
     return np.append((1 - q) * q ** np.arange(size), q**size)
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Total variation between histograms or laws, each of any length."""
+    """Returns the total variation between histograms or laws, each of any length."""
     size = max(len(one), len(other))
-    a, b = (np.pad(each / each.sum(), (0, size - len(each))) for each in (one, other))
+    a, b = (np.pad(counts / counts.sum(), (0, size - len(counts))) for counts in (one, other))
     return float(abs(a - b).sum() / 2)
 
 
 def memoryless(counts: np.ndarray, groups: int) -> dict[str, Any]:
-    """A histogram of staleness against the geometric law: total variation, chi-squared test.
+    """Compares a histogram of staleness with the geometric law: total variation, chi-squared test.
 
-    The staleness of one update depends on that of others, yet of memoryless workers the statistic
+    The staleness of one update depends on that of others, yet for memoryless workers the statistic
     is nearly chi-squared with a degree of freedom a bin but one: of 1,000 simulated runs 5 to 7 %
     are rejected at 5 %. One worker has nothing to test.
     """
     law = geometric(groups, len(counts))
     found = {"distance": distance(counts, law)}
-    seen, expected = np.append(counts, 0.0), counts.sum() * law
+    observed, expected = np.append(counts, 0.0), counts.sum() * law
     while len(expected) > 1 and min(expected[-2:]) < EXPECTED:
-        seen, expected = (np.append(v[:-2], v[-2:].sum()) for v in (seen, expected))
+        observed, expected = (np.append(v[:-2], v[-2:].sum()) for v in (observed, expected))
     if len(expected) < 2:
         return found | {"chi_square": None, "freedom": 0, "p": None}
-    test = stats.chisquare(seen, expected)
+    test = stats.chisquare(observed, expected)
     freedom = len(expected) - 1
     return found | {
         "chi_square": float(test.statistic),
@@ -199,7 +199,7 @@ def memoryless(counts: np.ndarray, groups: int) -> dict[str, Any]:
 
 
 def only(folder: Path) -> Point:
-    """The one run in a workdir; raises `TableError`."""
+    """Returns the one run in a workdir; raises `TableError`."""
     found = tables.points(folder)
     if len(found) > 1:
         raise TableError(f"{folder}: {len(found)} runs in it; give the workdir of one")
@@ -231,12 +231,12 @@ class FittedLaw(NamedTuple):
 
 
 def ratios(services: Sequence[np.ndarray]) -> np.ndarray:
-    """All services, each over the mean of its worker. `services`: seconds, (n,) a worker."""
-    return np.concatenate([own / own.mean() for own in services])
+    """Returns all services over the mean of their worker. `services`: seconds, (n,) a worker."""
+    return np.concatenate([seconds / seconds.mean() for seconds in services])
 
 
 def fit(x: np.ndarray, workers: int) -> list[FittedLaw]:
-    """All laws fitted to ratios (n,) of so many workers, the best of them first.
+    """Fits all laws to ratios (n,) of so many workers, and returns them, the best first.
 
     That is the one of least AIC, or exponential if it is within `SIMPLER` of it. Where all services
     are alike it is `constant`, and there is no other.
@@ -249,13 +249,13 @@ def fit(x: np.ndarray, workers: int) -> list[FittedLaw]:
 
 
 def serial(services: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Correlation of a service with its worker's last one, and its standard error if it is 0."""
-    centred = [own / own.mean() - 1 for own in services]
-    power = sum(float(own @ own) for own in centred)
-    pairs = sum(len(own) - 1 for own in centred)
+    """Returns the correlation of consecutive services of a worker, and its error if it is 0."""
+    centred = [seconds / seconds.mean() - 1 for seconds in services]
+    power = sum(float(x @ x) for x in centred)
+    pairs = sum(len(x) - 1 for x in centred)
     if power < CONSTANT**2 * pairs:
         return math.nan, math.nan
-    return sum(float(own[1:] @ own[:-1]) for own in centred) / power, pairs**-0.5
+    return sum(float(x[1:] @ x[:-1]) for x in centred) / power, pairs**-0.5
 
 
 def _fitted(name: str, x: np.ndarray, workers: int) -> FittedLaw:

@@ -27,7 +27,7 @@ from optdyn.report import (
     page,
     tables,
 )
-from optdyn.report.curves import Compared
+from optdyn.report.curves import RunComparison
 from optdyn.report.kept_momentum import GroupComparison
 from optdyn.report.page import Section, number
 from optdyn.report.run_tables import NAME
@@ -45,28 +45,34 @@ WORKDIR = "workdir"  # a key of points whose configs do not tell them apart
 def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> Path:
     """Writes the page and returns its path.
 
-    `target` is the training loss that efficiency is measured to; NaN: the lowest that every method
-    reaches, or of many the better half. `out` is the page's path, if not `report.html` in the
+    `target` is the training loss that efficiency is measured to; NaN: the lowest that all methods
+    reach, or of many the better half. `out` is the page's path, if not `report.html` in the
     workdirs' common folder. Raises `TableError` if there is no run in a workdir, or if one starts
     at or below the target.
     """
-    points = _distinguished(tables.points(*workdirs))
+    points = _points(*workdirs)
     recorded = [point for point in points if point.config.get("replicas.count")]
-    trained = [point for point in points if not point.config.get("replicas.count")]
-    probed = [point for point in trained if point.config.get("probes.momentum")]
-    answers, found = _trained(_comparable(points), target)
-    found += [momenta.metered(probed), arrivals.workers(trained), arrivals.staleness(trained)]
-    found += [momenta.fitted(recorded, workdirs)]
-    shown = [section for section in found if section]
+    trained = tables.trained(points)
+    metered = [point for point in trained if point.config.get("probes.momentum")]
+    answer, compared = _comparisons(tables.comparable(points), target)
+    sections = [
+        *compared,
+        momenta.metered(metered),
+        arrivals.workers(trained),
+        arrivals.staleness(trained),
+        momenta.fitted(recorded, workdirs),
+    ]
     path = out or Path(os.path.commonpath([w.resolve() for w in workdirs])) / "report.html"
     names = ", ".join(workdir.resolve().name for workdir in workdirs[:3])
     more = f" and {len(workdirs) - 3} more" if len(workdirs) > 3 else ""
-    title = f"Optimization dynamics: {names}{more}"
+    notes = dict.fromkeys(
+        [*tables.notes(*workdirs), *(str(point.config.get("note") or "") for point in points)]
+    )
     text = page.render(
-        title=title,
-        notes=_notes(points, workdirs),
-        answers=answers,
-        sections=shown,
+        title=f"Optimization dynamics: {names}{more}",
+        notes=[note for note in notes if note][:NOTES],
+        answers=answer,
+        sections=[section for section in sections if section],
         **_provenance(points, workdirs),
     )
     tables.replace(path, text)
@@ -74,101 +80,98 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
 
 
 def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
-    """The settings that the page compares, the best first, run by run.
+    """Returns the settings that the page compares, the best first, run by run.
 
     A row has the keys of the config that tell it from others, and of each of its runs the seed, the
     updates and the simulated seconds to the target (infinite if missed), and the final loss.
     """
-    points = _comparable(_distinguished(tables.points(*workdirs)))
-    it = _compared(points, target)[0] if points else None
-    return {"target": it and it.target, "rows": headline.rows(it) if it else []}
+    points = tables.comparable(_points(*workdirs))
+    if not points:
+        return {"target": None, "rows": []}
+    comparison, _ = _compare(points, target)
+    return {"target": comparison.target, "rows": headline.rows(comparison)}
 
 
 def best(workdir: Path, target: float = np.nan) -> str:
-    """A short table, as text, of the points that come first; '' if nothing was trained."""
-    points = _comparable(_distinguished(tables.points(workdir)))
-    return headline.best(_compared(points, target)[0]) if points else ""
+    """Returns a short table, as text, of the best points; '' if nothing was trained."""
+    points = tables.comparable(_points(workdir))
+    return headline.best(_compare(points, target)[0]) if points else ""
 
 
-def _comparable(points: Sequence[Point]) -> list[Point]:
-    """Trained runs; metered ones beside others are there for the meter, and not to be compared."""
-    trained = [point for point in points if not point.config.get("replicas.count")]
-    return [point for point in trained if not point.config.get("probes.momentum")] or trained
-
-
-def _notes(points: Sequence[Point], workdirs: Sequence[Path]) -> list[str]:
-    """What the grids ask, and what runs say that they are for, if not too many do."""
-    own = [str(point.config.get("note") or "") for point in points]
-    every = dict.fromkeys([*tables.notes(*workdirs), *filter(None, own)])
-    return list(every)[:NOTES]
-
-
-def _distinguished(points: Sequence[Point]) -> Sequence[Point]:
-    """The points, with their workdir in the config if two of different workdirs agree in it."""
+def _points(*workdirs: Path) -> Sequence[Point]:
+    """Reads the points; equal configs of different workdirs get a key that tells them apart."""
+    points = tables.points(*workdirs)
     homes: dict[str, set[Path]] = {}
     for point in points:
         homes.setdefault(repr(sorted(point.config.items())), set()).add(tables.home(point.folder))
-    if all(len(its) == 1 for its in homes.values()):
+    if all(len(folders) == 1 for folders in homes.values()):
         return points
     return [p._replace(config=p.config | {WORKDIR: str(tables.home(p.folder))}) for p in points]
 
 
-def _trained(points: Sequence[Point], target: float) -> tuple[list[str], list[Section | None]]:
-    """The answer, what remains once all is tuned, what was run, and its comparisons."""
+def _comparisons(points: Sequence[Point], target: float) -> tuple[list[str], list[Section | None]]:
+    """Returns the page's answer and its sections on trained runs."""
     if not points:
         return [], []
     for point in points:
         if point.config.get(NAME) is None:
             raise TableError(f"{point.folder / 'config.json'}: {NAME} is missing")
-    it, tuned = _compared(points, target)
-    if not it.curves:
-        return [], [headline.overview(it)]
-    return kept_momentum.answer(tuned, it.keys) or headline.lines(it), [
-        kept_momentum.section(tuned, it),
-        headline.overview(it),
-        curves.losses(it),
-        curves.to_losses(it),
-        curves.plane(it),
-        fronts.section(it),
-        curves.along(it),
+    comparison, groups = _compare(points, target)
+    if not comparison.curves:
+        return [], [headline.overview(comparison)]
+    return kept_momentum.answer(groups, comparison.keys) or headline.answer(comparison), [
+        kept_momentum.section(groups, comparison),
+        headline.overview(comparison),
+        curves.losses(comparison),
+        curves.time_to_losses(comparison),
+        curves.plane(comparison),
+        fronts.section(comparison),
+        curves.along(comparison),
     ]
 
 
-def _compared(points: Sequence[Point], target: float) -> tuple[Compared, list[GroupComparison]]:
-    """The points and the arms among them, all by one target."""
-    it = curves.compared(points, target)
-    tuned = kept_momentum.comparisons(it.runs, it.log, it.keys, target) if it.curves else []
-    if tuned and np.isnan(target):
-        loss = tuned[0].losses[0]
+def _compare(points: Sequence[Point], target: float) -> tuple[RunComparison, list[GroupComparison]]:
+    """Compares the points, and the groups among them, by one target."""
+    comparison = curves.compared(points, target)
+    groups = (
+        kept_momentum.comparisons(comparison.runs, comparison.log, comparison.keys, target)
+        if comparison.curves
+        else []
+    )
+    if groups and np.isnan(target):
         why = "by which the settings above are chosen"
-        it = curves.compared(points, loss)._replace(why=why)
-    return it, tuned
+        comparison = curves.compared(points, groups[0].losses[0])._replace(why=why)
+    return comparison, groups
 
 
 def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, Any]:
-    """What produced the numbers: libraries, devices, the configuration that all points share."""
-    libraries, devices, seconds = set(), set(), 0.0
-    for point in points:
-        versions, device = (point.summary.get(key, {}) for key in ("versions", "device"))
-        libraries.add(", ".join(f"{name} {version}" for name, version in versions.items()))
-        devices.add(", ".join(f"{name} {value}" for name, value in device.items()))
-        seconds += point.summary.get("wall_seconds") or 0.0
-    found = {"libraries": libraries - {""}, "device": devices - {""}}
-    facts = [(name, "; ".join(sorted(texts))) for name, texts in found.items() if texts]
+    """Returns the libraries, devices and the configuration that all points share."""
+    facts = []
+    for title, key in (("libraries", "versions"), ("device", "device")):
+        texts = {
+            ", ".join(f"{name} {value}" for name, value in point.summary.get(key, {}).items())
+            for point in points
+        }
+        if texts := texts - {""}:
+            facts.append((title, "; ".join(sorted(texts))))
+    seconds = sum(point.summary.get("wall_seconds") or 0.0 for point in points)
     facts += [("wall-clock seconds of the runs", number(seconds))] if seconds else []
-    again = invocation("report")
-    facts += [("this page again", f"{again} {shlex.join(['--workdir', *map(str, workdirs)])}")]
-    differing = tables.differing(points)
+    command = f"{invocation('report')} {shlex.join(['--workdir', *map(str, workdirs)])}"
+    differing = tables.differing_keys(points)
     shared = [
         (key, str(value))
         for key, value in points[0].config.items()
         if key not in differing and all(key in point.config for point in points)
     ]
-    return {"provenance": facts, "shared": shared, "simulated": SIMULATED}
+    return {
+        "provenance": [*facts, ("this page again", command)],
+        "shared": shared,
+        "simulated": SIMULATED,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 2 and one line on standard error for input it cannot use."""
+    """Runs the command line; returns 2, after a line on standard error, for unusable input."""
     parser = Parser(prog="optdyn report", description="Writes report.html.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a run or a sweep")
     parser.add_argument("more", type=Path, nargs="*", help="workdirs that are compared with it")

@@ -36,43 +36,68 @@ INTERPOLATED = (
 LONG = 20  # characters of a text value
 
 
-def prepared(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.DataFrame:
-    """`runs` named by `efficiency.named`, and more.
+def prepare(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.DataFrame:
+    """Adds `lowest`, the lowest logged loss, `kind`, and the columns of `with_settings`.
 
-    `lowest` is the lowest logged loss; `kind` is the setting in words of what the runs compare,
-    without its momentum and learning rates: as many keys as make `LINES` kinds at most.
+    The kind is the setting in words without momentum and learning rates: as many keys as make
+    `LINES` kinds at most.
     """
     runs = runs.assign(**{GROUPS: pd.to_numeric(runs[GROUPS])})
     runs = runs.assign(lowest=runs["point"].map(log.groupby("point")["train_loss"].min()))
-    told = kinds(runs, keys)
-    runs = runs.assign(kind=runs.apply(lambda run: describe(run, told), axis=1))
-    return efficiency.named(runs, keys)
+    kind = kind_keys(runs, keys)
+    runs = runs.assign(kind=runs.apply(lambda run: describe(run, kind), axis=1))
+    return efficiency.with_settings(runs, keys)
 
 
-def kinds(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """The keys by which runs are of different kinds: the method's first, then the others.
+def kind_keys(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Returns the keys by which runs are of different kinds, the method's first.
 
-    One that would make more than `LINES` kinds is not among them.
+    A key that would make more than `LINES` kinds is left out.
     """
-    order = [*KIND, *sorted(keys, key=lambda key: not key.startswith("method."))]
-    told, parts = [NAME], runs.groupby(NAME, dropna=False).ngroup()
-    for key in dict.fromkeys(order):
-        if key in (NAME, MOMENTUM, "seed", "steps") or key not in keys or efficiency.tunes(key):
-            continue
+    order = dict.fromkeys([*KIND, *sorted(keys, key=lambda key: not key.startswith("method."))])
+    left = {NAME, MOMENTUM, "seed", "steps"}
+    some = [k for k in order if k in keys and k not in left and not efficiency.is_tuned(k)]
+    return _dividing_keys(runs, some, [NAME], LINES, KIND)
+
+
+def distinguishing_keys(
+    runs: pd.DataFrame, keys: Sequence[str], first: Sequence[str] = (NAME,)
+) -> list[str]:
+    """Returns the first of `keys` that it takes to tell these settings apart, `first` always."""
+    return _dividing_keys(runs, varied_keys(runs, keys), first)
+
+
+def _dividing_keys(
+    runs: pd.DataFrame,
+    keys: Iterable[str],
+    first: Sequence[str],
+    most: float = np.inf,
+    always: Sequence[str] = (),
+) -> list[str]:
+    """Returns `first` and the keys that divide the runs further, into at most so many parts.
+
+    A key of `always` need not divide them.
+    """
+    chosen = list(first)
+    parts = runs.groupby(chosen, dropna=False).ngroup() if chosen else pd.Series(0, runs.index)
+    for key in keys:
         finer = runs.groupby([parts, runs[key]], dropna=False).ngroup()
-        if parts.nunique() < finer.nunique() <= LINES or (key in KIND and finer.nunique() <= LINES):
-            told, parts = [*told, key], finer
-    return told
+        divides = finer.nunique() > parts.nunique() or key in always
+        if divides and finer.nunique() <= most:
+            chosen, parts = [*chosen, key], finer
+    return chosen
 
 
-def undocumented(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """What settings of one kind differ in, in words."""
-    its = [key for key in changing(runs, keys) if (runs.groupby("kind")[key].nunique() > 1).any()]
-    return [TITLES.get(key, key) for key in its]
+def titles_within_kinds(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Returns the titles of the keys in which settings of one kind differ."""
+    within = runs.groupby("kind")
+    return [
+        TITLES.get(key, key) for key in varied_keys(runs, keys) if (within[key].nunique() > 1).any()
+    ]
 
 
 def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
-    """A loss for all to be measured by, and why it is that.
+    """Returns the loss that all are measured by, and the reason; (NaN, '') without one.
 
     Of many methods some never learn: the target is what the better half reaches. It is lower still
     where that half had it with its first log point, or started with it.
@@ -89,9 +114,9 @@ def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
         why = f"the lowest that the best {found.methods} of the {methods} methods reach"
     elif methods > LINES:
         why = "the lowest that each of the better half of the methods reaches"
-    if tuned(runs):
+    if has_tuning(runs):
         why += " at its best learning rate"
-    if seeded(runs):
+    if has_seeds(runs):
         why += " with the worst of its seeds"
     if not found.resolved:
         why += "; most have it at the first log point, so the log does not tell them apart"
@@ -99,8 +124,8 @@ def target(runs: pd.DataFrame, log: pd.DataFrame) -> tuple[float, str]:
 
 
 def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """A setting in words: `elastic, g = 8`; plain asynchronous runs go by their groups, `g = 4`."""
-    known = {k: of_key(values[k]).shown for k in keys if k in values and not pd.isna(values[k])}
+    """Returns a setting in words: `elastic, g = 8`; plain asynchronous runs are `g = 4`."""
+    known = {k: key_cell(values[k]).shown for k in keys if k in values and not pd.isna(values[k])}
     if GROUPS in known and known.get(NAME) == GROUPED:
         known.pop(NAME)
     phrases = {NAME: "{}", GROUPS: "g = {}", VARIANT: "{}"}
@@ -109,69 +134,57 @@ def describe(values: Mapping[str, Any], keys: Iterable[str]) -> str:
     )
 
 
-def varying(runs: pd.DataFrame, keys: Sequence[str], first: Sequence[str] = (NAME,)) -> list[str]:
-    """The keys that it takes to tell these settings apart, the first of `keys` that do.
-
-    `first`, the method, always; a key that others already say is not among them.
-    """
-    told, parts = list(first), pd.Series(0, runs.index)
-    if told:
-        parts = runs.groupby(told, dropna=False).ngroup()
-    for key in changing(runs, keys):
-        finer = runs.groupby([parts, runs[key]], dropna=False).ngroup()
-        if finer.nunique() > parts.nunique():
-            told, parts = [*told, key], finer
-    return told
-
-
-def counted(statuses: Iterable[str]) -> str:
-    """`3 completed, 1 diverged`."""
+def status_counts(statuses: Iterable[str]) -> str:
+    """Returns `3 completed, 1 diverged`."""
     return ", ".join(f"{n:,} {status}" for status, n in Counter(statuses).items())
 
 
-def tuned(runs: pd.DataFrame) -> bool:
-    """Whether some method was tried at several learning rates, or the like."""
+def has_tuning(runs: pd.DataFrame) -> bool:
+    """Returns whether some method was tried at several learning rates, or the like."""
     return runs["setting"].nunique() > runs["method"].nunique()
 
 
-def seeded(runs: pd.DataFrame) -> bool:
-    """Whether some setting was run several times."""
+def has_seeds(runs: pd.DataFrame) -> bool:
+    """Returns whether some setting was run several times."""
     return bool(runs["setting"].duplicated().any())
 
 
-def of_figure(runs: pd.DataFrame, figure: str) -> Cell:
-    """A figure of some seeds, one to the target no finer than the log."""
+def figure_cell(runs: pd.DataFrame, figure: str) -> Cell:
+    """Returns `seeds_cell` of a figure; one to the target is no finer than the log."""
     ends = [figure.replace("_to_target", end) for end in ("_low", "_high")]
     known = figure not in ends and ends[0] in runs
-    apart = runs[ends].diff(axis=1).iloc[:, 1].max() if known else 0.0
-    return of_seeds(runs[figure], float(apart))
+    resolution = runs[ends].diff(axis=1).iloc[:, 1].max() if known else 0.0
+    return seeds_cell(runs[figure], float(resolution))
 
 
-def of_seeds(values: pd.Series, apart: float = 0.0) -> Cell:
-    """The median, and in brackets least and most; `apart` as in `page.number`."""
+def seeds_cell(values: pd.Series, resolution: float = 0.0) -> Cell:
+    """Returns the median, and as its range least and most; `resolution` as in `page.number`."""
     values = floats(values)
-    low, high = (cell(float(f"{end:.3g}"), apart).shown for end in (values.min(), values.max()))
-    middle = cell(values.median(skipna=False), apart)
+    low, high = (
+        cell(float(f"{end:.3g}"), resolution).shown for end in (values.min(), values.max())
+    )
+    middle = cell(values.median(skipna=False), resolution)
     return middle._replace(range=f"{low} – {high}") if low != high else middle
 
 
 def floats(values: pd.Series) -> pd.Series:
-    """Numbers, of a column that may have None."""
+    """Returns a column of numbers and None as floats."""
     return pd.to_numeric(values).astype(float)
 
 
-def changing(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """The keys that are not of one value."""
+def varied_keys(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Returns the keys that have several values, but for the seed."""
     return [key for key in keys if key != "seed" and runs[key].nunique(dropna=False) > 1]
 
 
-def of_key(value: Any) -> Cell:
+def key_cell(value: Any) -> Cell:
+    """Returns a value of the config, of which a long text is shortened."""
     if value in ("", "[]"):
         return Cell("none", value)
     if isinstance(value, str) and value.startswith('["'):
         value = ", ".join(json.loads(value))
     if isinstance(value, str) and len(value) > LONG:
-        end = value.rpartition(":")[2]  # of MODULE:NAME and of paths it is the end that tells apart
+        end = value.rpartition(":")[2]  # the end of MODULE:NAME and of paths tells them apart
         short = f"…{end}" if end != value and len(end) < LONG else value[: LONG - 1] + "…"
         return Cell(short, value)
     return cell(value)

@@ -19,53 +19,46 @@ Deviations = Mapping[str, Sequence[str]]  # by claim, from its lock file (`evide
 
 
 def table(rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
-    """The verdicts in Markdown."""
+    """Returns the verdicts in Markdown."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---|---|"]
     for row in rows:
-        verdict = row["verdict"] + DEVIATES * (row["claim"] in deviations)
-        cells = (f"{row['number']}. {row['sentence']}", verdict, row["by"])
-        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |")
+        cells = (text.replace("|", "\\|") for text in _verdict(row, deviations))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
-    """The page in Markdown: the verdicts, then every claim with its picture, `NAME.svg` beside."""
+    """Returns the page in Markdown, whose pictures are `NAME.svg` beside it, one a claim."""
     text = f"# Claims, judged\n\n{SIMULATED}\n\n{table(rows, deviations)}"
     if deviations:
-        said = "".join(f"- {line}\n" for line in _deviations(deviations))
-        text += f"\n## {DEVIATIONS}\n\n{said}"
+        lines = "".join(f"- {line}\n" for line in _deviations(deviations))
+        text += f"\n## {DEVIATIONS}\n\n{lines}"
     for row in rows:
-        terms = "".join(f"- {term.capitalize()}: {row[term]}\n" for term in TERMS)
+        terms = "".join(f"- {line}\n" for line in (*_terms(row), f"Run: {_run(row)}"))
         text += (
             f"\n## {row['number']}. {row['sentence']}\n\n**{row['verdict'].capitalize()}**: "
-            f"{row['by']}.\n\n![What was measured for claim {row['number']}]({row['claim']}.svg)"
-            f"\n\n{terms}- Run: {_run(row)}\n"
+            f"{row['by']}.\n\n![{_alt(row)}]({row['claim']}.svg)\n\n{terms}"
         )
     return text
 
 
 def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviations) -> str:
-    """One offline page; the pictures are `workdir`'s, one a claim."""
-    verdicts = [
-        {
-            "claim": page.Cell(f"{row['number']}. {row['sentence']}", row["number"]),
-            "verdict": page.cell(row["verdict"] + DEVIATES * (row["claim"] in deviations)),
-            "by how much": page.cell(row["by"]),
-        }
-        for row in rows
-    ]
+    """Returns one offline page; the pictures are `workdir`'s, one a claim."""
+    verdicts = []
+    for row in rows:
+        cells = map(page.cell, _verdict(row, deviations))
+        verdict = dict(zip(HEADINGS, cells, strict=True))
+        verdicts.append(verdict | {"claim": verdict["claim"]._replace(sort=row["number"])})
     sections = [page.Section("Verdicts", table=page.table("Verdicts", verdicts, HEADINGS))]
     if deviations:
         sections.append(page.Section(DEVIATIONS, points=_deviations(deviations)))
     for row in rows:
-        picture = (workdir / f"{row['claim']}.svg").read_bytes()
+        picture = page.uri((workdir / f"{row['claim']}.svg").read_bytes())
         sections.append(
             page.Section(
                 f"{row['number']}. {row['verdict'].capitalize()}: {row['sentence']}",
-                points=[row["by"], *(f"{term.capitalize()}: {row[term]}" for term in TERMS)],
-                pictures=[
-                    page.Picture(page.uri(picture), f"What was measured for claim {row['number']}")
-                ],
+                points=[row["by"], *_terms(row)],
+                pictures=[page.Picture(picture, _alt(row))],
                 notes=[_run(row)],
             )
         )
@@ -79,8 +72,22 @@ def html(workdir: Path, rows: Sequence[Mapping[str, Any]], deviations: Deviation
     )
 
 
+def _verdict(row: Mapping[str, Any], deviations: Deviations) -> tuple[str, str, str]:
+    """Returns a row's cells below `HEADINGS`."""
+    verdict = row["verdict"] + DEVIATES * (row["claim"] in deviations)
+    return f"{row['number']}. {row['sentence']}", verdict, row["by"]
+
+
 def _deviations(deviations: Deviations) -> list[str]:
-    return [f"{name}: {'; '.join(said)}." for name, said in deviations.items()]
+    return [f"{name}: {'; '.join(lines)}." for name, lines in deviations.items()]
+
+
+def _terms(row: Mapping[str, Any]) -> list[str]:
+    return [f"{term.capitalize()}: {row[term]}" for term in TERMS]
+
+
+def _alt(row: Mapping[str, Any]) -> str:
+    return f"What was measured for claim {row['number']}"
 
 
 def _run(row: Mapping[str, Any]) -> str:

@@ -10,8 +10,6 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from optdyn import methods
 from optdyn.base.errors import ConfigError
 from optdyn.base.progress import say
@@ -24,67 +22,64 @@ from optdyn.price.shapes import Shapes
 from optdyn.report import efficiency, page, which
 from optdyn.report.figures import OKABE_ITO
 from optdyn.report.penalties import ProblemResults
-from optdyn.report.tables import of_method
+from optdyn.report.tables import method_value
 
 GIGABITS = tuple(float(f"{n}e{e}") for e in range(-2, 3) for n in (1, 2, 5))
 SPREADS = (0.0, 0.1, 0.3, 1.0)  # standard deviation of a worker's times over their mean
-LAW = "lognormal"  # of a cluster whose own law has no spread
+LAW = "lognormal"  # of a cluster whose law has no spread
 DIGITS = 5  # of a figure on the page
 DASHES = ("none", "6 3", "2 2", "8 3 2 3")  # of curves, in SVG's words
 
 
 class PricedMethod(NamedTuple):
-    """A method with one period: a line of the page, with a price at every stop."""
+    """A method with one period: a line of the page, with a price at all stops."""
 
     family: str  # its label but for the period
     period: int  # 0: it has none
     synchronous: bool
     penalty: list[which.Triple] | None  # over each synchronous curve; None: not measured
-    of: Callable[[Config], Config]  # what is priced, on the cluster of another
+    on_cluster: Callable[[Config], Config]  # of another experiment
 
 
 def curves_of_methods(
     names: Sequence[str], keys: Sequence[Mapping[str, Any]]
 ) -> Iterator[PricedMethod]:
-    """A curve a method and values of keys of config.method that it has."""
+    """Yields a curve for each method and values of the keys of config.method that it has."""
     for name in dict.fromkeys((methods.PLAIN, *names)):
         for values in price.distinct_settings(name, keys):
-            said = " ".join(filter(None, (name, str(values.get("compression") or ""))))
-            period, of = int(values.get("period", 0)), partial(price.with_method, name=name)
-            yield PricedMethod(said, period, name == methods.PLAIN, None, partial(of, **values))
+            family = " ".join(filter(None, (name, str(values.get("compression") or ""))))
+            on_cluster = partial(price.with_method, name=name, **values)
+            is_plain = name == methods.PLAIN
+            yield PricedMethod(family, int(values.get("period", 0)), is_plain, None, on_cluster)
 
 
 def curves_of_arms(found: ProblemResults) -> Iterator[PricedMethod]:
-    """A curve for each arm that was measured, with its penalty."""
-    drawn = efficiency.draws(found.seeds)
-    whole = np.concatenate([np.arange(found.seeds)[None], drawn])
-    taken = [arm.taken(whole) for arm in found.arms]
-    alone = [each for arm, each in zip(found.arms, taken, strict=True) if arm.synchronous]
-    for arm, family, own in zip(found.arms, which.labels(found.arms, False), taken, strict=True):
-        ratios = [which.over(own, each) for each in alone]
-        of = partial(which.carried, arm=arm, anchor=found.anchor)
-        yield PricedMethod(
-            family, int(of_method(arm.keys, "period", 0)), arm.synchronous, ratios, of
-        )
+    """Yields a curve for each arm that was measured, with its penalty."""
+    seeds = efficiency.all_and_draws(found.seeds)
+    families = which.labels(found.arms, periods=False)
+    updates = [arm.median_updates(seeds) for arm in found.arms]
+    synchronous = [u for arm, u in zip(found.arms, updates, strict=True) if arm.synchronous]
+    for arm, family, above in zip(found.arms, families, updates, strict=True):
+        penalty = [which.ratio(above, below) for below in synchronous]
+        on_cluster = partial(which.on_cluster, arm=arm, anchor=found.anchor)
+        period = int(method_value(arm.keys, "period", 0))
+        yield PricedMethod(family, period, arm.synchronous, penalty, on_cluster)
 
 
 def spreads(config: Config) -> list[tuple[str, dict[str, Any]]]:
-    """What the slider of stragglers stops at: in words, and as keys of the config.
+    """Returns the stops of the slider of stragglers: in words, and as keys of the config.
 
     Those of the config itself are among them.
     """
     law = config.cluster.service
-    own = [law.variation] if isinstance(law, (LogNormal, Gamma)) else []
-    drawn = bool(own)
-    found: list[tuple[str, dict[str, Any]]] = []
-    for variation in sorted({*SPREADS, *own}):
-        keys = {
-            "cluster.service.name": law.name if drawn else LAW,
-            "cluster.service.variation": variation,
-        }
-        found.append((f"{variation:.0%}", keys))
-    found[0] = ("none", {"cluster.service.name": "constant"})
-    return found if drawn or law.name == "constant" else [*found, (f"{law.name} times", {})]
+    variations = [law.variation] if isinstance(law, (LogNormal, Gamma)) else []
+    drawn = bool(variations)
+    name = law.name if drawn else LAW
+    stops: list[tuple[str, dict[str, Any]]] = [("none", {"cluster.service.name": "constant"})]
+    for variation in sorted({*SPREADS, *variations})[1:]:
+        keys = {"cluster.service.name": name, "cluster.service.variation": variation}
+        stops.append((f"{variation:.0%}", keys))
+    return stops if drawn or law.name == "constant" else [*stops, (f"{law.name} times", {})]
 
 
 def grid(
@@ -94,29 +89,30 @@ def grid(
     nodes: Sequence[int],
     gigabits: float,
 ) -> dict[str, Any]:
-    """All that the page shows: stops of its sliders, and a price of every curve at each.
+    """Returns all that the page shows: stops of its sliders, and prices at each.
 
     A curve's figures are lists over stragglers, of those over nodes, of those over bandwidths, with
     null where it has no price. Seconds are an update's, of the first order of arrivals. The sliders
-    start at the config's own cluster, with so many Gbit/s.
+    start at the config's cluster, with so many Gbit/s.
     """
     stragglers, periods = spreads(config), sorted({c.period for c in curves if c.period})
     rows = []
     for i, curve in enumerate(curves):
-        found = [
+        prices = [
             [_prices(curve, price.with_nodes(config.with_(keys), n), shapes) for n in nodes]
             for _, keys in stragglers
         ]
         row = {name: getattr(curve, name) for name in ("family", "period", "synchronous")}
-        row["penalty"] = curve.penalty and [[_plain(v) for v in its] for its in curve.penalty]
+        row["penalty"] = curve.penalty and [[_plain(v) for v in ends] for ends in curve.penalty]
         for name in ("batch", "seconds", "computing"):
-            row[name] = [[one and one[name] for one in line] for line in found]
+            row[name] = [[found and found[name] for found in line] for line in prices]
         rows.append(row)
         count = len(nodes) * len(stragglers) * len(GIGABITS)
         say(f"page: {i + 1} of {len(curves)} methods, {count * (i + 1):,} prices")
     families = list(dict.fromkeys(curve.family for curve in curves))
     colours = len(OKABE_ITO)
     here = [i for i, (_, keys) in enumerate(stragglers) if config.with_(keys) == config]
+    distances = [abs(math.log(stop / gigabits)) for stop in GIGABITS]
     return {
         "gigabits": GIGABITS,
         "nodes": list(nodes),
@@ -128,9 +124,7 @@ def grid(
         ],
         "rows": rows,
         "start": {
-            "bandwidth": min(
-                range(len(GIGABITS)), key=lambda i: abs(math.log(GIGABITS[i] / gigabits))
-            ),
+            "bandwidth": distances.index(min(distances)),
             "nodes": list(nodes).index(config.cluster.nodes),
             "stragglers": (here or [0])[0],
             "period": len(periods) // 2,
@@ -139,17 +133,17 @@ def grid(
 
 
 def _prices(curve: PricedMethod, config: Config, shapes: Shapes) -> dict[str, Any] | None:
-    """A curve's figures by bandwidth; None where it has no price."""
+    """Returns a curve's figures by bandwidth; None where it has no price."""
     try:
-        one = curve.of(config)
-        of = price.price_by_bandwidth(one, shapes)
-        prices = [of(b * GIGABIT) for b in GIGABITS]
+        experiment = curve.on_cluster(config)
+        at = price.price_by_bandwidth(experiment, shapes)
+        prices = [at(b * GIGABIT) for b in GIGABITS]
     except (ConfigError, TimelineError):
         return None
     return {
-        "batch": one.batch_size,
-        "seconds": [_plain(each.seconds) for each in prices],
-        "computing": [_plain(each.computing) for each in prices],
+        "batch": experiment.batch_size,
+        "seconds": [_plain(found.seconds) for found in prices],
+        "computing": [_plain(found.computing) for found in prices],
     }
 
 
@@ -258,7 +252,10 @@ MEASURED = (
 def render(
     data: Mapping[str, Any], heading: str, printed: str, found: ProblemResults | None = None
 ) -> str:
-    """The page of a `grid`. `heading`: what all prices are of; `printed`: the command's tables."""
+    """Returns the page of a `grid`.
+
+    `heading` says what is priced, and `printed` has the command's tables.
+    """
     sliders = [
         ("bandwidth", "Bandwidth", len(data["gigabits"])),
         ("nodes", "Nodes", len(data["nodes"])),
@@ -272,9 +269,9 @@ def render(
     notes = list(NOTES)
     if found:
         figures.insert(0, ("time", "Time to the loss over synchronous training's."))
-        said = {"problem": found.problem, "target": found.target, "seeds": found.seeds}
-        notes.append(MEASURED.format(**said))
-    return page.filled(
+        problem, target, seeds = found.problem, found.target, found.seeds
+        notes.append(MEASURED.format(problem=problem, target=target, seeds=seeds))
+    return page.fill(
         TEMPLATE,
         STYLE,
         title="Which method, on which cluster" if found else "What methods take, on which cluster",

@@ -1,4 +1,4 @@
-"""What compute groups cost in updates and save in seconds (arXiv 1606.04487, sections 3 and 4).
+"""The cost of compute groups in updates, and their gain in seconds (arXiv 1606.04487, 3 and 4).
 
     SE(S)     updates to the target loss, with staleness S = g - 1
     P_SE(S)   SE(S) / SE(0)
@@ -9,9 +9,9 @@
 
 `DIR` is that of a sweep over groups x momentum x learning rate x seed. SE is given once with the
 momentum fixed and once with it tuned, both with the learning rate tuned, and each has a P_SE over
-its own SE(0). Every seed is judged at the setting that is best on the others. Figures are medians
-over the seeds, with 95 % intervals from drawing seeds again (`report/efficiency.py`). Between the
-g that were run, a fitted SE(g) = a g^b interpolates. If points differ in more than these four,
+its SE(0). Each seed is judged at the setting that is best on the others. Figures are medians over
+the seeds, with 95 % intervals from drawing seeds again (`report/efficiency.py`). Between the g that
+were run, a fitted SE(g) = a g^b interpolates. If points differ in more than these four,
 --where=KEY=VALUE chooses among them. Writes statistical_efficiency.json there.
 """
 
@@ -29,116 +29,112 @@ from optdyn.base.files import as_json, write_json
 from optdyn.base.flag_parser import Parser
 from optdyn.evidence import intervals
 from optdyn.report import efficiency, tables
-from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE, Point, TableError
+from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE, TableError
 
-USUAL = 0.9  # momentum that is not tuned
+DEFAULT_MOMENTUM = 0.9  # that is fixed
 VARIED = {RATE, MOMENTUM, GROUPS, NAME, "seed", "steps"}
 
 
-class Tried(NamedTuple):
-    """All settings of g groups, and what each of n seeds took."""
+class GroupTrials(NamedTuple):
+    """All settings of g groups, and the updates and seconds of n seeds."""
 
     groups: int
     settings: pd.MultiIndex  # (momentum, learning rate) of S settings
     updates: np.ndarray  # (S, n), to the target; infinite where it was not reached
     seconds: np.ndarray  # (n,), of an update, simulated
 
-    def at(self, momentum: float) -> "Tried":
-        """Only the settings of this momentum."""
-        kept = self.settings.get_level_values(0) == momentum
-        return self._replace(settings=self.settings[kept], updates=self.updates[kept])
+    def at(self, momentum: float) -> "GroupTrials":
+        """Returns only the settings of this momentum."""
+        rows = self.settings.get_level_values(0) == momentum
+        return self._replace(settings=self.settings[rows], updates=self.updates[rows])
 
 
-def tried(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Tried]:
-    """The settings of every number of groups, and what each seed takes to the target.
+def trials(workdir: Path, target: float, where: Sequence[str] = ()) -> list[GroupTrials]:
+    """Returns the trials of each number of groups.
 
     `where`: texts KEY=VALUE that the config of a point must agree with. Raises `TableError` if the
     points cannot be compared: if they differ in other keys, or a setting lacks a seed.
     """
-    every = [p for p in tables.points(workdir) if not p.config.get("replicas.count")]
-    every = _chosen(workdir, every, where)
-    runs = tables.runs(every, [NAME, GROUPS, MOMENTUM, RATE, "seed"])
+    points = tables.select(tables.trained(tables.points(workdir)), where)
+    known = {point.config[NAME]: methods.known_stack(point.config[NAME]) for point in points}
+    strange = {name for name, method in known.items() if not (method and method.simple)}
+    if strange or not points:
+        has = f"runs of {NAME} = {min(strange)!r}" if strange else "none that were asked for"
+        raise TableError(f"{workdir}: needs runs of plain gradients, in groups or not, has {has}")
+    tables.check_alike(points, f"{workdir}: points", VARIED.__contains__)
+    runs = tables.runs(points, [NAME, GROUPS, MOMENTUM, RATE, "seed"])
     unfinished = runs[~runs["status"].isin(("completed", "diverged"))]
     if len(unfinished):
         point, status = unfinished.iloc[0][["point", "status"]]
         raise TableError(f"{workdir}: run {point} is {status}, must be completed")
-    log = tables.metrics(every)
+    log = tables.metrics(points)
     runs = efficiency.with_target(runs, log, target)
     if not np.isfinite(runs["updates_to_target"]).any():
         raise TableError(
             f"{workdir}: no run reaches --target={target:g}; the lowest training loss is "
             f"{log['train_loss'].min():.4g}"
         )
-    known = {name: methods.known_stack(name) for name in runs[NAME].unique()}
-    grouped = {name: bool(its and its.grouped) for name, its in known.items()}
+    grouped = {name: bool(method and method.grouped) for name, method in known.items()}
     runs[GROUPS] = runs[GROUPS].where(runs[NAME].map(grouped).astype(bool), 1)
-    return [_tried(workdir, int(g), its, runs["seed"]) for g, its in runs.groupby(GROUPS)]
+    seeds = sorted(runs["seed"].unique())
+    return [_trials(workdir, int(g), members, seeds) for g, members in runs.groupby(GROUPS)]
 
 
-def _chosen(workdir: Path, every: Sequence[Point], where: Sequence[str]) -> list[Point]:
-    every = tables.narrowed(every, where)
-    names = {p.config[NAME]: methods.known_stack(p.config[NAME]) for p in every}
-    strange = {name for name, its in names.items() if not (its and its.simple)}
-    if strange or not every:
-        has = f"runs of {NAME} = {min(strange)!r}" if strange else "none that were asked for"
-        raise TableError(f"{workdir}: needs runs of plain gradients, in groups or not, has {has}")
-    tables.check_alike(every, f"{workdir}: points", VARIED.__contains__)
-    return every
-
-
-def _tried(workdir: Path, groups: int, runs: pd.DataFrame, seeds: pd.Series) -> Tried:
+def _trials(workdir: Path, groups: int, runs: pd.DataFrame, seeds: list[int]) -> GroupTrials:
     setting = [MOMENTUM, RATE]
     twice = runs[runs.duplicated([*setting, "seed"])]
     if len(twice):
         raise TableError(f"{workdir}: run {twice['point'].iloc[0]} is there twice")
-    columns = sorted(seeds.unique())
     table = runs.pivot(index=setting, columns="seed", values="updates_to_target")
-    table = table.reindex(columns=columns)
-    if table.isna().any(axis=None) or len(columns) < 2:
+    table = table.reindex(columns=seeds)
+    if table.isna().any(axis=None) or len(seeds) < 2:
         raise TableError(
             f"{workdir}: every setting needs the same seeds, at least two; with {groups} groups "
-            f"there are {len(runs)} runs of {len(table)} settings and {len(columns)} seeds"
+            f"there are {len(runs)} runs of {len(table)} settings and {len(seeds)} seeds"
         )
-    # What an update takes does not depend on the setting, but runs that diverge are short.
+    # An update takes as long at all settings, but runs that diverge are short.
     seconds = runs.groupby("seed")["simulated_seconds_per_step"].median()
-    return Tried(groups, table.index, table.to_numpy(), seconds[columns].to_numpy())
+    return GroupTrials(groups, table.index, table.to_numpy(), seconds[seeds].to_numpy())
 
 
-def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dict[str, Any]:
-    """All that the command reports, as JSON has it but for numbers that are not finite.
+def summarize(
+    all_trials: Sequence[GroupTrials], fixed: float | None, target: float
+) -> dict[str, Any]:
+    """Returns all that the command reports; a figure is `[value, low, high]`.
 
-    A figure is `[value, low, high]`. `fixed` is the momentum that is not tuned; by default `USUAL`,
-    or the only one that was tried. Raises `TableError` if it was not tried.
+    `fixed` is the momentum that is not tuned; by default `DEFAULT_MOMENTUM`, or the only one that
+    was tried. Raises `TableError` if it was not tried.
     """
-    momenta = [set(each.settings.get_level_values(0)) for each in every]
+    momenta = [set(trial.settings.get_level_values(0)) for trial in all_trials]
     common = sorted(set.intersection(*momenta))
-    only = common[0] if len(common) == 1 and USUAL not in common else USUAL
-    momentum = only if fixed is None else fixed
-    for each, tried in zip(every, momenta, strict=True):
+    only = len(common) == 1 and DEFAULT_MOMENTUM not in common
+    default = common[0] if only else DEFAULT_MOMENTUM
+    momentum = default if fixed is None else fixed
+    for trial, tried in zip(all_trials, momenta, strict=True):
         if momentum not in tried:
             known = ", ".join(f"{value:g}" for value in common) or "none"
             raise TableError(
-                f"--fixed_momentum={momentum:g}: not tried with {each.groups} groups; tried with "
+                f"--fixed_momentum={momentum:g}: not tried with {trial.groups} groups; tried with "
                 f"all: {known}"
             )
-    groups = np.array([each.groups for each in every])
-    seeds = np.arange(len(every[0].seconds))
-    value = measured(every, momentum, seeds[None])[0]
-    values = measured(every, momentum, efficiency.draws(len(seeds)))
-    found = penalties(groups, value)
-    ends = {
-        name: intervals.ends(v, -np.inf if name == "recovered" else 0.0)
-        for name, v in penalties(groups, values).items()
+    groups = np.array([trial.groups for trial in all_trials])
+    seeds = np.arange(len(all_trials[0].seconds))
+    value = measured(all_trials, momentum, seeds[None])[0]
+    values = measured(all_trials, momentum, efficiency.draws(len(seeds)))
+    drawn = penalties(groups, values)
+    figures = {
+        name: np.stack([v, *intervals.ends(drawn[name], -np.inf if name == "recovered" else 0.0)])
+        for name, v in penalties(groups, value).items()
     }
     rows = []
-    for i, each in enumerate(every):
-        row: dict[str, Any] = {"groups": each.groups, "seconds": value[2, i]}
-        for name, its in (("fixed", each.at(momentum)), ("tuned", each)):
-            row[f"{name} setting"] = _best(its)
-            row[f"{name} seeds"] = efficiency.held_out(its.updates, seeds).tolist()
-        rows.append(
-            row | {name: _figure(v[i], ends[name][:, i].tolist()) for name, v in found.items()}
-        )
+    for i, trial in enumerate(all_trials):
+        row: dict[str, Any] = {"groups": trial.groups, "seconds": value[2, i]}
+        for name, some in (("fixed", trial.at(momentum)), ("tuned", trial)):
+            row[f"{name} setting"] = _best(some)
+            row[f"{name} seeds"] = efficiency.held_out(some.updates, seeds).tolist()
+        for name, figure in figures.items():  # what is not a number has no ends
+            row[name] = [np.nan] * 3 if np.isnan(figure[0, i]) else figure[:, i].tolist()
+        rows.append(row)
     models = {}
     for i, name in enumerate(("fixed", "tuned")) if len(groups) > 1 else ():
         law, laws = (power_law(groups, v[..., i, :]) for v in (value, values))
@@ -157,24 +153,22 @@ def summarize(every: Sequence[Tried], fixed: float | None, target: float) -> dic
     }
 
 
-def measured(tried: Sequence[Tried], momentum: float, drawn: np.ndarray) -> np.ndarray:
-    """(D, 3, G): SE with the momentum fixed, SE with it tuned, HE; medians over the drawn seeds.
+def measured(trials: Sequence[GroupTrials], momentum: float, drawn: np.ndarray) -> np.ndarray:
+    """Returns SE with the momentum fixed, SE with it tuned, and HE, (D, 3, G).
 
-    `drawn` is (D, n), the seeds of each draw.
+    They are medians over the seeds of each draw; `drawn` is (D, n).
     """
-
-    def judged(seeds: np.ndarray) -> list[list[np.floating]]:
-        return [
-            [np.median(efficiency.held_out(each.at(momentum).updates, seeds)) for each in tried],
-            [np.median(efficiency.held_out(each.updates, seeds)) for each in tried],
-            [np.median(each.seconds[seeds]) for each in tried],
+    return np.stack(
+        [
+            [efficiency.median_held_out(trial.at(momentum).updates, drawn) for trial in trials],
+            [efficiency.median_held_out(trial.updates, drawn) for trial in trials],
+            [np.median(trial.seconds[drawn], axis=1) for trial in trials],
         ]
-
-    return efficiency.of_draws(judged, drawn)
+    ).transpose(2, 0, 1)
 
 
 def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-    """What follows from `measured`, (..., 3, G), by name, (..., G) each.
+    """Returns the figures that follow from `measured`, (..., 3, G), by name, (..., G).
 
     `ratio` is fixed over tuned; `recovered` the share of the updates beyond those of the tuned
     synchronous run that go away when the momentum is tuned. Penalties need g = 1, or are NaN.
@@ -198,9 +192,9 @@ def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    """(..., 2): a and b of SE(g) = a g^b, least squares in logarithms; `updates` is (..., G).
+    """Returns a and b of SE(g) = a g^b, least squares in logarithms, (..., 2).
 
-    NaN where one of the updates is infinite.
+    `updates` is (..., G); NaN where one of them is infinite.
     """
     updates = np.where(np.isfinite(updates).all(axis=-1, keepdims=True), updates, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -209,20 +203,15 @@ def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
         return np.stack([np.exp(log_a), b], axis=-1)
 
 
-def _figure(value: float, ends: Sequence[float]) -> list[float]:
-    """`[value, low, high]`; what is not a number has no ends."""
-    return [np.nan] * 3 if np.isnan(value) else [value, *ends]
-
-
-def _best(its: Tried) -> dict[str, Any]:
-    """The setting best on all seeds, by whose median it looks better than it is.
+def _best(trial: GroupTrials) -> dict[str, Any]:
+    """Returns the setting best on all seeds, by whose median it looks better than it is.
 
     `edge`: whether of its momentum's learning rates it has the lowest or highest: a better one may
     lie beyond.
     """
-    medians = np.median(its.updates, axis=1)
-    momentum, rate = its.settings[medians.argmin()]
-    rates = its.at(momentum).settings.get_level_values(1)
+    medians = np.median(trial.updates, axis=1)
+    momentum, rate = trial.settings[medians.argmin()]
+    rates = trial.at(momentum).settings.get_level_values(1)
     return {
         "momentum": momentum,
         "learning_rate": rate,
@@ -232,7 +221,7 @@ def _best(its: Tried) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 2 and one line on standard error for input it cannot use."""
+    """Runs the command line; returns 2, after a line on standard error, for unusable input."""
     parser = Parser(prog="optdyn efficiency", description="Updates to a loss by groups.")
     parser.add_argument("--workdir", type=Path, required=True, help="of a sweep")
     parser.add_argument("--target", type=float, required=True, help="training loss to reach")
@@ -241,57 +230,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     flags = parser.read(arguments)
     try:
-        every = tried(flags.workdir, flags.target, flags.where)
-        summary = summarize(every, flags.fixed_momentum, flags.target)
+        found = trials(flags.workdir, flags.target, flags.where)
+        summary = summarize(found, flags.fixed_momentum, flags.target)
         write_json(flags.workdir / "statistical_efficiency.json", summary)
     except (TableError, OSError) as error:
         return print_error(error)
-    if flags.json:
-        print(as_json(summary))
-    else:
-        _print(summary)
+    print(as_json(summary) if flags.json else "\n".join(_lines(summary)))
     return 0
 
 
-def _print(summary: dict[str, Any]) -> None:
-    rows, notes = [], []
+def _lines(summary: dict[str, Any]) -> list[str]:
+    rows, ratios, edges = [], [], []
     for row in summary["groups"]:
         for name in ("fixed", "tuned"):
-            best, taken = row[f"{name} setting"], row[f"{name} seeds"]
+            best, seeds = row[f"{name} setting"], row[f"{name} seeds"]
             rows.append(
                 {
                     "g": row["groups"],
                     "momentum": f"{best['momentum']:g}, {name}",
                     "rate": f"{best['learning_rate']:g}",
                     "updates": _shown(row[name]),
-                    "range": f"{min(taken):.4g} to {max(taken):.4g}",
+                    "range": f"{min(seeds):.4g} to {max(seeds):.4g}",
                     "P_SE": _shown(row[f"P_SE {name}"]),
                     "P_HE": _shown(row["P_HE"]),
                     "product": _shown(row[f"product {name}"]),
                 }
             )
             if best["edge"]:
-                notes.append(
+                edges.append(
                     f"g = {row['groups']}, {name}: {best['learning_rate']:g} is the lowest or the "
                     f"highest learning rate tried with momentum {best['momentum']:g}"
                 )
-    print(
+        line = f"g = {row['groups']}: fixed over tuned {_shown(row['ratio'])}"
+        if np.isfinite(row["recovered"][0]):
+            line += f"; share of the penalty that tuning recovers {_shown(row['recovered'])}"
+        ratios.append(line)
+    laws = [
+        f"SE(g) = a g^b, {name}: a = {_shown(model['a'])}, b = {_shown(model['b'])}; "
+        f"a median is off by a factor of at most {model['misfit']:.3g}"
+        for name, model in summary["model"].items()
+    ]
+    title = (
         f"Updates to a training loss of {summary['target']:g}: median of {summary['seeds']} seeds, "
         "each at the setting best on the others, and 95 % interval. The momentum and rate shown "
         "are best on all."
     )
-    print(pd.DataFrame(rows).to_string(index=False))
-    for row in summary["groups"]:
-        line = f"g = {row['groups']}: fixed over tuned {_shown(row['ratio'])}"
-        if np.isfinite(row["recovered"][0]):
-            line += f"; share of the penalty that tuning recovers {_shown(row['recovered'])}"
-        print(line)
-    for name, model in summary["model"].items():
-        print(
-            f"SE(g) = a g^b, {name}: a = {_shown(model['a'])}, b = {_shown(model['b'])}; "
-            f"a median is off by a factor of at most {model['misfit']:.3g}"
-        )
-    print("\n".join(notes))
+    table = pd.DataFrame(rows).to_string(index=False)
+    return [title, table, *ratios, *laws, "\n".join(edges)]
 
 
 def _shown(figure: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Which method: measured penalties in updates times priced seconds an update.
+"""The fastest method: measured penalties in updates times priced seconds an update.
 
     time = updates(method) / updates(synchronous) x seconds(method) / seconds(synchronous)
 
@@ -17,7 +17,6 @@ import numpy as np
 from optdyn.base.errors import ConfigError, and_list, one_line
 from optdyn.clock.timeline import TimelineError
 from optdyn.evidence import intervals
-from optdyn.evidence.intervals import shown
 from optdyn.experiment import Config
 from optdyn.methods import PLAIN
 from optdyn.price import price
@@ -25,12 +24,12 @@ from optdyn.price.price import GIGABIT
 from optdyn.price.shapes import Shapes
 from optdyn.report import efficiency
 from optdyn.report.penalties import MethodResults, ProblemResults, is_synchronous
-from optdyn.report.tables import of_method
+from optdyn.report.tables import method_value
 
-DRAWN = 5  # orders of arrivals that seconds are of
+ORDERS = 5  # of arrivals, that seconds are means of
 WIDE = 100  # characters of a line of notes
 BEST, OPEN, SLOWER = "best", "no difference seen", "slower"
-ASKED = {"groups": 1, "period": 1, "compression": ""}  # keys that a price is asked for by
+PRICE_KEYS = {"groups": 1, "period": 1, "compression": ""}  # that a price is asked for by
 Triple = tuple[float, float, float]
 
 
@@ -62,75 +61,73 @@ class Ranking(NamedTuple):
 def answers(
     config: Config, shapes: Shapes, found: ProblemResults, bandwidths: Sequence[float]
 ) -> list[Ranking]:
-    """What is best on the cluster of the config, for each of the Gbit/s between nodes.
+    """Returns the ranking on the cluster of the config, for each of the Gbit/s between nodes.
 
     A synchronous update of the smallest batch measured is one of as many examples as the config's.
     Raises `ConfigError` where synchronous training has no price.
     """
-    names = labels(found.arms)
     priced, refused = [], dict[str, str]()
-    for arm, name in zip(found.arms, names, strict=True):
+    for arm, label in zip(found.arms, labels(found.arms), strict=True):
         try:
-            one = carried(config, arm, found.anchor)
+            experiment = on_cluster(config, arm, found.anchor)
             orders = [
-                price.price_by_bandwidth(one.with_(seed=one.seed + i), shapes) for i in range(DRAWN)
+                price.price_by_bandwidth(experiment.with_(seed=experiment.seed + i), shapes)
+                for i in range(ORDERS)
             ]
-            seconds = [[of(b * GIGABIT).seconds for of in orders] for b in bandwidths]
+            seconds = [[at(b * GIGABIT).seconds for at in orders] for b in bandwidths]
         except (ConfigError, TimelineError) as error:
-            refused[name] = one_line(error)
+            refused[label] = one_line(error)
             continue
-        priced.append((arm, name, one.batch_size, np.array(seconds)))
+        priced.append((arm, label, experiment.batch_size, np.array(seconds)))
     if not any(arm.synchronous for arm, *_ in priced):
         raise ConfigError(f"no price of synchronous training: {next(iter(refused.values()))}")
     return [
-        Ranking(b, _ranked([(*kept, seconds[i]) for *kept, seconds in priced]), refused)
+        Ranking(b, _ranked([(*arm, seconds[i]) for *arm, seconds in priced]), refused)
         for i, b in enumerate(bandwidths)
     ]
 
 
-def carried(config: Config, arm: MethodResults, anchor: MethodResults) -> Config:
-    """The arm's method on the cluster of the config, at the batch that it was measured at.
+def on_cluster(config: Config, arm: MethodResults, anchor: MethodResults) -> Config:
+    """Returns the arm's method on the cluster of the config, at the batch that it was measured at.
 
     That is its batch over the anchor's, as much of the config's own synchronous batch, rounded to
     as many examples for each worker.
     """
     keys = {f"method.{key}": value for key, value in arm.keys.items()}
-    one = config.with_({"method.name": arm.name, **keys})
-    groups, cluster = one.methods.groups, one.cluster
+    experiment = config.with_({"method.name": arm.name, **keys})
+    groups, cluster = experiment.methods.groups, experiment.cluster
     workers = cluster.worker_count
-    if (cluster.devices_per_node if one.methods.mix else workers) % groups:
+    if (cluster.devices_per_node if experiment.methods.mix else workers) % groups:
         raise ConfigError(f"of {groups} groups, which cannot share {workers:,} workers")
-    at_work = round(one.batch_size / price.examples_of_worker(one))
-    whole = price.with_method(config, PLAIN).batch_size * arm.batch / anchor.batch
-    return one.with_(batch_size=max(round(whole / at_work), 1) * at_work)
+    at_work = round(experiment.batch_size / price.examples_of_worker(experiment))
+    examples = price.with_method(config, PLAIN).batch_size * arm.batch / anchor.batch
+    return experiment.with_(batch_size=max(round(examples / at_work), 1) * at_work)
 
 
 def _ranked(priced: Sequence[tuple[MethodResults, str, int, np.ndarray]]) -> list[Row]:
-    """Rows at one bandwidth, the least time on top; the opponent has the least of its batches."""
-    seeds = priced[0][0].updates.shape[1]
-    drawn = efficiency.draws(seeds)
-    orders = np.random.default_rng(0).integers(DRAWN, size=(len(drawn), DRAWN))
-    whole = np.concatenate([np.arange(seeds)[None], drawn])  # the first draw is all of them
-    updates = np.array([arm.taken(whole) for arm, *_ in priced])
-    seconds = np.array(
-        [np.concatenate([[each.mean()], each[orders].mean(axis=1)]) for *_, each in priced]
-    )
-    time = updates * seconds
-    values = time[:, 0]
-    alone = [i for i, (arm, *_) in enumerate(priced) if arm.synchronous]
-    base = min(alone, key=lambda i: values[i])
-    order = sorted(range(len(priced)), key=lambda i: values[i])
+    """Returns rows at one bandwidth, the least time first.
+
+    Synchronous training, the opponent, has the batch of its least time.
+    """
+    seeds = efficiency.all_and_draws(priced[0][0].updates.shape[1])
+    orders = np.random.default_rng(0).integers(ORDERS, size=(len(seeds) - 1, ORDERS))
+    updates = np.array([arm.median_updates(seeds) for arm, *_ in priced])
+    means = [[[arm.mean()], arm[orders].mean(axis=1)] for *_, arm in priced]
+    time = updates * np.array([np.concatenate(mean) for mean in means])
+    synchronous = [i for i, (arm, *_) in enumerate(priced) if arm.synchronous]
+    base = min(synchronous, key=lambda i: time[i, 0])
+    order = sorted(range(len(priced)), key=lambda i: time[i, 0])
     rows = []
     for i in order:
-        arm, name, batch, each = priced[i]
-        of_best = over(time[i], time[order[0]])
+        arm, label, batch, seconds = priced[i]
+        of_best = ratio(time[i], time[order[0]])
         word = BEST if i == order[0] else OPEN if of_best[1] <= 1 <= of_best[2] else SLOWER
         rows.append(
             Row(
-                *(name, arm.name, arm.keys, batch, arm.batch, arm.nodes),
-                over(updates[i], updates[base]),
-                (float(each.mean()), float(each.min()), float(each.max())),
-                over(time[i], time[base]),
+                *(label, arm.name, arm.keys, batch, arm.batch, arm.nodes),
+                ratio(updates[i], updates[base]),
+                (float(seconds.mean()), float(seconds.min()), float(seconds.max())),
+                ratio(time[i], time[base]),
                 of_best,
                 word,
                 arm.doubt,
@@ -139,68 +136,69 @@ def _ranked(priced: Sequence[tuple[MethodResults, str, int, np.ndarray]]) -> lis
     return rows
 
 
-def over(above: np.ndarray, below: np.ndarray) -> Triple:
-    """The ratio of all seeds, which come first, and its interval over the others."""
+def ratio(above: np.ndarray, below: np.ndarray) -> Triple:
+    """Returns the ratio of all seeds, which come first, and its interval over the other draws."""
     if above is below or (above == below).all():
         return 1.0, 1.0, 1.0
     with np.errstate(invalid="ignore"):
-        ratio = above / below
-    low, high = intervals.ends(ratio[1:])
-    return float(ratio[0]), float(low), float(high)
+        ratios = above / below
+    low, high = intervals.ends(ratios[1:])
+    return float(ratios[0]), float(low), float(high)
 
 
 def labels(arms: Sequence[MethodResults], periods: bool = True) -> list[str]:
-    """The name of each arm, its period and groups, and whatever else tells it from others."""
+    """Returns each arm's name, period and groups, and the keys that tell it from others."""
     batches = len({arm.batch for arm in arms}) > 1
-    told_by = [
+    keys_of = [
         {k: v for k, v in arm.keys.items() if periods or k.rpartition(".")[2] != "period"}
         for arm in arms
     ]
     found = [
         _label(arm.name, keys, f"batch {arm.batch:,}" * batches)
-        for arm, keys in zip(arms, told_by, strict=True)
+        for arm, keys in zip(arms, keys_of, strict=True)
     ]
-    for name in {name for name in found if found.count(name) > 1}:
-        alike = [i for i, each in enumerate(found) if each == name]
-        keys = sorted({key for i in alike for key in told_by[i]})
-        told = [k for k in keys if len({repr(arms[i].keys.get(k)) for i in alike}) > 1]
-        for i in alike:
-            found[i] += "".join(f", {key} {arms[i].keys.get(key)}" for key in told)
+    for label in {label for label in found if found.count(label) > 1}:
+        alike = [i for i, other in enumerate(found) if other == label]
+        for key in sorted({key for i in alike for key in keys_of[i]}):
+            if len({repr(arms[i].keys.get(key)) for i in alike}) > 1:
+                for i in alike:
+                    found[i] += f", {key} {arms[i].keys.get(key)}"
     return found
 
 
 def _label(name: str, keys: Mapping[str, Any], batch: str = "") -> str:
-    groups, period = int(of_method(keys, "groups", 1)), str(of_method(keys, "period", ""))
-    said = " ".join(filter(None, (name, period, str(of_method(keys, "compression") or ""))))
+    groups, period = int(method_value(keys, "groups", 1)), str(method_value(keys, "period", ""))
+    compression = str(method_value(keys, "compression") or "")
+    label = " ".join(filter(None, (name, period, compression)))
     more = ", ".join(filter(None, (f"{groups} groups" * (groups > 1), batch)))
-    return f"{said} ({more})" if more else said
+    return f"{label} ({more})" if more else label
 
 
-def has(found: ProblemResults, one: Config) -> bool:
-    """Whether a penalty of the experiment's method, period, groups and compression is among them.
+def is_measured(found: ProblemResults, experiment: Config) -> bool:
+    """Returns whether an arm has the experiment's method, period, groups and compression.
 
-    Plain synchronous training has one of 1.
+    Plain synchronous training has a penalty of 1 anyway.
     """
-    methods = one.methods
-    asked = {key: methods.get(key, usual) for key, usual in ASKED.items()}
+    methods = experiment.methods
+    asked = {key: methods.get(key, default) for key, default in PRICE_KEYS.items()}
     return methods.plain or any(
         arm.name == methods.name
-        and {key: of_method(arm.keys, key, usual) for key, usual in ASKED.items()} == asked
+        and asked == {k: method_value(arm.keys, k, default) for k, default in PRICE_KEYS.items()}
         for arm in found.arms
     )
 
 
-def named(name: str, one: Config) -> str:
-    """The label of an experiment's method, as those of arms are."""
-    methods = one.methods
-    keys = {key: methods.get(key, usual) for key, usual in ASKED.items()}
+def label_of(name: str, experiment: Config) -> str:
+    """Returns the label of an experiment's method, as those of arms are."""
+    methods = experiment.methods
+    keys = {key: methods.get(key, default) for key, default in PRICE_KEYS.items()}
     if not methods.sections_with("period"):
         keys.pop("period")
     return _label(name, keys)
 
 
 def table(answer: Ranking, others: Sequence[str] = ()) -> Iterator[str]:
-    """One line a method, best first; below them the `others`, which were not measured."""
+    """Yields a line a method, best first; below them the `others`, which were not measured."""
     lines = [
         (f"at {answer.gigabits:g} Gbit/s", "updates", "seconds an update", "time"),
         ("", "over synchronous", "[least, most]", "over synchronous"),
@@ -214,65 +212,63 @@ def table(answer: Ranking, others: Sequence[str] = ()) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def sentences(every: Sequence[Ranking], found: ProblemResults, config: Config) -> Iterator[str]:
-    """Who is best and who cannot be told from it, and what all that is of; wrapped lines."""
-    said = [best(answer) for answer in every]
-    said += [f"No price of {name}: it is {why}." for name, why in every[0].refused.items()]
+def sentences(rankings: Sequence[Ranking], found: ProblemResults, config: Config) -> Iterator[str]:
+    """Yields wrapped lines: who is best, whom the interval does not exclude, and the conditions."""
+    lines = [best(ranking) for ranking in rankings]
+    lines += [f"No price of {name}: it is {why}." for name, why in rankings[0].refused.items()]
     batch, anchor = price.with_method(config, PLAIN).batch_size, found.anchor.batch
-    said.append(
+    lines.append(
         f"Updates were measured on {found.problem}, to a training loss of {found.target:.3g}, with "
         f"{found.seeds} seeds. They are carried over to this cluster and model as they are; a "
         f"batch of {anchor:,} there stands for one of {batch:,} here."
     )
-    nodes, rows = config.cluster.nodes, every[0].rows
+    nodes = config.cluster.nodes
     elsewhere: dict[int, list[str]] = {}
-    for row in rows:
+    doubts: dict[str, list[str]] = {}
+    for row in rankings[0].rows:
         if row.measured_nodes != nodes and not is_synchronous(row.method, row.keys):
             elsewhere.setdefault(row.measured_nodes, []).append(row.label)
-    for count, names in elsewhere.items():
-        said.append(f"Measured on {count:,} nodes, and priced on {nodes:,}: {and_list(names)}.")
-    doubts: dict[str, list[str]] = {}
-    for row in rows:
         if row.doubt:
             doubts.setdefault(row.doubt, []).append(row.label)
+    for count, names in elsewhere.items():
+        lines.append(f"Measured on {count:,} nodes, and priced on {nodes:,}: {and_list(names)}.")
     for doubt, names in doubts.items():
-        said.append(f"Tuned too little ({doubt}), so that less may do: {and_list(names)}.")
-    said += _batches(every)
-    said.append(
+        lines.append(f"Tuned too little ({doubt}), so that less may do: {and_list(names)}.")
+    lines += _batches_on_edge(rankings)
+    lines.append(
         "Each seed is judged at the setting that is best on the others. Intervals are 95 %, one by "
         "one, from drawing seeds in pairs and orders of arrivals again."
     )
-    for sentence in said:
-        yield from textwrap.wrap(sentence, WIDE)
+    for line in lines:
+        yield from textwrap.wrap(line, WIDE)
 
 
-def _batches(every: Sequence[Ranking]) -> Iterator[str]:
-    """Where the opponent's best batch is the first or the last of those that were measured."""
+def _batches_on_edge(rankings: Sequence[Ranking]) -> Iterator[str]:
+    """Yields where the opponent's best batch is the first or the last that was measured."""
     edges: dict[tuple[str, int], list[str]] = {}
-    for answer in every:
-        alone = [row for row in answer.rows if is_synchronous(row.method, row.keys)]
-        sizes, best = sorted({row.measured_batch for row in alone}), alone[0].measured_batch
-        if len(sizes) == 1:
-            edges.setdefault(("only", best), []).append(f"{answer.gigabits:g}")
-        elif best in (sizes[0], sizes[-1]):
-            which = "smallest" if best == sizes[0] else "largest"
-            edges.setdefault((which, best), []).append(f"{answer.gigabits:g}")
-    for (which, batch), speeds in edges.items():
+    for ranking in rankings:
+        rows = [row for row in ranking.rows if is_synchronous(row.method, row.keys)]
+        sizes, best = sorted({row.measured_batch for row in rows}), rows[0].measured_batch
+        if best in (sizes[0], sizes[-1]):
+            edge = "smallest" if best == sizes[0] else "largest"
+            edge = "only" if len(sizes) == 1 else edge
+            edges.setdefault((edge, best), []).append(f"{ranking.gigabits:g}")
+    for (edge, batch), speeds in edges.items():
         yield (
             f"Synchronous training's best batch at {and_list(speeds)} Gbit/s, {batch:,}, is the "
-            f"{which} one measured: with another it may take less."
+            f"{edge} one measured: with another it may take less."
         )
 
 
 def best(answer: Ranking) -> str:
-    """Who takes the least time, and who cannot be told from it, in a sentence or two."""
+    """Returns who takes the least time, and whom the intervals do not exclude."""
     first, *others = answer.rows
-    said = f"At {answer.gigabits:g} Gbit/s {first.label} takes the least time"
+    sentence = f"At {answer.gigabits:g} Gbit/s {first.label} takes the least time"
     if first.time != (1.0, 1.0, 1.0):
-        said += f", {_shown(first.time)} times that of synchronous training"
-    told = and_list([row.label for row in others if row.word == OPEN])
-    return f"{said}; it cannot be told from {told}." if told else f"{said}."
+        sentence += f", {_shown(first.time)} times that of synchronous training"
+    equals = and_list([row.label for row in others if row.word == OPEN])
+    return f"{sentence}; it cannot be told from {equals}." if equals else f"{sentence}."
 
 
 def _shown(found: Triple, digits: int = 3) -> str:
-    return shown(found, digits).replace("inf", "∞")
+    return intervals.shown(found, digits).replace("inf", "∞")

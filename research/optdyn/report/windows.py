@@ -23,8 +23,8 @@ from optdyn.train import meter
 from optdyn.train.workdir import SKETCHES
 
 
-class Metered(NamedTuple):
-    """What a run, or several seeds of one setting, recorded."""
+class MeteredRun(NamedTuple):
+    """The records of a run, or of several seeds of one setting."""
 
     name: str
     config: dict[str, Any]
@@ -33,29 +33,29 @@ class Metered(NamedTuple):
     explicit: float  # momentum of the optimizer; of steered runs the last
 
 
-def load(folder: Path) -> Metered:
-    """The windows that have ended; raises `TableError`."""
+def load(folder: Path) -> MeteredRun:
+    """Returns the windows that have ended; raises `TableError`."""
     (point,) = tables.points(folder)
     try:
         path = folder / "config.json"
         config = json.loads(path.read_text())
-        of, step, last = read(config, path, CLOCK), point.summary["step"], point.log[-1]
+        parsed, step, last = read(config, path, CLOCK), point.summary["step"], point.log[-1]
         # The epochs that a run has gone through say how many examples there are.
         examples = round(last["step"] * config["batch_size"] / last["epoch"]) if step else 1
         rows = np.load(folder / SKETCHES, mmap_mode="r")
-        arrived = arrivals.arrivals(point)
-        worker = arrived[0] if arrived else None
-        windows = meter.read(rows, of, examples, worker, 0, step)
-        rate = meter.rate(of, step)
-        explicit = float(last.get("explicit_momentum", of.optimizer.momentum))
+        recorded = arrivals.arrivals(point)
+        worker = recorded[0] if recorded else None
+        windows = meter.read(rows, parsed, examples, worker, 0, step)
+        rate = meter.rate(parsed, step)
+        explicit = float(last.get("explicit_momentum", parsed.optimizer.momentum))
     except (OSError, EOFError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise TableError(f"{folder}: its recorded windows cannot be read ({error})") from error
-    return Metered(folder.resolve().name, config, windows, rate, explicit)
+    return MeteredRun(folder.resolve().name, config, windows, rate, explicit)
 
 
-def pooled(runs: Sequence[Metered]) -> list[Metered]:
-    """All seeds of each setting that has several, as one."""
-    settings: dict[str, list[Metered]] = {}
+def pooled(runs: Sequence[MeteredRun]) -> list[MeteredRun]:
+    """Returns the seeds of each setting that has several, as one run."""
+    settings: dict[str, list[MeteredRun]] = {}
     for run in runs:
         key = json.dumps(run.config | {"seed": None}, sort_keys=True)
         settings.setdefault(key, []).append(run)
@@ -70,11 +70,13 @@ def pooled(runs: Sequence[Metered]) -> list[Metered]:
     ]
 
 
-def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None) -> dict[str, Any]:
-    """What `readings.figures` says of all windows, and what it should be by theory, if at all.
+def fit(
+    run: MeteredRun, lags: int | None = None, gradient_lags: int | None = None
+) -> dict[str, Any]:
+    """Returns `readings.figures` of all windows, and the momentum by theory, if there is one.
 
-    With `lags` or `gradient_lags` (0 where only the other is given) also a `polynomial`: of heavy-
-    ball SGD that of its own steps, else of the raw ones.
+    With `lags` or `gradient_lags` (0 where only one is set) also a `polynomial`: that of the
+    parameters' own steps for heavy-ball SGD, else that of the raw ones.
     """
     config, groups = read(run.config, run.name, CLOCK), groups_of(run.config)
     expected = memoryless(run.config)
@@ -92,95 +94,95 @@ def fit(run: Metered, lags: int | None = None, gradient_lags: int | None = None)
 
 
 def table(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row a result of `fit`: momenta with their 95 % intervals and p-values of the model."""
+    """Returns a row a result of `fit`: momenta, 95 % intervals and p-values of the model."""
     rows = [
         {
-            "run": it["run"],
-            "groups": it["groups"],
-            "explicit": it["explicit_momentum"],
-            "theory": tables.shown(it["theory_momentum"]),
-            "implicit": _with_interval(it, "implicit_momentum"),
-            "p": tables.shown(it.get("implicit_momentum_p")),
-            "phi_1": _with_interval(it, "fitted_momentum"),
-            "p of phi_1": tables.shown(it.get("fitted_momentum_p")),
-            "rate": tables.shown(it.get("effective_learning_rate")),
-            "alpha/g": tables.shown(it["theory_learning_rate"]),
-            "refused": it.get("implicit_momentum_refused", ""),
+            "run": result["run"],
+            "groups": result["groups"],
+            "explicit": result["explicit_momentum"],
+            "theory": tables.shown(result["theory_momentum"]),
+            "implicit": _with_interval(result, "implicit_momentum"),
+            "p": tables.shown(result.get("implicit_momentum_p")),
+            "phi_1": _with_interval(result, "fitted_momentum"),
+            "p of phi_1": tables.shown(result.get("fitted_momentum_p")),
+            "rate": tables.shown(result.get("effective_learning_rate")),
+            "alpha/g": tables.shown(result["theory_learning_rate"]),
+            "refused": result.get("implicit_momentum_refused", ""),
         }
-        for it in fits
+        for result in fits
     ]
     return pd.DataFrame(rows)
 
 
 def coefficients(fits: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row a coefficient of a `polynomial`, and one its equivalent momentum and J test."""
+    """Returns a row a coefficient of a `polynomial`, and one its equivalent momentum and J test."""
     rows = [
-        {"run": it["run"], **row}
-        for it in fits
-        if "polynomial" in it
-        for row in _rows(it["polynomial"])
+        {"run": result["run"], **row}
+        for result in fits
+        if "polynomial" in result
+        for row in _rows(result["polynomial"])
     ]
     return pd.DataFrame(rows).fillna("")
 
 
-def _lags(run: Metered) -> int:
-    """Terms of the run's own steps; 0 where its explicit momentum was steered, so no polynomial."""
+def _lags(run: MeteredRun) -> int:
+    """Returns the terms of the run's own steps; 0 where its explicit momentum was steered."""
     return 0 if run.config["probes"]["steer"] else meter.lags(read(run.config, run.name, CLOCK))
 
 
-def _polynomial(run: Metered, lags: int, gradient_lags: int) -> dict[str, Any]:
-    own = _lags(run) > 0
+def _polynomial(run: MeteredRun, lags: int, gradient_lags: int) -> dict[str, Any]:
+    own_steps = _lags(run) > 0
     plain = {"learning_rate": run.rate, "momentum": 0.0}
-    expected = theory(run.config if own else run.config | {"optimizer": plain})
+    expected = theory(run.config if own_steps else run.config | {"optimizer": plain})
     truth = float(equivalent_momentum(*map(np.array, expected))) if expected else None
     found = {
-        "steps": "own" if own else "raw",
+        "steps": "own" if own_steps else "raw",
         "theory_phi": expected and expected.phi,
         "theory_eta": expected and expected.eta,
         "theory_momentum": truth,
     }
     try:
-        it = readings.fitted(run.windows, lags, gradient_lags, raw=not own)
+        result = readings.fitted(run.windows, lags, gradient_lags, raw=not own_steps)
     except NotIdentified as error:
         return found | {"refused": str(error)}
     return found | {
-        "phi": it.phi.tolist(),
-        "phi_interval": it.phi_interval.tolist(),
-        "eta": (run.rate * it.eta).tolist(),
-        "eta_interval": (run.rate * it.eta_interval).tolist(),
-        "momentum": it.momentum,
-        "momentum_interval": it.momentum_interval,
-        "J": it.hansen,
-        "freedom": it.freedom,
-        "p": readings.chance(it, run.windows, gradient_lags),
+        "phi": result.phi.tolist(),
+        "phi_interval": result.phi_interval.tolist(),
+        "eta": (run.rate * result.eta).tolist(),
+        "eta_interval": (run.rate * result.eta_interval).tolist(),
+        "momentum": result.momentum,
+        "momentum_interval": result.momentum_interval,
+        "J": result.hansen,
+        "freedom": result.freedom,
+        "p": readings.chance(result, run.windows, gradient_lags),
     }
 
 
-def _rows(it: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if "refused" in it:
-        yield {"steps": it["steps"], "refused": it["refused"]}
+def _rows(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if "refused" in result:
+        yield {"steps": result["steps"], "refused": result["refused"]}
         return
     for name, first in (("phi", 1), ("eta", 0)):
-        truths = it[f"theory_{name}"]
-        for k, value in enumerate(it[name]):
+        truths = result[f"theory_{name}"]
+        for k, value in enumerate(result[name]):
             truth = None if truths is None else truths[k] if k < len(truths) else 0.0
             yield {
-                "steps": it["steps"],
+                "steps": result["steps"],
                 "coefficient": f"{name}_{k + first}",
-                "fitted": tables.shown(value, it[f"{name}_interval"][k]),
+                "fitted": tables.shown(value, result[f"{name}_interval"][k]),
                 "theory": tables.shown(truth),
             }
     yield {
-        "steps": it["steps"],
+        "steps": result["steps"],
         "coefficient": "momentum",
-        "fitted": tables.shown(it["momentum"], it["momentum_interval"]),
-        "theory": tables.shown(it["theory_momentum"]),
-        "J": f"{it['J']:.3g} of {it['freedom']}",
-        "p": tables.shown(it["p"]),
+        "fitted": tables.shown(result["momentum"], result["momentum_interval"]),
+        "theory": tables.shown(result["theory_momentum"]),
+        "J": f"{result['J']:.3g} of {result['freedom']}",
+        "p": tables.shown(result["p"]),
     }
 
 
-def _with_interval(it: Mapping[str, Any], name: str) -> str:
-    if it.get(name) is None:
+def _with_interval(result: Mapping[str, Any], name: str) -> str:
+    if result.get(name) is None:
         return ""
-    return tables.shown(it[name], (it[f"{name}_low"], it[f"{name}_high"]))
+    return tables.shown(result[name], (result[f"{name}_low"], result[f"{name}_high"]))
