@@ -184,8 +184,8 @@ OFTEN = {
     ),
     # To the bit as users compile, which `make test-slow` does.
     "methods/test_fragments.py::test_fragments_that_meet_together_are_one_to_the_bit": (),
-    "methods/test_pairs.py::test_a_pair_trains_to_what_its_better_parent_reaches": (),
-    "methods/test_pairs.py::test_it_is_what_its_equations_say": (
+    "methods/test_equations.py::test_a_pair_trains_to_what_its_better_parent_reaches": (),
+    "methods/test_equations.py::test_it_is_what_its_equations_say": (
         "asynchronous]",
         "buffered+diloco",
         "sparta]",
