@@ -97,7 +97,10 @@ SETTINGS = {
     "ring of versions": Setting("asynchronous", GROUPS | {"cluster.service.name": "geometric"}),
     "adam": Setting("asynchronous", GROUPS, "adam"),
     "one fresh": Setting("asynchronous", GROUPS | keys(fresh=("classifier",))),
-    "two fresh": Setting("asynchronous", GROUPS | keys(fresh=("classifier", "hidden0"))),
+    "two fresh": Setting(
+        "asynchronous",
+        GROUPS | keys(fresh=("classifier", "hidden0")) | {"model.hidden": (7, 6)},
+    ),
     "top_k groups": Setting("asynchronous", GROUPS | keys(compression="top_k")),
     "sign groups": Setting("asynchronous", GROUPS | keys(compression="sign")),
     "k_async": Setting("buffered", GROUPS | keys(waiting="k_async")),
@@ -213,6 +216,7 @@ def run_of(setting, steps):
     cluster = {"nodes": NODES, "devices_per_node": DEVICES, "speeds": (1.0, 3.0, 2.0, 2.0)}
     cluster |= {"service": Exponential()} if "daso" in name.split("+") else {}
     values = VALUES | {f"cluster.{key}": value for key, value in cluster.items()}
+    values |= {"model.hidden": (7,)} if setting.values else {}  # two blocks are enough
     config = config_of(name, **values | inside(name.split("+")) | setting.values, steps=steps)
     network = network_of(program.problem_of(config, battery.CLASSES))
     rng = np.random.default_rng(0)

@@ -127,58 +127,16 @@ def test_gradients_are_those_of_the_sum_of_stopped_losses(case, shared):
     assert_close(h, base.apply(made.blocks[:K], params, made.input(batch)))
 
 
-def test_one_group_of_all_blocks_is_backpropagation():
-    """Also where there are auxiliary heads, which have no part in it."""
+def test_auxiliary_heads_have_no_part_in_backpropagation():
+    """Of one group of all blocks, whose gradients are in the battery."""
     made = problem.make(MODEL, CLASSES, ("hidden0", "hidden1"))
     params, batch = some(made), examples()
-    grads, _, loss = compiled(BACKPROP)(params, batch)
-    value, expected = jax.jit(jax.value_and_grad(made.loss))(params, batch)
-    assert set(grads) == {*TRUNK, "classifier"}
-    assert_close(grads, {name: expected[name] for name in grads})
-    assert_close(loss, value)
     method = by_groups(made, rule("sgd"), BACKPROP)
     state = method.init(params)
     after, _ = jax.jit(method.step)(state, event("sgd"), batch)
     for head in ("hidden0_head", "hidden1_head"):
         assert_same(after.params[head], params[head])
         assert_same(after.opt_state[head], state.opt_state[head])
-
-
-@every_case
-def test_a_block_learns_from_the_heads_of_its_own_groups_only(case):
-    """d (grad theta_j) / d (head at the end of a group) is zero, exactly, unless it holds j."""
-    chosen = CASES[case]
-    made, batch = make(chosen), examples()
-    params = some(made)
-    ends = {"classifier" if b == K else f"hidden{b - 1}_head": (a, b) for a, b in chosen}
-
-    def of_heads(own):
-        grads, _, _ = gradients(made, chosen)(params | own, made.input(batch), batch)
-        return [grads[name]["Dense_0"]["kernel"] for name in TRUNK]
-
-    jacobian = jax.jit(jax.jacobian(of_heads))({head: params[head] for head in ends})
-    for j, by_head in enumerate(jacobian):
-        for head, (a, b) in ends.items():
-            largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(by_head[head]))
-            assert (largest > 1e-3) if a <= j < b else (largest == 0)
-
-
-@every_case
-def test_a_block_learns_nothing_of_the_blocks_after_its_groups(case):
-    """Its gradient keeps its bits whatever those are, and only as long as it is those."""
-    chosen = CASES[case]
-    made, batch = make(chosen), examples()
-    params, other = some(made), some(made, seed=1)
-    before, _, _ = compiled(chosen)(params, batch)
-    for j, name in enumerate(TRUNK):
-        end = max(b for a, b in chosen if a <= j < b)
-        beyond = {later: other[later] for later in TRUNK[end:]}
-        after, _, _ = compiled(chosen)(params | beyond, batch)
-        assert_same(after[name], before[name])
-        last = TRUNK[end - 1]
-        after, _, _ = compiled(chosen)(params | {last: other[last]}, batch)
-        kernels = after[name]["Dense_0"]["kernel"], before[name]["Dense_0"]["kernel"]
-        assert not np.array_equal(*kernels)
 
 
 @pytest.mark.parametrize("case", ["greedy", "chunked"])
@@ -219,44 +177,6 @@ def test_every_block_has_an_optimizer_of_its_own(optimizer):
     # As above, for Adam.
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=3e-5)
     jax.tree.map(close, (state.params[name], state.opt_state[name]), (own, own_state))
-
-
-@either_head
-def test_one_shared_head_learns_from_every_group(shared):
-    """It is the model's own, and there is no other; alone, it learns from the last group only."""
-    made, batch = make(GREEDY, shared), examples()
-    params = some(made)
-    grads, _, _ = compiled(GREEDY, shared)(params, batch)
-    assert (set(params) == {*TRUNK, "classifier"}) == shared
-    last = {name: params[name] for name in (*TRUNK, "classifier")}
-    hs = base.activations(made.blocks[:K], last, made.input(batch))[1:]
-
-    def of_head(own, h):
-        return cross_entropy(dense(own, h), batch["label"])
-
-    gradient = jax.jit(jax.grad(of_head))
-    terms = [gradient(params["classifier"], h) for h in (hs if shared else hs[-1:])]
-    assert_close(grads["classifier"], jax.tree.map(lambda *leaves: sum(leaves), *terms))
-
-
-def test_nothing_recompiles_over_events():
-    """Numbers of events and batches are inputs; a trace takes one loss a group."""
-    made, traces = make(GREEDY), []
-
-    def losses(outputs, batch):
-        traces.append(outputs.shape)
-        return made.losses(outputs, batch)
-
-    method = by_groups(made._replace(losses=losses), rule("sgd"), GREEDY)
-    state, step = method.init(some(made)), jax.jit(method.step)
-    shapes = jax.eval_shape(lambda: state)
-    for t in range(STEPS):
-        now = event("sgd", learning_rate=0.1 / (t + 1), momentum=0.1 * t)
-        state, info = step(state, now._replace(staleness=jnp.int32(t)), examples(t))
-    assert len(traces) == len(GREEDY)
-    # And the state can be carried by a scan.
-    assert jax.eval_shape(lambda: state) == shapes
-    assert (info["loss"].shape, info["loss"].dtype) == ((), jnp.float32)
 
 
 @given(st.data())
