@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn import core, optimizers
+from optdyn import core, methods, optimizers
 from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Geometric, LogNormal
+from optdyn.clock.versions import Policy
+from optdyn.experiment import Experiment
 from optdyn.methods import Event, ModelInfo, messages
 from optdyn.methods.asynchronous import asynchronous, rounds
 from optdyn.methods.buffered import buffered
@@ -21,7 +23,7 @@ from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import trainer
 from tests.methods import composed, workers
 from tests.methods.nodes import START, flattened, tree
-from tests.methods.workers import events_of, line_of, ran
+from tests.methods.workers import WORKERS, events_of, line_of, ran
 from tests.values import with_values
 
 STEPS, DIMENSION, CONDITION, BATCH = 120, 6, 10.0, 4
@@ -302,3 +304,28 @@ def test_ringleader_takes_the_seconds_of_asynchronous_sgd():
     np.testing.assert_array_equal(one.worker, other.worker)
     np.testing.assert_array_equal(one.seconds, other.seconds)
     assert one.staleness.mean() < other.staleness.mean()
+
+
+POLICIES = {  # what makes the clock of a method: `test_policies.py` has what each does
+    "asynchronous": ({"staleness_bound": 1}, Policy(bound=1)),
+    "ringmaster": ({"delay_bound": 2}, Policy(delay_bound=2)),
+    "buffered": ({"arrivals": 2, "waiting": "k_sync"}, Policy(2, "k_sync")),
+    "mindflayer": ({"arrivals": 2, "allotted": 0.5}, Policy(2, "k_batch_async", allotted=0.5)),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_groups_arrive_by_the_policy_of_their_method(name):
+    keys, policy = POLICIES[name]
+    assert methods.load(name)(groups=WORKERS, **keys).policy == policy
+    asked = {f"method.{key}": value for key, value in keys.items()}
+    line = line_of(name, steps=STEPS, **asked)
+    size = {"steps": STEPS, "batch_size": 12 // policy.arrivals}
+    size["seed"] = Experiment().seed
+    cluster = Cluster(nodes=WORKERS, seconds_per_example=1 / 12)
+    expected = compute_groups(cluster, groups=WORKERS, policy=policy, **size)
+    np.testing.assert_array_equal(line.seconds, expected.seconds)
+    free = compute_groups(
+        cluster, groups=WORKERS, policy=Policy(policy.arrivals, "k_batch_async"), **size
+    )
+    assert (line.seconds != free.seconds).any()
