@@ -12,7 +12,7 @@ from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Geometric, LogNormal
 from optdyn.clock.versions import Policy
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods import Event, ModelInfo, messages
 from optdyn.methods.asynchronous import asynchronous, rounds
 from optdyn.methods.buffered import buffered
@@ -321,7 +321,7 @@ def test_groups_arrive_by_the_policy_of_their_method(name):
     asked = {f"method.{key}": value for key, value in keys.items()}
     line = line_of(name, steps=STEPS, **asked)
     size = {"steps": STEPS, "batch_size": 12 // policy.arrivals}
-    size["seed"] = Experiment().seed
+    size["seed"] = Config().seed
     cluster = Cluster(nodes=WORKERS, seconds_per_example=1 / 12)
     expected = compute_groups(cluster, groups=WORKERS, policy=policy, **size)
     np.testing.assert_array_equal(line.seconds, expected.seconds)

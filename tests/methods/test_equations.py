@@ -211,28 +211,28 @@ class Run(NamedTuple):
     order: np.ndarray  # (steps, batch) numbers of examples
 
 
-def run_of(setting, steps):
-    name = setting.name
+def run_of(inputs, steps):
+    name = inputs.name
     cluster = {"nodes": NODES, "devices_per_node": DEVICES, "speeds": (1.0, 3.0, 2.0, 2.0)}
     cluster |= {"service": Exponential()} if "daso" in name.split("+") else {}
     values = VALUES | {f"cluster.{key}": value for key, value in cluster.items()}
-    values |= {"model.hidden": (7,)} if setting.values else {}  # two blocks are enough
-    config = config_of(name, **values | inside(name.split("+")) | setting.values, steps=steps)
+    values |= {"model.hidden": (7,)} if inputs.values else {}  # two blocks are enough
+    config = config_of(name, **values | inside(name.split("+")) | inputs.values, steps=steps)
     network = network_of(program.problem_of(config, battery.CLASSES))
     rng = np.random.default_rng(0)
     params = jax.tree_util.tree_map_with_path(drawn, network.params)
-    if setting.optimizer == "adam":  # it would divide by the squares of units that hardly live
+    if inputs.optimizer == "adam":  # it would divide by the squares of units that hardly live
         params |= {n: jax.tree.map(lambda x: x + (x.ndim == 1), params[n]) for n in params}
     ends = [{"train_loss": 1.0}] * (steps // battery.EPOCH)
     known = {"steps_per_epoch": battery.EPOCH, "update_bytes": 1000, "epochs": ends}
     line = config.timeline(network=network, **known)
     order = np.stack([rng.permutation(96)[: battery.BATCH] for _ in range(steps)])
-    largest = 0.3 if setting.optimizer == "sgd" else 0.03
+    largest = 0.3 if inputs.optimizer == "sgd" else 0.03
     hyper = {
         "learning_rate": rng.uniform(largest / 3, largest, steps).astype(np.float32),
         "momentum": rng.uniform(-0.2, 0.4, steps).astype(np.float32),
     }
-    hyper = {name: hyper[name] for name in battery.OPTIMIZERS[setting.optimizer]}
+    hyper = {name: hyper[name] for name in battery.OPTIMIZERS[inputs.optimizer]}
     return Run(config, line, hyper, params, order)
 
 
@@ -261,16 +261,16 @@ def first_window(rule, params, events, batches):
 
 
 @cache
-def trained(setting, steps=WINDOW):
+def trained(inputs, steps=WINDOW):
     """(steps,) losses and (WINDOW, ...) parameters of the first updates, and the run."""
-    run = run_of(setting, steps)
+    run = run_of(inputs, steps)
     line, problem = run.line, program.problem_of(run.config, battery.CLASSES)
     images, labels = examples()
     order, divided = run.order, plan_of(line, Shares)
     if divided:  # each device is given its own
         order = battery.cut(order, divided.shares, battery.columns(divided.shares))
     asked = program._layout(run.config)
-    rule = battery.make_rule(asked, problem, setting.optimizer, line.slots, plain)
+    rule = battery.make_rule(asked, problem, inputs.optimizer, line.slots, plain)
     state, losses = run.params, []
     for start in range(0, steps, WINDOW):
         part = slice(start, start + WINDOW)
@@ -295,8 +295,8 @@ CASES = {name: Setting(name) for name in (*NAMES, *PAIRS, *THREE)} | SETTINGS
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_its_equations_say(case):
     """The parameters of all nodes and the loss, of each of the first 24 updates."""
-    setting = CASES[case]
-    losses, found, run = trained(setting)
+    inputs = CASES[case]
+    losses, found, run = trained(inputs)
     cluster, methods = run.config.cluster, run.config.methods
     updates = [
         reference.Update(
@@ -309,22 +309,22 @@ def test_it_is_what_its_equations_say(case):
     images, labels = (data[run.order] for data in examples())
     shape = cluster.nodes, cluster.devices_per_node
     history = reference.run(
-        setting.name,
+        inputs.name,
         short(run.params),
         updates,
         images,
         labels,
         *shape,
         run.config.method.to_dict(),
-        setting.optimizer,
+        inputs.optimizer,
     )
     params, expected = zip(*history, strict=True)
     params = [nodes if methods.mix else nodes[0] for nodes in params]
     params = jax.tree.map(lambda *leaves: np.stack(leaves), *map(as_stacked, params))
-    close = partial(np.testing.assert_allclose, rtol=0, atol=setting.atol)
+    close = partial(np.testing.assert_allclose, rtol=0, atol=inputs.atol)
     jax.tree.map(close, short(found), params)
     if not cluster.presence:  # who is away has a loss, which is of no update
-        np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=setting.atol)
+        np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=inputs.atol)
 
 
 def as_stacked(nodes):
