@@ -63,7 +63,7 @@ THREE = ("daso+asynchronous+local", "diloco+async_local_sgd+local", "gossip+buff
 
 FOUR = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "cluster.speeds": (1.0, 3.0, 2.0, 2.0)}
 GROUPS = {"method.groups": 4}
-AWAY = {"cluster.presence": 2.0, "cluster.absence": 1.0}
+AWAY = {"cluster.presence": 0.03, "cluster.absence": 0.02}
 LATE = {"method.groups": 4, "method.outer_momentum": 0.9, "method.outer_learning_rate": 0.4}
 MEETING = {"method.period": 6, "method.fragments": 3, "method.delay": 1}
 COMPRESSED = {
@@ -129,7 +129,7 @@ SETTINGS = {
         )
         for quorum, grace in ((2, 0.01), (1, 0.0))
     },
-    "dropped": Setting("decoupled", GROUPS | keys(period=3, quorum=1) | {"cluster.bandwidth": 2e4}),
+    "dropped": Setting("decoupled", keys(quorum=1) | {"cluster.bandwidth": 6e4}),
     **{
         f"{state} {name}": Setting(name, keys(inner_state=state))
         for state in ("averaged", "reset")

@@ -63,7 +63,7 @@ def shapes(heads):
 
 
 @cache  # one program a set of groups, for all tests
-def static_part(groups, shared=False):
+def gradients_of(groups, shared=False):
     """`(params, batch) -> (grads, h_b, loss)`."""
     made = make(groups, shared)
     local_gradients = gradients(made, groups, shared)
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_the_sum_of_stopped_losses(case, shared):
     chosen = CASES[case]
     made, batch = make(chosen, shared), examples()
     params = some(made)
-    grads, h, loss = static_part(chosen, shared)(params, batch)
+    grads, h, loss = gradients_of(chosen, shared)(params, batch)
     expected = jax.jit(jax.grad(lambda p: stopped_losses(p, batch, chosen, shared)))(params)
     assert_close(grads, expected)
     # None of them is trivially equal, and the last group's loss and output are the model's.
@@ -145,7 +145,7 @@ def test_groups_in_parts_are_the_whole(case):
     chosen = CASES[case]
     made, batch = make(chosen), examples()
     params = some(made)
-    whole, h_out, loss = static_part(chosen)(params, batch)
+    whole, h_out, loss = gradients_of(chosen)(params, batch)
     parts, h = {}, made.input(batch)
     for part in (chosen[:1], chosen[1:]):
         a, b = part[0][0], part[-1][1]
@@ -169,7 +169,7 @@ def test_every_block_has_an_optimizer_of_its_own(optimizer):
     own = state.params[name]
     own_state = alone.init(own)
     for t in range(STEPS):
-        grads, _, _ = static_part(OVERLAPPING)(state.params, examples(t))
+        grads, _, _ = gradients_of(OVERLAPPING)(state.params, examples(t))
         updates, own_state = update(grads[name], own_state, own, **hyper)
         own = jax.tree.map(jnp.add, own, updates)
         state, _ = step(state, event(optimizer), examples(t))
