@@ -131,7 +131,7 @@ OFTEN = {
         "fresh",
         "overlapping",
     ),
-    "methods/test_bytes.py::test_the_clock_counts_the_bytes_of_two_nodes": (
+    "methods/test_messages.py::test_the_clock_counts_the_bytes_of_two_nodes": (
         "demo",
         "diloco of E3M0",
         "diloco of powersgd",

@@ -30,7 +30,7 @@ from tests.methods.nodes import (
     slowmo,
     tree,
 )
-from tests.methods.test_bytes import sent_and_seconds
+from tests.methods.test_messages import sent_and_seconds
 from tests.methods.traced import collectives
 
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}

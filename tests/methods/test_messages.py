@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optdyn import methods
 from optdyn.methods import messages
 from optdyn.methods.averaging import ModelAveraging, Outer, meeting_schedule
 from optdyn.methods.messages import (
@@ -23,12 +24,12 @@ from optdyn.methods.messages import (
     numbers,
     sharded,
 )
+from optdyn.train import program
 from tests.methods import nodes
 from tests.methods import test_battery as battery
 from tests.methods.nodes import NODES, RATE, START, STEPS, averaging, flattened, tree
 from tests.methods.reference import rounded
 from tests.methods.test_battery import MESSAGES
-from tests.methods.test_bytes import MESSAGES_ALONE, seconds
 from tests.methods.traced import collectives
 
 NAMES = list(MESSAGES)
@@ -221,6 +222,66 @@ def test_a_node_sends_so_many_bytes(name, local):
     assert BYTES[name] <= local * sum(found) <= BYTES[name] + (local - 1) * 4 * arrays
     _, sent = nodes.ran(made(name), nodes.events(meeting_schedule(STEPS, 1, 1, 0)))
     np.testing.assert_array_equal(sent, BYTES[name])
+
+
+MESSAGES_ALONE = {
+    "method.period": 3,
+    "cluster.bandwidth": 1.0,
+    "cluster.devices_per_node": 1,
+    "cluster.seconds_per_example": 1 / 8,  # which float64 adds and takes off without rounding
+}
+
+
+def sent_and_seconds(name, values, optimizer="sgd"):
+    """Of every update: bytes that the program says, and seconds of a clock of its messages alone.
+
+    Nodes of one device and a byte a second: a ring of two takes as long as a message is.
+    """
+    values = MESSAGES_ALONE | values
+    run = battery.make_run(name, values, optimizer=optimizer)
+    step, state, said = jax.jit(run.rule.step), run.state, []
+    for t in range(battery.STEPS):
+        state, info = step(state, *battery.at((run.events, run.batches), t))
+        said.append(float(info["sent_bytes"]))
+    return np.array(said), seconds(name, run.params, values, optimizer), run.params
+
+
+def seconds(name, params, values, optimizer="sgd"):
+    """Of every update, by the clock of a config, less those of its computing."""
+    config = battery.config_of(name, values | {"optimizer.name": optimizer})
+    network = methods.ModelInfo(program.problem_of(config, battery.CLASSES), params, {})
+    size = program.parameter_bytes(params)
+    known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
+    line = config.timeline(**known)
+    computing = battery.BATCH / config.cluster.nodes * config.cluster.seconds_per_example
+    return np.diff(line.seconds, prepend=0.0) - computing
+
+
+WHOLE = {"gossip", "demo", "sparta"}  # after every update, and always as much
+
+
+SENT = {
+    **{f"gossip of {name}": ("gossip", {"method.compression": name}) for name in ("top_k", "sign")},
+    "gossip of 4 bits": ("gossip", {"method.compression_bits": 4}),
+    "demo": ("demo", {"method.coefficients": 3, "method.chunk": 4}),
+    **{f"sparta of {s}": ("sparta", {"method.averaged_share": s}) for s in (0.1, 1.0)},
+    "gasloc": ("gasloc", {"method.graph": "ring"}),
+    "over a graph": ("diloco+gossip", {"method.graph": "ring"}),
+    **{f"sparseloco {n}": ("sparseloco", {"method.compression_bits": n}) for n in (2, 32)},
+    **{f"diloco of {kind}": (f"{kind} messages", {}) for kind in battery.MESSAGES},
+    "diloco of fragments": ("powersgd messages", {"method.fragments": 2}),
+}
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_the_clock_counts_the_bytes_of_two_nodes(case):
+    """A ring of two takes as long as a message, whether it is added up, gathered or swapped."""
+    name, values = SENT[case]
+    if name == "gossip":
+        values = values | {"method.gossip_order": "adapt", "method.graph": "ring"}
+    sent, took, _ = sent_and_seconds(name, values)
+    np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
+    assert sent.max() > 0 and (np.ptp(sent) == 0) == (name in WHOLE)
 
 
 @pytest.mark.parametrize("name, times", [("top_k", 3), ("sign", 3), ("bfloat16", 1.5), ("E3M0", 3)])
