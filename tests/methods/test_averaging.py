@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.experiment import ConfigError
 from optdyn.methods.averaging import cut, join, meeting_schedule
 from optdyn.methods.daso import DASO
@@ -297,7 +297,9 @@ def test_more_fragments_than_arrays_are_refused():
 def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     """In the program: over `node` one collective a fragment, each in a branch of its own."""
     rule = averaging(nodes.inner(), {"fragments": fragments, "mixing": 0.0}, sharded("data"))
-    event, batch = at((nodes.events(meeting_schedule(STEPS, 4, fragments, 0)), nodes.BATCHES), 0)
+    event, batch = entries_at(
+        (nodes.events(meeting_schedule(STEPS, 4, fragments, 0)), nodes.BATCHES), 0
+    )
     found = [
         (where, size)
         for axes, where, size in collectives(rule, tree(START), event, batch, NODES, local)

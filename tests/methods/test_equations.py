@@ -15,7 +15,7 @@ import pytest
 
 from optdyn import methods
 from optdyn.clock.service import Exponential
-from optdyn.clock.timeline import Shares, at, plan_of
+from optdyn.clock.timeline import Shares, entries_at, plan_of
 from optdyn.methods import Event
 from optdyn.train import program
 from tests.clock.recorded import config_of, network_of
@@ -268,13 +268,15 @@ def trained(inputs, steps=WINDOW):
     images, labels = examples()
     order, divided = run.order, plan_of(line, Shares)
     if divided:  # each device is given its own
-        order = battery.cut(order, divided.shares, battery.columns(divided.shares))
+        order = battery.split_batches(order, divided.shares, battery.padded_share(divided.shares))
     asked = program._layout(run.config)
     rule = battery.make_rule(asked, problem, inputs.optimizer, line.slots, plain)
     state, losses = run.params, []
     for start in range(0, steps, WINDOW):
         part = slice(start, start + WINDOW)
-        events = Event(at(line.plan, part), at(run.hyper, part), line.staleness[part])
+        events = Event(
+            entries_at(line.plan, part), entries_at(run.hyper, part), line.staleness[part]
+        )
         batches = {"image": images[order[part]], "label": labels[order[part]]}
         advance = window_of if losses else first_window
         state, (loss, params) = advance(rule, state, events, batches)
@@ -300,7 +302,7 @@ def test_it_is_what_its_equations_say(case):
     cluster, methods = run.config.cluster, run.config.methods
     updates = [
         reference.Update(
-            at(run.line.plan, t),
+            entries_at(run.line.plan, t),
             run.line.staleness[t],
             {name: float(values[t]) for name, values in run.hyper.items()},
         )

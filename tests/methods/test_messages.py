@@ -76,7 +76,7 @@ def along(params, batch):
 def test_what_is_not_sent_is_kept(name):
     """theta + mean_i e_i is what plain SGD would be at: the error is a debt, and none is lost."""
     inner = nodes.sync(
-        nodes.core.averaged(nodes.core.full_gradient(along), "data"),
+        nodes.core.averaged_gradient(nodes.core.full_gradient(along), "data"),
         nodes.core.single_optimizer(nodes.SGD),
     )
     every = averaging(inner, KEYS | MESSAGES[name])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.clock.timeline import Together
+from optdyn.clock.timeline import AllReduceStep
 from optdyn.methods.sparse import chunks, demo, places
 from tests.methods import nodes
 from tests.methods.nodes import EACH, NODES, RATE, START, STEPS, flattened
@@ -14,7 +14,7 @@ from tests.methods.nodes import EACH, NODES, RATE, START, STEPS, flattened
 @pytest.mark.parametrize("signed", [False, True])
 def test_with_all_coefficients_demo_is_sgd_of_the_mean_gradient_or_of_its_sign(signed):
     """Nothing is left of the momenta, whatever their decay; a coefficient has a place beside it."""
-    choice = Together(numbers={"momentum_decay": np.full(STEPS, 0.9, np.float32)})
+    choice = AllReduceStep(numbers={"momentum_decay": np.full(STEPS, 0.9, np.float32)})
     states, sent = nodes.ran(demo(nodes.inner(), 2, 2, signed), nodes.events(choice, RATE, 0.0))
     theta, rows = np.float64(START), [slice(i * EACH, (i + 1) * EACH) for i in range(NODES)]
     for t, found in enumerate(flattened(states.params)):
