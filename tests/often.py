@@ -200,7 +200,7 @@ OFTEN = {
         "late diloco",
         "correcting diloco",
         "diloco with",
-        "diloco of top_k",
+        "diloco of top_k]",
         "diloco of sign",
         "diloco of powersgd]",
         "diloco of 4",
