@@ -1,4 +1,4 @@
-"""Nodes on least squares whose curvature differs from node to node, and the same in float64."""
+"""Nodes on least squares whose curvature differs from node to node."""
 
 from functools import cache, partial
 
@@ -11,7 +11,6 @@ from optdyn.devices.simulated import over_nodes
 from optdyn.methods import Event
 from optdyn.methods.averaging import DiLoCo, ModelAveraging, SlowMo
 from optdyn.methods.messages import SIMULATED
-from optdyn.methods.sparse import SparseLoCo
 from optdyn.methods.sync import sync
 
 NODES, EACH, STEPS, P = 3, 4, 32, 14  # EACH: examples a node; P: parameters
@@ -68,10 +67,6 @@ def slowmo(inner, keys, collectives=SIMULATED):
     return SlowMo(**keys).mix(inner, collectives)
 
 
-def sparseloco(inner, keys, collectives=SIMULATED):
-    return SparseLoCo(**keys).mix(inner, collectives)
-
-
 def events(choice, rates=RATE, momentum=0.0):
     hyper = {"learning_rate": jnp.broadcast_to(jnp.asarray(rates, float), STEPS)}
     if momentum is not None:
@@ -108,43 +103,3 @@ def matrices(to):
     p = np.zeros((turns, nodes, nodes))
     np.add.at(p, (np.arange(turns)[:, None, None], to, np.arange(nodes)[:, None]), 1 / k)
     return p
-
-
-class HeavyBall:
-    """What nodes do by themselves, each on its own examples, in float64."""
-
-    def __init__(self, count=NODES, momentum=0.6, rates=RATE):
-        self.x, self.velocity = [np.float64(START)] * count, [np.zeros(P)] * count
-        self.momentum, self.rates = momentum, np.broadcast_to(np.float64(np.float32(rates)), STEPS)
-
-    def step(self, t):
-        each = NODES * EACH // len(self.x)
-        for i, x in enumerate(self.x):
-            grad = gradient(x, t, slice(i * each, (i + 1) * each))
-            self.velocity[i] = self.momentum * self.velocity[i] + grad
-            self.x[i] = x - self.rates[t] * self.velocity[i]
-
-
-def reference(send, step, rates=RATE, momentum=0.0, inner_state="kept", message=None):
-    """(STEPS, NODES, P): nodes with heavy ball that meet, at once, after updates `send`.
-
-    `step(theta, D, t) -> theta`, with a state of its own; `message(v) -> (C v, v - C v)` says
-    what of x_i - theta + e_i is sent and what is kept, where nodes do not send all.
-    """
-    nodes = HeavyBall(momentum=momentum, rates=rates)
-    theta, errors, history = np.float64(START), [np.zeros(P)] * NODES, []
-    for t in range(STEPS):
-        nodes.step(t)
-        if send[t]:
-            sent = [x - theta for x in nodes.x]
-            if message:
-                whole = [v + e for v, e in zip(sent, errors, strict=True)]
-                sent, errors = zip(*map(message, whole), strict=True)
-            theta = step(theta, -sum(sent) / NODES, t)
-            nodes.x = [theta] * NODES
-            if inner_state == "reset":
-                nodes.velocity = [np.zeros(P)] * NODES
-            if inner_state == "averaged":
-                nodes.velocity = [sum(nodes.velocity) / NODES] * NODES
-        history.append(list(nodes.x))
-    return np.array(history)

@@ -3,20 +3,25 @@
 There is one class a piece, and a pair is made of two of them: what a node does by itself (`read`)
 is given the gradient that its updates take, and what nodes exchange (`mix`) is put around one
 `read` a node. Parameters are dicts {block: {name: array}}. The clock's choices are given, as they
-are to the project's own code, and so are the random numbers; nothing else of that is used here.
+are to the project's own code, and so are random numbers and the cuts of fragments; nothing else of
+that is used here.
 """
 
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
 import numpy as np
 from scipy.fft import dctn, idctn
 
-from optdyn.methods import async_local_sgd
-from optdyn.methods.sparse import places
+from optdyn.methods import averaging, messages, sparse
+from optdyn.methods.async_local_sgd import DROPPED
 
 
 def tree(function, *trees):
     """Leaf by leaf."""
     if isinstance(trees[0], dict):
-        return {key: tree(function, *(each[key] for each in trees)) for key in trees[0]}
+        return {key: tree(function, *(one[key] for one in trees)) for key in trees[0]}
     return function(*trees)
 
 
@@ -28,19 +33,48 @@ def minus(a, b):
     return plus(a, b, -1.0)
 
 
+def weighted(weights, trees):
+    """Their sum by the weights."""
+    return tree(lambda *leaves: sum(p * x for p, x in zip(weights, leaves, strict=True)), *trees)
+
+
 def mean(trees):
-    return tree(lambda *leaves: sum(leaves) / len(leaves), *trees)
+    return weighted([1 / len(trees)] * len(trees), trees)
 
 
 def zeros(like):
     return tree(np.zeros_like, like)
 
 
+def fragments(params, count):
+    """(block, name) of the arrays of each fragment."""
+    cut = averaging.cut(params, count)
+    names = [(block, name) for block in sorted(params) for name in sorted(params[block])]
+    return [[(b, n) for b, n in names if one[b][n] is not None] for one in cut]
+
+
+def part(params, names):
+    """The arrays of those names, in a dict of their own."""
+    return {(block, name): params[block][name] for block, name in names}
+
+
+def replaced(params, arrays):
+    """The parameters with those arrays in place of their own."""
+    return {
+        block: {name: arrays.get((block, name), x) for name, x in leaves.items()}
+        for block, leaves in params.items()
+    }
+
+
 # The gradient of a multi-layer perceptron with ReLU, by hand: of the whole, or block by block.
 
 
+def hidden_blocks(params):
+    return sorted(name for name in params if name.startswith("hidden") and "head" not in name)
+
+
 def cross_entropy(block, h, label):
-    """Mean loss of a linear classifier, its gradients, and that with respect to h."""
+    """Mean loss of a linear classifier, its gradients, and that with respect to its outputs."""
     z = h @ block["kernel"] + block["bias"]
     z = z - z.max(axis=1, keepdims=True)
     p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
@@ -48,32 +82,32 @@ def cross_entropy(block, h, label):
     loss = -np.log(p[n, label]).mean()
     p[n, label] -= 1
     p /= len(label)
-    return loss, {"kernel": h.T @ p, "bias": p.sum(axis=0)}, p @ block["kernel"].T
+    return loss, {"kernel": h.T @ p, "bias": p.sum(axis=0)}, p
 
 
-def whole(params, x, label):
-    """Backpropagation: loss and gradients."""
-    hidden = sorted(name for name in params if name.startswith("hidden") and "head" not in name)
-    hs, grads = [x], {}
+def whole(params, x, label, later=None):
+    """Backpropagation: loss and gradients. On the way back blocks may be `later` ones."""
+    later = later or params
+    hidden, hs, grads = hidden_blocks(params), [x], {}
     for name in hidden:
         hs.append(np.maximum(hs[-1] @ params[name]["kernel"] + params[name]["bias"], 0))
     loss, grads["classifier"], back = cross_entropy(params["classifier"], hs[-1], label)
-    for name, h, out in reversed(list(zip(hidden, hs[:-1], hs[1:], strict=True))):
-        back = back * (out > 0)
+    back = back @ later["classifier"]["kernel"].T
+    for name, h in reversed(list(zip(hidden, hs[:-1], strict=True))):
+        back = back * (h @ later[name]["kernel"] + later[name]["bias"] > 0)
         grads[name] = {"kernel": h.T @ back, "bias": back.sum(axis=0)}
-        back = back @ params[name]["kernel"].T
+        back = back @ later[name]["kernel"].T
     return loss, grads
 
 
 def greedy(params, x, label):
     """Each block learns from a head of its own, and nothing flows back between blocks."""
-    hidden = sorted(name for name in params if name.startswith("hidden") and "head" not in name)
-    h, grads = x, {}
+    hidden, h, grads = hidden_blocks(params), x, {}
     for name in hidden:
         out = np.maximum(h @ params[name]["kernel"] + params[name]["bias"], 0)
         head = "classifier" if name == hidden[-1] else f"{name}_head"
         loss, grads[head], back = cross_entropy(params[head], out, label)
-        back = back * (out > 0)
+        back = back @ params[head]["kernel"].T * (out > 0)
         grads[name] = {"kernel": h.T @ back, "bias": back.sum(axis=0)}
         h = out
     return loss, grads
@@ -83,77 +117,177 @@ class HeavyBall:
     """v <- mu v + g, x <- x - gamma v."""
 
     def __init__(self, params):
-        self.v = zeros(params)
+        self.moments = {"first": zeros(params)}
 
     def step(self, x, grads, hyper):
-        self.v = tree(lambda v, g: hyper["momentum"] * v + g, self.v, grads)
-        return plus(x, self.v, -hyper["learning_rate"])
+        v = self.moments["first"] = plus(grads, self.moments["first"], hyper["momentum"])
+        return plus(x, v, -hyper["learning_rate"])
 
 
-# What a node does by itself: `step(choice, hyper, batch)` and then `params` is x_t.
+class Adam:
+    """u, v <- means of g and of g^2; x <- x - gamma u' / (sqrt(v') + eps), their start taken off"""
+
+    def __init__(self, params, first=0.9):
+        self.moments, self.count = {"first": zeros(params), "second": zeros(params)}, 0
+        self.decays = {"first": first, "second": 0.999}
+
+    def direction(self, grads):
+        self.count += 1
+        for power, (name, b) in enumerate(self.decays.items(), start=1):
+            self.moments[name] = tree(
+                lambda m, g, b=b, power=power: b * m + (1 - b) * g**power, self.moments[name], grads
+            )
+        u, v = (
+            tree(lambda m, b=b: m / (1 - b**self.count), self.moments[name])
+            for name, b in self.decays.items()
+        )
+        return tree(lambda u, v: u / (np.sqrt(v) + 1e-8), u, v)
+
+    def step(self, x, grads, hyper):
+        return plus(x, self.direction(grads), -hyper["learning_rate"])
+
+
+OPTIMIZERS = {"sgd": HeavyBall, "adam": Adam}
+
+
+# What a message leaves of an array.
+
+LEVELS = {  # of |v| over the largest of its block
+    2: np.array([0, 1]),
+    3: np.array([0, 1 / 3, 2 / 3, 1]),
+    4: np.array([0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1]),
+}
+
+
+def rounded(levels, v, block):
+    """Each number of v, (n,), as the nearest level of its block's scale."""
+    found = np.zeros(len(v))
+    for start in range(0, len(v), block):
+        scale = np.abs(v[start : start + block]).max()
+        for i, number in enumerate(v[start : start + block], start=start):
+            nearest = np.abs(levels * scale - abs(number)).argmin()
+            found[i] = np.sign(number) * levels[nearest] * scale
+    return found
+
+
+def compressor(keys):
+    """What is sent of an array; None where all of it is."""
+    kind, bits = keys.get("compression", ""), keys.get("compression_bits", 32)
+    if not kind and bits == 32:
+        return None
+
+    def few_bits(v):
+        return v if bits == 32 else rounded(LEVELS[bits], v, keys["compression_block"])
+
+    def message(v):
+        flat = v.reshape(-1)
+        if kind == "sign":
+            return np.where(v >= 0, 1.0, -1.0) * np.abs(v).mean()
+        if not kind:
+            return few_bits(flat).reshape(v.shape)
+        largest = np.argsort(-np.abs(flat), kind="stable")
+        largest = largest[: int(np.ceil(keys["compression_share"] * v.size))]
+        sent = np.zeros(v.size)
+        sent[largest] = few_bits(flat[largest])
+        return sent.reshape(v.shape)
+
+    return lambda v: tree(message, v)
+
+
+class PowerSGD:
+    """P <- M Q, orthogonalized; Q <- M' P; M ~ P Q', of the nodes' mean M. Vectors are whole."""
+
+    def __init__(self, params, rank):
+        first = messages.powersgd(rank).init({"/".join(n): v for n, v in params.items()})
+        low = [n for n, v in params.items() if v.ndim == 2 and rank * sum(v.shape) < v.size]
+        self.q = dict(zip(low, map(np.float64, first), strict=True))
+
+    def __call__(self, params):
+        sent = dict(params)
+        for name, q in self.q.items():
+            m = params[name] if params[name].shape[0] <= params[name].shape[1] else params[name].T
+            p = np.linalg.qr(m @ q)[0]
+            self.q[name] = m.T @ p
+            low = p @ self.q[name].T
+            sent[name] = low if m is params[name] else low.T
+        return sent
+
+
+class Update(NamedTuple):
+    """What the timeline and the schedule say of one update."""
+
+    plan: Any
+    staleness: Any
+    hyper: dict[str, float]
+
+    def of_node(self, i):
+        plan, late = jax.tree.map(lambda leaf: leaf[i], self.plan.inner), self.staleness
+        return self._replace(plan=plan, staleness=late[i] if np.ndim(late) else late)
+
+
+# What a node does by itself: `step(update, batch)` and then `params` is x_t.
 
 
 class Sync:
     """x <- x - gamma g(x)"""
 
-    def __init__(self, params, gradient, groups, keys):
-        self.params, self.gradient, self.rule = params, gradient, HeavyBall(params)
+    def __init__(self, params, gradient, optimizer, keys):
+        self.params, self.gradient, self.keys = params, gradient, keys
+        self.groups = keys.get("groups", 1)
+        self.optimizer, self.rules = optimizer, [optimizer(params)]
 
-    def step(self, choice, hyper, batch):
+    def step(self, update, batch):
         grads = self.gradient(self.params, batch)
-        self.params = self.rule.step(self.params, grads, hyper)
+        self.params = self.rules[0].step(self.params, grads, update.hyper)
 
     def move(self, params):
+        """x_t is other parameters."""
         self.params = params
 
 
 class Asynchronous(Sync):
-    """x <- x - gamma g(the version that was read); every block has a slot of its own."""
+    """x <- x - gamma g(x_{t - tau}), with fresh blocks of x_t; of C(g + e_i) in place of g"""
 
-    def __init__(self, params, gradient, groups, keys):
-        super().__init__(params, gradient, groups, keys)
-        self.table = {name: {} for name in params}  # slots that were written; x_0 is in the others
-        self.first, self.newest = params, dict.fromkeys(params)
+    def __init__(self, params, gradient, optimizer, keys):
+        super().__init__(params, gradient, optimizer, keys)
+        self.versions, self.errors = [params], [zeros(params)] * self.groups
 
-    def at(self, slots):
+    def version(self, late):
+        """Blocks as old as all are, or as (servers,) says: a head is on its block's server."""
+        late, blocks = np.asarray(late), [*hidden_blocks(self.params), "classifier"]
+        age = {name: int(late if late.ndim == 0 else late[j]) for j, name in enumerate(blocks)}
+        age |= dict.fromkeys(self.keys.get("fresh", ()), 0)
         return {
-            name: self.table[name].get(int(slot), self.first[name]) for name, slot in slots.items()
+            name: self.versions[-1 - age[name.removesuffix("_head")]][name] for name in self.params
         }
 
-    def slots(self, slots, keys):
-        """Of each block: all the same, or those of its server, a head with its block."""
-        slots, own = np.asarray(slots), sorted(n for n in self.params if not n.endswith("_head"))
-        own = [*(n for n in own if n != "classifier"), "classifier"]
-        place = {name: i for i, name in enumerate(own)}
-        number = {name: place[name.removesuffix("_head")] for name in self.params}
-        return {name: slots if slots.ndim == 0 else slots[number[name]] for name in self.params}
+    def step(self, update, batch):
+        grads = self.gradient(self.version(update.staleness), batch)
+        if message := compressor(self.keys):
+            grads = plus(grads, self.errors[update.plan.worker])
+            sent = message(grads)
+            self.errors[update.plan.worker] = minus(grads, sent)
+            grads = sent
+        self.apply(grads, update.hyper)
 
-    def step(self, choice, hyper, batch):
-        seen = self.at(self.slots(choice.read, None))
-        self.write(self.gradient(seen, batch), self.slots(choice.write, None), hyper)
-
-    def write(self, grads, slots, hyper):
-        self.params = self.rule.step(self.params, grads, hyper)
-        self.newest = slots
-        self.move(self.params)
+    def apply(self, grads, hyper):
+        self.params = self.rules[0].step(self.params, grads, hyper)
+        self.versions.append(self.params)
 
     def move(self, params):
         """x_t is other parameters, also for who reads it where it was written."""
-        self.params = params
-        for name, slot in self.newest.items():
-            self.table[name][0 if slot is None else int(slot)] = params[name]
+        self.params = self.versions[-1] = params
 
 
 class Buffered(Asynchronous):
     """x <- x - gamma mean_j g_j(what j had read), each of its own part of the batch."""
 
-    def step(self, choice, hyper, batch):
-        k = len(choice.read)
-        each = [
-            self.gradient(self.at(self.slots(choice.read[j], None)), batch.part(j, k))
-            for j in range(k)
+    def step(self, update, batch):
+        late = update.staleness
+        grads = [
+            self.gradient(self.version(late[j]), batch.part(j, len(late))) for j in range(len(late))
         ]
-        self.write(mean(each), self.slots(choice.write, None), hyper)
+        self.apply(mean(grads), update.hyper)
 
 
 class Ringleader(Asynchronous):
@@ -163,37 +297,60 @@ class Ringleader(Asynchronous):
     Those who come again meanwhile are of the next round.
     """
 
-    def __init__(self, params, gradient, groups, keys):
-        super().__init__(params, gradient, groups, keys)
-        self.round, self.next = ([[] for _ in range(groups)] for _ in range(2))
-        self.turns = []
+    def __init__(self, params, gradient, optimizer, keys):
+        super().__init__(params, gradient, optimizer, keys)
+        self.round, self.next = ([[] for _ in range(self.groups)] for _ in range(2))
+        self.seen, self.turns = [0] * self.groups, []
 
-    def step(self, choice, hyper, batch):
-        i = int(choice.worker)
-        grads = self.gradient(self.at(self.slots(i, None)), batch)
+    def step(self, update, batch):
+        i = int(update.plan.worker)
+        grads = self.gradient(self.versions[self.seen[i]], batch)
         (self.next if self.turns and i not in self.turns else self.round)[i].append(grads)
         if not self.turns and all(self.round):
-            self.turns = list(range(len(self.round)))
-        if i not in self.turns:
-            self.newest = self.slots(i, None)
-            self.move(self.params)
-            return
-        self.write(mean([mean(each) for each in self.round]), self.slots(i, None), hyper)
-        self.turns.remove(i)
-        if not self.turns:
-            self.round, self.next = self.next, [[] for _ in self.round]
+            self.turns = list(range(self.groups))
+        if i in self.turns:
+            self.turns.remove(i)
+            self.apply(mean([mean(group) for group in self.round]), update.hyper)
+            if not self.turns:
+                self.round, self.next = self.next, [[] for _ in self.round]
+        else:
+            self.versions.append(self.params)
+        self.seen[i] = len(self.versions) - 1
+
+
+class StalePipeline(Asynchronous):
+    """x^s <- x^s - gamma grad_s f(x^1_{t - tau_1}, ...): tau_s = S - s, the last two on stage S.
+
+    In 2bw all tau are 1. Backward it is x_t in no_stash. In predict x_{t - tau} moves on by its
+    last step, mu + ... + mu^tau times.
+    """
+
+    def step(self, update, batch):
+        kind, mu = self.keys["pipeline"], update.hyper["momentum"]
+        blocks, ages = [*hidden_blocks(self.params), "classifier"], []
+        for j in range(len(blocks)):
+            age = 1 if kind == "2bw" else max(len(blocks) - 2 - j, 0)
+            ages.append(min(age, len(self.versions) - 1))
+        read = self.version(ages)
+        if kind == "predict":
+            before = self.version([min(a + 1, len(self.versions) - 1) for a in ages])
+            for name, age in zip(blocks, ages, strict=True):
+                far = sum(mu**i for i in range(1, age + 1))
+                read[name] = plus(read[name], minus(read[name], before[name]), far)
+        later = self.params if kind == "no_stash" else None
+        self.apply(self.gradient(read, batch, later), update.hyper)
 
 
 class Workers:
     """Workers with parameters and an optimizer of their own."""
 
-    def __init__(self, params, gradient, groups, keys):
+    def __init__(self, params, gradient, optimizer, keys):
         self.params, self.gradient, self.keys = params, gradient, keys
-        self.x = [params] * groups
-        self.read = [params] * groups
-        self.rules = [HeavyBall(params) for _ in range(groups)]
+        self.groups = keys["groups"]
+        self.x, self.read = [params] * self.groups, [params] * self.groups
+        self.optimizer, self.rules = optimizer, [optimizer(params) for _ in range(self.groups)]
         self.last = None  # who has just read
-        self.groups, self.done, self.exchanges = groups, [0] * groups, 0
+        self.done, self.exchanges = [0] * self.groups, 0
 
     def exchanges_now(self, i):
         self.done[i] += 1
@@ -206,10 +363,10 @@ class Workers:
 class Elastic(Workers):
     """s = a (w_i - w*); w* <- w* + s; w_i <- w_i - gamma g(w_i) - s"""
 
-    def step(self, choice, hyper, batch):
-        i = int(choice.worker)
+    def step(self, update, batch):
+        i = int(update.plan.worker)
         w = self.x[i]
-        after = self.rules[i].step(w, self.gradient(w, batch), hyper)
+        after = self.rules[i].step(w, self.gradient(w, batch), update.hyper)
         if self.exchanges_now(i):
             a = self.keys["elasticity"] / self.groups
             s = tree(lambda w, c: a * (w - c), w, self.params)
@@ -218,30 +375,66 @@ class Elastic(Workers):
 
 
 class AsyncLocal(Workers):
-    """Delayed Nesterov, N = groups and c = 0: G = theta_read - w_i, Delta <- Delta + G;
-    N-th: m <- b m + Delta / N, theta <- theta - eta (b m + G / N), Delta <- 0; else
-    theta <- theta - eta G / N."""
+    """G = e^(-alpha tau) gate(tau) (theta_read - w_i); theta <- theta - eta V(G)
 
-    def __init__(self, params, gradient, groups, keys):
-        super().__init__(params, gradient, groups, keys)
-        self.m, self.delta = zeros(params), zeros(params)
+    Delayed Nesterov: Delta <- Delta + G; N-th: m <- b m + Delta / N, V = (1 - c N + c) b m + G / N,
+    Delta <- 0; else V = c b m + G / N. Adam: its direction, of first decay b. HeLoCo: m <- b m +
+    (1 - b) D, V = D + b m, D of each array the G that is turned toward m.
+    """
 
-    def step(self, choice, hyper, batch):
-        i, n = int(choice.worker), self.groups
-        b, eta = self.keys["outer_momentum"], self.keys["outer_learning_rate"]
-        self.x[i] = self.rules[i].step(self.x[i], self.gradient(self.x[i], batch), hyper)
+    def __init__(self, params, gradient, optimizer, keys):
+        super().__init__(params, gradient, optimizer, keys)
+        self.m, self.delta, self.version = zeros(params), zeros(params), [0] * self.groups
+        self.moments = Adam(params, keys["outer_momentum"])
+
+    def step(self, update, batch):
+        i, keys = int(update.plan.worker), self.keys
+        self.x[i] = self.rules[i].step(self.x[i], self.gradient(self.x[i], batch), update.hyper)
         self.last = None
         if not self.exchanges_now(i):
             return
+        age = self.exchanges - self.version[i]
+        weight = np.exp(-keys["age_decay"] * age)
+        if keys["age_cutoff"]:
+            weight *= np.cos(np.pi / 2 * min(age / keys["age_cutoff"], 1)) ** 2
         self.exchanges += 1
-        gap = minus(self.read[i], self.x[i])
-        self.delta, way = plus(self.delta, gap), tree(lambda g: g / n, gap)
+        way = getattr(self, keys["server"])(minus(self.read[i], self.x[i]), weight)
+        self.params = plus(self.params, way, -keys["outer_learning_rate"])
+        self.x[i] = self.read[i] = self.params
+        self.last, self.version[i] = i, self.exchanges
+
+    def nesterov(self, gap, weight):
+        b, n = self.keys["outer_momentum"], self.keys["momentum_delay"] or self.groups
+        gap, c = tree(lambda g: weight * g, gap), self.keys["momentum_part"] / n
+        self.delta = plus(self.delta, gap)
         if self.exchanges % n == 0:
             self.m = tree(lambda m, d: b * m + d / n, self.m, self.delta)
-            way, self.delta = plus(way, self.m, b), zeros(self.delta)
-        self.params = plus(self.params, way, -eta)
-        self.x[i] = self.read[i] = self.params
-        self.last = i
+            c, self.delta = 1 - c * n + c, zeros(self.delta)
+        return tree(lambda m, g: c * b * m + g / n, self.m, gap)
+
+    def adam(self, gap, weight):
+        return self.moments.direction(tree(lambda g: weight * g, gap))
+
+    def heloco(self, gap, weight):
+        b = self.keys["outer_momentum"]
+        gap = tree(lambda d, m: weight * self.turned(d, m), gap, self.m)
+        self.m = tree(lambda m, d: b * m + (1 - b) * d, self.m, gap)
+        return plus(gap, self.m, b)
+
+    def turned(self, d, m):
+        """HeLoCo's correction of one array, by cases."""
+        k = self.keys["correction"]
+        size, length = np.linalg.norm(d), np.linalg.norm(m)
+        if not length or not size:
+            return d
+        c, towards, f = (d * m).sum() / size / length, m / length, size / (size + length)
+        if c >= self.keys["aligned"]:
+            return d
+        if c < 0:
+            return d - min(-k * c * f, 1) * c * size * towards
+        share = min(k * (1 - c) * f, 1)
+        u = (1 - share) * d / size + share * towards
+        return size * u / np.linalg.norm(u)
 
     def move(self, params):
         self.params = params
@@ -251,32 +444,45 @@ class AsyncLocal(Workers):
 
 class Decoupled(Workers):
     """D_m = Theta_m - x_m; v <- mu v + Delta; Theta <- Theta - eta (Delta + mu v);
-    x_m, Theta_m <- Theta of those who were merged. Which merge a message is in, the clock says."""
+    x_m, Theta_m <- Theta of those who were merged, of every fragment by itself. Which merge a
+    message is in, the clock says."""
 
-    def __init__(self, params, gradient, groups, keys):
-        super().__init__(params, gradient, groups, keys)
-        self.v, self.mail, self.steps = zeros(params), {}, [0] * groups
+    def __init__(self, params, gradient, optimizer, keys):
+        super().__init__(params, gradient, optimizer, keys)
+        names = fragments(params, keys["fragments"])
+        self.parts = [
+            SimpleNamespace(names=one, v=zeros(part(params, one)), mail={}, steps=[0] * self.groups)
+            for one in names
+        ]
 
-    def step(self, choice, hyper, batch):
-        i = int(choice.worker)
-        self.x[i] = self.rules[i].step(self.x[i], self.gradient(self.x[i], batch), hyper)
-        self.steps[i] += 1
-        if choice.receive.all():
-            self.x[i] = self.read[i] = self.mail.pop(i)
-            self.steps[i] = 0
-        if choice.send.all() and choice.into[0] != async_local_sgd.DROPPED:
-            self.mail[i] = int(choice.into[0]), self.steps[i], minus(self.read[i], self.x[i])
-        last, many = int(choice.merge[0]), int(choice.merges[0])
+    def step(self, update, batch):
+        i, plan = int(update.plan.worker), SimpleNamespace(**update.plan.numbers)
+        self.x[i] = self.rules[i].step(self.x[i], self.gradient(self.x[i], batch), update.hyper)
+        for q, p in enumerate(self.parts):
+            p.steps[i] += 1
+            if plan.receive[q]:
+                theta = p.mail.pop(i)
+                self.x[i], self.read[i] = (
+                    replaced(params, theta) for params in (self.x[i], self.read[i])
+                )
+                p.steps[i] = 0
+            if plan.send[q] and plan.into[q] != DROPPED:
+                gap = minus(part(self.read[i], p.names), part(self.x[i], p.names))
+                p.mail[i] = int(plan.into[q]), p.steps[i], gap
+            last, many = int(plan.merge[q]), int(plan.merges[q])
+            for number in range(last - many + 1, last + 1):
+                self.merge(p, number)
+
+    def merge(self, p, number):
+        sent = {m: letter for m, letter in p.mail.items() if isinstance(letter, tuple)}
+        members = {m: letter for m, letter in sent.items() if letter[0] == number}
+        _, steps, gaps = zip(*members.values(), strict=True)
+        gap = weighted(np.array(steps) / sum(steps), gaps)
         mu, eta = self.keys["outer_momentum"], self.keys["outer_learning_rate"]
-        for number in range(last - many + 1, last + 1):
-            sent = {m: own for m, own in self.mail.items() if isinstance(own, tuple)}
-            members = {m: own for m, own in sent.items() if own[0] == number}
-            total = sum(w for _, w, _ in members.values())
-            parts = [tree(lambda d, w=w / total: d * w, gap) for _, w, gap in members.values()]
-            gap = tree(lambda *leaves: sum(leaves), *parts)
-            self.v = tree(lambda v, d: mu * v + d, self.v, gap)
-            self.params = plus(self.params, plus(gap, self.v, mu), -eta)
-            self.mail |= dict.fromkeys(members, self.params)
+        p.v = plus(gap, p.v, mu)
+        theta = plus(part(self.params, p.names), plus(gap, p.v, mu), -eta)
+        self.params = replaced(self.params, theta)
+        p.mail |= dict.fromkeys(members, theta)
 
 
 class AdPsgd(Workers):
@@ -290,12 +496,12 @@ class AdPsgd(Workers):
     def params(self, params):
         pass
 
-    def step(self, choice, hyper, batch):
-        i, j = int(choice.worker), int(choice.peer)
+    def step(self, update, batch):
+        i, j = int(update.plan.worker), int(update.plan.numbers["peer"])
         grads = self.gradient(self.read[i], batch)
         met = mean([self.x[i], self.x[j]])
         self.x[j] = met
-        self.x[i] = self.read[i] = self.rules[i].step(met, grads, hyper)
+        self.x[i] = self.read[i] = self.rules[i].step(met, grads, update.hyper)
         self.last = i
 
     def move(self, params):
@@ -305,15 +511,15 @@ class AdPsgd(Workers):
             self.read[self.last] = self.x[self.last]
 
 
-# What nodes exchange: `step(choice, hyper, batches)` of all nodes.
+# What nodes exchange: `step(update, batches)` of all nodes.
 
 
-class Alone:
-    def __init__(self, nodes, keys):
+class OneNode:
+    def __init__(self, nodes, keys, name):
         (self.node,) = nodes
 
-    def step(self, choice, hyper, batches):
-        self.node.step(choice, hyper, batches[0])
+    def step(self, update, batches):
+        self.node.step(update, batches[0])
 
     @property
     def params(self):
@@ -323,169 +529,195 @@ class Alone:
 class Nodes:
     """Each makes an update by itself, and then they exchange."""
 
-    def __init__(self, nodes, keys):
-        self.nodes, self.keys = nodes, keys
-        self.theta, self.m = nodes[0].params, zeros(nodes[0].params)
-        self.sent = None
+    def __init__(self, nodes, keys, name):
+        self.nodes, self.keys, self.name = nodes, keys, name
         self.start(nodes[0].params)
 
     def start(self, params):
         pass
 
-    def step(self, choice, hyper, batches):
+    def step(self, update, batches):
         self.before = self.params
         for i, node in enumerate(self.nodes):
-            node.step(pick(choice.inner, i), hyper, batches[i])
-        self.exchange(choice, hyper)
+            if self.is_there(update.plan, i):
+                node.step(update.of_node(i), batches[i])
+        self.exchange(update.plan, update.hyper)
+
+    def is_there(self, plan, i):
+        return True
 
     @property
     def params(self):
         return [node.params for node in self.nodes]
 
 
-def pick(choice, i):
-    """That of node i."""
-    return type(choice)(*(None if leaf is None else leaf[i] for leaf in choice)) if choice else ()
+class Mean:
+    """theta <- theta - D"""
+
+    def __init__(self, theta, keys):
+        self.theta, self.m, self.keys = theta, zeros(theta), keys
+
+    def step(self, gap, hyper):
+        self.theta = minus(self.theta, gap)
 
 
-class Averaging(Nodes):
-    """D = theta - mean_p x_p(sent); theta <- theta - outer(D); x <- theta"""
+class Scaled(Mean):
+    """theta <- theta - a D"""
 
-    def exchange(self, choice, hyper):
-        if np.all(choice.send):
-            self.sent = mean(self.params)
-        if np.all(choice.receive):
-            self.theta = self.outer(minus(self.theta, self.sent), hyper)
-            for node in self.nodes:
-                node.move(self.theta)
-
-    def outer(self, gap, hyper):
-        return minus(self.theta, gap)
+    def step(self, gap, hyper):
+        self.theta = plus(self.theta, gap, -self.keys["outer_learning_rate"])
 
 
-class DesLoc(Averaging):
-    """Parameters at every meeting, and heavy ball's velocities, first moments, at every so many."""
-
-    def start(self, params):
-        self.meetings = 0
-
-    def exchange(self, choice, hyper):
-        super().exchange(choice, hyper)
-        self.meetings += bool(np.all(choice.receive))
-        if np.all(choice.receive) and self.meetings % self.keys["first_moment_meetings"] == 0:
-            average([node.rule for node in self.nodes if hasattr(node, "rule")])
-            for rules in zip(*(getattr(node, "rules", ()) for node in self.nodes), strict=True):
-                average(rules)
-
-
-def average(rules):
-    """The mean of optimizers' velocities, in all of them."""
-    if rules:
-        met = mean([rule.v for rule in rules])
-        for rule in rules:
-            rule.v = met
-
-
-class Diloco(Averaging):
+class Nesterov(Mean):
     """m <- mu m + D; theta <- theta - eta (D + mu m)"""
 
-    def outer(self, gap, hyper):
+    def step(self, gap, hyper):
         mu, eta = self.keys["outer_momentum"], self.keys["outer_learning_rate"]
-        self.m = tree(lambda m, d: mu * m + d, self.m, gap)
-        return plus(self.theta, plus(gap, self.m, mu), -eta)
+        self.m = plus(gap, self.m, mu)
+        self.theta = plus(self.theta, plus(gap, self.m, mu), -eta)
 
 
-class SlowMo(Averaging):
+class Slow(Mean):
     """u <- beta u + D / gamma; theta <- theta - a gamma u"""
 
-    def outer(self, gap, hyper):
+    def step(self, gap, hyper):
         beta, a = self.keys["slow_momentum"], self.keys["slow_learning_rate"]
         gamma = hyper["learning_rate"]
         self.m = tree(lambda u, d: beta * u + d / gamma, self.m, gap)
-        return plus(self.theta, self.m, -a * gamma)
+        self.theta = plus(self.theta, self.m, -a * gamma)
 
 
-class SparseLoco(Averaging):
-    """e_i <- beta e_i + theta - x_i; s_i = top-k(e_i); e_i <- e_i - s_i;
-    theta <- theta - a mean s_i"""
+OUTER = {"diloco": Nesterov, "slowmo": Slow, "sparseloco": Scaled}
+
+
+class Averaging(Nodes):
+    """D = theta - mean_p x_p(sent), by an outer step to theta, and x <- theta; or (1 - a) theta + a
+    x, or theta + (x - x(sent)). Of x - theta + b e is sent what a message leaves of it, and e is
+    the rest. Every fragment by itself; who is away has no part in the mean."""
 
     def start(self, params):
-        self.errors = [zeros(params) for _ in self.nodes]
+        self.parts, count, self.meetings = [], len(self.nodes), 0
+        if self.name == "sparseloco":
+            self.keys = {**self.keys, "compression": "top_k"}
+        for names in fragments(params, self.keys.get("fragments", 1)):
+            x = part(params, names)
+            outer = OUTER.get(self.name, Mean)(x, self.keys)
+            low = self.keys.get("compression") == "powersgd"
+            message = PowerSGD(x, self.keys["compression_rank"]) if low else compressor(self.keys)
+            self.parts.append(
+                SimpleNamespace(
+                    names=names, outer=outer, sent=None, mean=None, is_low=low, message=message
+                )
+            )
+            self.parts[-1].errors = [zeros(x)] * (1 if low else count)
 
-    def exchange(self, choice, hyper):
-        if not np.all(choice.send):
-            return
-        beta, share = self.keys["error_decay"], self.keys["compression_share"]
-        whole = [
-            plus(minus(self.theta, x), e, beta)
-            for x, e in zip(self.params, self.errors, strict=True)
-        ]
-        sent = [tree(lambda v: largest(v, share), v) for v in whole]
-        self.errors = [minus(v, s) for v, s in zip(whole, sent, strict=True)]
-        self.theta = plus(self.theta, mean(sent), -self.keys["outer_learning_rate"])
-        for node in self.nodes:
-            node.move(self.theta)
+    def exchange(self, plan, hyper):
+        for q, p in enumerate(self.parts):
+            earlier = p.mean
+            if np.ravel(plan.send)[q]:
+                p.sent = [part(x, p.names) for x in self.params]
+                p.mean = self.sent_mean(p, plan.present)
+            if np.ravel(plan.receive)[q]:
+                arrived = earlier if np.ravel(plan.waited)[q] else p.mean
+                p.outer.step(minus(p.outer.theta, arrived), hyper)
+                for node, sent in zip(self.nodes, p.sent, strict=True):
+                    x = part(node.params, p.names)
+                    node.move(replaced(node.params, self.merged(p.outer.theta, x, sent)))
+        if np.any(plan.receive):
+            self.meetings += 1
+            self.states()
+
+    def sent_mean(self, p, present):
+        """theta plus the mean of the messages, or that of the parameters."""
+        count, sent = len(self.nodes), p.sent
+        if present is not None:
+            return weighted(np.asarray(present) / count, sent)
+        if not p.message:
+            return mean(sent)
+        decay, theta = self.keys.get("error_decay", 1.0), p.outer.theta
+        gaps = [minus(x, theta) for x in ([mean(sent)] if p.is_low else sent)]
+        gaps = [plus(gap, e, decay) for gap, e in zip(gaps, p.errors, strict=True)]
+        messages = [p.message(gap) for gap in gaps]
+        p.errors = [minus(gap, m) for gap, m in zip(gaps, messages, strict=True)]
+        return plus(theta, mean(messages))
+
+    def merged(self, theta, x, sent):
+        if self.keys.get("merging") == "correct":
+            return plus(theta, minus(x, sent))
+        return weighted((1 - self.keys["mixing"], self.keys["mixing"]), (theta, x))
+
+    def states(self):
+        """What becomes of the nodes' optimizers at a meeting."""
+        for rules in zip(*(node.rules for node in self.nodes), strict=True):
+            for name in rules[0].moments:
+                if self.keys["inner_state"] == "averaged" or self.is_due(name):
+                    met = mean([rule.moments[name] for rule in rules])
+                    for rule in rules:
+                        rule.moments[name] = met
+        if self.keys["inner_state"] == "reset":
+            for node in self.nodes:
+                node.rules = [node.optimizer(self.nodes[0].params) for _ in node.rules]
+
+    def is_due(self, moment):
+        """DES-LOC averages a moment at every so many meetings."""
+        return (
+            self.name == "des_loc" and self.meetings % self.keys[f"{moment}_moment_meetings"] == 0
+        )
 
 
-def largest(v, share):
-    """The share of its numbers that are largest, 0 elsewhere."""
-    flat, kept = v.reshape(-1), np.zeros(v.size)
-    order = np.argsort(-np.abs(flat), kind="stable")[: int(np.ceil(share * v.size))]
-    kept[order] = flat[order]
-    return kept.reshape(v.shape)
-
-
-class Eager(Diloco):
+class Eager(Nodes):
     """G_i = (D_i + sum_{j != i} D_j of the meeting before) / P; each node its own outer step"""
 
     def start(self, params):
-        self.own = [Diloco([node], self.keys) for node in self.nodes]
+        self.outer = [Nesterov(params, self.keys) for _ in self.nodes]
         self.past = [zeros(params) for _ in self.nodes]
 
-    def exchange(self, choice, hyper):
-        if not np.all(choice.send):
+    def exchange(self, plan, hyper):
+        if not np.all(plan.send):
             return
-        count = len(self.nodes)
-        gaps = [minus(own.theta, x) for own, x in zip(self.own, self.params, strict=True)]
-        for i, node in enumerate(self.nodes):
-            others = [self.past[j] for j in range(count) if j != i]
-            own = self.own[i]
-            own.theta = own.outer(mean([gaps[i], *others]), hyper)
-            node.move(own.theta)
+        gaps = [minus(o.theta, x) for o, x in zip(self.outer, self.params, strict=True)]
+        for i, (node, outer) in enumerate(zip(self.nodes, self.outer, strict=True)):
+            others = self.past[:i] + self.past[i + 1 :]
+            outer.step(mean([gaps[i], *others]), hyper)
+            node.move(outer.theta)
         self.past = gaps
 
 
 class Sparta(Nodes):
     """x_i[S] <- mean_j x_j[S], of numbers S that all have drawn"""
 
-    def exchange(self, choice, hyper):
-        every = [tree(np.copy, x) for x in self.params]
-        names = [(block, name) for block in sorted(every[0]) for name in sorted(every[0][block])]
+    def exchange(self, plan, hyper):
+        params = [tree(np.copy, x) for x in self.params]
+        (names,) = fragments(params[0], 1)
         for n, (block, name) in enumerate(names):
-            arrays = [x[block][name] for x in every]
-            chosen = places(choice.draw, n, arrays[0].size, self.keys["averaged_share"])
-            at = np.unravel_index(np.asarray(chosen), arrays[0].shape)
-            mean = sum(array[at] for array in arrays) / len(arrays)
+            arrays = [x[block][name] for x in params]
+            share = self.keys["averaged_share"]
+            chosen = np.asarray(sparse.places(plan.draw, n, arrays[0].size, share))
+            at = np.unravel_index(chosen, arrays[0].shape)
+            met = sum(array[at] for array in arrays) / len(arrays)
             for array in arrays:
-                array[at] = mean
-        for node, x in zip(self.nodes, every, strict=True):
+                array[at] = met
+        for node, x in zip(self.nodes, params, strict=True):
             node.move(x)
 
 
 class Demo(Nodes):
     """m_i <- beta m_i + (theta - x_i); q_i: its k largest of every chunk's DCT, taken off;
-    theta <- theta - mean_i q_i"""
+    theta <- theta - mean_i q_i, or gamma times its sign"""
 
     def start(self, params):
-        self.momenta = [zeros(params) for _ in self.nodes]
+        self.theta, self.momenta = params, [zeros(params) for _ in self.nodes]
 
-    def exchange(self, choice, hyper):
-        beta, ways = self.keys["momentum_decay"], []
+    def exchange(self, plan, hyper):
+        beta, sent = self.keys["momentum_decay"], []
         for i, x in enumerate(self.params):
             self.momenta[i] = plus(minus(self.theta, x), self.momenta[i], beta)
-            ways.append(tree(self.fast, self.momenta[i]))
-            self.momenta[i] = minus(self.momenta[i], ways[-1])
-        self.theta = minus(self.theta, mean(ways))
+            sent.append(tree(self.fast, self.momenta[i]))
+            self.momenta[i] = minus(self.momenta[i], sent[-1])
+        way = mean(sent)
+        if self.keys["signed"]:
+            way = tree(lambda v: hyper["learning_rate"] * np.sign(v), way)
+        self.theta = minus(self.theta, way)
         for node in self.nodes:
             node.move(self.theta)
 
@@ -505,53 +737,78 @@ class Demo(Nodes):
 class Daso(Nodes):
     """x <- (2 S x + sum_p x_p(sent)) / (2 S + P), S batches after the sending"""
 
-    def exchange(self, choice, hyper):
+    def start(self, params):
+        self.sent = None
+
+    def exchange(self, plan, hyper):
         earlier = self.sent
-        if choice.send:
-            self.sent = [tree(np.copy, x) for x in self.params]
-        if choice.receive:
-            s, sent = int(choice.waited), self.sent if choice.waited == 0 else earlier
-            total = tree(lambda *leaves: sum(leaves), *sent)
+        if plan.send:
+            self.sent = self.params
+        if plan.receive:
+            s, sent, count = int(plan.waited), earlier, len(self.nodes)
+            met = mean(sent if s else self.sent)
             for node in self.nodes:
-                merged = tree(
-                    lambda x, y: (2 * s * x + y) / (2 * s + len(self.nodes)), node.params, total
-                )
-                node.move(merged)
+                total = 2 * s + count
+                node.move(weighted((2 * s / total, count / total), (node.params, met)))
 
 
-def heard(choice, every):
-    """Of each node i sum_j W_ij x_j, where W_ij is the share of j's messages that go to i."""
-    count = len(every)
-    w = [[np.mean(choice.to[j] == i) for j in range(count)] for i in range(count)]
-    return [
-        tree(lambda *leaves, row=row: sum(p * x for p, x in zip(row, leaves, strict=True)), *every)
-        for row in w
-    ]
+def shares(plan, count):
+    """P_ij, the share of j's messages that go to i."""
+    return np.array([[np.mean(plan.to[j] == i) for j in range(count)] for i in range(count)])
 
 
 class Gossip(Nodes):
-    """x_i <- sum_j W_ij x_j - gamma g_i: neighbours' parameters of before, and one's own way"""
+    """x <- P x - gamma g(z), or x <- P (x - gamma g(z)); w <- P w, z = x / w
 
-    def exchange(self, choice, hyper):
-        after, mixed = self.params, heard(choice, self.before)
-        for i, node in enumerate(self.nodes):
-            node.move(plus(mixed[i], minus(after[i], self.before[i])))
+    Where rows of P sum to 1 too w stays 1. Who is away makes no update and has what its stand-in
+    has. Compressed: y_i <- y_i + C(x_i - y_i); x_i <- x_i + c sum_j P_ij (y_j - y_i).
+    """
+
+    def start(self, params):
+        self.w, self.known = np.ones(len(self.nodes)), [params] * len(self.nodes)
+
+    def is_there(self, plan, i):
+        return plan.stand is None or plan.stand[i] == i
+
+    def exchange(self, plan, hyper):
+        p, early = shares(plan, len(self.nodes)), self.keys["gossip_order"] == "combine"
+        if message := compressor(self.keys):
+            after = self.compressed(p, message)
+        else:
+            w, self.w = self.w, p @ self.w
+            pairs = list(zip(self.before, self.params, w, strict=True))
+            ways = [minus(z, before) for before, z, _ in pairs]
+            sent = [tree(lambda z, w=w: w * z, before) for before, _, w in pairs]
+            if not early:
+                sent = [plus(x, way) for x, way in zip(sent, ways, strict=True)]
+            after = [weighted(row, sent) for row in p]
+            if early:
+                after = [plus(x, way) for x, way in zip(after, ways, strict=True)]
+            after = [tree(lambda x, w=w: x / w, x) for x, w in zip(after, self.w, strict=True)]
+        stand = range(len(after)) if plan.stand is None else plan.stand
+        for node, other in zip(self.nodes, stand, strict=True):
+            node.move(after[other])
+
+    def compressed(self, p, message):
+        x, c = self.params, self.keys["consensus_rate"]
+        self.known = [plus(y, message(minus(x, y))) for x, y in zip(x, self.known, strict=True)]
+        pulls = [minus(weighted(row, self.known), y) for row, y in zip(p, self.known, strict=True)]
+        return [plus(x, pull, c) for x, pull in zip(x, pulls, strict=True)]
 
 
 class OverGraph(Nodes):
     """D_i = theta_i - sum_j W_ij x_j; theta_i <- theta_i - outer(D_i); x_i <- theta_i"""
 
-    meets = Averaging
-
     def start(self, params):
-        self.own = [self.meets([node], self.keys) for node in self.nodes]
+        self.outer = [OUTER.get(self.name, Mean)(params, self.keys) for _ in self.nodes]
 
-    def exchange(self, choice, hyper):
-        if not np.all(choice.send):
+    def exchange(self, plan, hyper):
+        if not np.all(plan.send):
             return
-        for own, node, mixed in zip(self.own, self.nodes, heard(choice, self.params), strict=True):
-            own.theta = own.outer(minus(own.theta, mixed), hyper)
-            node.move(own.theta)
+        met = [weighted(row, self.params) for row in shares(plan, len(self.nodes))]
+        for node, outer, x in zip(self.nodes, self.outer, met, strict=True):
+            outer.step(minus(outer.theta, x), hyper)
+            node.move(outer.theta)
 
 
 class Gasloc(Nodes):
@@ -561,25 +818,17 @@ class Gasloc(Nodes):
     def start(self, params):
         self.begun, self.y = ([params] * len(self.nodes) for _ in range(2))
 
-    def exchange(self, choice, hyper):
-        if not np.all(choice.send):
+    def exchange(self, plan, hyper):
+        if not np.all(plan.send):
             return
         eta, gamma = self.keys["outer_learning_rate"], self.keys["outer_momentum"]
-        ways = [minus(x, theta) for x, theta in zip(self.params, self.begun, strict=True)]
-        y = [plus(theta, g, eta) for theta, g in zip(self.begun, ways, strict=True)]
-        pulls = [minus(own, mixed) for own, mixed in zip(y, heard(choice, y), strict=True)]
-        for i, node in enumerate(self.nodes):
-            self.begun[i] = plus(minus(y[i], pulls[i]), minus(y[i], self.y[i]), gamma)
-            node.move(self.begun[i])
+        pairs = zip(self.params, self.begun, strict=True)
+        y = [plus(theta, minus(x, theta), eta) for x, theta in pairs]
+        for i, row in enumerate(shares(plan, len(y))):
+            pull, moved = minus(y[i], weighted(row, y)), minus(y[i], self.y[i])
+            self.begun[i] = plus(minus(y[i], pull), moved, gamma)
+            self.nodes[i].move(self.begun[i])
         self.y = y
-
-
-class DilocoOverGraph(OverGraph):
-    meets = Diloco
-
-
-class SlowMoOverGraph(OverGraph):
-    meets = SlowMo
 
 
 GRADIENTS = {"local": greedy}
@@ -597,17 +846,18 @@ READS = {
 MIXES = {
     "daso": Daso,
     "model_averaging": Averaging,
-    "diloco": Diloco,
-    "slowmo": SlowMo,
-    "des_loc": DesLoc,
-    "sparseloco": SparseLoco,
+    "diloco": Averaging,
+    "slowmo": Averaging,
+    "des_loc": Averaging,
+    "sparseloco": Averaging,
     "eager": Eager,
     "gossip": Gossip,
     "gasloc": Gasloc,
     "sparta": Sparta,
     "demo": Demo,
 }
-JOINED = {"model_averaging": OverGraph, "diloco": DilocoOverGraph, "slowmo": SlowMoOverGraph}
+ALONE = {"stale_pipeline": StalePipeline}  # goes with no other
+JOINED = dict.fromkeys(("model_averaging", "diloco", "slowmo"), OverGraph)
 
 
 class Batch:
@@ -618,42 +868,43 @@ class Batch:
 
     def part(self, j, k):
         """Every k-th example of each device, from the j-th on."""
-        each = len(self.label) // self.devices
-        own = [d * each + i for d in range(self.devices) for i in range(each) if i % k == j]
-        return Batch(self.x[own], self.label[own], self.devices)
+        size = len(self.label) // self.devices
+        mine = [d * size + i for d in range(self.devices) for i in range(size) if i % k == j]
+        return Batch(self.x[mine], self.label[mine], self.devices)
 
 
-def run(name, params, choices, hypers, images, labels, nodes, devices, keys):
-    """Parameters of every node after each update, (steps,) lists of dicts.
+def run(name, params, updates, images, labels, nodes, devices, keys, optimizer="sgd"):
+    """Yields after each update the parameters of the nodes, and the mean loss that it was of.
 
-    `choices` and `hypers` are of each update; `keys` are those of config.method, of several joined
-    a section each.
+    `keys` are those of config.method, of several joined a section each.
     """
-    parts = name.split("+")
+    names = name.split("+")
 
-    def of(known, usual):
-        return next((known[part] for part in parts if part in known), usual)
+    def found(known, other):
+        """The class of the part that is in `known`, its keys and its name."""
+        part = next((part for part in names if part in known), None)
+        section = (keys.get(part, {}) if part else {}) if len(names) > 1 else keys
+        return known.get(part, other), section, part
 
-    def section(known):
-        part = next((part for part in parts if part in known), "")
-        return keys.get(part, {}) if len(parts) > 1 else keys
+    loss, *_ = found(GRADIENTS, whole)
+    mix, outside, mixing = found(JOINED if "gossip" in names else MIXES, None)
+    if not mix:
+        mix, outside, mixing = found(MIXES, OneNode)
+    read, inside, _ = found(READS | ALONE, Sync)
+    count = 1 if mix is OneNode else nodes
+    params, losses = tree(lambda leaf: np.asarray(leaf, np.float64), params), []
 
-    loss = of(GRADIENTS, whole)
-    mix = of(JOINED if "gossip" in parts else MIXES, of(MIXES, Alone))
-    count = nodes if mix is not Alone else 1
-    params = tree(lambda leaf: np.asarray(leaf, np.float64), params)
+    def gradient(x, batch, *later):
+        value, grads = loss(x, batch.x, batch.label, *later)
+        losses.append(value)
+        return grads
 
-    def gradient(x, batch):
-        return loss(x, batch.x, batch.label)[1]
-
-    inside = section(READS)
-    groups = inside.get("groups", 1)
-    every = [of(READS, Sync)(params, gradient, groups, inside) for _ in range(count)]
-    made, history = mix(every, section(MIXES)), []
-    for choice, hyper, x, label in zip(choices, hypers, images, labels, strict=True):
+    optimizer = OPTIMIZERS[optimizer]
+    method = mix([read(params, gradient, optimizer, inside) for _ in range(count)], outside, mixing)
+    for update, x, label in zip(updates, images, labels, strict=True):
         x = np.float64(x).reshape(len(x), -1) / 255
         cut = [slice(i * len(x) // count, (i + 1) * len(x) // count) for i in range(count)]
-        batches = [Batch(x[own], label[own], devices if count > 1 else 1) for own in cut]
-        made.step(choice, hyper, batches)
-        history.append(made.params)
-    return history
+        batches = [Batch(x[rows], label[rows], devices if count > 1 else 1) for rows in cut]
+        method.step(update, batches)
+        yield method.params, np.mean(losses)
+        losses.clear()

@@ -1,7 +1,4 @@
-"""Nodes that meet: the presets of the outer rule, merges that correct, eager messages, DES-LOC.
-
-Against lists in float64, libraries, and their limits.
-"""
+"""Nodes that meet: their limits and laws, libraries, fragments, and what the clock counts."""
 
 from functools import cache
 
@@ -10,10 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from optdyn.base.trees import bytes_of
-from optdyn.methods.averaging import DesLoc, meeting_schedule
+from optdyn.clock.timeline import entries_at
+from optdyn.experiment import ConfigError
+from optdyn.methods.averaging import cut, join, meeting_schedule
 from optdyn.methods.daso import DASO
+from optdyn.methods.messages import sharded
 from optdyn.train import program
 from tests.methods import nodes
 from tests.methods import test_battery as battery
@@ -22,14 +23,15 @@ from tests.methods.nodes import (
     RATE,
     START,
     STEPS,
+    P,
     averaging,
     diloco,
     flattened,
-    reference,
     slowmo,
     tree,
 )
-from tests.methods.test_bytes import sent_and_seconds
+from tests.methods.test_messages import sent_and_seconds
+from tests.methods.traced import collectives
 
 MAKERS = {"model_averaging": averaging, "diloco": diloco, "slowmo": slowmo}
 ETA, MU, BETA, A = 0.7, 0.9, 0.5, 0.8
@@ -38,7 +40,6 @@ NUMBERS = {
     "diloco": {"outer_learning_rate": ETA, "outer_momentum": MU},
     "slowmo": {"slow_learning_rate": A, "slow_momentum": BETA},
 }
-SCHEDULE = RATE * np.linspace(1.0, 0.2, STEPS)
 # Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 32 updates.
 CLOSE = {"rtol": 0, "atol": 2e-5}
 
@@ -50,62 +51,22 @@ def meetings(name, period=4, synchronous=0, **numbers):
 
 
 @cache  # so that one program is compiled for all numbers
-def made(name, optimizer=nodes.SGD, **keys):
-    return MAKERS[name](nodes.inner(optimizer), keys)
+def made(name, **keys):
+    return MAKERS[name](nodes.inner(), keys)
 
 
-def rule(name, rates):
-    """In float64 and in the paper's own form, with a state of its own."""
-    state = {"m": 0.0}
-    rates = np.broadcast_to(np.float64(np.float32(rates)), STEPS)
-
-    def step(theta, gap, t):
-        if name == "model_averaging":
-            return theta - gap
-        if name == "diloco":
-            state["m"] = MU * state["m"] + gap
-            return theta - ETA * (gap + MU * state["m"])
-        state["m"] = BETA * state["m"] + gap / rates[t]
-        return theta - A * rates[t] * state["m"]
-
-    return step
-
-
-@pytest.mark.parametrize("rates", [RATE, SCHEDULE], ids=["constant", "schedule"])
-@pytest.mark.parametrize("inner_state", ["kept", "averaged", "reset"])
-@pytest.mark.parametrize("name", MAKERS)
-def test_a_preset_equals_the_reference(name, inner_state, rates):
-    events = nodes.events(meetings(name), rates, 0.6)
-    states, _ = nodes.ran(made(name, inner_state=inner_state), events)
-    send = meeting_schedule(STEPS, 4, 1, 0).send[:, 0]
-    expected = reference(send, rule(name, rates), rates, 0.6, inner_state)
-    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
-    # The nodes do part in between, by far more than that, and what is done to the state is seen.
-    assert np.ptp(expected, axis=1).max() > 0.05
-    if inner_state != "kept":
-        kept = reference(send, rule(name, rates), rates, 0.6)
-        assert np.abs(expected - kept).max() > 1e-2
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_who_has_no_part_in_a_meeting_takes_over_what_the_others_agree_on(name):
-    """Against the reference, whose nodes send as many times as much as their part says."""
+def test_who_is_away_sends_nothing_and_nobody_hears_who_is_alone():
+    """Bytes in the mean of the nodes."""
     rng = np.random.default_rng(0)
     counts = rng.permuted(np.tile(np.arange(NODES) < NODES - 1, (STEPS, 1)), axis=1)
     counts[-1] = np.arange(NODES) == 1  # who is alone at the last one
+    line = meetings("model_averaging")
     part = (counts * NODES / counts.sum(1, keepdims=True)).astype(np.float32)
-    send = meeting_schedule(STEPS, 4, 1, 0).send[:, 0]
-    some = meetings(name)._replace(present=part)
-    states, sent = nodes.ran(made(name), nodes.events(some, RATE, 0.6))
-    parts = iter(part[send].ravel())
-    message = lambda v: (next(parts) * v, 0.0)  # noqa: E731
-    expected = reference(send, rule(name, RATE), RATE, 0.6, message=message)
-    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
-    all_meet = reference(send, rule(name, RATE), RATE, 0.6)
-    assert np.abs(expected - all_meet).max() > 1e-2
-    # In the mean of the nodes; who is away sends nothing, and nobody hears who is alone.
+    _, sent = nodes.ran(
+        made("model_averaging"), nodes.events(line._replace(present=part), RATE, 0.6)
+    )
     here = counts.sum(1) * (counts.sum(1) > 1)
-    np.testing.assert_allclose(sent, send * 4 * nodes.P * here / NODES, rtol=1e-6)
+    np.testing.assert_allclose(sent, line.send[:, 0] * 4 * P * here / NODES, rtol=1e-6)
 
 
 @pytest.mark.parametrize("inner_state", ["kept", "averaged"])
@@ -236,11 +197,6 @@ def test_the_outer_rule_equals_drjax():
 def test_slow_numbers_are_arguments_of_one_program(name, key):
     configs = [battery.config_of(name, {f"method.{key}": value}) for value in (0.1, 0.8)]
     assert program.make(configs[0], 5, 1) is program.make(configs[1], 5, 1)
-    one, other = (
-        flattened(nodes.ran(made(name), nodes.events(meetings(name, **{key: value})))[0].params)
-        for value in (0.1, 0.8)
-    )
-    assert np.abs(one - other).max() > 1e-2
 
 
 @pytest.mark.parametrize("inner_state, times", [("kept", 1), ("reset", 1), ("averaged", 3)])
@@ -248,45 +204,14 @@ def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
     """Adam's two moments: three times the bytes."""
     values = {"method.inner_state": inner_state}
     sent, took, params = sent_and_seconds("model_averaging", values, "adam")
-    size = bytes_of(params)
+    size = program.parameter_bytes(params)
     np.testing.assert_array_equal(sent, times * size * np.tile([0, 0, 1], 4))
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
 
 
-DELAY, MOMENTUM = 2, 0.6
-
-
-def late(name):
-    outer = meetings(name).outer
-    return meeting_schedule(STEPS, 4, 1, DELAY)._replace(outer=outer)
-
-
-@pytest.mark.parametrize("name", ["model_averaging", "diloco"])
-def test_what_nodes_did_meanwhile_is_kept_whole(name):
-    """x <- theta + (x - x_sent), where theta is the mean sent, or what DiLoCo makes of it."""
-    line = late(name)
-    states, _ = nodes.ran(made(name, merging="correct"), nodes.events(line, RATE, MOMENTUM))
-    every, theta, m, history = nodes.HeavyBall(), np.float64(START), 0.0, []
-    sent = None
-    for t in range(STEPS):
-        every.step(t)
-        if line.send[t].all():
-            sent = list(every.x)
-        if line.receive[t].all():
-            gap = theta - sum(sent) / NODES
-            m = MU * m + gap if name == "diloco" else 0.0
-            theta = theta - (ETA * (gap + MU * m) if name == "diloco" else gap)
-            every.x = [theta + (x - own) for x, own in zip(every.x, sent, strict=True)]
-        history.append(list(every.x))
-    # Parameters of about one in float32, 1e-7 an operation, over 32 updates.
-    np.testing.assert_allclose(flattened(states.params), history, rtol=0, atol=1e-5)
-    mixed, _ = nodes.ran(made(name), nodes.events(line, RATE, MOMENTUM))
-    assert np.abs(flattened(mixed.params) - history).max() > 1e-2
-
-
 @pytest.mark.parametrize("name", ["model_averaging", "diloco", "slowmo"])
 def test_without_delay_it_is_the_mean(name):
-    events = nodes.events(meetings(name), RATE, MOMENTUM)
+    events = nodes.events(meetings(name), RATE, 0.6)
     corrected, _ = nodes.ran(made(name, merging="correct"), events)
     plain, _ = nodes.ran(made(name), events)
     np.testing.assert_allclose(
@@ -299,9 +224,9 @@ def test_a_correction_keeps_the_mean_over_the_nodes(fragments):
     """mean(sent) + mean(x - x_sent) is mean(x): at its first receipt nothing is lost."""
     line = meeting_schedule(STEPS, 4, fragments, 1)
     keys = {"merging": "correct", "fragments": fragments}
-    met, _ = nodes.ran(made("model_averaging", **keys), nodes.events(line, RATE, MOMENTUM))
+    met, _ = nodes.ran(made("model_averaging", **keys), nodes.events(line, RATE, 0.6))
     never = line._replace(send=np.zeros_like(line.send), receive=np.zeros_like(line.receive))
-    alone, _ = nodes.ran(made("model_averaging", **keys), nodes.events(never, RATE, MOMENTUM))
+    alone, _ = nodes.ran(made("model_averaging", **keys), nodes.events(never, RATE, 0.6))
     first = int(np.flatnonzero(line.receive.any(axis=1))[0])
     found, expected = (flattened(each.params)[first] for each in (met, alone))
     np.testing.assert_allclose(found.mean(0), expected.mean(0), rtol=0, atol=1e-6)
@@ -319,51 +244,6 @@ def test_an_eager_message_has_a_period_of_time():
     np.testing.assert_allclose(np.delete(took, meets), 0, atol=1e-9)
 
 
-B1, B2, EPS = 0.9, 0.999, 1e-8  # optax's
-PERIOD = 2
-ADAM = nodes.inner(nodes.ADAM)  # one method, one program
-
-
-def adam_ran(first, second):
-    keys = {"first_moment_meetings": first, "second_moment_meetings": second}
-    method, line = DesLoc(period=PERIOD, **keys), meeting_schedule(STEPS, PERIOD, 1, 0)
-    line = line._replace(states=method.moment_schedule(line))
-    return nodes.ran(method.mix(ADAM), nodes.events(line, RATE, momentum=None))
-
-
-def adam_reference(first, second):
-    """(STEPS, NODES, P): Adam in float64, by its equations."""
-    x, u, v = ([np.float64(start)] * NODES for start in (START, 0 * START, 0 * START))
-    history, meetings, rate = [], 0, np.float64(np.float32(RATE))
-    for t in range(STEPS):
-        for i in range(NODES):
-            grad = nodes.gradient(x[i], t, slice(i * nodes.EACH, (i + 1) * nodes.EACH))
-            u[i] = B1 * u[i] + (1 - B1) * grad
-            v[i] = B2 * v[i] + (1 - B2) * grad**2
-            mean, square = u[i] / (1 - B1 ** (t + 1)), v[i] / (1 - B2 ** (t + 1))
-            x[i] = x[i] - rate * mean / (np.sqrt(square) + EPS)
-        if (t + 1) % PERIOD == 0:
-            meetings += 1
-            x = [sum(x) / NODES] * NODES
-            if meetings % first == 0:
-                u = [sum(u) / NODES] * NODES
-            if meetings % second == 0:
-                v = [sum(v) / NODES] * NODES
-        history.append(list(x))
-    return np.array(history)
-
-
-def test_des_loc_is_what_its_equations_say():
-    states, _ = adam_ran(3, 6)
-    expected = adam_reference(3, 6)
-    # Float32: where a second moment is small its root divides what rounding left, 1e-7 of about
-    # one, and a step is of the rate: measured at most 3e-6 after 32 updates.
-    np.testing.assert_allclose(flattened(states.params), expected, rtol=0, atol=1e-5)
-    # The periods are two: each is seen.
-    for other in (adam_reference(6, 6), adam_reference(3, 3)):
-        assert np.abs(expected - other).max() > 1e-4
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_the_clock_counts_the_bytes_of_des_loc(optimizer):
     """Every meeting the parameters, every second u, every third v, where the optimizer has it."""
@@ -373,3 +253,68 @@ def test_the_clock_counts_the_bytes_of_des_loc(optimizer):
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     times = np.array([1, 2, 1 + (optimizer == "adam"), 2])  # 12 updates, a meeting every three
     np.testing.assert_array_equal(sent[2::3], size * times)
+
+
+NESTEROV = optax.sgd(ETA, momentum=MU, nesterov=True)
+
+
+@pytest.mark.parametrize("optimizer", [None, NESTEROV])
+@pytest.mark.parametrize("delay", [0, 2])
+def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
+    """However they are cut: what is done to a leaf does not depend on the others."""
+    events = nodes.events(meeting_schedule(STEPS, 4, 1, delay))
+    whole, parts = (
+        nodes.ran(
+            averaging(nodes.inner(), {"fragments": n, "mixing": 0.25}, optimizer=optimizer), events
+        )
+        for n in (1, 2)
+    )
+    jax.tree.map(np.testing.assert_array_equal, parts[0].params, whole[0].params)
+    np.testing.assert_array_equal(parts[1], whole[1])
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.data())
+def test_fragments_are_equal_within_the_largest_leaf(sizes, data):
+    fragments = data.draw(st.integers(1, len(sizes)))
+    leaves = [np.full(size, i) for i, size in enumerate(sizes)]
+    parts = cut(leaves, fragments)
+    found = [jax.tree.leaves(part) for part in parts]
+    # In order, each leaf once, no fragment empty.
+    assert [leaf[0] for own in found for leaf in own] == list(range(len(sizes)))
+    assert all(found)
+    largest = max(sum(leaf.size for leaf in own) for own in found)
+    assert largest <= sum(sizes) / fragments + max(sizes)
+    assert all(one is other for one, other in zip(join(parts), leaves, strict=True))
+
+
+def test_more_fragments_than_arrays_are_refused():
+    with pytest.raises(ConfigError, match="fragments = 5: must be at most 2, the number of arrays"):
+        cut(tree(START), 5)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("local", [1, 2])
+def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
+    """In the program: over `node` one collective a fragment, each in a branch of its own."""
+    rule = averaging(nodes.inner(), {"fragments": fragments, "mixing": 0.0}, sharded("data"))
+    event, batch = entries_at(
+        (nodes.events(meeting_schedule(STEPS, 4, fragments, 0)), nodes.BATCHES), 0
+    )
+    found = [
+        (where, size)
+        for axes, where, size in collectives(rule, tree(START), event, batch, NODES, local)
+        if axes == ("node",)
+    ]
+    # Each of two devices sends half of a fragment, rounded up to whole numbers of four bytes.
+    numbers = {1: [14], 2: [12, 2]}[fragments]
+    assert found == [(("cond", 1), 4 * -(-count // local)) for count in numbers]
+
+
+def test_the_program_says_the_bytes_that_the_clock_counts():
+    run = battery.make_run("streaming model_averaging")
+    step, state, said = jax.jit(run.rule.step), run.state, []
+    for t in range(battery.STEPS):
+        state, info = step(state, *battery.at((run.events, run.batches), t))
+        said.append(float(info["sent_bytes"]))
+    parts = [program.parameter_bytes(part) for part in cut(run.params, 2)]
+    np.testing.assert_array_equal(said, np.asarray(run.events.plan.send) @ parts)

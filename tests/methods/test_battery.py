@@ -2,7 +2,7 @@
 
 A new method joins by adding its line to `CASES`. A pair is tested at both limits: with one of the
 two doing nothing it is the other. What it is between them, and that it trains, is in
-`test_pairs.py`, of all pairs.
+`test_equations.py`, of all pairs.
 """
 
 import itertools
@@ -200,7 +200,7 @@ class Run(NamedTuple):
 
     @property
     def state(self):
-        return self.rule.init(self.params)
+        return init(self.rule, self.params)
 
     @property
     def first(self):
@@ -279,6 +279,11 @@ def at(tree, index):
 
 
 @partial(jax.jit, static_argnums=0)
+def init(rule, params):
+    return rule.init(params)
+
+
+@partial(jax.jit, static_argnums=0)
 def step(rule, state, event, batch):
     return rule.step(state, event, batch)
 
@@ -288,14 +293,19 @@ def scan(rule, state, events, batches):
     """The state after the run, and (STEPS, ...) losses and parameters."""
 
     def body(state, inputs):
-        state, info = rule.step(state, *inputs)
+        state, info = step(rule, state, *inputs)
         return state, (info["loss"], state.params)
 
     return jax.lax.scan(body, state, (events, batches))
 
 
 def ran(run):
-    return scan(run.rule, run.state, run.events, run.batches)
+    """The same, by a program of one update, which all tests share."""
+    state, history = run.state, []
+    for t in range(STEPS):
+        state, info = step(run.rule, state, *at((run.events, run.batches), t))
+        history.append((info["loss"], state.params))
+    return state, jax.tree.map(lambda *leaves: np.stack(leaves), *history)
 
 
 def assert_same(one, other):
@@ -342,25 +352,19 @@ def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
     assert MethodStack.named(PLAIN).simple
 
 
-@pieces
-def test_step_is_pure(name):
-    """Same inputs, same outputs, and the inputs are left as they were."""
-    run = make_run(name)
-    state, (event, batch) = run.state, run.first
-    before = jax.device_get((state, event, batch))
-    one, other = run.rule.step(state, event, batch), run.rule.step(state, event, batch)
-    assert_same(one, other)
-    assert_same(jax.device_get((state, event, batch)), before)
-    assert_same(run.rule.init(run.params), state)
+STATES = [(name, "sgd") for name in EVERY] + [(name, "adam") for name in CASES]
+STATES += [
+    pytest.param(name, "sgd", marks=[pytest.mark.slow] * name.endswith(("bits messages", "E3M0")))
+    for name in VARIANTS
+]
 
 
-@every
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "optimizer"), STATES)
 def test_the_state_keeps_its_shapes_and_dtypes(name, optimizer):
     """So that it can be carried by `lax.scan`; what it says of itself are float32 scalars."""
     run = make_run(name, optimizer=optimizer)
     state = jax.eval_shape(run.rule.init, run.params)
-    after, info = jax.eval_shape(run.rule.step, state, *run.first)
+    after, info = step.eval_shape(run.rule, state, *run.first)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
@@ -372,24 +376,24 @@ def test_the_state_keeps_its_shapes_and_dtypes(name, optimizer):
 
 
 @pieces
-def test_jit_equals_no_jit(name):
-    """Update by update, where each kind of them is: at the end of the first epoch and after it."""
-    run, losses, params = make_run(name), [], []
+def test_a_step_is_pure_and_jit_equals_no_jit(name):
+    """Same inputs, same outputs, and the inputs are left as they were.
+
+    Where each kind of updates is: at the end of the first epoch and after it.
+    """
+    run = make_run(name)
     state = run.state
-    for t in range(STEPS):
-        inputs = at((run.events, run.batches), t)
-        jitted, info = step(run.rule, state, *inputs)
-        if EPOCH - 1 <= t < 2 * EPOCH + 1:
-            plain, its = run.rule.step(state, *inputs)
+    assert_same(run.rule.init(run.params), state)
+    for t in range(2 * EPOCH + 1):
+        inputs = state, *at((run.events, run.batches), t)
+        before, jitted = jax.device_get(inputs), step(run.rule, *inputs)
+        if t >= EPOCH - 1:
+            plain = run.rule.step(*inputs)
             assert_close(jitted, plain)
-            assert_close(info, its)
-        state = jitted
-        losses.append(info["loss"])
-        params.append(state.params)
-    whole, (scanned, each) = ran(run)
-    assert_close(whole, state)
-    assert_close(scanned, np.stack(losses))
-    assert_close(each, jax.tree.map(lambda *leaves: np.stack(leaves), *params))
+            assert_same(run.rule.step(*inputs), plain)
+            assert_same(jax.device_get(inputs), before)
+        state = jitted[0]
+    assert_close(scan(run.rule, run.state, run.events, run.batches), ran(run))
 
 
 @pieces
@@ -443,6 +447,10 @@ def test_nothing_recompiles_when_only_numbers_change(name):
 
 
 LIMITS = [name for name, case in CASES.items() if case.limit]
+
+
+def test_with_all_blocks_fresh_it_is_synchronous():
+    assert_same(ran(make_run("all fresh"))[1], ran(make_run("sync"))[1])
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -499,7 +507,9 @@ KEEPS = optax.GradientTransformationExtraArgs(
 )
 
 
-@pytest.mark.parametrize("name", ["sync", "asynchronous", "asynchronous+local", *THREE])
+@pytest.mark.parametrize(
+    "name", ["sync", "asynchronous", "asynchronous+local", "stale_pipeline", *THREE]
+)
 def test_staleness_and_what_was_read_reach_the_optimizer(name):
     """As arguments of any optax transform that takes them, a number a block where it is one."""
     run = make_run(name)
@@ -508,16 +518,18 @@ def test_staleness_and_what_was_read_reach_the_optimizer(name):
     choice = run.events.plan.inner if methods.mix else run.events.plan
     slots = int(np.max(choice.read)) + 1
     one = compose(methods.inside, whole, KEEPS, slots, None)
-    state = one.init(run.params)
+    state, servers = one.init(run.params), methods.servers(whole)
     for t in range(STEPS):
         event, batch = at((run.events, run.batches), t)
         if methods.mix:  # as the first node sees it
             inner = jax.tree.map(lambda leaf: leaf[0], event.plan.inner)
             event = event._replace(plan=inner, staleness=event.staleness[0])
         state, _ = one.step(state, event, batch)
-        seen = {int(leaf) for leaf in jax.tree.leaves(state.opt_state)}
-        assert seen <= {int(s) for s in np.ravel(event.staleness)}
-    assert (name == "sync") != (max(seen) > 0)
+        late = np.ravel(event.staleness)
+        for block, seen in state.opt_state.items():
+            expected = late[servers[block] if servers else 0]
+            assert {int(leaf) for leaf in jax.tree.leaves(seen)} == {int(expected)}
+    assert (name == "sync") != (max(late) > 0)
 
 
 @every

@@ -98,26 +98,22 @@ def error(loss, params, batch, grads):
 FLOAT32 = 1.3e-6
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, 4, 100])
-@pytest.mark.parametrize("shares", SPLITS)
-def test_the_split_gradient_is_that_of_the_whole_batch(shares, micro_batch):
-    """Parts that micro-batches fill, overfill, reach beyond what is given with, or are nothing."""
-    value, grads = split_gradient(shares, micro_batch)
-    assert error(NETWORK.loss, PARAMS, BATCHES, grads) < FLOAT32
-    assert float(value) == pytest.approx(float(GRADIENT(PARAMS, BATCHES)[0]), rel=FLOAT32)
-
-
 @settings(deadline=None, max_examples=40)  # a busy machine is not an error
 @given(st.lists(st.integers(0, BATCH), min_size=3, max_size=3).map(sorted), st.integers(0, 2**32))
 def test_any_split_gives_the_gradient_of_the_whole_batch(cuts, seed):
     shares = np.diff([0, *cuts, BATCH])
     batch = make_batch(np.random.default_rng(seed))
-    _, grads = split_gradient(shares, 4, batch=batch)
+    value, grads = split_gradient(shares, 4, batch=batch)
     assert error(NETWORK.loss, PARAMS, batch, grads) < FLOAT32
+    assert float(value) == pytest.approx(float(GRADIENT(PARAMS, batch)[0]), rel=FLOAT32)
 
 
-def test_in_float64_the_split_is_exact_to_float64():
-    """So what float32 leaves is rounding and nothing else."""
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 100])
+def test_in_float64_the_split_is_exact_to_float64(micro_batch):
+    """So what float32 leaves is rounding and nothing else.
+
+    Parts are such that micro-batches fill, overfill, reach beyond what is there, or are nothing.
+    """
 
     def curved(params, batch):
         return jnp.tanh(batch["x"] @ params - batch["y"]) ** 2
@@ -132,7 +128,7 @@ def test_in_float64_the_split_is_exact_to_float64():
             "x": rng.normal(size=(BATCH, 3)),
             "y": rng.normal(size=BATCH),
         }
-        method = over_workers(by_shares(curved, KEEP, 4), WORKERS)
+        method = over_workers(by_shares(curved, KEEP, micro_batch), WORKERS)
         step, start = jax.jit(method.step), method.init(params)
         for shares in SPLITS:
             state, _ = step(start, make_event(shares), handed(shares, batch))
@@ -219,12 +215,6 @@ def test_workers_meet_once_and_after_the_loop():
     ]
     assert sorted(named) == [("axis_index", ()), ("psum", ())]
     assert any(loops == ("while",) and e.primitive.name == "dot_general" for e, loops in every)
-
-
-def test_shares_are_asked_for():
-    method, batch = over_workers(by_shares(losses, KEEP, 4), WORKERS), handed(SPLITS[0], BATCHES)
-    with pytest.raises(AttributeError, match="shares"):
-        method.step(method.init(PARAMS), Event((), {}), batch)
 
 
 @pytest.mark.parametrize("shares", SPLITS)

@@ -1,22 +1,30 @@
-"""Gossip against lists in float64, its limits, its graphs, and a run of it by the config."""
+"""Nodes that meet over a graph: graphs and their gaps, limits, laws, who waits, and runs."""
 
 from functools import cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn import methods
 from optdyn.clock import availability
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, LogNormal
 from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import Config
+from optdyn.methods import messages
+from optdyn.methods.averaging import meeting_schedule
 from optdyn.methods.gossip import (
     GRAPHS,
     RANDOM_GRAPHS,
     Gossip,
     Neighbours,
+    choco,
+    each_update,
+    gasloc,
     gossip,
     graph_peers,
     push_weights,
@@ -25,11 +33,11 @@ from optdyn.methods.gossip import (
 )
 from optdyn.train import loop, trainer
 from tests.methods import nodes
-from tests.methods.nodes import EACH, RATE, START, STEPS, P, flattened, gradient, matrices
+from tests.methods import test_battery as battery
+from tests.methods.nodes import NODES, RATE, STEPS, P, flattened, matrices
+from tests.methods.test_averaging import CLOSE, MAKERS, meetings
+from tests.methods.test_averaging import made as averaging_made
 
-NODES = nodes.NODES
-# Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 32 updates.
-CLOSE = {"rtol": 0, "atol": 2e-5}
 SCHEDULE = RATE * np.linspace(1.0, 0.2, STEPS)
 
 
@@ -53,86 +61,39 @@ def ran(to, order, rates=RATE, momentum=0.6):
     return np.float64(flattened(states.params)), np.asarray(sent)
 
 
-def push_sum(to, order, rates=RATE, momentum=0.6, stand=None):
-    """(STEPS, NODES, P) z and (STEPS, P) sums of x: the paper's own x, w and z.
-
-    Who stands where another does makes no update, and has what that one has after it.
-    """
-    stand = np.tile(np.arange(NODES), (STEPS, 1)) if stand is None else stand
-    p = [np.zeros((NODES, NODES)) for _ in to]
-    for t, j in np.ndindex(*to.shape[:2]):
-        for i in to[t, j]:
-            p[t][i, j] += 1 / to.shape[2]
-    x, w = np.tile(np.float64(START), (NODES, 1)), np.ones(NODES)
-    velocity, rates = np.zeros((NODES, P)), np.broadcast_to(np.float64(np.float32(rates)), STEPS)
-    history, sums = [], []
-    for t in range(STEPS):
-        z, mix = x / w[:, None], p[t % len(p)]
-        grads = [gradient(z[i], t, slice(i * EACH, (i + 1) * EACH)) for i in range(NODES)]
-        away = stand[t] != np.arange(NODES)
-        velocity = np.where(away[:, None], velocity, momentum * velocity + grads)
-        moved = np.where(away[:, None], 0.0, -rates[t] * velocity)
-        heard = mix @ x if order == "combine" else mix @ (x + moved)
-        x, w = heard + (moved if order == "combine" else 0.0), mix @ w
-        x[away] = w[away, None] * (x / w[:, None])[stand[t, away]]
-        history.append(x / w[:, None])
-        sums.append(x.sum(0))
-    return np.array(history), np.array(sums)
-
-
-@pytest.mark.parametrize("order", ["combine", "adapt"])
-@pytest.mark.parametrize("name", ["ring", "one_peer", "random", "push"])
-def test_it_equals_the_papers_x_w_and_z(name, order):
-    """Push-sum; with rows of sum 1 that is D-PSGD, as w stays 1."""
-    to = drawn(name)
-    found, sent = ran(to, order, SCHEDULE)
-    expected, sums = push_sum(to, order, SCHEDULE)
-    np.testing.assert_allclose(found, expected, **CLOSE)
-    w = push_weights(to, STEPS + 1)
-    assert (name == "push") == (np.abs(w - 1).max() > 0.1)
-    # The weighted sum of the nodes is that of x, to which P adds nothing and takes nothing off.
-    np.testing.assert_allclose((w[1:, :, None] * found).sum(1), sums, rtol=0, atol=1e-4)
-    messages = (to != np.arange(NODES)[:, None]).sum(axis=2).mean(axis=1)
-    expected = 4 * P * messages[np.arange(STEPS) % len(to)]  # float32, 4 bytes a parameter
-    np.testing.assert_allclose(sent, expected, rtol=1e-6)
-    if name != "ring":  # of three nodes everybody is a neighbour; else they part, by far more
-        assert np.ptp(found, axis=1).max() > 0.05
-
-
 @pytest.mark.parametrize("order", ["combine", "adapt"])
 @pytest.mark.parametrize("name", ["ring", "one_peer", "random"])
 def test_of_many_nodes_each_knows_only_who_sends_to_it(name, order):
-    """The same sums as with a whole row of weights, in another order."""
+    """The same sums as with a whole row of weights, in another order; also where some are away."""
     to = drawn(name)
     whole, sent = ran(to, order)
-    every = neighbours(to)._replace(senders=senders_of(to)[np.arange(STEPS) % len(to)])
-    states, ours = nodes.ran(made(order), nodes.events(every, RATE, 0.6))
+    there = neighbours(to)._replace(senders=senders_of(to)[np.arange(STEPS) % len(to)])
+    states, ours = nodes.ran(made(order), nodes.events(there, RATE, 0.6))
     np.testing.assert_allclose(flattened(states.params), whole, **CLOSE)
+    messages = (to != np.arange(NODES)[:, None]).sum(axis=2).mean(axis=1)
+    expected = 4 * P * messages[np.arange(STEPS) % len(to)]  # float32, 4 bytes a parameter
+    np.testing.assert_allclose(sent, expected, rtol=1e-6)
     np.testing.assert_array_equal(ours, sent)
 
 
-@pytest.mark.parametrize("order", ["combine", "adapt"])
-@pytest.mark.parametrize("name", ["ring", "one_peer", "random", "push"])
-def test_who_is_away_sends_and_is_sent_nothing(name, order):
-    """Half of the nodes in each update, and what they hold is that of the next who is there."""
+def test_who_is_away_sends_and_is_sent_nothing():
+    """Half of the nodes in each update; a mean of messages or a whole row of weights alike."""
     rng = np.random.default_rng(8)
     there = rng.random((STEPS, NODES)) < 0.5
     there[np.arange(STEPS), rng.integers(NODES, size=STEPS)] = True
-    assert not there.all(axis=1).all() and (there.sum(axis=1) == 1).any()
-    whole, stand = drawn(name)[np.arange(STEPS) % len(drawn(name))], availability.stand_ins(there)
-    to = np.array([availability.reroute(*of) for of in zip(whole, there, strict=True)])
+    whole, stand = drawn("random"), availability.stand_ins(there)
+    to = np.array([availability.reroute(*row) for row in zip(whole, there, strict=True)])
     for t, i in np.ndindex(STEPS, NODES):
         ahead = [(i + k) % NODES for k in range(NODES) if there[t, (i + k) % NODES]]
         assert stand[t, i] == ahead[0]
-    every = neighbours(to)._replace(stand=stand)
-    states, sent = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
-    expected, _ = push_sum(to, order, SCHEDULE, stand=stand)
-    np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
-    assert sent[there.sum(axis=1) == 1].sum() == 0
-    if name != "push":
-        every = every._replace(senders=senders_of(to))
-        states, _ = nodes.ran(made(order), nodes.events(every, SCHEDULE, 0.6))
-        np.testing.assert_allclose(flattened(states.params), expected, **CLOSE)
+    plan = neighbours(to)._replace(stand=stand)
+    found = [
+        nodes.ran(made("combine"), nodes.events(one, SCHEDULE, 0.6))
+        for one in (plan, plan._replace(senders=senders_of(to)))
+    ]
+    (one, sent), (other, _) = found
+    np.testing.assert_allclose(flattened(other.params), flattened(one.params), **CLOSE)
+    assert not sent[there.sum(axis=1) == 1].any() and sent.any()
 
 
 @given(st.sampled_from(GRAPHS), st.integers(1, 17), st.data())
@@ -330,3 +291,138 @@ def test_only_unlike_curvatures_show_that_nodes_part(values):
             apart = np.abs(mean_of(name, **own, **more) - expected).max()
             # Float32, some operations in each of 60 updates; and what was seen, 0.009 to 0.031.
             assert apart < 2e-6 if spread == 0 else apart > 5e-3
+
+
+COUNT, PERIOD = 4, 4  # nodes, and updates from one meeting to the next
+
+
+def met_over(name, graph, nodes_of=COUNT, **numbers):
+    to = graph_peers(graph, nodes_of, STEPS, np.random.default_rng(3))
+    line = meetings(name, **numbers)._replace(to=each_update(to, STEPS))
+    return nodes.ran(averaging_made(name), nodes.events(line, RATE, 0.6), nodes=nodes_of), line
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_with_all_is_the_method_that_meets(name):
+    (over, sent), _ = met_over(name, "complete")
+    whole, once = nodes.ran(
+        averaging_made(name), nodes.events(meetings(name), RATE, 0.6), nodes=COUNT
+    )
+    # Sums of four numbers in another order, an ulp of about one a meeting.
+    np.testing.assert_allclose(flattened(over.params), flattened(whole.params), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(sent, (COUNT - 1) * once)  # to each of the others
+
+
+@pytest.mark.parametrize("graph", ["ring", "one_peer", "random"])
+def test_the_mean_over_the_nodes_is_kept(graph):
+    """At a meeting nobody has a gradient to lose: the mean is what it was a moment before."""
+    (states, _), line = met_over("model_averaging", graph)
+    never = line._replace(send=np.zeros_like(line.send), receive=np.zeros_like(line.receive))
+    alone, _ = nodes.ran(
+        averaging_made("model_averaging"), nodes.events(never, RATE, 0.6), nodes=COUNT
+    )
+    first = int(np.flatnonzero(line.send[:, 0])[0])
+    met, apart = (flattened(each.params)[first] for each in (states, alone))
+    np.testing.assert_allclose(met.mean(0), apart.mean(0), rtol=0, atol=1e-6)
+    assert np.ptp(met, axis=0).sum() < 0.9 * np.ptp(apart, axis=0).sum()
+
+
+def timeline(values, name="model_averaging+gossip"):
+    own = {"cluster.nodes": 4, "cluster.devices_per_node": 1, "method.period": 2} | values
+    config = battery.config_of(name, own)
+    params = battery.make_run(name, own).params
+    network = methods.ModelInfo(battery.program.problem_of(config, battery.CLASSES), params, {})
+    known = {"steps_per_epoch": 4, "update_bytes": 8, "network": network}
+    return config.timeline(**known)
+
+
+def test_a_node_waits_for_its_neighbour_and_for_nobody_else():
+    """Against a simulation node by node: updates of 6, 3, 2 and 1.5 seconds, messages of 2."""
+    speeds = {"cluster.speeds": (1.0, 2.0, 3.0, 4.0), "cluster.seconds_per_example": 1.0}
+    line = timeline(speeds | {"method.graph": "random", "cluster.bandwidth": 4.0})
+    now, free, ends = [0.0] * 4, [0.0] * 4, []
+    for t in range(battery.STEPS):
+        now = [each + 6.0 / speed for each, speed in zip(now, (1, 2, 3, 4), strict=True)]
+        if line.plan.send[t].all():
+            free = [max(a, b) + 2.0 for a, b in zip(now, free, strict=True)]
+            now = [max(now[i], free[j]) for i, j in line.plan.to[t]]
+        ends.append(max(now))
+    expected = [min(ends[t:]) for t in range(len(ends))]  # a straggler nobody waits for
+    np.testing.assert_allclose(line.seconds, expected, rtol=1e-9)
+
+
+def test_peers_take_turns_whatever_the_period_is():
+    """With a period of 2 and a turn of 2 updates they would always be the same."""
+    to = timeline({"method.graph": "one_peer"}).plan.to
+    send = meeting_schedule(battery.STEPS, 2, 1, 0).send[:, 0]
+    shifts = (to[send, 0, 1] - to[send, 0, 0]) % 4
+    np.testing.assert_array_equal(shifts, np.resize([1, 2], len(shifts)))
+
+
+def test_a_graph_is_data_of_one_program():
+    one, other = (
+        battery.config_of("diloco+gossip", {"method.graph": graph})
+        for graph in ("ring", "complete")
+    )
+    assert battery.program.make(one, 5, 1) is battery.program.make(other, 5, 1)
+    assert jnp.ndim(timeline({}).plan.to) == 3
+
+
+GASLOC = {"outer_learning_rate": 0.7, "outer_momentum": 0.8}
+GASLOC_GRAPHS = ("ring", "exponential", "one_peer", "random", "complete")
+
+
+@cache  # one program for all numbers
+def gasloc_made():
+    return gasloc(nodes.inner())
+
+
+def gasloc_ran(graph, batches=nodes.BATCHES):
+    """(STEPS, COUNT, ...) states."""
+    outer = {key: np.full(STEPS, value, np.float32) for key, value in GASLOC.items()}
+    to = each_update(graph_peers(graph, COUNT, STEPS, np.random.default_rng(3)), STEPS)
+    line = meeting_schedule(STEPS, PERIOD, 1, 0)._replace(to=to, outer=outer)
+    return nodes.ran(gasloc_made(), nodes.events(line, RATE, 0.6), COUNT, batches)[0]
+
+
+@pytest.mark.parametrize("graph", GASLOC_GRAPHS)
+def test_the_mean_of_the_nodes_is_dilocos_where_gradients_are_of_one_quadratic(graph):
+    """All nodes see the same inputs, and so one curvature, each with targets of its own."""
+    inputs = np.array(nodes.BATCHES["inputs"])
+    each = inputs.shape[1] // COUNT
+    batches = nodes.BATCHES | {"inputs": np.tile(inputs[:, :each], (1, COUNT, 1))}
+    events = nodes.events(meetings("diloco", PERIOD, **GASLOC), RATE, 0.6)
+    diloco, _ = nodes.ran(averaging_made("diloco"), events, nodes=COUNT, batches=batches)
+    states = gasloc_ran(graph, batches=batches)
+    mean, wanted = (flattened(each.params).mean(axis=1) for each in (states, diloco))
+    # Parameters of about one in float32: some ulp of 6e-8, of the mean of four nodes.
+    np.testing.assert_allclose(mean, wanted, rtol=0, atol=1e-6)
+    assert np.ptp(flattened(states.params)[-1], axis=0).max() > 1e-2
+    # Where curvatures differ it is not.
+    other = gasloc_ran(graph)
+    diloco, _ = nodes.ran(averaging_made("diloco"), events, nodes=COUNT)
+    found = [flattened(each.params).mean(axis=1) for each in (other, diloco)]
+    assert np.abs(found[0] - found[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("graph", ["random", "one_peer"])
+def test_who_meets_whom_and_when_is_as_of_all_that_meet_over_a_graph(graph):
+    values = {"method.graph": graph, "cluster.speeds": (1.0, 2.0, 3.0, 4.0)}
+    values |= {"cluster.bandwidth": 4.0}
+    one, other = timeline(values, "gasloc"), timeline(values)
+    np.testing.assert_array_equal(one.seconds, other.seconds)
+    jax.tree.map(np.testing.assert_array_equal, one.plan._replace(outer=()), other.plan)
+
+
+def test_consensus_of_compressed_messages_keeps_the_mean_over_the_nodes():
+    """W's columns add up to 1, whatever the messages leave out: c moves no mean."""
+    rule = choco(nodes.inner(), messages.top_k(0.25, messages.numbers(32, 5)))
+    to, one = graph_peers("ring", COUNT, STEPS, None), np.ones((STEPS, COUNT), np.float32)
+    found = []
+    for rate in (0.1, 0.4):
+        plan = Neighbours(each_update(to, STEPS), one, rate=np.full(STEPS, rate, np.float32))
+        states, _ = nodes.ran(rule, nodes.events(plan, RATE, 0.6), COUNT)
+        found.append(flattened(states.params)[0])
+    near, far = found
+    np.testing.assert_allclose(near.mean(axis=0), far.mean(axis=0), rtol=0, atol=1e-6)
+    assert np.abs(near - far).max() > 1e-4

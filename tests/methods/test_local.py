@@ -63,7 +63,7 @@ def shapes(heads):
 
 
 @cache  # one program a set of groups, for all tests
-def static_part(groups, shared=False):
+def gradients_of(groups, shared=False):
     """`(params, batch) -> (grads, h_b, loss)`."""
     made = make(groups, shared)
     local_gradients = gradients(made, groups, shared)
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_the_sum_of_stopped_losses(case, shared):
     chosen = CASES[case]
     made, batch = make(chosen, shared), examples()
     params = some(made)
-    grads, h, loss = static_part(chosen, shared)(params, batch)
+    grads, h, loss = gradients_of(chosen, shared)(params, batch)
     expected = jax.jit(jax.grad(lambda p: stopped_losses(p, batch, chosen, shared)))(params)
     assert_close(grads, expected)
     # None of them is trivially equal, and the last group's loss and output are the model's.
@@ -127,15 +127,10 @@ def test_gradients_are_those_of_the_sum_of_stopped_losses(case, shared):
     assert_close(h, base.apply(made.blocks[:K], params, made.input(batch)))
 
 
-def test_one_group_of_all_blocks_is_backpropagation():
-    """Also where there are auxiliary heads, which have no part in it."""
+def test_auxiliary_heads_have_no_part_in_backpropagation():
+    """Of one group of all blocks, whose gradients are in the battery."""
     made = problem.make(MODEL, CLASSES, ("hidden0", "hidden1"))
     params, batch = some(made), examples()
-    grads, _, loss = static_part(BACKPROP)(params, batch)
-    value, expected = jax.jit(jax.value_and_grad(made.loss))(params, batch)
-    assert set(grads) == {*TRUNK, "classifier"}
-    assert_close(grads, {name: expected[name] for name in grads})
-    assert_close(loss, value)
     method = by_groups(made, rule("sgd"), BACKPROP)
     state = method.init(params)
     after, _ = jax.jit(method.step)(state, event("sgd"), batch)
@@ -144,50 +139,13 @@ def test_one_group_of_all_blocks_is_backpropagation():
         assert_same(after.opt_state[head], state.opt_state[head])
 
 
-@every_case
-def test_a_block_learns_from_the_heads_of_its_own_groups_only(case):
-    """d (grad theta_j) / d (head at the end of a group) is zero, exactly, unless it holds j."""
-    chosen = CASES[case]
-    made, batch = make(chosen), examples()
-    params = some(made)
-    ends = {"classifier" if b == K else f"hidden{b - 1}_head": (a, b) for a, b in chosen}
-
-    def of_heads(own):
-        grads, _, _ = gradients(made, chosen)(params | own, made.input(batch), batch)
-        return [grads[name]["Dense_0"]["kernel"] for name in TRUNK]
-
-    jacobian = jax.jit(jax.jacobian(of_heads))({head: params[head] for head in ends})
-    for j, by_head in enumerate(jacobian):
-        for head, (a, b) in ends.items():
-            largest = max(np.abs(leaf).max() for leaf in jax.tree.leaves(by_head[head]))
-            assert (largest > 1e-3) if a <= j < b else (largest == 0)
-
-
-@every_case
-def test_a_block_learns_nothing_of_the_blocks_after_its_groups(case):
-    """Its gradient keeps its bits whatever those are, and only as long as it is those."""
-    chosen = CASES[case]
-    made, batch = make(chosen), examples()
-    params, other = some(made), some(made, seed=1)
-    before, _, _ = static_part(chosen)(params, batch)
-    for j, name in enumerate(TRUNK):
-        end = max(b for a, b in chosen if a <= j < b)
-        beyond = {later: other[later] for later in TRUNK[end:]}
-        after, _, _ = static_part(chosen)(params | beyond, batch)
-        assert_same(after[name], before[name])
-        last = TRUNK[end - 1]
-        after, _, _ = static_part(chosen)(params | {last: other[last]}, batch)
-        kernels = after[name]["Dense_0"]["kernel"], before[name]["Dense_0"]["kernel"]
-        assert not np.array_equal(*kernels)
-
-
 @pytest.mark.parametrize("case", ["greedy", "chunked"])
 def test_groups_in_parts_are_the_whole(case):
     """Each part from the activations that the one before returned: all that passes between them."""
     chosen = CASES[case]
     made, batch = make(chosen), examples()
     params = some(made)
-    whole, h_out, loss = static_part(chosen)(params, batch)
+    whole, h_out, loss = gradients_of(chosen)(params, batch)
     parts, h = {}, made.input(batch)
     for part in (chosen[:1], chosen[1:]):
         a, b = part[0][0], part[-1][1]
@@ -211,7 +169,7 @@ def test_every_block_has_an_optimizer_of_its_own(optimizer):
     own = state.params[name]
     own_state = alone.init(own)
     for t in range(STEPS):
-        grads, _, _ = static_part(OVERLAPPING)(state.params, examples(t))
+        grads, _, _ = gradients_of(OVERLAPPING)(state.params, examples(t))
         updates, own_state = update(grads[name], own_state, own, **hyper)
         own = jax.tree.map(jnp.add, own, updates)
         state, _ = step(state, event(optimizer), examples(t))
@@ -219,44 +177,6 @@ def test_every_block_has_an_optimizer_of_its_own(optimizer):
     # As above, for Adam.
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=3e-5)
     jax.tree.map(close, (state.params[name], state.opt_state[name]), (own, own_state))
-
-
-@either_head
-def test_one_shared_head_learns_from_every_group(shared):
-    """It is the model's own, and there is no other; alone, it learns from the last group only."""
-    made, batch = make(GREEDY, shared), examples()
-    params = some(made)
-    grads, _, _ = static_part(GREEDY, shared)(params, batch)
-    assert (set(params) == {*TRUNK, "classifier"}) == shared
-    last = {name: params[name] for name in (*TRUNK, "classifier")}
-    hs = base.activations(made.blocks[:K], last, made.input(batch))[1:]
-
-    def of_head(own, h):
-        return cross_entropy(dense(own, h), batch["label"])
-
-    gradient = jax.jit(jax.grad(of_head))
-    terms = [gradient(params["classifier"], h) for h in (hs if shared else hs[-1:])]
-    assert_close(grads["classifier"], jax.tree.map(lambda *leaves: sum(leaves), *terms))
-
-
-def test_nothing_recompiles_over_events():
-    """Numbers of events and batches are inputs; a trace takes one loss a group."""
-    made, traces = make(GREEDY), []
-
-    def losses(outputs, batch):
-        traces.append(outputs.shape)
-        return made.losses(outputs, batch)
-
-    method = by_groups(made._replace(losses=losses), rule("sgd"), GREEDY)
-    state, step = method.init(some(made)), jax.jit(method.step)
-    shapes = jax.eval_shape(lambda: state)
-    for t in range(STEPS):
-        now = event("sgd", learning_rate=0.1 / (t + 1), momentum=0.1 * t)
-        state, info = step(state, now._replace(staleness=jnp.int32(t)), examples(t))
-    assert len(traces) == len(GREEDY)
-    # And the state can be carried by a scan.
-    assert jax.eval_shape(lambda: state) == shapes
-    assert (info["loss"].shape, info["loss"].dtype) == ((), jnp.float32)
 
 
 @given(st.data())

@@ -14,7 +14,7 @@ from optdyn.methods.local import POSITIONS, RIDGE, cosines, linear_probe, ridge
 from optdyn.problem import problem
 from optdyn.problem.models import MLP
 from optdyn.problem.problem import Problem
-from tests.methods.test_stale_pipeline import gradients
+from tests.methods.reference import whole as backpropagation
 
 BATCH, WIDTH, CLASSES = 8, 5, 3
 TRUNK = ["hidden0", "hidden1", "hidden2"]
@@ -37,11 +37,8 @@ def some(rng):
 
 
 def float64(params):
-    """{name: (kernel, bias)}."""
-    return {
-        name: tuple(np.asarray(block["Dense_0"][k], np.float64) for k in ("kernel", "bias"))
-        for name, block in params.items()
-    }
+    """{name: {"kernel": ..., "bias": ...}}."""
+    return jax.tree.map(np.float64, {name: block["Dense_0"] for name, block in params.items()})
 
 
 MEASURES = {groups: jax.jit(cosines(NETWORK, groups)) for groups in (GREEDY, PAIRS, BACKPROP)}
@@ -53,19 +50,21 @@ def test_cosines_against_numpy():
     params, batch = some(rng), examples(rng)
     dense = float64(params)
     x = batch["image"].reshape(BATCH, -1) / 255
-    layers = [dense[name] for name in (*TRUNK, "classifier")]
-    whole = gradients(layers, layers, x, batch["label"])
+    _, whole = backpropagation({n: dense[n] for n in (*TRUNK, "classifier")}, x, batch["label"])
     measured = MEASURES[GREEDY](params, batch)
     assert list(measured) == TRUNK
     for j, name in enumerate(TRUNK):
         head = "classifier" if j == 2 else f"{name}_head"
-        layers = [dense[name], dense[head]]
-        own = gradients(layers, layers, x, batch["label"])[0]
-        one, other = (np.concatenate([g.ravel() for g in pair]) for pair in (own, whole[j]))
+        layers = {name: dense[name], "classifier": dense[head]}
+        _, local = backpropagation(layers, x, batch["label"])
+        one, other = (
+            np.concatenate([grads[name][k].ravel() for k in ("kernel", "bias")])
+            for grads in (local, whole)
+        )
         expected = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
         # Float32 against float64 in sums of at most thirty products.
         assert float(measured[name]) == pytest.approx(expected, abs=1e-5)
-        x = np.maximum(x @ dense[name][0] + dense[name][1], 0)
+        x = np.maximum(x @ dense[name]["kernel"] + dense[name]["bias"], 0)
     # The last block alone is trained by the model's own head: there the two agree.
     assert abs(float(measured["hidden0"])) < 0.99 and abs(float(measured["hidden1"])) < 0.99
     assert float(measured["hidden2"]) == pytest.approx(1, abs=1e-6)
@@ -221,8 +220,8 @@ def test_the_probe_of_a_network_against_numpy():
     assert list(measured) == TRUNK
     x, y = (batch["image"].reshape(-1, WIDTH) / 255 for batch in (train, test))
     for name in TRUNK:
-        kernel, bias = float64(params)[name]
-        x, y = (np.maximum(h @ kernel + bias, 0) for h in (x, y))
+        block = float64(params)[name]
+        x, y = (np.maximum(h @ block["kernel"] + block["bias"], 0) for h in (x, y))
         hits = fitted(x, train["label"], CLASSES)(y).argmax(1) == test["label"]
         # A tie of two scores within rounding may fall the other way in one example.
         assert float(measured[name]) == pytest.approx(hits.mean(), abs=0.011)

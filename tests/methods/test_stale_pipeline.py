@@ -1,4 +1,4 @@
-"""Pipelines that are never flushed, against layers of NumPy that keep every version."""
+"""Pipelines that are never flushed: predictions, limits, and their seconds."""
 
 from itertools import pairwise
 
@@ -9,12 +9,11 @@ import pytest
 
 from optdyn import core, optimizers
 from optdyn.clock import pipeline
-from optdyn.methods import Event, ModelInfo, compose
-from optdyn.methods.pipeline import KINDS, StalePipeline, delays
+from optdyn.methods import Event, ModelInfo
+from optdyn.methods.pipeline import StalePipeline, delays
 from optdyn.train import program, trainer
-from optdyn.train.checks import check
 
-STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
+STEPS, BATCH, STAGES, RATE = 12, 6, 3, 0.1
 BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")
 SIZES = (5, 6, 4, 5, 3)
 RUN = {
@@ -45,107 +44,10 @@ def line_of(chosen, problem):
     return chosen.timeline(steps_per_epoch=10, update_bytes=0, network=network)
 
 
-def events_of(line, momentum=MU):
+def events_of(line, momentum):
     hyper = {"learning_rate": RATE, "momentum": momentum}
     hyper = {name: np.full(len(line.seconds), v, np.float32) for name, v in hyper.items()}
     return Event(line.plan, hyper, line.staleness)
-
-
-def trained(config, kind, momentum=MU, chain=(), **values):
-    """Parameters after each update, leaves (STEPS, ...)."""
-    chosen = config(RUN | {"method.pipeline": kind} | values)
-    check(chosen)
-    problem, methods = program.problem_of(chosen, SIZES[-1]), chosen.methods
-    line = line_of(chosen, problem)
-    sgd = optimizers.optimizer("sgd", ("learning_rate", "momentum"), {}, chain)
-    method = compose(methods, problem, sgd, line.slots, None)
-
-    @jax.jit
-    def whole(params, events, batches):
-        def body(state, inputs):
-            state, _ = method.step(state, *inputs)
-            return state, state.params
-
-        return jax.lax.scan(body, method.init(params), (events, batches))[1]
-
-    return jax.device_get(whole(PARAMS, events_of(line, momentum), BATCHES))
-
-
-def gradients(old, new, x, label):
-    """Of the mean cross entropy, [(W, b)]: activations of `old`, derivatives of `new`."""
-    hs, zs, h = [], [], x
-    for j, ((w, b), (w_new, b_new)) in enumerate(zip(old, new, strict=True)):
-        hs.append(h)
-        zs.append(h @ w_new + b_new)
-        z = h @ w + b
-        h = np.maximum(z, 0) if j < len(old) - 1 else z
-    p = np.exp(h - h.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    delta, grads = (p - np.eye(h.shape[1])[label]) / len(x), []
-    for j in reversed(range(len(old))):
-        if j < len(old) - 1:
-            delta = delta * (zs[j] > 0)
-        grads.insert(0, (hs[j].T @ delta, delta.sum(0)))
-        delta = delta @ new[j][0].T
-    return grads
-
-
-def reference(kind, factor=lambda tau: 1.0):
-    """Float64; block j is in stage 0, 1, 2, 2, and version v of it is versions[v][j]."""
-    tau = [1, 1, 1, 1] if kind == "2bw" else [2, 1, 0, 0]
-    versions, v = [START], [(0 * w, 0 * b) for w, b in START]
-    for t in range(STEPS):
-        late = [min(d, t) for d in tau]
-        old = [versions[t - d][j] for j, d in enumerate(late)]
-        if kind == "predict":
-            before = [versions[max(t - d - 1, 0)][j] for j, d in enumerate(late)]
-            c = [sum(MU**i for i in range(1, d + 1)) for d in late]
-            old = [
-                tuple(x + cj * (x - y) for x, y in zip(a, b, strict=True))
-                for a, b, cj in zip(old, before, c, strict=True)
-            ]
-        new = versions[t] if kind == "no_stash" else old
-        x = BATCHES["x"][t].astype(np.float64)
-        grads = gradients(old, new, x, BATCHES["label"][t])
-        v = [
-            tuple(factor(d) * g + MU * u for g, u in zip(gs, us, strict=True))
-            for gs, us, d in zip(grads, v, late, strict=True)
-        ]
-        versions.append(
-            [
-                tuple(x - RATE * u for x, u in zip(xs, us, strict=True))
-                for xs, us in zip(versions[t], v, strict=True)
-            ]
-        )
-    return versions[1:]
-
-
-def assert_close(found, expected):
-    for name, each in zip(BLOCKS, zip(*expected, strict=True), strict=True):
-        kernels, biases = (np.array(leaves) for leaves in zip(*each, strict=True))
-        # Float32 against float64 over 12 updates of numbers about 1.
-        np.testing.assert_allclose(found[name]["Dense_0"]["kernel"], kernels, atol=2e-5)
-        np.testing.assert_allclose(found[name]["Dense_0"]["bias"], biases, atol=2e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_stage_computes_with_the_parameters_of_its_age(config, kind):
-    found = trained(config, kind)
-    assert_close(found, reference(kind))
-    for other in set(KINDS) - {kind}:
-        kernels = [x[1][0] for x in reference(other)]
-        assert np.abs(found["hidden1"]["Dense_0"]["kernel"] - kernels).max() > 1e-3
-
-
-def test_a_stage_has_a_rate_of_its_own(config):
-    """PipeMare's gamma / tau^{1 - t/T}, here with T far away."""
-    chain = [("staleness_rate", {"law": "annealed", "updates": 10**9})]
-    assert_close(trained(config, "stash", chain=chain), reference("stash", lambda d: 1 / max(d, 1)))
-
-
-def test_no_momentum_is_no_prediction(config):
-    one, other = (trained(config, kind, momentum=0.0) for kind in ("predict", "stash"))
-    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 def test_predictions_are_exact_where_the_coming_gradients_are_0(config):

@@ -1,20 +1,17 @@
-"""Workers with parameters of their own on least squares, and the same in float64."""
+"""Workers with parameters of their own on least squares."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from optdyn import core
 from optdyn.experiment import Config
 from optdyn.methods import Event
 from optdyn.methods.compose import metered
-from tests.methods.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
+from tests.methods.nodes import BATCHES, RATE, SGD, START, STEPS, loss, tree
 
 WORKERS, MOMENTUM = 3, 0.6
-ALL = slice(0, len(BATCHES["targets"][0]))  # an update has the whole batch
 # Parameters of about one in float32, 1e-7 an operation, some ten of them in each of 32 updates.
 CLOSE = {"rtol": 0, "atol": 2e-5}
 
@@ -56,24 +53,3 @@ def ran(method, events, batches=BATCHES, state=None):
         return state, (state, info)
 
     return jax.lax.scan(body, state or method.init(tree(START)), (events, batches))[1]
-
-
-def reference(line, rule, rate=RATE, momentum=MOMENTUM):
-    """(STEPS, WORKERS, P) parameters of the workers and (STEPS, P) what is evaluated, in float64.
-
-    `rule(now, i, t, step)` changes `now`: x, read and v (a row a worker), and what it sets itself;
-    `step()` is heavy ball of worker i along the gradient at what it has read.
-    """
-    rows = len(np.unique(line.worker))
-    start = [np.float64(START)] * rows
-    now = SimpleNamespace(x=list(start), read=list(start), v=[np.zeros(len(START))] * rows)
-    now.shown, history = np.float64(START), []
-    for t, i in enumerate(line.worker):
-
-        def step(i=i, t=t):
-            now.v[i] = momentum * now.v[i] + gradient(now.read[i], t, ALL)
-            return -np.float64(np.float32(rate)) * now.v[i]
-
-        rule(now, i, t, step)
-        history.append((list(now.x), now.shown))
-    return tuple(np.array(leaf) for leaf in zip(*history, strict=True))
