@@ -98,9 +98,11 @@ class Cluster(Value, section="cluster"):
         at_least=0,
     )
     overlap: float = field(
-        0.0, "Last fraction of the computing that an exchange may run behind.",
-        wanted="between 0 and 1", holds=lambda v: 0 <= v <= 1,
-    )  # fmt: skip
+        0.0,
+        "Last fraction of the computing that an exchange may run behind.",
+        at_least=0,
+        at_most=1,
+    )
     pieces: Pieces = made(default_factory=Pieces)
     local_latency: float = field(0.0, "Seconds a message inside a node.", at_least=0)
     local_bandwidth: float = field(
@@ -110,9 +112,11 @@ class Cluster(Value, section="cluster"):
         (), "dynamic_batch: (worker, first epoch, last, slowdown), ..."
     )
     disturbance_probability: float = field(
-        0.0, "dynamic_batch: probability that a worker begins to be delayed, at each epoch.",
-        wanted="between 0 and 1", holds=lambda v: 0 <= v <= 1,
-    )  # fmt: skip
+        0.0,
+        "dynamic_batch: probability that a worker begins to be delayed, at each epoch.",
+        at_least=0,
+        at_most=1,
+    )
     disturbance_seconds: tuple[float, ...] = field(
         (5.0, 10.0), "dynamic_batch: least and most seconds of a delay, an epoch.", **LEAST_AND_MOST
     )
