@@ -13,6 +13,8 @@ from optdyn.problem import shared_data
 from optdyn.train import batched_runs, loop, memory_checks, program, trainer
 from optdyn.train.trainer import prepare, train
 
+CHECKPOINT_EVERY = 20
+
 QUIET = Watch(lambda: 0, lambda step, text: None)
 LOCAL = {
     "method.name": "local",

@@ -213,7 +213,7 @@ def test_the_bases_are_sound(folder):
 @pytest.mark.parametrize(
     ("seed", "count", "names", "trained"),
     [
-        (0, 300, QUICK, 5),
+        (0, 200, QUICK, 3),
         *(pytest.param(seed, 1000, (), 50, marks=pytest.mark.slow) for seed in range(1, 6)),
     ],
 )

@@ -11,6 +11,8 @@ from optdyn.momentum.readings import Windows, in_place, shortened, steered
 from optdyn.train import single, trainer
 from optdyn.train.meter import FILE, is_plain, lags
 
+CHECKPOINT_EVERY = 20
+
 PROBED = {
     "steps": 560,
     "batch_size": 8,

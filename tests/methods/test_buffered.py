@@ -13,6 +13,8 @@ from optdyn.train.checks import check
 from tests.methods import composed
 from tests.methods.test_asynchronous import CONDITION, DIMENSION, QUADRATIC, H
 
+CHECKPOINT_EVERY = 20
+
 STEPS, K, BATCH, RATE, MU = 60, 3, 6, 0.05, 0.4
 OPTIMA = np.random.default_rng(0).normal(0, 0.5, (STEPS, BATCH, DIMENSION)).astype(np.float32)
 SGD = optimizers.optimizer("sgd", ("learning_rate", "momentum"))

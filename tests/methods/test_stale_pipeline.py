@@ -14,6 +14,8 @@ from optdyn.methods.pipeline import KINDS, StalePipeline, delays
 from optdyn.train import program, trainer
 from optdyn.train.checks import check
 
+CHECKPOINT_EVERY = 20
+
 STEPS, BATCH, STAGES, RATE, MU = 12, 6, 3, 0.1, 0.5
 BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")
 SIZES = (5, 6, 4, 5, 3)
