@@ -58,6 +58,7 @@ def pytest_configure(config):
     """
     no_other_worker(config)
     config.option.loadscopereorder = False  # or files of few tests begin last, however long
+    os.fsync = lambda _: None  # no test cuts the power; a checkpoint waits for the disk 24 times
     gc.set_threshold(50_000)  # JAX makes so many objects that a usual 700 takes 5 % of the time
     os.environ.setdefault("XLA_FLAGS", QUICKLY)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
