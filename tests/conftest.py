@@ -15,7 +15,7 @@ import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem.data.kinds import MNIST5k
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(items):
 
 
 def small(values=()):
-    return Experiment().with_(RUN).with_(dict(values))
+    return Config().with_(RUN).with_(dict(values))
 
 
 @pytest.fixture(scope="module")

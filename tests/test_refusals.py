@@ -18,7 +18,7 @@ from optdyn import experiment, methods
 from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import Text, Value, every_field
 from optdyn.cli import app, train
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train import replicas, trainer
 from optdyn.train.checks import check
 from tests.own_flags import called
@@ -29,7 +29,7 @@ NAN, INFINITE = float("nan"), float("inf")
 @pytest.fixture
 def refused(monkeypatch, capsys, tmp_path):
     """`refused(*arguments)`: the line by which `optdyn train` refuses them."""
-    (tmp_path / "default.py").write_text("from optdyn.experiment import Experiment as get_config\n")
+    (tmp_path / "default.py").write_text("from optdyn.experiment import Config as get_config\n")
     monkeypatch.chdir(tmp_path)
     for module, act in ((trainer, "training"), (replicas, "_recorded")):
         monkeypatch.setattr(module, act, None)  # what is not refused ends at once
@@ -51,7 +51,7 @@ def refused(monkeypatch, capsys, tmp_path):
 
 def refusal(values):
     with pytest.raises(ConfigError) as caught:
-        check(values if isinstance(values, Experiment) else Experiment().with_(values))
+        check(values if isinstance(values, Config) else Config().with_(values))
     said = str(caught.value)
     assert "\n" not in said and len(said) < 500
     return said
@@ -62,7 +62,7 @@ def refusal(values):
 
 def fields():
     """(the name that chooses who has it, its key, itself) of each field of each value."""
-    found = [({}, key, field) for key, field in every_field(Experiment())]
+    found = [({}, key, field) for key, field in every_field(Config())]
     methods.built_in()
     for root in Value.roots:
         for name, member in root.members.items():
@@ -215,7 +215,7 @@ def test_a_value_of_another_type_or_just_outside_of_its_range_is_refused_by_its_
     """One just inside is none. Numbers are refused beyond what float64 or an array's length is."""
     ranges = {}
     for chosen, key, field in fields():
-        made, default = Experiment().with_(chosen), field.metadata["default"]
+        made, default = Config().with_(chosen), field.metadata["default"]
         outside, inside = ends(field)
         kinds = (kind for kind in OF_ANOTHER_TYPE if isinstance(default, kind))
         for value in (*OF_ANOTHER_TYPE[next(kinds)], *outside):
@@ -648,7 +648,7 @@ MAKE = "import optdyn as od\ndef get_config():\n    "
 FILES = {  # {config file: (its text, what is said of it)}
     "none.py": (
         "def get_config(): return 3",
-        "none.py: its get_config() returns no Experiment and",
+        "none.py: its get_config() returns no Config and",
     ),
     "empty.py": ("", "empty.py: has no attribute 'get_config'"),
     "broken.py": ("def get_config(:\n", "broken.py:1: SyntaxError: invalid syntax"),

@@ -76,8 +76,8 @@ def test_nor_the_way_of_a_group_to_its_server():
     for group in range(2):
         services = [np.diff(line.seconds[line.worker == group]) for line in (free, slow)]
         n = min(map(len, services))
-        both_ways = 2 * (0.01 + 1000 / 1e5)
-        np.testing.assert_allclose(services[1][:n] - services[0][:n], both_ways, rtol=1e-8)
+        round_trip_bytes = 2 * (0.01 + 1000 / 1e5)
+        np.testing.assert_allclose(services[1][:n] - services[0][:n], round_trip_bytes, rtol=1e-8)
 
 
 def cluster_of(**values):

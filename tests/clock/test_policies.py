@@ -10,7 +10,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.timeline import TimelineError
 from optdyn.clock.versions import NOBODY, WAITING, Policy
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.asynchronous import Asynchronous
 from tests.clock.lines import begins_with, same_arrivals
 from tests.clock.test_slots import versions_read
@@ -249,7 +249,7 @@ def test_the_config_asks_for_it():
     cluster, stalest = Cluster(nodes=4, speeds=(1.0, 1.0, 1.0, 0.1)), {}
     for bound in (-1, 0):
         method = Asynchronous(groups=4, staleness_bound=bound)
-        config = Experiment(method=method, cluster=cluster)
+        config = Config(method=method, cluster=cluster)
         stalest[bound] = config.timeline(steps_per_epoch=10, update_bytes=0).staleness.max()
     assert stalest[0] <= 3 < stalest[-1]
 

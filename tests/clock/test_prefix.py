@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import methods
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train import program
 
 EPOCH, BATCH, WORKERS = 7, 24, 4
@@ -72,7 +72,7 @@ ENDING = {
 
 
 def config_of(values, steps, seed=0):
-    config = Experiment(batch_size=BATCH, steps=steps, seed=seed)
+    config = Config(batch_size=BATCH, steps=steps, seed=seed)
     base = {"cluster.devices_per_node": WORKERS, "model.hidden": (5, 5, 5)}
     return config.with_({**base, **values})
 

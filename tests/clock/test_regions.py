@@ -16,7 +16,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import LIGHT, RADIUS, great_circle
 from optdyn.clock.service import Constant, Exponential
 from optdyn.clock.timeline import TimelineError
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
 from tests.clock.test_meetings import streaming
@@ -205,7 +205,7 @@ def test_a_later_hour_is_felt_at_the_barrier():
 
 def test_a_refusal_names_methods_that_are_not_refused():
     cluster = Cluster(nodes=2, presence=9.0, absence=9.0)
-    config = Experiment(cluster=cluster)
+    config = Config(cluster=cluster)
     with pytest.raises(ConfigError) as refused:
         check(config)
     named = re.findall(r"'(\w+)'", str(refused.value).partition("config.method.name")[2])
@@ -215,7 +215,7 @@ def test_a_refusal_names_methods_that_are_not_refused():
 
 
 def test_ten_thousand_workers_are_not_refused_for_memory():
-    config = Experiment(
+    config = Config(
         model=optdyn.Quadratic(),
         steps=1_000_000,
         method=optdyn.Asynchronous(groups=10_000),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from optdyn.clock.arrivals import IterationSeconds, compute_groups, server
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import Constant, Exponential
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train import trainer
 from tests.clock.lines import numbers, replica
 from tests.clock.test_slots import check
@@ -32,7 +32,7 @@ def seeded(seed):
 
 def of(values, replicas=0):
     """The timeline of a run with these differences from the default."""
-    config = Experiment().with_(NETWORK | CHOSEN | values)
+    config = Config().with_(NETWORK | CHOSEN | values)
     return config.timeline(steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
 
 

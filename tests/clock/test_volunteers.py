@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.clock.arrivals import Absences, Work, arrivals, compute_groups, event_arrivals
-from optdyn.clock.availability import Habits, Load
+from optdyn.clock.availability import Availability, Load
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.timeline import TimelineError
@@ -14,10 +14,10 @@ from tests.clock.lines import begins_with
 from tests.clock.test_slots import check
 
 
-def volunteers(seed, law, work, steps, habits):
+def volunteers(seed, law, work, steps, availability):
     """The timeline and the absences, (n, 3)."""
-    absences = Absences(seed, len(work.compute), habits) if habits.presence else None
-    line = event_arrivals(seed, law, work, steps, habits=habits, absences=absences)
+    absences = Absences(seed, len(work.compute), availability) if availability.presence else None
+    line = event_arrivals(seed, law, work, steps, availability=availability, absences=absences)
     return line, np.array(absences.past if absences else []).reshape(-1, 3)
 
 
@@ -31,18 +31,18 @@ def crowds(draw, sending=(0.0, 0.3)):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     load = Load(draw(st.floats(0, 0.9)), 1.0, rng.uniform(-np.pi, np.pi, groups))
     presence, absence = draw(st.sampled_from([(0.0, 0.0), (3.0, 1.0), (1.0, 4.0), (2.0, 0.0)]))
-    habits = Habits(
+    availability = Availability(
         draw(st.sampled_from([None, load])), presence, absence, draw(st.sampled_from(sending))
     )
     means = rng.uniform(0.1, 1.0, (groups, k))
-    return draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from(LAWS)), means, habits
+    return draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from(LAWS)), means, availability
 
 
 @given(crowds(), st.integers(1, 300))
 @settings(deadline=None)
 def test_without_habits_they_are_groups_as_any(crowd, steps):
     seed, law, means, _ = crowd
-    ours, away = volunteers(seed, law, Work(means), steps, Habits())
+    ours, away = volunteers(seed, law, Work(means), steps, Availability())
     usual = arrivals(seed, law, Work(means), steps)
     for name in ("worker", "staleness", "seconds"):  # slots are others, of the same versions
         np.testing.assert_array_equal(getattr(ours, name), getattr(usual, name))
@@ -53,26 +53,26 @@ def test_without_habits_they_are_groups_as_any(crowd, steps):
 @given(crowds(), st.integers(1, 300))
 @settings(deadline=None)
 def test_slots_hold_what_was_read_and_seconds_are_in_order(crowd, steps):
-    seed, law, means, habits = crowd
-    line, _ = volunteers(seed, law, Work(means), steps, habits)
+    seed, law, means, availability = crowd
+    line, _ = volunteers(seed, law, Work(means), steps, availability)
     check(line, len(means), steps)
-    if habits.sending:  # one message after the other; sums of float64 round
-        assert np.diff(line.seconds, prepend=0.0).min() >= habits.sending * (1 - 1e-9)
+    if availability.sending:  # one message after the other; sums of float64 round
+        assert np.diff(line.seconds, prepend=0.0).min() >= availability.sending * (1 - 1e-9)
 
 
 @given(crowds(), st.integers(1, 100), st.integers(0, 200))
 @settings(deadline=None)
 def test_a_longer_run_begins_with_the_shorter(crowd, steps, more):
-    seed, law, means, habits = crowd
-    short, long = (volunteers(seed, law, Work(means), n, habits)[0] for n in (steps, steps + more))
+    seed, law, means, availability = crowd
+    short, long = (volunteers(seed, law, Work(means), n, availability)[0] for n in (steps, steps + more))
     begins_with(long, short)
 
 
 @given(crowds(sending=(0.0,)), st.integers(1, 300))
 @settings(deadline=None)
 def test_who_is_away_delivers_nothing_and_reads_anew(crowd, steps):
-    seed, law, means, habits = crowd
-    line, away = volunteers(seed, law, Work(means), steps, habits)
+    seed, law, means, availability = crowd
+    line, away = volunteers(seed, law, Work(means), steps, availability)
     for group in range(len(means)):
         mine = np.flatnonzero(line.worker == group)
         absences = away[away[:, 0] == group, 1:]
@@ -91,7 +91,7 @@ def test_who_is_away_delivers_nothing_and_reads_anew(crowd, steps):
 
 def test_services_are_longer_by_the_hour_at_which_they_begin():
     load = Load(0.7, 2 * np.pi / 10, np.array([0.5]))
-    line, _ = volunteers(0, Constant().draw, Work(np.array([[1.0]])), 50, Habits(load))
+    line, _ = volunteers(0, Constant().draw, Work(np.array([[1.0]])), 50, Availability(load))
     begins = np.append(0.0, line.seconds[:-1])
     expected = 1 + 0.7 * np.sin(2 * np.pi / 10 * begins + 0.5)
     np.testing.assert_allclose(np.diff(line.seconds, prepend=0.0), expected, rtol=1e-9)
@@ -104,8 +104,8 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
     What is lost is lost without loss of pace, as an exponential service has no memory.
     """
     n, m, steps = 200, 0.5, 100_000
-    habits = Habits(None, presence, absence)
-    line, away = volunteers(1, Exponential().draw, Work(np.full((n, 1), m)), steps, habits)
+    availability = Availability(None, presence, absence)
+    line, away = volunteers(1, Exponential().draw, Work(np.full((n, 1), m)), steps, availability)
     end, begin = line.seconds[-1], line.seconds[steps // 5]  # by when the start is forgotten
     part = presence / (presence + absence) if presence else 1.0
     # 80,000 arrivals are known to 0.35 %; of 200 workers' some 20,000 renewals 0.5 % or less.
@@ -123,17 +123,17 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
 def test_a_servers_link_bounds_the_rate_however_many_workers_there_are():
     rates = []
     for n in (2, 8, 32, 128):
-        means, habits = np.ones((n, 1)), Habits(sending=0.05)
-        line, _ = volunteers(2, Exponential().draw, Work(means), 4000, habits)
+        means, availability = np.ones((n, 1)), Availability(sending=0.05)
+        line, _ = volunteers(2, Exponential().draw, Work(means), 4000, availability)
         rates.append(4000 / line.seconds[-1])
     assert rates[0] == pytest.approx(2, rel=0.12)  # 4,000 arrivals: 1.6 %; and some wait
     assert rates[2:] == pytest.approx([20, 20], rel=0.01)
 
 
 def test_who_never_gets_anything_done_is_told_so():
-    habits = Habits(presence=0.02, absence=1.0)
+    availability = Availability(presence=0.02, absence=1.0)
     with pytest.raises(TimelineError, match=r"presence = 0\.02"):
-        volunteers(0, Constant().draw, Work(np.ones((3, 1))), 10, habits)
+        volunteers(0, Constant().draw, Work(np.ones((3, 1))), 10, availability)
 
 
 def test_the_config_decides():
