@@ -185,7 +185,7 @@ RANGES = {  # the keys by the words of their ranges; those of '' are free, or re
 def ends(field):
     """(values just outside of a field's range, values just inside)."""
     metadata, outside, inside = field.metadata, [], []
-    default, words = metadata["default"], metadata["range"] and metadata["range"].wanted
+    default, words = metadata["default"], metadata["range"] and metadata["range"].expected
     if type(default) is int:
         outside = [int(metadata["largest"]) + 1, -int(metadata["largest"]) - 1]
     if metadata["one_of"]:
@@ -230,7 +230,9 @@ def test_a_value_of_another_type_or_just_outside_of_its_range_is_refused_by_its_
         for value in inside:
             made.with_({key: value})
         words = (
-            "one of" if field.metadata["one_of"] else getattr(field.metadata["range"], "wanted", "")
+            "one of"
+            if field.metadata["one_of"]
+            else getattr(field.metadata["range"], "expected", "")
         )
         if words not in OTHER_RANGES and not isinstance(default, (bool, dict)):
             ranges.setdefault(words, set()).add(key)
@@ -648,7 +650,7 @@ MAKE = "import optdyn as od\ndef get_config():\n    "
 FILES = {  # {config file: (its text, what is said of it)}
     "none.py": (
         "def get_config(): return 3",
-        "none.py: its get_config() returns no Config and",
+        "none.py: its get_config() returns no Experiment and",
     ),
     "empty.py": ("", "empty.py: has no attribute 'get_config'"),
     "broken.py": ("def get_config(:\n", "broken.py:1: SyntaxError: invalid syntax"),

@@ -16,7 +16,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import LIGHT, RADIUS, great_circle
 from optdyn.clock.service import Constant, Exponential
 from optdyn.clock.timeline import TimelineError
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
 from tests.clock.test_meetings import streaming

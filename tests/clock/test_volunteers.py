@@ -64,7 +64,9 @@ def test_slots_hold_what_was_read_and_seconds_are_in_order(crowd, steps):
 @settings(deadline=None)
 def test_a_longer_run_begins_with_the_shorter(crowd, steps, more):
     seed, law, means, availability = crowd
-    short, long = (volunteers(seed, law, Work(means), n, availability)[0] for n in (steps, steps + more))
+    short, long = (
+        volunteers(seed, law, Work(means), n, availability)[0] for n in (steps, steps + more)
+    )
     begins_with(long, short)
 
 
