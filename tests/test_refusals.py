@@ -16,7 +16,7 @@ import pytest
 
 from optdyn import experiment, methods
 from optdyn.base.errors import ConfigError, Join
-from optdyn.base.fields import Text, Value, every_field
+from optdyn.base.fields import Text, Value, all_fields
 from optdyn.cli import app, train
 from optdyn.experiment import Config
 from optdyn.train import replicas, trainer
@@ -62,7 +62,7 @@ def refusal(values):
 
 def fields():
     """(the name that chooses who has it, its key, itself) of each field of each value."""
-    found = [({}, key, field) for key, field in every_field(Config())]
+    found = [({}, key, field) for key, field in all_fields(Config())]
     methods.built_in()
     for root in Value.roots:
         for name, member in root.members.items():
@@ -253,7 +253,7 @@ def test_the_command_refuses_each_field_in_a_line_before_any_file(refused):
 # Joins: what does not go together.
 
 OF_MANY = {  # {how the line goes on after the key: {arguments: methods that refuse them}}
-    "{name!r} does not know of": {
+    "{name!r} does not simulate": {
         "cluster.overlap=0.5": "local",
         "cluster.speeds=(1.0,)": "local",
         "cluster.split=proportional": "daso local",
@@ -282,10 +282,10 @@ OF_MANY = {  # {how the line goes on after the key: {arguments: methods that ref
     },
     "must be one of 'ring'": {"method.graph=star": "ad_psgd gossip gasloc"},
     "of one set of parameters and one version": {"method.snapshots=host": "buffered ringleader"},
-    "{name!r} takes gradients in a way of its own": {
+    "must be 1: {name!r} computes its gradients by other parts": {
         "parallel.accumulation=2": "dynamic_batch stale_pipeline"
     },
-    "replicas are recorded of methods of one device": {
+    "needs config.method.name one of 'sync', 'asynchronous', 'ringmaster'": {
         "replicas.count=3": "daso local elastic buffered ringleader"
     },
 }
@@ -299,12 +299,12 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "cluster.nodes=3 cluster.speeds=(1.0,2.0)": "cluster.speeds: must be 3 positive numbers",
         "cluster.nodes=2 cluster.speeds=(1.0,0.0)": "cluster.speeds: must be 2 positive numbers",
         "cluster.speeds=(-1.0,)": "cluster.speeds: must be 1 positive numbers, one a worker",
-        "cluster.service.name=trace": "cluster.service.path: is empty: a trace needs a CSV file",
+        "cluster.service.name=trace": "cluster.service.path: must be a CSV file, which a trace",
         "parallel.devices=3 parallel.api=jit": "batch_size: must be a multiple of 3 (devices that",
         "parallel.accumulation=3": "batch_size: must be a multiple of 3 (devices that",
-        "parallel.api=pmap parallel.shard_optimizer=True": "parallel.shard_optimizer: only of",
-        "parallel.api=jit parallel.shard_snapshots=True": "parallel.shard_snapshots: only of",
-        "model.lowering=gemm,nosuch model.name=cnn": "model.lowering: must be of ('', 'xla'",
+        "parallel.api=pmap parallel.shard_optimizer=True": "parallel.shard_optimizer: needs",
+        "parallel.api=jit parallel.shard_snapshots=True": "parallel.shard_snapshots: needs",
+        "model.lowering=gemm,nosuch model.name=cnn": "model.lowering: must be from ('', 'xla'",
         "model.name=transformer model.width=30": "model: transformer of width 30: must be a",
         "model.name=resnet model.channels=(12,)": "model: resnet of 12 channels with norm 'group':",
         "model.name=cnn model.lowering=winograd": "model: lowering 'winograd' of a convolution 5 x",
@@ -312,21 +312,21 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "loss=nosuch": "loss: must be one of cross_entropy, label_smoothing, next_token",
         "metrics=accurcy": "metrics: must be one of accuracy, absolute_error, cross_entropy",
         "method.fresh=('nosuch',)": "method.fresh: must be of the blocks hidden0, hidden1",
-        "method.name=sync+buffered method.sync.fresh=classifier": "method.sync.fresh: no block is",
+        "method.name=sync+buffered method.sync.fresh=classifier": "method.sync.fresh: must be ()",
         "data.dirichlet=0.5 cluster.nodes=3": "batch_size: must be a multiple of",
-        "data.dirichlet=0.5 method.name=dynamic_batch": "data.dirichlet: nodes have shards of",
+        "data.dirichlet=0.5 method.name=dynamic_batch": "data.dirichlet: needs nodes that wait for",
     },
     "replicas.count=3": {
-        "parallel.api=jit": "replicas.count: replicas are recorded of methods of one device",
-        "data.augment=flip": "data.augment: replicas are of one objective, held in memory",
-        "data.streaming=True": "data.streaming: replicas are of one objective, held in memory",
-        "data.dirichlet=0.5 cluster.nodes=2": "data.dirichlet: replicas are of one objective",
-        "probes.momentum=True": "probes.momentum: replicas are recorded whole, without windows",
-        "replicas.matching=(0.5,) optimizer.name=adam": "replicas.matching: compares with plain",
+        "parallel.api=jit": "replicas.count: needs config.method.name one of 'sync'",
+        "data.augment=flip": "data.augment: excludes config.replicas.count, whose objective is",
+        "data.streaming=True": "data.streaming: excludes config.replicas.count, whose objective is",
+        "data.dirichlet=0.5 cluster.nodes=2": "data.dirichlet: excludes config.replicas.count",
+        "probes.momentum=True": "probes.momentum: excludes config.replicas.count, as replicas are",
+        "replicas.matching=(0.5,) optimizer.name=adam": "replicas.matching: needs",
     },
     "cluster.pieces.conv_compute=1.0": {
         "cluster.pieces.conv_compute=0 cluster.pieces.fc=0.1": "cluster.pieces.conv_compute: must",
-        "cluster.overlap=0.5": "cluster.overlap: not of config.cluster.pieces, which have their",
+        "cluster.overlap=0.5": "cluster.overlap: must be False with config.cluster.pieces, which",
         "cluster.nodes=2 cluster.speeds=(1.0,2.0)": "cluster.speeds: with config.cluster.pieces",
         "cluster.service.name=trace cluster.service.path=a.csv": "cluster.service.name: must be",
         "method.name=asynchronous cluster.service.name=geometric": "cluster.service.name: must be",
@@ -336,29 +336,29 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
     "probes.momentum=True": {
         "probes.momentum=False probes.steer=True": "probes.steer: needs config.probes.momentum and",
         "probes.steer=True optimizer.name=adam": "probes.steer: needs config.probes.momentum and",
-        "probes.similarity=True": "probes.similarity: of nodes with parameters of their own, which",
-        "probes.mean=True": "probes.mean: of nodes with parameters of their own, which",
+        "probes.similarity=True": "probes.similarity: needs nodes with parameters of their own",
+        "probes.mean=True": "probes.mean: needs nodes with parameters of their own, not",
         "probes.window=54 probes.every=53": "probes.window: at most config.probes.every = 53",
     },
     "optimizer.learning_rate=0.1": {
         "optimizer.name=lion optimizer.momentum=0.5": "optimizer.momentum: optax.lion has no",
-        "optimizer.name=nosuch": "optimizer.name: optax has no such optimizer",
-        "optimizer.name=": "optimizer.name: optax has no such optimizer",
-        "optimizer.name=global_norm": "optimizer.name: optax has no such optimizer",
-        "optimizer.name=contrib.nosuch": "optimizer.name: optax has no such optimizer",
+        "optimizer.name=nosuch": "optimizer.name: must be an optimizer of optax",
+        "optimizer.name=": "optimizer.name: must be an optimizer of optax",
+        "optimizer.name=global_norm": "optimizer.name: must be an optimizer of optax",
+        "optimizer.name=contrib.nosuch": "optimizer.name: must be an optimizer of optax",
         "optimizer.name=lbfgs": "optimizer: optax.lbfgs cannot be used",
         "optimizer.name=optax:identity": "optimizer.name: must be a function with an argument",
         "optimizer.schedule=nosuch": "optimizer.schedule: must be one of constant, cosine, linear",
-        "optimizer.options={'b1':0.5}": "optimizer.options.b1: optax.sgd has no such argument",
-        "optimizer.options={'momentum':0.5}": "optimizer.options.momentum: set config",
+        "optimizer.options={'b1':0.5}": "optimizer.options.b1: must be an argument of optax.sgd",
+        "optimizer.options={'momentum':0.5}": "optimizer.options.momentum: must be set as",
         "optimizer.options={'learning_rate':1.0}": "optimizer.options.learning_rate: set",
-        "optimizer.chain=(3,)": "optimizer.chain: must be of texts, names of transforms as",
-        "optimizer.chain_options.nosuch=1": "optimizer.chain_options.nosuch: taken by 0",
+        "optimizer.chain=(3,)": "optimizer.chain: must be names of transforms, as",
+        "optimizer.chain_options.nosuch=1": "optimizer.chain_options.nosuch: must be an argument",
         "method.name=slowmo optimizer.learning_rate=0.0": "optimizer.learning_rate: must be other",
     },
     "method.name=asynchronous": {
-        "parallel.devices=2": "parallel.devices: those of other methods are the cluster's",
-        "parallel.shard_snapshots=True": "parallel.shard_snapshots: only of config.parallel.api =",
+        "parallel.devices=2": "parallel.devices: must be 0: 'asynchronous' has as many devices",
+        "parallel.shard_snapshots=True": "parallel.shard_snapshots: needs config.parallel.api =",
         "parallel.api=jit method.snapshots=host": "method.snapshots: of one device",
         "replicas.count=2 method.snapshots=host": "method.snapshots: config.replicas.count must be",
         "method.staleness_bound=0 cluster.service.name=geometric": "method.staleness_bound: groups",
@@ -367,15 +367,15 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "cluster.diurnal=0.5 cluster.service.name=geometric": "cluster.diurnal: of one run of",
     },
     "method.name=asynchronous cluster.nodes=4 method.groups=2": {
-        "data.dirichlet=0.5": "data.dirichlet: each group has a node's shard, so",
+        "data.dirichlet=0.5": "data.dirichlet: needs config.method.groups = 2 to be",
         "method.compression=powersgd": "method.compression: of asynchronous must be one of ''",
         "method.compression=top_k method.groups=1": "method.compression: of 2 groups at least, as",
         "method.compression=top_k cluster.service.name=race": "method.compression: of groups whose",
     },
     "method.name=asynchronous cluster.nodes=2 method.groups=2 data.dirichlet=0.5": {
-        "cluster.service.name=race": "data.dirichlet: of groups whose times are drawn, not",
-        "probes.momentum=True": "data.dirichlet: config.probes.momentum must be False, of groups",
-        "method.name=buffered method.arrivals=2": "data.dirichlet: a group has a shard where a",
+        "cluster.service.name=race": "data.dirichlet: needs service times that are drawn, not",
+        "probes.momentum=True": "data.dirichlet: excludes config.probes.momentum where groups",
+        "method.name=buffered method.arrivals=2": "data.dirichlet: needs updates by the gradient",
     },
     "method.name=asynchronous cluster.service.name=race": {
         "method.fresh=('hidden0',)": "method.fresh: of a real server they must be the",
@@ -489,7 +489,7 @@ JOINS = {  # {arguments: {more of them: how the line begins}}
         "cluster.devices_per_node=3": "batch_size: must be a multiple of 3",
         "cluster.nodes=2 batch_size=6 method.variant=backprop": "batch_size: must be a multiple of",
         "cluster.nodes=2 parallel.api=jit": "parallel.api: config.method.name = 'local' runs",
-        "cluster.nodes=2 parallel.api=shard_map probes.momentum=True": "probes.momentum: not with",
+        "cluster.nodes=2 parallel.api=shard_map probes.momentum=True": "probes.momentum: excludes",
     },
     "method.name=stale_pipeline cluster.service.name=constant model.hidden=(6,4,5)": {
         "cluster.nodes=4": "cluster.nodes: stages of a pipeline, must be from 1",
@@ -627,7 +627,7 @@ TYPED = {
     "--config.model.name=MLP": "config.model.name = 'MLP': must be one of mlp, resmlp, ",
     "--config.model.name=Mlp": "of your own; did you mean mlp?\n",
     "--config.data.name=nosuch": "config.data.name = 'nosuch': must be one of mnist5k, kjv",
-    "--config.optimizer.name=Adam": "no such optimizer; did you mean adam?",
+    "--config.optimizer.name=Adam": "must be an optimizer of optax; did you mean adam?",
     "--config.optimizer.schedule=cosin": "of your own; did you mean cosine?",
     "--config.cluster.service.name=exponental": "; did you mean exponential?",
     "--config.parallel.api=shardmap": "'pmap', 'overlap'; did you mean shard_map?",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from optdyn.clock.pipeline import seconds
+from optdyn.clock.pipeline import update_seconds
 
 
 def stages_of(schedule):
@@ -20,7 +20,7 @@ def steady_utilization(schedule):
 
     A pipeline that is flushed fills and drains in every update. NaN for one update.
     """
-    every = seconds(schedule)
+    every = update_seconds(schedule)
     between = every[-1] - every[0] if len(every) > 1 else np.nan
     busy = (schedule.end - schedule.start)[schedule.update > 0]
     return float(busy.sum() / (stages_of(schedule) * between))

@@ -17,10 +17,10 @@ from scipy import stats
 from optdyn.clock.arrivals import (
     BLOCK,
     Work,
-    arrivals,
     compute_groups,
-    event_arrivals,
-    work_of,
+    group_work,
+    queued_arrivals,
+    renewal_arrivals,
 )
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
@@ -102,7 +102,7 @@ def simulate(seed, law, means, steps):
 def test_arrivals_equal_a_simulation_event_by_event(law, k):
     means = np.random.default_rng(1).uniform(0.1, 3.0, (5, k))
     worker, seconds, staleness = simulate(7, law, means, 2000)
-    timeline = arrivals(7, law, Work(means), 2000)
+    timeline = renewal_arrivals(7, law, Work(means), 2000)
     np.testing.assert_array_equal(timeline.worker, worker)
     np.testing.assert_array_equal(timeline.staleness, staleness)
     np.testing.assert_array_equal(timeline.seconds, seconds)  # the same additions, so the same bits
@@ -111,8 +111,8 @@ def test_arrivals_equal_a_simulation_event_by_event(law, k):
 def test_blocks_of_draws_leave_no_seam():
     """A run longer than the blocks begins, to the bit, with the run of less than a block."""
     means = np.array([[1.0], [0.7]])
-    short = arrivals(3, Exponential().draw, Work(means), 1000)
-    long = arrivals(3, Exponential().draw, Work(means), 3 * BLOCK)
+    short = renewal_arrivals(3, Exponential().draw, Work(means), 1000)
+    long = renewal_arrivals(3, Exponential().draw, Work(means), 3 * BLOCK)
     np.testing.assert_array_equal(long.worker[:1000], short.worker)
     np.testing.assert_array_equal(long.seconds[:1000], short.seconds)
     # Across seams too: the services of a worker are still exponential with its mean.
@@ -140,9 +140,11 @@ def test_what_groups_do_for_an_update():
     compute = 0.01 * 12 / 3 / np.array([[1, 2, 4], [1, 1, 8]])
     exchange = 2 * (0.25 + 1000 / 500)
     # A handful of float64 operations, in whatever order.
-    np.testing.assert_allclose(work_of(values, 2, 12, 1000).means(), compute + exchange, rtol=1e-14)
+    np.testing.assert_allclose(
+        group_work(values, 2, 12, 1000).means(), compute + exchange, rtol=1e-14
+    )
     values = values.with_(bandwidth=0.0)  # transfers take no time
-    np.testing.assert_allclose(work_of(values, 2, 12, 1000).means(), compute + 0.5, rtol=1e-14)
+    np.testing.assert_allclose(group_work(values, 2, 12, 1000).means(), compute + 0.5, rtol=1e-14)
 
 
 @pytest.mark.parametrize("variation", [0.0, 0.3, 1.0])
@@ -223,8 +225,8 @@ def exact(service, steps):
 
 
 ORDERS = {
-    "arrivals": arrivals,
-    "events": event_arrivals,
+    "arrivals": renewal_arrivals,
+    "events": queued_arrivals,
 }
 
 

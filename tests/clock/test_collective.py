@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.network import COLLECTIVES, among, between_nodes, of_groups
+from optdyn.clock.network import COLLECTIVES, all_reduce_among, between_nodes, group_exchange
 from optdyn.clock.service import Exponential, LogNormal
 from tests.clock.recorded import config_of, line_of
 
@@ -102,7 +102,7 @@ def test_collectives_by_hand(kind, expected):
 @given(st.sampled_from(COLLECTIVES), st.integers(1, 12), st.floats(0, 1e6))
 def test_one_alone_sends_nothing_and_more_never_less(kind, nodes, size):
     cluster = cluster_of(nodes=nodes, collective=kind)
-    found = [among(cluster, np.arange(n), size) for n in range(1, nodes + 1)]
+    found = [all_reduce_among(cluster, np.arange(n), size) for n in range(1, nodes + 1)]
     assert found[0] == 0 or kind == "server"
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(found))
 
@@ -125,9 +125,9 @@ def test_groups_add_up_before_one_of_them_sends():
     server = 2 * (0.1 + 600 / 50)
     local = 2 * (0.01 + 300 / 1000) + 0.01 + 600 / 1000  # a ring of two, and what one hands on
     between = 2 * (0.1 + 300 / 50)
-    np.testing.assert_allclose(of_groups(cluster, 8, 600.0), server)
-    np.testing.assert_allclose(of_groups(cluster, 4, 600.0), server + local)
-    np.testing.assert_allclose(of_groups(cluster, 2, 600.0), server + local + between)
-    np.testing.assert_allclose(of_groups(cluster, 2, 600.0, sent=False), local + between)
+    np.testing.assert_allclose(group_exchange(cluster, 8, 600.0), server)
+    np.testing.assert_allclose(group_exchange(cluster, 4, 600.0), server + local)
+    np.testing.assert_allclose(group_exchange(cluster, 2, 600.0), server + local + between)
+    np.testing.assert_allclose(group_exchange(cluster, 2, 600.0, sent=False), local + between)
     served = cluster.with_(collective="server")
-    np.testing.assert_allclose(of_groups(served, 2, 600.0), server)
+    np.testing.assert_allclose(group_exchange(served, 2, 600.0), server)

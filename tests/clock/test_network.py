@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.network import between_nodes, busiest, messages
+from optdyn.clock.network import between_nodes, busiest_link_bytes, message_seconds
 from optdyn.clock.timeline import TimelineError
 
 
@@ -25,7 +25,7 @@ def test_the_slowest_link_of_the_ring_decides():
 def test_messages_take_latency_and_size_over_bandwidth():
     made = cluster(latencies=((0, 1, 2), (3, 0, 4), (5, 6, 0)), bandwidth=2.0)
     expected = np.array([[0, 1, 2], [3, 0, 4], [5, 6, 0]]) + 4.0
-    np.testing.assert_array_equal(messages(made, 8.0), expected)
+    np.testing.assert_array_equal(message_seconds(made, 8.0), expected)
 
 
 @pytest.mark.parametrize("value", [((1.0, 2.0),), ((1, 2, -3),) * 3, ("a", "b", "c")])
@@ -57,8 +57,8 @@ def most(every, nodes):
 def test_the_busiest_link_is_that_of_the_messages_one_by_one(kind, nodes):
     made = Cluster(nodes=nodes, collective=kind)
     counted = most(sent(kind, list(range(nodes))), nodes)
-    np.testing.assert_allclose(counted, busiest(made, 1.0), rtol=1e-12)
-    assert busiest(Cluster(collective=kind), 1.0) == 0
+    np.testing.assert_allclose(counted, busiest_link_bytes(made, 1.0), rtol=1e-12)
+    assert busiest_link_bytes(Cluster(collective=kind), 1.0) == 0
 
 
 def test_the_busiest_link_between_regions_is_in_both_rings():
@@ -67,11 +67,14 @@ def test_the_busiest_link_between_regions_is_in_both_rings():
         each for ring in ([0, 1, 2], [3, 4, 5], [6, 7], [0, 3, 6]) for each in sent("ring", ring)
     ]
     made = Cluster(nodes=8, regions=3, bandwidth=1.0)
-    assert busiest(made, 1.0) == pytest.approx(most(every, 8)[0])
+    assert busiest_link_bytes(made, 1.0) == pytest.approx(most(every, 8)[0])
 
 
 @pytest.mark.parametrize("kind", ["ring", "tree", "server"])
 def test_what_all_gather_is_what_takes_the_seconds(kind):
     """A ring hands on one message of every other; a root has all of them for each below it."""
     made = Cluster(nodes=8, collective=kind)
-    assert busiest(made, 1.0, gathered=True) == {"ring": 7, "tree": 3 * 8, "server": 7 * 8}[kind]
+    assert (
+        busiest_link_bytes(made, 1.0, gathered=True)
+        == {"ring": 7, "tree": 3 * 8, "server": 7 * 8}[kind]
+    )

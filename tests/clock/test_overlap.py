@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import synchronous
-from optdyn.clock.service import Constant, with_exchange
+from optdyn.clock.service import Constant, overlapped
 from optdyn.methods.daso import DASO, clock
 from optdyn.methods.dynamic_batch import DynamicBatch, clocked
 from tests.values import as_law
@@ -23,13 +23,13 @@ fractions = st.floats(0, 1)
 def test_what_overlap_hides(compute, exchange, one, other):
     """Never more than the exchange or that part of the computing, and the more overlap the more."""
     least, most = sorted((one, other))
-    seconds = with_exchange(compute, exchange, most)
+    seconds = overlapped(compute, exchange, most)
     hidden = compute + exchange - seconds
     # Float64 rounding of sums of up to 2e3 seconds.
     assert -1e-12 < hidden - min(exchange, most * compute) < 1e-12 * (compute + exchange) + 1e-12
-    assert seconds <= with_exchange(compute, exchange, least)
-    assert with_exchange(compute, exchange, 0.0) == compute + exchange
-    assert with_exchange(compute, 0.0, most) == compute
+    assert seconds <= overlapped(compute, exchange, least)
+    assert overlapped(compute, exchange, 0.0) == compute + exchange
+    assert overlapped(compute, 0.0, most) == compute
 
 
 def cluster_of(**values):

@@ -13,10 +13,10 @@ from optdyn.clock.pipeline import (
     FORWARD,
     UPDATE,
     StageWork,
-    _on,
-    of_cluster,
+    _stage_seconds,
+    pipeline_timeline,
     schedule,
-    seconds,
+    update_seconds,
 )
 from optdyn.clock.service import Constant
 from optdyn.clock.timeline import TimelineError
@@ -127,7 +127,7 @@ def test_local_by_its_closed_form(work):
     slowest = work.each.max()
     wanted = (sent + work.each).max() + slowest * np.arange(work.updates)
     made = of_local(work)
-    np.testing.assert_array_equal(seconds(made), wanted)
+    np.testing.assert_array_equal(update_seconds(made), wanted)
     begun = made.start[made.kind == FORWARD].reshape(work.updates, -1)
     held_up = np.maximum.accumulate(work.each)
     np.testing.assert_array_equal(begun, sent + np.outer(np.arange(work.updates), held_up))
@@ -147,7 +147,7 @@ def test_the_bubble_of_equal_stages(kind, stages, micro_batches, forward, backwa
     wanted = (stages - 1) / (micro_batches + stages - 1)
     assert 1 - utilization(made) == pytest.approx(wanted, abs=1e-14)  # of a quotient near 1
     length = (micro_batches + stages - 1) * (forward + backward)
-    np.testing.assert_array_equal(seconds(made), length * np.arange(1, updates + 1))
+    np.testing.assert_array_equal(update_seconds(made), length * np.arange(1, updates + 1))
     if updates > 1:
         assert steady_utilization(made) == pytest.approx(1 - wanted, abs=1e-14)
 
@@ -159,11 +159,11 @@ def test_gpipe_by_its_closed_form(work):
     count = work.micro_batches - 1
     there = sum(work.forward) + count * max(work.forward) + sum(work.transfer)
     back = sum(work.backward) + count * max(work.backward) + sum(work.transfer)
-    assert seconds(of_pipeline("gpipe", once)) == [there + back]
+    assert update_seconds(of_pipeline("gpipe", once)) == [there + back]
     # Without updates to make, the next begins when the first stage has all its gradients.
     many = once._replace(updates=work.updates)
     np.testing.assert_array_equal(
-        seconds(of_pipeline("gpipe", many)), (there + back) * np.arange(1, work.updates + 1)
+        update_seconds(of_pipeline("gpipe", many)), (there + back) * np.arange(1, work.updates + 1)
     )
 
 
@@ -184,7 +184,7 @@ def test_stages_add_up_as_the_cluster_does(collective):
     """Four devices a stage: 2 (4 - 1) parts in a row, 2 log2(4) times all, or there and back."""
     cluster = Cluster(nodes=2, devices_per_node=4, local_bandwidth=100.0, collective=collective)
     ones = np.ones(2)
-    update = _on(cluster, StageWork(ones, ones, ones[:1], 800.0 * ones), 4, 1)[3]
+    update = _stage_seconds(cluster, StageWork(ones, ones, ones[:1], 800.0 * ones), 4, 1)[3]
     by_hand = {"ring": 2 * 3 * 2.0, "tree": 2 * 2 * 8.0, "server": 2 * 8.0}[collective]
     np.testing.assert_allclose(update, by_hand, rtol=1e-12)
 
@@ -204,7 +204,7 @@ def test_a_schedule_by_hand():
         (0, 0, 1, BACKWARD): (9, 11),
         (0, 0, -1, UPDATE): (11, 12),
     }
-    assert seconds(made) == [12]
+    assert update_seconds(made) == [12]
     assert utilization(made) == 14 / 24
 
 
@@ -257,21 +257,21 @@ def test_equal_intervals_are_those_of_the_whole_schedule(forward, backward, micr
     sent = np.arange(len(forward) - 1) * 1e6
     work = StageWork(forward, backward, sent, np.zeros(len(forward)))
     chosen = cluster_of(nodes=len(forward), bandwidth=1e6)
-    made = of_cluster(chosen, micro_batches, work, steps=steps, batch_size=1000)
+    made = pipeline_timeline(chosen, micro_batches, work, steps=steps, batch_size=1000)
     if micro_batches:
         f, b, x = forward / micro_batches, backward / micro_batches, sent / 1e6 / micro_batches
         whole = schedule("gpipe", f, b, x, steps, micro_batches)
     else:
         whole = schedule("local", forward, backward, sent / 1e6, steps)
     # Sums of a few hundred floats in another order.
-    np.testing.assert_allclose(made.seconds, seconds(whole), rtol=1e-12)
+    np.testing.assert_allclose(made.seconds, update_seconds(whole), rtol=1e-12)
 
 
 def test_devices_of_a_node_divide_its_batch_and_average():
-    alone = of_cluster(cluster_of(), 0, WORK, **RUN)
-    shared = of_cluster(cluster_of(devices_per_node=4), 0, WORK, **RUN)
+    alone = pipeline_timeline(cluster_of(), 0, WORK, **RUN)
+    shared = pipeline_timeline(cluster_of(devices_per_node=4), 0, WORK, **RUN)
     np.testing.assert_allclose(shared.seconds, alone.seconds / 4)
-    slow = of_cluster(cluster_of(devices_per_node=4, local_bandwidth=1e9), 0, WORK, **RUN)
+    slow = pipeline_timeline(cluster_of(devices_per_node=4, local_bandwidth=1e9), 0, WORK, **RUN)
     # 2 x 3 messages of a quarter of the 8 MB of the last stage
     exchange = 6 * 2e6 / 1e9
     np.testing.assert_allclose(np.diff(slow.seconds), 0.4 * 0.016 + exchange)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Work, arrivals, event_arrivals
+from optdyn.clock.arrivals import Work, queued_arrivals, renewal_arrivals
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.timeline import TimelineError
-from optdyn.clock.versions import NOBODY, WAITING, Policy
+from optdyn.clock.versions import NO_WAITING, WAITING, Policy
 from optdyn.experiment import Config
 from optdyn.methods.asynchronous import Asynchronous
 from tests.clock.lines import begins_with, same_arrivals
@@ -51,7 +51,7 @@ def made(own, policy, size):
     law, means = own
     steps, seed = size
     work = Work(np.array(means, float)[:, None])
-    return event_arrivals(seed, LAWS[law], work, steps, policy)
+    return queued_arrivals(seed, LAWS[law], work, steps, policy)
 
 
 def streams(own, size):
@@ -153,8 +153,8 @@ def test_a_longer_run_begins_with_the_shorter(case):
 def test_who_waits_for_nothing_arrives_as_any(own, size):
     """Without a bound, or with one that nobody reaches, as the number of updates is."""
     (law, means), (steps, seed) = own, size
-    free = arrivals(seed, LAWS[law], Work(np.array(means, float)[:, None]), steps)
-    for policy in (Policy(), Policy(1, NOBODY), Policy(delay_bound=steps), Policy(bound=steps)):
+    free = renewal_arrivals(seed, LAWS[law], Work(np.array(means, float)[:, None]), steps)
+    for policy in (Policy(), Policy(1, NO_WAITING), Policy(delay_bound=steps), Policy(bound=steps)):
         line = made(own, policy, size)
         same_arrivals(line, free)
         assert line.plan.dropped is None or not line.plan.dropped.any()
@@ -168,7 +168,7 @@ def test_expected_seconds_of_memoryless_groups(waiting):
     """Dutta et al.: n - i groups are still at work after i of a round, or n always."""
     n, k, rate, steps = 8, 3, 2.0, 4000
     work = Work(np.full((n, 1), 1 / rate))
-    line = event_arrivals(0, Exponential().draw, work, steps, Policy(k, waiting))
+    line = queued_arrivals(0, Exponential().draw, work, steps, Policy(k, waiting))
     between = np.diff(line.seconds, prepend=0.0)
     at_work = np.full(k, n) if "batch" in waiting else n - np.arange(k)
     expected = (1 / (rate * at_work)).sum()
@@ -333,7 +333,7 @@ def test_a_service_takes_the_closed_form():
     law, allotted, steps = LogNormal(3.0).draw, 0.5, 20_000
     draws = law(np.random.default_rng(1), (400_000, 1))[:, 0]
     expected = np.minimum(draws, allotted).mean() / (draws <= allotted).mean()
-    line = event_arrivals(0, law, Work(np.ones((1, 1))), steps, Policy(allotted=allotted))
+    line = queued_arrivals(0, law, Work(np.ones((1, 1))), steps, Policy(allotted=allotted))
     # Of 20,000 services, whose deviation is about their mean: 0.7 %; three of them.
     assert line.seconds[-1] / steps == pytest.approx(expected, rel=0.021)
     assert expected < 0.5

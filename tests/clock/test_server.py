@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import IterationSeconds, compute_groups, server
+from optdyn.clock.arrivals import IterationSeconds, compute_groups, omnivore_arrivals
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import Constant, Exponential
 from optdyn.experiment import Config
@@ -23,7 +23,7 @@ NETWORK = {"model.name": "cnn", "model.hidden": (5, 5), "model.channels": (2,)}
 
 
 def run(pieces, groups, k=1, law=None, steps=100_000, seed=0):
-    return server(pieces, groups, k, steps, law or Exponential().draw, seeded(seed))[0]
+    return omnivore_arrivals(pieces, groups, k, steps, law or Exponential().draw, seeded(seed))[0]
 
 
 def seeded(seed):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn.clock.arrivals import Work, arrivals, shared_cores
+from optdyn.clock.arrivals import Work, renewal_arrivals, shared_cores
 from optdyn.clock.service import Constant, Exponential, LogNormal, is_constant
 from tests.clock.lines import same_arrivals
 
@@ -21,7 +21,7 @@ def test_without_a_server_and_with_cores_enough_it_is_the_clock_of_arrivals(law)
     work = Work(np.array([[1.0], [2.0], [3.0], [0.7]]))
     for cores in (4, np.inf):
         found = shared_cores(3, law, work, 0.0, cores, 400)
-        same_arrivals(found, arrivals(3, law, work, 400))
+        same_arrivals(found, renewal_arrivals(3, law, work, 400))
 
 
 @pytest.mark.parametrize("law", [Constant().draw, Exponential().draw])

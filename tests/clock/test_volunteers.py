@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import Absences, Work, arrivals, compute_groups, event_arrivals
+from optdyn.clock.arrivals import Absences, Work, compute_groups, queued_arrivals, renewal_arrivals
 from optdyn.clock.availability import Availability, Load
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
@@ -17,7 +17,7 @@ from tests.clock.test_slots import check
 def volunteers(seed, law, work, steps, availability):
     """The timeline and the absences, (n, 3)."""
     absences = Absences(seed, len(work.compute), availability) if availability.presence else None
-    line = event_arrivals(seed, law, work, steps, availability=availability, absences=absences)
+    line = queued_arrivals(seed, law, work, steps, availability=availability, absences=absences)
     return line, np.array(absences.past if absences else []).reshape(-1, 3)
 
 
@@ -43,7 +43,7 @@ def crowds(draw, sending=(0.0, 0.3)):
 def test_without_habits_they_are_groups_as_any(crowd, steps):
     seed, law, means, _ = crowd
     ours, away = volunteers(seed, law, Work(means), steps, Availability())
-    usual = arrivals(seed, law, Work(means), steps)
+    usual = renewal_arrivals(seed, law, Work(means), steps)
     for name in ("worker", "staleness", "seconds"):  # slots are others, of the same versions
         np.testing.assert_array_equal(getattr(ours, name), getattr(usual, name))
     assert away.shape == (0, 3)
