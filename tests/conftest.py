@@ -30,7 +30,7 @@ RUN = {
     "steps": 60,
     "batch_size": 4,
     "log_every": 10,
-    "checkpoint_every": 20,
+    "checkpoint_every": 0,  # one takes as long as all updates; modules that need some say so
     "model.name": "quadratic",
     "model.dimension": 6,
     "model.noise": 0.5,
@@ -57,6 +57,8 @@ def pytest_configure(config):
     take all cores: threads of BLAS beside them would only wait for one another, and busily.
     """
     no_other_worker(config)
+    config.option.loadscopereorder = False  # or files of few tests begin last, however long
+    os.fsync = lambda _: None  # no test cuts the power; a checkpoint waits for the disk 24 times
     gc.set_threshold(50_000)  # JAX makes so many objects that a usual 700 takes 5 % of the time
     os.environ.setdefault("XLA_FLAGS", QUICKLY)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -68,21 +70,33 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
+LONG = (  # files that take longest, which begin first: a worker that begins one last ends alone
+    *("test_lint.py", "test_layouts.py", "test_fuzz_files.py", "test_battery.py", "test_single.py"),
+    *("test_snapshots.py", "test_sweep.py", "test_local.py", "test_race.py", "test_going_on.py"),
+    *("test_daso.py", "test_bytes.py", "test_windows.py", "test_stages.py", "test_editor.py"),
+)
+
+
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for go by their marks
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if not is_often(item.nodeid):
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
-def config():
-    """`config({"optimizer.name": "adam", ...})`: a small run and its differences."""
+def small(values=()):
+    return Config().with_(RUN).with_(dict(values))
 
-    def make(values=()):
-        return Config().with_(RUN).with_(dict(values))
 
-    return make
+@pytest.fixture(scope="module")
+def config(request):
+    """`config({"optimizer.name": "adam", ...})`: a small run and its differences.
+
+    With a checkpoint every `CHECKPOINT_EVERY` updates of the module that asks, if it has that.
+    """
+    every = getattr(request.module, "CHECKPOINT_EVERY", 0)
+    return lambda values=(): small({"checkpoint_every": every, **dict(values)})
 
 
 @pytest.fixture(scope="session")
@@ -99,9 +113,9 @@ def mnist(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def trained(config, mnist, tmp_path_factory):
+def trained(mnist, tmp_path_factory):
     """Config, workdir and summary of a network trained asynchronously."""
-    chosen, workdir = config(mnist), tmp_path_factory.mktemp("trained")
+    chosen, workdir = small(mnist), tmp_path_factory.mktemp("trained")
     return chosen, workdir, trainer.train(chosen, workdir)
 
 

@@ -14,6 +14,8 @@ from optdyn.problem import shared_data
 from optdyn.train import batched_runs, loop, memory_checks, trainer
 from optdyn.train.trainer import prepare, train
 
+CHECKPOINT_EVERY = 20
+
 QUIET = Watch(lambda: 0, lambda step, text: None)
 LOCAL = {
     "method.name": "local",

@@ -20,7 +20,6 @@ from configs.grids import daso, dynamic_batch, local
 from optdyn.cli import app
 from optdyn.cli.keys import keys
 from optdyn.experiment import Config
-from optdyn.problem.data.kinds import MNIST5k
 from optdyn.train import loop, memory_checks, trainer
 from optdyn.train.checks import check
 from optdyn.train.grid import named, resolve
@@ -190,15 +189,13 @@ def outcomes(folder, seed, count, names=()):
 
 
 @pytest.fixture
-def folder(tmp_path_factory, tmp_path, monkeypatch):
+def folder(mnist, tmp_path, monkeypatch):
     """Prepared data of the session, on a machine of little memory, where paths are of a test."""
     here = tmp_path / "here"  # where `data.dir` may prepare data, as it may in `..`
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setattr(memory_checks, "available", lambda: MEMORY)
-    prepared = tmp_path_factory.getbasetemp() / "fuzzed"
-    MNIST5k(dir=str(prepared)).load()
-    return str(prepared)
+    return mnist["data.dir"]
 
 
 QUICK = ("quadratic", "averaged", "replicas", "metered")  # bases that compile soon
@@ -213,7 +210,7 @@ def test_the_bases_are_sound(folder):
 @pytest.mark.parametrize(
     ("seed", "count", "names", "trained"),
     [
-        (0, 300, QUICK, 5),
+        (0, 200, QUICK, 3),
         *(pytest.param(seed, 1000, (), 50, marks=pytest.mark.slow) for seed in range(1, 6)),
     ],
 )

@@ -12,6 +12,8 @@ from optdyn.train import trainer
 from optdyn.train.trainer import train
 from optdyn.train.workdir import tag
 
+CHECKPOINT_EVERY = 20
+
 FIELDS = {
     "step",
     "epoch",

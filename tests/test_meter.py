@@ -12,6 +12,8 @@ from optdyn.train import single, trainer
 from optdyn.train.meter import is_plain, lags
 from optdyn.train.workdir import SKETCHES
 
+CHECKPOINT_EVERY = 20
+
 PROBED = {
     "steps": 560,
     "batch_size": 8,

@@ -16,6 +16,8 @@ from optdyn.train import loop, program, trainer
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 
+CHECKPOINT_EVERY = 20
+
 SYNC = {"method.name": "sync"}
 
 

@@ -1,9 +1,28 @@
-"""The command `launch.sweep` as a fixture."""
+"""Commands in this process, as fixtures."""
 
 import pytest
 
+from optdyn.cli import main
 from optdyn.report import report
 from tests.cli.sweeping import command
+from tests.own_flags import called
+
+
+@pytest.fixture
+def optdyn(monkeypatch, capsys):
+    """`optdyn(*arguments)`: (exit code, stdout, stderr) of the command, in this process."""
+
+    def run(*arguments):
+        code = 0
+        with called(monkeypatch, "optdyn", arguments):
+            try:
+                main.main()
+            except SystemExit as exited:
+                code = exited.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
 
 
 @pytest.fixture

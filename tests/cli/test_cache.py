@@ -18,7 +18,7 @@ OPTIONS = (
 
 @pytest.fixture
 def starting(monkeypatch, tmp_path):
-    """`starting(home)`: as a new process with that folder for caches, which has compiled nothing.
+    """`starting(home)`: as a new process with that folder for caches.
 
     What is set for this session's own cache is set again afterwards.
     """
@@ -30,9 +30,6 @@ def starting(monkeypatch, tmp_path):
         monkeypatch.setenv("XDG_CACHE_HOME", str(home))
         jax.config.update(cache.DIR, None)
         compilation_cache.reset_cache()
-        jax.clear_caches()
-        for made in (program._make, program._problem):
-            made.cache_clear()
         cache.enable()
 
     with warnings.catch_warnings():
@@ -40,7 +37,6 @@ def starting(monkeypatch, tmp_path):
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
-    jax.clear_caches()
 
 
 def programs(home):
@@ -55,6 +51,9 @@ def test_a_run_is_the_same_with_a_cold_a_warm_a_broken_and_no_cache(config, star
 
     def run(name, home):
         starting(home)
+        jax.clear_caches()  # as one that has compiled nothing
+        for made in (program._make, program._problem):
+            made.cache_clear()
         summary = trainer.train(chosen, tmp_path / name)
         found[name] = summary["parameters_crc32"], summary["train_loss"]
 

@@ -22,7 +22,6 @@ from optdyn.cli.keys import keys
 from optdyn.experiment import Config, differences, to_json
 from optdyn.methods import built_in, load
 from optdyn.train import trainer
-from tests.own_flags import called
 
 ROOT = Path(__file__).parents[2]
 # In this process modules were imported before; a shell starts a new one.
@@ -32,23 +31,6 @@ SMALL = (
     *("--config.batch_size=4", "--config.steps=40", "--config.log_every=10"),
     "--config.checkpoint_every=0",
 )
-
-
-@pytest.fixture
-def optdyn(monkeypatch, capsys):
-    """`optdyn(*arguments)`: (exit code, stdout, stderr) of the command, in this process."""
-
-    def run(*arguments):
-        code = 0
-        with called(monkeypatch, "optdyn", arguments):
-            try:
-                main.main()
-            except SystemExit as exited:
-                code = exited.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def plain(config, prefix=""):

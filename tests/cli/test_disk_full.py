@@ -20,6 +20,8 @@ from optdyn.train.trainer import train
 from optdyn.train.workdir import Metrics
 from tests.cli.sweeping import alone, assert_same, config_of, grid_file
 
+CHECKPOINT_EVERY = 20
+
 LARGE = "8m"
 
 

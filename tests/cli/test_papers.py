@@ -55,23 +55,22 @@ def test_the_projects_own_claims_have_no_lock_and_name_no_files(ours, tmp_path):
     assert again["claims"] == json.loads(json.dumps(board["claims"]))
 
 
-def test_the_command_judges_the_folder_that_is_there_with_processes_that_find_its_helpers(ours):
-    def command(*more):
-        every = [sys.executable, "-m", "optdyn.cli.papers", "--workdir=board", *more]
-        found = subprocess.run(every, capture_output=True, text=True)
-        return found.returncode, found.stdout, found.stderr
-
+def test_the_command_judges_the_folder_that_is_there_with_processes_that_find_its_helpers(
+    ours, optdyn
+):
     text = CLAIM.replace("lambda: 2", "two")
     (ours / "arithmetic.py").write_text(SPAWNED + text)
     (ours / "_helper.py").write_text("def two(): return 2\n")
-    code, said, _ = command()
-    assert code == 0 and "Two is" in said and "confirmed" in said
+    command = [sys.executable, "-m", "optdyn.cli.papers", "--workdir=board"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "Two is" in done.stdout and "confirmed" in done.stdout
     shutil.rmtree(ours)
-    code, _, said = command()
-    assert code == 2 and said.count("\n") == 1
-    assert "--claims=analysis/studies: no such folder, which is the default" in said
-    code, _, said = command("--claims=mine")
-    assert code == 2 and said.endswith("--claims=mine: no such folder\n")
+    for more, said in (
+        ([], "--claims=analysis/studies: no such folder, which is the default"),
+        (["--claims=mine"], "--claims=mine: no such folder\n"),
+    ):
+        code, _, line = optdyn("papers", "--workdir=board", *more)
+        assert code == 2 and said in line and line.count("\n") == 1
 
 
 def test_the_scoreboard_has_the_verdict_and_is_not_made_twice(ours, tmp_path, monkeypatch):

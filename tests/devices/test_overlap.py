@@ -20,6 +20,8 @@ from optdyn.train.checkpoints import Checkpoints
 from optdyn.train.checks import check
 from tests.devices.test_layouts import CLOSE
 
+CHECKPOINT_EVERY = 20
+
 # Sent after 8, 16, ... updates, received after 14, 22, ...: at 20, a checkpoint, one is under way.
 # One node, whose own parameters of before are mixed with those it has, so that one device has it.
 LATE = {

@@ -17,6 +17,8 @@ from optdyn.methods.asynchronous import asynchronous
 from optdyn.train import checkpoints, loop, trainer, versions
 from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, STEPS, H, arrivals
 
+CHECKPOINT_EVERY = 20
+
 ALPHA, MOMENTUM = 0.05, 0.5
 METERED = {"probes.momentum": True, "probes.window": 60, "probes.every": 60}
 # Each reads slots in a way of its own: of all blocks, of some, by server, from a ring, twice.

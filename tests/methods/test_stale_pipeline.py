@@ -13,6 +13,8 @@ from optdyn.methods import Event, ModelInfo
 from optdyn.methods.pipeline import StalePipeline, delays
 from optdyn.train import program, trainer
 
+CHECKPOINT_EVERY = 20
+
 STEPS, BATCH, STAGES, RATE = 12, 6, 3, 0.1
 BLOCKS = ("hidden0", "hidden1", "hidden2", "classifier")
 SIZES = (5, 6, 4, 5, 3)

@@ -16,6 +16,8 @@ from optdyn.train.checks import check
 from tests.methods import composed
 from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, H, arrivals
 
+CHECKPOINT_EVERY = 20
+
 NAMES = ("learning_rate", "momentum")
 RATE, MU = 0.05, 0.3
 

@@ -36,6 +36,8 @@ from optdyn.train.checkpoints import parameters
 from optdyn.train.run import batches_by_number
 from tests.train.runs import prepare, train
 
+CHECKPOINT_EVERY = 20
+
 
 def several(waiting):
     own = {"method.groups": 4, "method.arrivals": 2, "method.waiting": waiting}

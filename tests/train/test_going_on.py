@@ -13,6 +13,8 @@ from optdyn.train.checkpoints import latest
 from optdyn.train.replicas import record
 from tests.train.runs import prepare, raise_at, refusal, train
 
+CHECKPOINT_EVERY = 20
+
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 # Epochs of 25 updates.
 DASO = {

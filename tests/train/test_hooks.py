@@ -24,6 +24,8 @@ from optdyn.train.recorder import Recorder
 from optdyn.train.trainer import prepare
 from optdyn.train.workdir import Metrics
 
+CHECKPOINT_EVERY = 20
+
 STEPS = 60
 
 

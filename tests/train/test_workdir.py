@@ -21,6 +21,8 @@ from optdyn.train.workdir import claim
 from tests.train.runs import raise_at, train
 from tests.train.runs import refusal as refused
 
+CHECKPOINT_EVERY = 20
+
 
 @pytest.fixture(scope="module")
 def whole(config, tmp_path_factory):

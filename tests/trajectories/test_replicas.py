@@ -17,6 +17,8 @@ from optdyn.problem.models.quadratic import curvatures
 from optdyn.train import program, replicas, trainer
 from optdyn.train.replicas import record, whole_gradient
 
+CHECKPOINT_EVERY = 20
+
 STEPS, COUNT, MOMENTA = 12, 5, (-0.4, 0.0, 0.6)
 
 

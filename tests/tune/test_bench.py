@@ -12,6 +12,8 @@ from optdyn.train.checkpoints import fingerprint
 from optdyn.tune import bench
 from optdyn.tune.choice import Choice
 
+CHECKPOINT_EVERY = 20
+
 VALUES = {
     "cluster.nodes": 8,
     "steps": 60,

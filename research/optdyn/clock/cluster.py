@@ -94,9 +94,11 @@ class Cluster(Value, section="cluster"):
         at_least=0,
     )
     overlap: float = field(
-        0.0, "Last fraction of the computing during which an exchange may run.",
-        expected="between 0 and 1", is_valid=lambda v: 0 <= v <= 1,
-    )  # fmt: skip
+        0.0,
+        "Last fraction of the computing during which an exchange may run.",
+        at_least=0,
+        at_most=1,
+    )
     pieces: Pieces = made(default_factory=Pieces)
     local_latency: float = field(0.0, "Seconds a message inside a node.", at_least=0)
     local_bandwidth: float = field(
@@ -106,9 +108,11 @@ class Cluster(Value, section="cluster"):
         (), "dynamic_batch: (worker, first epoch, last, slowdown), ..."
     )
     disturbance_probability: float = field(
-        0.0, "dynamic_batch: probability at an epoch that a worker begins to be delayed.",
-        expected="between 0 and 1", is_valid=lambda v: 0 <= v <= 1,
-    )  # fmt: skip
+        0.0,
+        "dynamic_batch: probability at an epoch that a worker begins to be delayed.",
+        at_least=0,
+        at_most=1,
+    )
     disturbance_seconds: tuple[float, ...] = field(
         (5.0, 10.0), "dynamic_batch: least and most seconds of delay in an epoch.", **LEAST_AND_MOST
     )
