@@ -48,7 +48,7 @@ def zeros(like):
 
 def fragments(params, count):
     """(block, name) of the arrays of each fragment."""
-    cut = averaging.cut(params, count)
+    cut = averaging.split_fragments(params, count)
     names = [(block, name) for block in sorted(params) for name in sorted(params[block])]
     return [[(b, n) for b, n in names if one[b][n] is not None] for one in cut]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optdyn.methods import ModelInfo
-from optdyn.methods.async_local_sgd import DROPPED, ages, decoupled, syncer_rounds, turned
+from optdyn.methods.async_local_sgd import DROPPED, ages, decoupled, syncer_rounds, turn_to_momentum
 from optdyn.methods.averaging import meeting_schedule
 from tests.methods import nodes, workers
 from tests.methods.nodes import BATCHES, EACH, NODES, RATE, STEPS, flattened
@@ -20,7 +20,7 @@ def test_what_is_turned_keeps_its_length_and_loses_what_is_against_the_momentum(
     rng = np.random.default_rng(3)
     m, every = np.float32(rng.normal(size=(2, 200, 6)))
     for d, own in zip(every, m, strict=True):
-        after = np.asarray(turned({"a": d}, {"a": own}, 1.0, 0.8)["a"])
+        after = np.asarray(turn_to_momentum({"a": d}, {"a": own}, 1.0, 0.8)["a"])
         with_it, before = after @ own, d @ own
         assert with_it > before or np.isclose(with_it, before, atol=1e-6)
         if before >= 0:

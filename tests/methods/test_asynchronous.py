@@ -14,9 +14,9 @@ from optdyn.clock.service import Constant, Exponential, Geometric, LogNormal
 from optdyn.clock.versions import Policy
 from optdyn.experiment import Config
 from optdyn.methods import Event, ModelInfo, messages
-from optdyn.methods.asynchronous import asynchronous, rounds
+from optdyn.methods.asynchronous import asynchronous, table_rounds
 from optdyn.methods.buffered import buffered
-from optdyn.methods.messages import numbers
+from optdyn.methods.messages import quantizer
 from optdyn.problem import problem
 from optdyn.problem.models import Quadratic
 from optdyn.problem.models.quadratic import curvatures
@@ -96,7 +96,7 @@ def test_a_fresh_block_that_does_not_exist_is_refused():
         method.init(tree(START))
 
 
-SMALL = messages.top_k(0.25, numbers(32, 5))
+SMALL = messages.top_k(0.25, quantizer(32, 5))
 
 
 def test_what_is_clipped_off_is_not_fed_back():
@@ -288,7 +288,7 @@ def server(worker, count):
 def test_rounds_are_those_of_the_papers_server(case):
     """The same arrivals are applied, each with as many gradients of every group in its table."""
     count, worker = case
-    table, number, applied = rounds(worker, count)
+    table, number, applied = table_rounds(worker, count)
     rows = server(worker, count)
     np.testing.assert_array_equal(applied, [row is not None for row in rows])
     latest = np.zeros((2, count), int)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optdyn.base.trees import bytes_of
 from optdyn.clock.timeline import entries_at
 from optdyn.experiment import ConfigError
-from optdyn.methods.averaging import cut, join, meeting_schedule
+from optdyn.methods.averaging import join_fragments, meeting_schedule, split_fragments
 from optdyn.methods.daso import DASO
 from optdyn.methods.messages import sharded
 from optdyn.train import program
@@ -204,7 +205,7 @@ def test_an_averaged_state_is_sent_and_takes_its_time(inner_state, times):
     """Adam's two moments: three times the bytes."""
     values = {"method.inner_state": inner_state}
     sent, took, params = sent_and_seconds("model_averaging", values, "adam")
-    size = program.parameter_bytes(params)
+    size = bytes_of(params)
     np.testing.assert_array_equal(sent, times * size * np.tile([0, 0, 1], 4))
     np.testing.assert_allclose(took, sent, rtol=1e-12)  # whole numbers in float64
 
@@ -277,19 +278,19 @@ def test_fragments_that_meet_together_are_one_to_the_bit(delay, optimizer):
 def test_fragments_are_equal_within_the_largest_leaf(sizes, data):
     fragments = data.draw(st.integers(1, len(sizes)))
     leaves = [np.full(size, i) for i, size in enumerate(sizes)]
-    parts = cut(leaves, fragments)
+    parts = split_fragments(leaves, fragments)
     found = [jax.tree.leaves(part) for part in parts]
     # In order, each leaf once, no fragment empty.
     assert [leaf[0] for own in found for leaf in own] == list(range(len(sizes)))
     assert all(found)
     largest = max(sum(leaf.size for leaf in own) for own in found)
     assert largest <= sum(sizes) / fragments + max(sizes)
-    assert all(one is other for one, other in zip(join(parts), leaves, strict=True))
+    assert all(one is other for one, other in zip(join_fragments(parts), leaves, strict=True))
 
 
 def test_more_fragments_than_arrays_are_refused():
     with pytest.raises(ConfigError, match="fragments = 5: must be at most 2, the number of arrays"):
-        cut(tree(START), 5)
+        split_fragments(tree(START), 5)
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -316,5 +317,5 @@ def test_the_program_says_the_bytes_that_the_clock_counts():
     for t in range(battery.STEPS):
         state, info = step(state, *battery.at((run.events, run.batches), t))
         said.append(float(info["sent_bytes"]))
-    parts = [program.parameter_bytes(part) for part in cut(run.params, 2)]
+    parts = [bytes_of(part) for part in split_fragments(run.params, 2)]
     np.testing.assert_array_equal(said, np.asarray(run.events.plan.send) @ parts)

@@ -269,7 +269,7 @@ def trained(inputs, steps=WINDOW):
     order, divided = run.order, plan_of(line, Shares)
     if divided:  # each device is given its own
         order = battery.split_batches(order, divided.shares, battery.padded_share(divided.shares))
-    asked = program._layout(run.config)
+    asked = program._layout_request(run.config)
     rule = battery.make_rule(asked, problem, inputs.optimizer, line.slots, plain)
     state, losses = run.params, []
     for start in range(0, steps, WINDOW):

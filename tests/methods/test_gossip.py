@@ -23,10 +23,10 @@ from optdyn.methods.gossip import (
     Gossip,
     Neighbours,
     choco,
-    each_update,
     gasloc,
     gossip,
     graph_peers,
+    over_updates,
     push_weights,
     senders_of,
     spectral_gap,
@@ -298,7 +298,7 @@ COUNT, PERIOD = 4, 4  # nodes, and updates from one meeting to the next
 
 def met_over(name, graph, nodes_of=COUNT, **numbers):
     to = graph_peers(graph, nodes_of, STEPS, np.random.default_rng(3))
-    line = meetings(name, **numbers)._replace(to=each_update(to, STEPS))
+    line = meetings(name, **numbers)._replace(to=over_updates(to, STEPS))
     return nodes.ran(averaging_made(name), nodes.events(line, RATE, 0.6), nodes=nodes_of), line
 
 
@@ -380,7 +380,7 @@ def gasloc_made():
 def gasloc_ran(graph, batches=nodes.BATCHES):
     """(STEPS, COUNT, ...) states."""
     outer = {key: np.full(STEPS, value, np.float32) for key, value in GASLOC.items()}
-    to = each_update(graph_peers(graph, COUNT, STEPS, np.random.default_rng(3)), STEPS)
+    to = over_updates(graph_peers(graph, COUNT, STEPS, np.random.default_rng(3)), STEPS)
     line = meeting_schedule(STEPS, PERIOD, 1, 0)._replace(to=to, outer=outer)
     return nodes.ran(gasloc_made(), nodes.events(line, RATE, 0.6), COUNT, batches)[0]
 
@@ -416,11 +416,11 @@ def test_who_meets_whom_and_when_is_as_of_all_that_meet_over_a_graph(graph):
 
 def test_consensus_of_compressed_messages_keeps_the_mean_over_the_nodes():
     """W's columns add up to 1, whatever the messages leave out: c moves no mean."""
-    rule = choco(nodes.inner(), messages.top_k(0.25, messages.numbers(32, 5)))
+    rule = choco(nodes.inner(), messages.top_k(0.25, messages.quantizer(32, 5)))
     to, one = graph_peers("ring", COUNT, STEPS, None), np.ones((STEPS, COUNT), np.float32)
     found = []
     for rate in (0.1, 0.4):
-        plan = Neighbours(each_update(to, STEPS), one, rate=np.full(STEPS, rate, np.float32))
+        plan = Neighbours(over_updates(to, STEPS), one, rate=np.full(STEPS, rate, np.float32))
         states, _ = nodes.ran(rule, nodes.events(plan, RATE, 0.6), COUNT)
         found.append(flattened(states.params)[0])
     near, far = found

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn import methods
-from optdyn.methods import messages
+from optdyn.base.trees import bytes_of
 from optdyn.methods.averaging import ModelAveraging, Outer, meeting_schedule
 from optdyn.methods.messages import (
-    AT_ONCE,
+    AS_ONE_MESSAGE,
     SIMULATED,
     Collectives,
     Compression,
     Messages,
-    gathered,
+    gather_in_parts,
     levels,
     low_rank,
-    numbers,
+    quantizer,
     sharded,
 )
 from optdyn.train import program
@@ -94,7 +94,7 @@ def test_what_is_not_sent_is_kept(name):
 
 
 def maker_of(name):
-    return ModelAveraging(**KEYS, **MESSAGES[name]).compressed()
+    return ModelAveraging(**KEYS, **MESSAGES[name]).compressor()
 
 
 @partial(jax.jit, static_argnums=0)
@@ -127,7 +127,7 @@ def test_few_bits_are_the_nearest_level_of_their_block(bits, size, block):
     v = np.random.default_rng(bits).normal(size=(50, size)).astype(np.float32)
     v[:10, ::2] = 0.0
     v[0] = 0.0
-    one = numbers(bits, block)
+    one = quantizer(bits, block)
     code = jax.eval_shape(one.encode, jax.ShapeDtypeStruct((size,), "float32"))
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in code) == one.bytes(size)
     assert one.bytes(size) == -(-size * bits // 8) + 4 * -(-size // block)
@@ -143,7 +143,7 @@ def test_levels_are_of_all_codes_and_thirty_two_bits_are_none():
     for bits in range(2, 9):
         assert len(levels(bits)) == 2 ** (bits - 1) and levels(bits)[[0, -1]].tolist() == [0, 1]
         assert (np.diff(levels(bits)) > 0).all()
-    assert messages.compressor("", 1.0, 1, 32) is None
+    assert ModelAveraging(compression_bits=32).compressor() is None
     whole, few = (averaging(nodes.inner(), keys) for keys in ({}, {"compression_bits": 8}))
     events = nodes.events(meeting_schedule(STEPS, 4, 1, 0), RATE, 0.6)
     plain, rounded_off = (nodes.ran(one, events)[0].params for one in (whole, few))
@@ -250,7 +250,7 @@ def seconds(name, params, values, optimizer="sgd"):
     """Of every update, by the clock of a config, less those of its computing."""
     config = battery.config_of(name, values | {"optimizer.name": optimizer})
     network = methods.ModelInfo(program.problem_of(config, battery.CLASSES), params, {})
-    size = program.parameter_bytes(params)
+    size = bytes_of(params)
     known = {"steps_per_epoch": 4, "update_bytes": size, "network": network}
     line = config.timeline(**known)
     computing = battery.BATCH / config.cluster.nodes * config.cluster.seconds_per_example
@@ -297,7 +297,7 @@ def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
 @pytest.mark.parametrize("size", [3, 8])
 def test_what_is_gathered_in_parts_is_what_each_node_has(size):
     x = jnp.asarray(np.random.default_rng(0).integers(0, 9, (NODES, size)), jnp.int32)
-    inside = jax.vmap(lambda own, _: gathered(own, "data"), (None, 0), axis_name="data")
+    inside = jax.vmap(lambda own, _: gather_in_parts(own, "data"), (None, 0), axis_name="data")
     found = jax.vmap(inside, (0, None), axis_name="node")(x, jnp.arange(2))
     np.testing.assert_array_equal(found, np.broadcast_to(x, (NODES, 2, NODES, size)))
 
@@ -320,7 +320,7 @@ def test_all_arrays_at_once_are_each_by_itself(kind, names):
     tree = {name: leaf for name, leaf in trees(3).items() if name in names}
     one_by_one, at_once = (
         jax.vmap(getattr(collectives, kind), axis_name="node")(tree)
-        for collectives in (SIMULATED, AT_ONCE)
+        for collectives in (SIMULATED, AS_ONE_MESSAGE)
     )
     for name in names:
         assert at_once[name].dtype == tree[name].dtype
@@ -337,5 +337,5 @@ def test_they_are_one_message(kind, of):
         traced = jax.make_jaxpr(getattr(collectives, kind), axis_env=[("node", 2)])(tree)
         return sum(each.primitive.name.startswith(of) for each in traced.jaxpr.eqns)
 
-    assert messages(AT_ONCE) == 1
+    assert messages(AS_ONE_MESSAGE) == 1
     assert messages(SIMULATED) > 1

@@ -158,9 +158,7 @@ def sweep(
     line = Sweep(name, {entry.name: entry.updates for entry in entries}, done)
     with note_signals() as noted:
         written = workdir if workdir and is_writer() else None
-        results = (
-            tables.results_writer(written, _swept_keys(config)) if written else None
-        )
+        results = tables.results_writer(written, _swept_keys(config)) if written else None
         memory = available() / 2
         going = SweepState(
             config,

@@ -157,7 +157,9 @@ def _histogram(members: Sequence[Point], labels: Sequence[str]) -> Picture:
     config = members[0].config
     services = {point.config.get("cluster.service.name") for point in members}
     method = methods.known_stack(config[NAME])
-    independent = method and method.grouped and method.shared and not method.sections_with("arrivals")
+    independent = (
+        method and method.grouped and method.shared and not method.sections_with("arrivals")
+    )
     memoryless = services <= set(MEMORYLESS) and independent
     groups = config_value(config, GROUPS) if memoryless else None
     setting = {key: config_value(config, key) for key in labels}

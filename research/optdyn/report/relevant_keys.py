@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optdyn.methods import known_stack
 from optdyn.methods.method import OPTIONAL
 from optdyn.report.tables import Point
 
@@ -33,7 +32,7 @@ def affects_run(config: Mapping[str, Any], key: str) -> bool:
     option = "disturbances" if rest.startswith("disturbance") else rest.partition(".")[0]
     if section != "cluster" or option not in OPTIONAL:
         return True
-    methods = seen(config.get("method.name", ""))
+    methods = known_stack(config.get("method.name", ""))
     return methods is None or any(
         option in method.cluster for method in (methods.outermost, *methods.members)
     )

@@ -96,5 +96,7 @@ def make(
     state = P("node") if methods.mix else P()
     placed = layout.shard_map(loop(device), mesh, state, P(None, axes), streamed)
     if methods.gradient and methods.gradient.worker_part and not methods.mix:
-        placed = placed._replace(measure=measure(problem, methods.gradient.worker_part(problem), mesh))
+        placed = placed._replace(
+            measure=measure(problem, methods.gradient.worker_part(problem), mesh)
+        )
     return simulated, placed
