@@ -57,7 +57,7 @@ class Stages(NamedTuple):
     before: Array | None = None  # the version before that, which predictions ask for
     newest: Params | None = None  # x_t, whose derivatives `through` takes
     ahead: Params | None = None  # by how much parameters are predicted to move
-    seen: Params | None = None
+    params: Params | None = None  # the blocks that were read, where they are no longer in the table
 
 
 @dataclass(frozen=True)
