@@ -58,7 +58,7 @@ class Stages(NamedTuple):
     before: Array | None = None  # the slot of the version before the one read, for predictions
     newest: Params | None = None  # x_t, whose derivatives `through` takes
     ahead: Params | None = None  # the predicted change of parameters
-    seen: Params | None = None
+    params: Params | None = None  # the blocks that were read, where they are no longer in the table
 
 
 @dataclass(frozen=True)
