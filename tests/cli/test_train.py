@@ -344,7 +344,7 @@ def test_a_file_without_permission_is_one_line(run, whole, tmp_path, monkeypatch
     def refuse(*_, **__):
         raise denied
 
-    monkeypatch.setattr(history, "started", refuse)
+    monkeypatch.setattr(history, "record_start", refuse)
     code, errors = run(arguments(other, {"steps": 700}))
     assert code == 2
     assert errors == f"error: {other}/history.json: cannot be used (Permission denied)\n"

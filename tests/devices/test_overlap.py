@@ -99,8 +99,8 @@ def saved(workdir, chosen):
 
 def test_a_run_resumed_while_a_message_is_under_way_is_the_whole_one(config, tmp_path, monkeypatch):
     whole = trainer.train(config(REAL), tmp_path / "whole")
-    clock = hooks._clock
-    monkeypatch.setattr(hooks, "_clock", lambda run, step: 1 / (step < 30) and clock(run, step))
+    clock = hooks._progress
+    monkeypatch.setattr(hooks, "_progress", lambda run, step: 1 / (step < 30) and clock(run, step))
     states = []
     for name, values in (("cut", REAL), ("simulated", LATE)):
         with pytest.raises(ZeroDivisionError):

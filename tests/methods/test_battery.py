@@ -269,7 +269,7 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
         {name: jnp.asarray(hyper[name], jnp.float32) for name in OPTIMIZERS[optimizer]},
         jnp.asarray(line.staleness),
     )
-    rule = make_rule(program._layout(config), whole, optimizer, line.slots, loss)
+    rule = make_rule(program._layout_request(config), whole, optimizer, line.slots, loss)
     return Run(rule, params, events, jax.tree.map(jnp.asarray, batches))
 
 

@@ -112,7 +112,7 @@ def trained(name):
         own = battery.cut(order, divided.shares, battery.columns(divided.shares))
     rule = battery.optimizers.optimizer("sgd", ("learning_rate", "momentum"))
     made = parallel.make(
-        lambda _: lambda *_: None, program._layout(config), problem, rule, line.slots
+        lambda _: lambda *_: None, program._layout_request(config), problem, rule, line.slots
     )[0]
 
     @jax.jit
