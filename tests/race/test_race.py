@@ -358,7 +358,7 @@ def test_a_batch_is_put_together_of_its_parts():
         numbers = np.arange(8 * k).reshape(8, k)
         np.testing.assert_array_equal(batches_by_number(every, numbers), order)
         some = rng.choice(8 * k, (2, k))
-        parts = core.parts({"x": batches_by_number(every, some).swapaxes(0, 1)}, k)
+        parts = core.split_parts({"x": batches_by_number(every, some).swapaxes(0, 1)}, k)
         cut = parts["x"]  # (k, ., 2 batches)
         for (t, j), number in np.ndenumerate(some):
             whose = core.split_parts({"x": order[number // k]}, k)["x"][number % k]
