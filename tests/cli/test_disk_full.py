@@ -76,7 +76,7 @@ def full_before(monkeypatch, disk, owner, name, when=lambda *_: True):
 
 
 PLACES = {
-    "start": (history, "started", lambda *_: True),
+    "start": (history, "record_start", lambda *_: True),
     "event file": (Metrics, "_flush", lambda metrics: len(metrics.rows) > 40),
     "log": (Metrics, "append", lambda _, row: row["step"] == 25),
     "first checkpoint": (Checkpoints, "save", lambda _, step, state: step == 20),

@@ -44,7 +44,7 @@ def test_versions_on_the_host_are_exact(config, mnist, rows, final, tmp_path, na
             trainer.train(chosen, folder)
             chosen = chosen.with_({"steps": 60})
         trainer.train(chosen, folder)
-        states.append(final(trainer.prepare(chosen, begun=True), folder)[1])
+        states.append(final(trainer.prepare(chosen, resumed=True), folder)[1])
     steps = [row["step"] for row in rows(tmp_path / "device")]
     logged = [row for row in rows(tmp_path / "host") if row["step"] in steps]
     assert logged == rows(tmp_path / "device")
