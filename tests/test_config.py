@@ -107,17 +107,6 @@ def leaves(tree, prefix=""):
     return names
 
 
-@settings(deadline=None)  # a busy machine is not an error
-@given(st.floats(), st.floats())
-def test_learning_rate_and_momentum_are_any_number_in_range(rate, momentum):
-    values = {"optimizer.learning_rate": rate, "optimizer.momentum": momentum}
-    sane = all(number == 0 or 1e-30 <= abs(number) <= 1e30 for number in (rate, momentum))
-    if sane and rate >= 0 and abs(momentum) < 1:
-        check(changed(values))
-    else:
-        refusal(values)
-
-
 @settings(deadline=None)
 @given(st.sets(st.sampled_from(leaves(Config().to_dict()))), st.booleans())
 def test_differences_are_the_names_that_differ(names, swap):
