@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optdyn.methods.method import OPTIONAL
+from optdyn.methods.method import OPTIONAL, known_stack
 from optdyn.report.tables import Point
 
 # How a run is written down, and keys that other commands read.
