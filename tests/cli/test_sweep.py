@@ -58,7 +58,7 @@ def test_a_target_is_a_loss(sweeping, whole, tmp_path):
 def test_results_are_there_while_others_run(sweeping, whole, tmp_path, monkeypatch):
     """Whenever it is written it is whole, of what has ended; the last is the final one."""
     seen, path = [], tmp_path / "results.csv"
-    monkeypatch.setattr(tables, "WRITING_SHARE", float("inf"))
+    monkeypatch.setattr(tables, "WRITING_SHARE", float("inf"))  # never rests
     follow = tables.results_writer
 
     def following(*arguments):

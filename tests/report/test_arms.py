@@ -9,7 +9,7 @@ import pytest
 
 from optdyn.report import kept_momentum, report, tables
 from optdyn.report.curves import compared
-from optdyn.report.kept_momentum import Arm, comparisons
+from optdyn.report.kept_momentum import GroupArm, comparisons
 from tests.report.reports import page, rows, run
 
 SLOW = (10, 12, 8, 15, 9)  # log points to a loss of 0.2 of each seed, where the penalty is 1
@@ -26,7 +26,7 @@ def settings(table):
     """Three seeds that all take the same, by momentum (rows) and learning rate (columns)."""
     line = pd.DataFrame(table, index=[0.0, 0.3, 0.9], columns=[0.1, 0.2, 0.4]).stack()
     updates = np.repeat(line.to_numpy()[:, None], 3, axis=1).astype(float)
-    return Arm(4, False, line.index, updates[None])
+    return GroupArm(4, False, line.index, updates[None])
 
 
 INSIDE = [[300, 150, 200], [220, 100, 160], [230, 130, NONE]]
@@ -57,7 +57,7 @@ def test_what_lies_beside_the_best():
 def test_momenta_beside_a_kept_one_do_not_matter():
     every = settings(INSIDE)
     highest = every.settings.get_level_values(0) == 0.9
-    best = Arm(4, True, every.settings[highest], every.figures[:, highest]).best
+    best = GroupArm(4, True, every.settings[highest], every.figures[:, highest]).best
     assert best.interior and len(best.neighbours) == 2
 
 
@@ -129,7 +129,7 @@ def test_the_settings_that_seeds_are_judged_at_are_shown():
     So the best setting of all seeds is not where the median seed's figure is from.
     """
     index = pd.MultiIndex.from_tuples([(0.9, 0.1), (0.9, 0.2)])
-    arm = Arm(4, False, index, np.array([[[10.0, 10.0, 30.0], [20.0, 20.0, 12.0]]]))
+    arm = GroupArm(4, False, index, np.array([[[10.0, 10.0, 30.0], [20.0, 20.0, 12.0]]]))
     assert list(arm.held_out_settings) == [(0.9, 0.2), (0.9, 0.2), (0.9, 0.1)]
     *_, momentum, rate = kept_momentum._setting(arm, "", False).values()
     assert (momentum.shown, momentum.range) == ("0.9, tuned", "")

@@ -60,7 +60,7 @@ class BestSetting(NamedTuple):
         return all(updates > self.updates for updates in self.neighbours)
 
 
-class Arm(NamedTuple):
+class GroupArm(NamedTuple):
     """All settings of g groups, with the momentum kept or tuned, and the figures of each seed."""
 
     groups: int
@@ -96,7 +96,7 @@ class GroupComparison(NamedTuple):
     runs: pd.DataFrame
     momentum: float  # that is kept
     losses: tuple[float, ...]  # settings are chosen by the first, the lowest
-    arms: list[Arm]  # kept and tuned for each number of groups, fewest groups first
+    arms: list[GroupArm]  # kept and tuned for each number of groups, fewest groups first
     values: np.ndarray  # (A, M): updates to each loss, seconds to each, loss at the end
     resolutions: np.ndarray  # (A, M): width of what the log leaves possible
     drawn: np.ndarray  # (D, A, 3, M), with the seeds drawn again: values, lows, highs
@@ -192,7 +192,7 @@ def _comparison(
         tuned = group.droplevel(0)
         for some in (tuned[tuned.index.get_level_values(0) == kept], tuned):
             figures = some.to_numpy().reshape(len(some), -1, len(seeds)).swapaxes(0, 1)
-            arms.append(Arm(int(g), some is not tuned, some.index, figures))
+            arms.append(GroupArm(int(g), some is not tuned, some.index, figures))
     if len(arms) < 4 or not all(len(arm.settings) for arm in arms):
         return None
     values, low, high = np.stack([arm.medians(seeds) for arm in arms], axis=1)
@@ -296,7 +296,7 @@ def _table(found: Sequence[GroupComparison], names: Sequence[str]) -> Table:
     return page.table("What remains after tuning", rows, ("runs", "momentum", "optimum"))
 
 
-def _setting(arm: Arm, name: str, several: bool) -> dict[str, Cell]:
+def _setting(arm: GroupArm, name: str, several: bool) -> dict[str, Cell]:
     """Returns groups, momentum and rate, with the range of those that seeds are judged at."""
     row = {"runs": cell(name)} if several else {}
     row |= {
@@ -311,7 +311,7 @@ def _setting(arm: Arm, name: str, several: bool) -> dict[str, Cell]:
     return row
 
 
-def _momentum(arm: Arm) -> str:
+def _momentum(arm: GroupArm) -> str:
     return f"{arm.best.momentum:g}, {'kept' if arm.kept else 'tuned'}"
 
 
