@@ -241,13 +241,6 @@ OFTEN = {
         "daso",
         "dynamic_batch",
     ),
-    "clock/test_prefix.py::test_longer_runs_begin_with_shorter_ones": (
-        "sync, gamma",
-        "server",
-        "dynamic",
-        "disturbed",
-        "local groups",
-    ),
     "trajectories/test_replicas.py::test_blocks_and_parts_do_not_matter": ("2-4",),
     "trajectories/test_replicas.py::test_the_gradient_of_the_whole_objective_in_slices": ("7",),
     "trajectories/test_single.py::test_a_recording_is_of_the_run_itself": (
