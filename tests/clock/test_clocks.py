@@ -1,4 +1,4 @@
-"""The battery of clocks: each against the one by hand on many clusters, and what all of them owe."""
+"""The battery of clocks: each against the one by hand, and what all of them owe."""
 
 from functools import cache
 from itertools import pairwise
