@@ -30,12 +30,14 @@ CLUSTERS = {
     "ring": TWICE | SLOW | {"service": Exponential()},
     "tree": FOUR | SLOW | {"nodes": 6, "collective": "tree", "service": Gamma(0.5)},
     "server": TWICE | SLOW | {"collective": "server", "service": LogNormal(2.0)},
-    "overlapping": FOUR | SLOW | {"overlap": 0.5, "service": Gamma(2.0)},
+    "overlapping": FOUR
+    | {"latency": 1e-3, "bandwidth": 1e6, "overlap": 0.5, "service": Gamma(2.0)},
     "unlike links": FOUR | {"latencies": FAR, "bandwidth": 1e5, "speeds": (1.0, 2.0, 3.0, 4.0)},
     "unlike widths": FOUR | {"bandwidths": WIDE, "collective": "tree"},
     "regions": TWICE | SLOW | {"regions": 3, "bandwidth_variation": 1.0},
     "hours": TWICE | SLOW | {"regions": 2, "diurnal": 0.6, "day": 0.3},
-    "volunteers": FOUR | SLOW | {"presence": 0.2, "absence": 0.1, "service": Exponential()},
+    "volunteers": FOUR
+    | {"presence": 0.2, "absence": 0.1, "latency": 1e-3, "service": Exponential()},
     "one link": FOUR | {"server_bandwidth": 1e5, "service": Exponential()},
     "divided": FOUR | SLOW | {"split": "proportional", "speeds": (1.0, 2.0, 4.0, 5.0)},
     "disturbed": FOUR
@@ -108,8 +110,10 @@ def of(case, where, steps=STEPS, seed=0):
     """The config of a case on such a cluster, whose keys go before its own; None if refused."""
     name, values = CASES[case]
     values = {k: v for k, v in values.items() if "cluster" not in k or "pieces" in k}
-    values |= {f"cluster.{key}": value for key, value in CLUSTERS[where].items()}
-    chosen = battery.config_of(name, {"batch_size": 48, "steps": steps, "seed": seed, **values})
+    run = {"batch_size": 48, "steps": steps, "seed": seed, "cluster.speeds": ()}
+    chosen = battery.config_of(name, {**run, **values})
+    own = {"service": Constant(), "nodes": 4} | CLUSTERS[where]
+    chosen = chosen.with_(cluster=chosen.cluster.with_(**own))
     try:
         check(chosen)
     except ConfigError:
