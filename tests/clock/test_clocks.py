@@ -103,25 +103,24 @@ FURTHER += ("slowmo+elastic", "daso+buffered", "gossip+dynamic_batch")
 CASES["gossip+ad_psgd"] = ("gossip+ad_psgd", {"method.graph": "ring"})
 CASES |= {name: (name, {}) for name in (*battery.EVERY, *FURTHER)}
 HERE = [case for case in CASES if ":" not in case]  # the clocks of others' files are theirs
-STEPS = 25
-
-
-def of(case, where, steps=STEPS, seed=0):
-    """The config of a case on such a cluster, whose keys go before its own; None if refused."""
-    name, values = CASES[case]
-    values = {k: v for k, v in values.items() if "cluster" not in k or "pieces" in k}
-    run = {"batch_size": 48, "steps": steps, "seed": seed, "cluster.speeds": ()}
-    chosen = battery.config_of(name, {**run, **values})
-    own = {"service": Constant(), "nodes": 4} | CLUSTERS[where]
-    chosen = chosen.with_(cluster=chosen.cluster.with_(**own))
-    try:
-        check(chosen)
-    except ConfigError:
-        return None
-    return chosen
 
 
 @cache
+def of(case, where):
+    """The config of a case on such a cluster, whose keys go before its own; None if refused."""
+    name, values = CASES[case]
+    values = {k: v for k, v in values.items() if "cluster" not in k or "pieces" in k}
+    run = {"batch_size": 48, "steps": 25, "cluster.speeds": ()}
+    config = battery.config_of(name, run | values)
+    own = {"service": Constant(), "nodes": 4} | CLUSTERS[where]
+    config = config.with_(cluster=config.cluster.with_(**own))
+    try:
+        check(config)
+    except ConfigError:
+        return None
+    return config
+
+
 def places(case):
     return [where for where in CLUSTERS if of(case, where)]
 
@@ -160,7 +159,8 @@ def test_what_all_clocks_owe(case, data):
     """Order, the staleness of what is in the slots, and a longer run that begins likewise."""
     where = data.draw(st.sampled_from(places(case)))
     seed, steps = data.draw(st.integers(0, 2**32 - 1)), data.draw(st.integers(1, 40))
-    short, long = (timeline(of(case, where, n, seed))[0] for n in (steps, steps + 30))
+    config = of(case, where).with_(seed=seed)
+    short, long = (timeline(config.with_(steps=n))[0] for n in (steps, steps + 30))
     late = short.staleness.reshape(steps, -1)
     assert len(short.seconds) == steps and late.dtype.kind == "i"
     assert np.isfinite(short.seconds).all() and np.diff(short.seconds, prepend=0.0).min() >= 0
@@ -172,7 +172,6 @@ def test_what_all_clocks_owe(case, data):
         for read, own in zip(plan.read.reshape(steps, -1).T, late.T, strict=True):
             held = versions_read(read, plan.write, short.slots)
             np.testing.assert_array_equal(held, np.arange(steps) - own)
-    config = of(case, where, steps, seed)
     if config.methods.mix or config.method.name == "decoupled":
         steps = max(steps - ENDS, 0)
         short = at(arrays(short), slice(steps))
