@@ -34,7 +34,11 @@ OFTEN = {
     "models/test_remat.py::test_blocks_keep_their_inputs_only": (),
     "models/test_remat.py::test_is_the_same_function_with_the_same_parameters": ("resmlp",),
     "optimizers/test_delayed.py::test_is_optax_on_gradients_one_update_old": (),
-    "train/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": ("closed",),
+    "train/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": (
+        "closed",
+        "noisy",
+        "chain",
+    ),
     "train/test_going_on.py::test_a_run_starts_from_anothers_parameters": ("sync",),
     "data/test_own_data.py::test_real_devices_and_streams_carry_every_kind": (),
     "own/test_things.py::test_the_examples_run_outside_of_the_checkout_under_other_names": (),

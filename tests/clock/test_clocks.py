@@ -60,7 +60,10 @@ CASES = {
     "unmerged server": ("asynchronous", PIECES),
     "merged, synchronous": ("sync", MERGED),
     "compressed groups": ("asynchronous", TOP_K),
-    "k_sync": ("buffered", {"method.waiting": "k_sync", "method.arrivals": 2}),
+    **{
+        waiting: ("buffered", {"method.waiting": waiting, "method.groups": 4, "method.arrivals": 2})
+        for waiting in ("k_sync", "k_batch_sync", "k_async")
+    },
     "k_async in nodes": (
         "diloco+buffered",
         {"method.waiting": "k_async"} | {"method.arrivals": 2},

@@ -5,7 +5,7 @@ from itertools import repeat
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from optdyn.clock.arrivals import NO_HABITS, Absences, Work, arrivals, event_arrivals, shared_cores
@@ -30,9 +30,8 @@ sizes = st.tuples(st.integers(1, 60), st.integers(0, 2**32 - 1))  # steps and se
 
 
 @st.composite
-def policies(draw, many):
+def policies(draw, many, waiting):
     """Policies of so many groups, all that a method can ask for."""
-    waiting = draw(st.sampled_from(("", *WAITING)))
     if not waiting:
         bound, oldest = draw(st.sampled_from([(0, np.inf), (2, np.inf), (np.inf, 1), (np.inf, 3)]))
         return Policy(bound=bound, delay_bound=oldest)
@@ -75,19 +74,17 @@ def simulated(own, size, policy=FREE, habits=NO_HABITS):
     return by_hand.arrive(len(means), steps, takes, policy, limits, away, serving)
 
 
-@given(
-    groups.flatmap(
-        lambda own: st.tuples(
-            st.just(own),
-            sizes,
-            st.tuples(policies(len(own[1])), st.just(NO_HABITS))
-            | st.tuples(st.just(FREE), habits_of(len(own[1]))),
-        )
-    ).filter(lambda case: case[0][0] != "constant" or case[2][0].allotted > 1)
-)
-def test_it_is_the_simulation(case):
+@pytest.mark.parametrize("waiting", ["", *WAITING, "habits"])
+@given(st.data())
+@settings(max_examples=30)
+def test_it_is_the_simulation(waiting, data):
     """Who delivers, when to the bit, how stale, what was dropped, and what the slots hold."""
-    own, (steps, seed), (policy, habits) = case
+    own, (steps, seed), policy, habits = data.draw(groups), data.draw(sizes), FREE, NO_HABITS
+    if waiting == "habits":
+        habits = data.draw(habits_of(len(own[1])))
+    else:
+        policy = data.draw(policies(len(own[1]), waiting))
+    assume(own[0] != "constant" or policy.allotted > 1)
     line, (rows, dropped) = (
         line_of(own, (steps, seed), policy, habits),
         simulated(own, (steps, seed), policy, habits),
