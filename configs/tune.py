@@ -62,7 +62,7 @@ DRAW = 20261125
 CASES = {f"{batch},{cluster}": (batch, cluster) for batch in BATCHES for cluster in CLUSTERS}
 
 
-class Case(NamedTuple):
+class TuneCase(NamedTuple):
     model: od.Model
     cluster: od.Cluster
     batch_size: int
@@ -89,7 +89,7 @@ def get_config(name: str = "small,stragglers") -> od.Experiment:
     )
 
 
-def chosen(name: str) -> Case:
+def chosen(name: str) -> TuneCase:
     """One of the eight cases. Raises `ConfigError` for others."""
     batch, kind = entry(CASES, name)
     model = CNN if name in ("small,network", "small,uniform") else MLP
@@ -100,10 +100,10 @@ def chosen(name: str) -> Case:
     cluster = od.Cluster(
         nodes=WORKERS, seconds_per_example=SECONDS, pieces=pieces, **CLUSTERS[kind]
     )
-    return Case(model, cluster, size, TARGETS[model, size])
+    return TuneCase(model, cluster, size, TARGETS[model, size])
 
 
-def drawn(name: str) -> Case:
+def drawn(name: str) -> TuneCase:
     """One of the drawn cases: each model is in three of them."""
     number = DRAWN.index(name)
     rng = np.random.default_rng((DRAW, number))
@@ -111,7 +111,7 @@ def drawn(name: str) -> Case:
     batch, nodes = int(rng.choice(DRAWN_BATCHES)), int(rng.choice(DRAWN_WORKERS))
     law, latency = LAWS[rng.integers(len(LAWS))], float(rng.choice(LATENCIES))
     cluster = od.Cluster(nodes=nodes, seconds_per_example=SECONDS, service=law, latency=latency)
-    return Case(model, cluster, batch, float(rng.choice(targets)))
+    return TuneCase(model, cluster, batch, float(rng.choice(targets)))
 
 
 def can_win(name: str) -> bool:
@@ -121,7 +121,7 @@ def can_win(name: str) -> bool:
     return faster < 0.6 and case.batch_size <= NOISE / 3
 
 
-def pace(case: Case | od.Experiment, groups: int) -> float:
+def pace(case: TuneCase | od.Experiment, groups: int) -> float:
     """HE(g), seconds an update."""
     method = od.Asynchronous(groups=groups)
     seconds = od.timeline(method, case.cluster, 2000, batch_size=case.batch_size).seconds

@@ -15,7 +15,7 @@ import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem.data.kinds import MNIST5k
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
@@ -80,7 +80,7 @@ def config():
     """`config({"optimizer.name": "adam", ...})`: a small run and its differences."""
 
     def make(values=()):
-        return Experiment().with_(RUN).with_(dict(values))
+        return Config().with_(RUN).with_(dict(values))
 
     return make
 

@@ -10,7 +10,7 @@ import pytest
 from configs import gpt, images, plan, resnet, text, tune
 from configs.grids import meter
 from optdyn.base.errors import ConfigError
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.problem.data.arrays import checked
 from optdyn.report import report, tables
@@ -356,7 +356,7 @@ def test_bad_points_are_named():
         ({"name": ".."}, "grid: a point is called '..'"),
         ({"name": ""}, "grid: a point is called ''"),
     ):
-        config = Grid(Experiment(), [values])
+        config = Grid(Config(), [values])
         with pytest.raises(ConfigError) as caught:
             for name, point in named(config):
                 resolve(config, name, point)

@@ -16,7 +16,7 @@ from optdyn.base.errors import Join
 from optdyn.cli.keys import keys
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES
-from optdyn.experiment import ConfigError, Experiment, differences, to_json
+from optdyn.experiment import ConfigError, Config, differences, to_json
 from optdyn.methods.averaging import DiLoCo
 from optdyn.problem.models.convnets import NORMS, STEMS, ResNet
 from optdyn.train.checks import check
@@ -39,11 +39,11 @@ def owned(name):
 
 def changed(values):
     """The default with values at dotted names, of any type, as from a careless file."""
-    return Experiment().with_(values)
+    return Config().with_(values)
 
 
 def checked(given):
-    check(given if isinstance(given, Experiment) else changed(given))
+    check(given if isinstance(given, Config) else changed(given))
 
 
 def refusal(given, act=checked):
@@ -54,7 +54,7 @@ def refusal(given, act=checked):
 
 
 def test_the_default_can_run_and_is_frozen():
-    config = Experiment()
+    config = Config()
     check(config)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.steps = 3
@@ -516,9 +516,9 @@ def test_learning_rate_and_momentum_are_any_number_in_range(rate, momentum):
 
 
 @settings(deadline=None)
-@given(st.sets(st.sampled_from(leaves(Experiment().to_dict()))), st.booleans())
+@given(st.sets(st.sampled_from(leaves(Config().to_dict()))), st.booleans())
 def test_differences_are_the_names_that_differ(names, swap):
-    one, other = Experiment().to_dict(), Experiment().to_dict()
+    one, other = Config().to_dict(), Config().to_dict()
     for name in names:
         *path, last = name.split(".")
         part = other
@@ -547,7 +547,7 @@ def test_values_that_can_run_and_come_back_from_json(values):
     assert back == config and hash(back) == hash(config)
     assert to_json(back) == text and text.endswith("}\n")
     assert set(leaves(json.loads(text))) == set(leaves(config.to_dict()))
-    assert Experiment().with_(config.changed_keys()) == config
+    assert Config().with_(config.changed_keys()) == config
 
 
 def test_choices_that_fields_declare_are_those_that_the_code_has():

@@ -19,7 +19,7 @@ from configs import images, plan, quickstart, tune
 from configs.grids import daso, dynamic_batch, local
 from optdyn.cli import app
 from optdyn.cli.keys import keys
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem.data.kinds import MNIST5k
 from optdyn.train import loop, memory_checks, trainer
 from optdyn.train.checks import check
@@ -72,7 +72,7 @@ CHEAP = {**SIZED, "data.train_examples": 200, "data.train_evaluated": 50, "data.
 
 
 def made(values=(), base=None):
-    return (base or Experiment()).with_({**CHEAP, **dict(values)})
+    return (base or Config()).with_({**CHEAP, **dict(values)})
 
 
 def bases(folder):
@@ -153,7 +153,7 @@ def mutated(base, rng):
     def make():
         config = base
         for name in deleted:  # as in a file
-            config = Experiment.read(without(config.to_dict(), name))
+            config = Config.read(without(config.to_dict(), name))
         return config.with_(changes)
 
     return make, {**dict.fromkeys(deleted, "deleted"), **changes}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.train.grid import (
     MOST,
     Grid,
@@ -67,7 +67,7 @@ def test_points_are_made_when_they_are_asked_for():
             made.append(seed)
             yield {"seed": seed}
 
-    config = Grid(Experiment(), Points(MOST, points))
+    config = Grid(Config(), Points(MOST, points))
     every = named(config)
     assert not made
     assert [next(every)[0] for _ in range(3)] == ["seed=0", "seed=1", "seed=2"]
@@ -130,7 +130,7 @@ BAD = {
 def test_what_is_no_grid_is_one_line(what):
     points, expected = BAD[what]
     with pytest.raises(ConfigError) as caught:
-        config = Grid(Experiment(), points())
+        config = Grid(Config(), points())
         for name, point in named(config):
             resolve(config, name, point)
     assert expected in str(caught.value) and "\n" not in str(caught.value)

@@ -15,7 +15,7 @@ from optdyn.base.errors import ConfigError, InputError
 from optdyn.cli import price as command
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, LogNormal
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.price import price, who_pays
 from optdyn.price.shapes import of_model, of_parameters
 from optdyn.problem.data.kinds import MNIST5k
@@ -34,7 +34,7 @@ MESSAGE = SHAPES.bytes / TEN  # seconds
 def experiment(name, cluster=FIXED, step=STEP, **keys):
     """Workers compute eight examples each, `step` seconds at speed 1."""
     workers = cluster.nodes * cluster.devices_per_node
-    config = Experiment(cluster=cluster, batch_size=8 * workers)
+    config = Config(cluster=cluster, batch_size=8 * workers)
     return price.with_method(price.step_of(config, step), name, **keys)
 
 
@@ -46,7 +46,7 @@ def small(name, nodes=4, **keys):
     """A quadratic that is trained in a moment, on a network that is slow for it."""
     cluster = Cluster(nodes=nodes, service=LogNormal(0.3), bandwidth=1e4, latency=1e-3)
     model, data = Quadratic(dimension=6, noise=0.5), MNIST5k(train_examples=100)
-    config = Experiment(model=model, data=data, cluster=cluster, batch_size=4 * nodes, steps=24)
+    config = Config(model=model, data=data, cluster=cluster, batch_size=4 * nodes, steps=24)
     devices = {"cluster.devices_per_node": 2, "batch_size": 32} if "+" in name else {}
     return price.with_method(config.with_(devices, log_every=8), name, **keys)
 
@@ -379,7 +379,7 @@ def test_stages_are_priced_of_a_model(name):
     """The run's own timeline; one stage computes all the time, and sends nothing."""
     cluster = Cluster(nodes=2, service=Constant(), bandwidth=1e6)
     model, data = ResMLP(blocks=4, width=8), MNIST5k(train_examples=400, train_evaluated=10)
-    config = Experiment(model=model, data=data, cluster=cluster, batch_size=16, steps=20)
+    config = Config(model=model, data=data, cluster=cluster, batch_size=16, steps=20)
     config = price.with_method(config, name)
     shapes = of_model(config)
     found = price.price(config, shapes, config.steps)

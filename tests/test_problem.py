@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.problem import problem
 from optdyn.problem.data.kinds import MNIST5k
 from optdyn.problem.models import CNN, MLP, Quadratic
@@ -20,7 +20,7 @@ BATCH = {
 
 
 def config(examples=0, **model):
-    return Experiment(model=Quadratic(**model), data=MNIST5k(train_examples=examples))
+    return Config(model=Quadratic(**model), data=MNIST5k(train_examples=examples))
 
 
 def loaded(config):

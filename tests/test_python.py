@@ -427,7 +427,7 @@ def test_joined_methods_have_each_their_own_numbers():
     method = optdyn.DiLoCo(period=2) + optdyn.AsyncLocalSGD(groups=2)
     cluster = optdyn.Cluster(nodes=2, devices_per_node=2)
     chosen = base(method=method, cluster=cluster)
-    nodes, workers = chosen.methods.every
+    nodes, workers = chosen.methods.members
     assert (nodes.period, workers.period, workers.groups) == (2, 8, 2)
     keys = {"method.diloco.period": 2, "method.async_local_sgd.groups": 2}
     named = base(cluster=cluster).with_({"method.name": "diloco+async_local_sgd", **keys})

@@ -14,7 +14,7 @@ from optdyn.base.errors import InputError
 from optdyn.cli import price as command
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, LogNormal
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.price import price
 from optdyn.price.shapes import of_parameters
 from optdyn.problem.data.kinds import MNIST5k
@@ -59,7 +59,7 @@ def sweep(folder, arms=ARMS, rates=RATES, **changes):
 
 
 def cluster(**keys):
-    config = Experiment(cluster=Cluster(nodes=NODES, service=Constant()), batch_size=32)
+    config = Config(cluster=Cluster(nodes=NODES, service=Constant()), batch_size=32)
     return price.step_of(config.with_({f"cluster.{k}": v for k, v in keys.items()}), STEP)
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from optdyn.clock.service import Law
-from optdyn.experiment import Experiment
-from optdyn.methods import Methods
+from optdyn.experiment import Config
+from optdyn.methods import MethodStack
 from optdyn.problem.models import Model
 
 
@@ -22,11 +22,11 @@ def as_law(name: str, variation: float = 1.0) -> Law:
     return law.with_(variation=variation) if "variation" in law.field_table() else law
 
 
-def with_values(config: Experiment, values: Mapping[str, Any]) -> Experiment:
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """The config with values of keys; `method.KEY` is of each method that has it."""
     shared = [key for key in values if key.startswith("method.") and key.count(".") == 1]
     others = {key: value for key, value in values.items() if key not in shared}
     numbers = {key.removeprefix("method."): values[key] for key in shared}
     name = numbers.pop("name", config.method.name)
-    methods = config.method if name == config.method.name else Methods.named(name)
+    methods = config.method if name == config.method.name else MethodStack.named(name)
     return config.with_({"method": methods.with_keys(numbers)}).with_(others)

@@ -26,7 +26,7 @@ import pandas as pd
 
 from analysis.benchmarks.record import Timer, in_turn, options, publish, spread
 from analysis.benchmarks.step_time import by_hand, config_of, ours
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem import costs
 from optdyn.train import trainer
 from optdyn.train.program import problem_of
@@ -65,7 +65,7 @@ def product() -> float:
     return 2 * SIZE**3 / best
 
 
-def operations_of(config: Experiment) -> float:
+def operations_of(config: Config) -> float:
     """Floating-point operations of one update, by the model."""
     run = trainer.prepare(config)
     batch = {

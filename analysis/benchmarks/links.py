@@ -54,7 +54,7 @@ from optdyn.base.files import write_json
 from optdyn.cli import cache
 from optdyn.clock.timeline import Timeline
 from optdyn.devices import overlap
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.price.shapes import of_model
 from optdyn.train import loop, program, trainer
 from optdyn.train.run import Run
@@ -155,10 +155,10 @@ def row_of(found: Mapping[str, Any]) -> LinkRow:
     return LinkRow(*(found[name] for name in LinkRow._fields))
 
 
-def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Experiment:
+def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Config:
     """The row's method on so many nodes, or plain SGD."""
     size = SIZES[row.megabits]
-    return Experiment(
+    return Config(
         model=od.MLP(hidden=size.hidden),
         optimizer=od.SGD(learning_rate=0.01),
         method=METHODS["sync" if plain else row.method](row.period),
@@ -171,7 +171,7 @@ def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Experi
     )
 
 
-def line_of(config: Experiment) -> Timeline:
+def line_of(config: Config) -> Timeline:
     """The updates of a config by its method's clock, as one epoch."""
     shapes = of_model(config)
     network = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)

@@ -41,7 +41,7 @@ DIMENSION, CONDITION, NODES, RATE = 16, 20.0, 4, 0.1
 SEEDS, MEETINGS = 40, 400
 
 
-class Case(NamedTuple):
+class OuterCase(NamedTuple):
     method: str
     momentum: float  # mu
     period: int  # H
@@ -56,12 +56,12 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("slowmo", 0.0, 8),
-    Case("slowmo", 0.5, 8),
-    Case("slowmo", 0.8, 32),
-    Case("diloco", 0.5, 8),
-    Case("diloco", 0.9, 8),
-    Case("diloco", 0.9, 32),
+    OuterCase("slowmo", 0.0, 8),
+    OuterCase("slowmo", 0.5, 8),
+    OuterCase("slowmo", 0.8, 32),
+    OuterCase("diloco", 0.5, 8),
+    OuterCase("diloco", 0.9, 8),
+    OuterCase("diloco", 0.9, 32),
 )
 
 
@@ -70,7 +70,7 @@ def effective_curvature(period: int) -> np.ndarray:
     return 1 - (1 - RATE * np.asarray(curvatures(DIMENSION, CONDITION), float)) ** period
 
 
-def config_of(case: Case, meetings: int, noise: float, seed: int) -> od.Experiment:
+def config_of(case: OuterCase, meetings: int, noise: float, seed: int) -> od.Experiment:
     outer = (
         {"outer_learning_rate": case.rate, "outer_momentum": case.momentum}
         if case.nesterov
@@ -83,7 +83,7 @@ def config_of(case: Case, meetings: int, noise: float, seed: int) -> od.Experime
         model=od.Quadratic(dimension=DIMENSION, condition=CONDITION, noise=noise),
         data=od.MNIST5k(train_examples=2000, replacement=True),
         optimizer=od.SGD(learning_rate=RATE, momentum=0.0),
-        method=od.Methods.named(case.method).with_keys({"period": case.period, **outer}),
+        method=od.MethodStack.named(case.method).with_keys({"period": case.period, **outer}),
         cluster=od.Cluster(nodes=NODES),
     )
 
@@ -104,7 +104,7 @@ def after_meetings(config: od.Experiment) -> np.ndarray:
     return np.array(theta)
 
 
-def read(case: Case, meetings: int, seed: int) -> Fit:
+def read(case: OuterCase, meetings: int, seed: int) -> Fit:
     """The meter's fit to a run, with a gradient before it where the outer step looks ahead."""
     theta = after_meetings(config_of(case, meetings, noise=1.0, seed=seed))
     k = effective_curvature(case.period)
@@ -127,7 +127,7 @@ def rows(seeds: int) -> Iterator[dict[str, Any]]:
         yield told
 
 
-def _unless_refused(case: Case, seed: int) -> Fit | None:
+def _unless_refused(case: OuterCase, seed: int) -> Fit | None:
     try:
         return read(case, MEETINGS, seed)
     except NotIdentified:

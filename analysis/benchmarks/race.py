@@ -29,7 +29,7 @@ import pandas as pd
 from analysis.benchmarks.record import RECORDS, options, publish
 from configs import quickstart
 from optdyn.base.files import rows
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.race.race import race, replaying
 from optdyn.report.race import summarize
 from optdyn.report.raced import RaceRecord, load
@@ -50,7 +50,7 @@ PREDICTED = {"mlp": 4000, "cnn": 1500}  # updates of such races
 PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
 
 
-def config_of(groups: int, steps: int, values: dict[str, Any]) -> Experiment:
+def config_of(groups: int, steps: int, values: dict[str, Any]) -> Config:
     shared = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
     return quickstart.get_config().with_({**shared, "steps": steps, **values})
 

@@ -30,7 +30,7 @@ import pandas as pd
 from analysis.benchmarks.record import Timer, in_turn, options, publish, spread
 from analysis.benchmarks.step_time import BATCH, by_hand, config_of, ours
 from optdyn.base import processes
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train.program import CHUNK
 
 MODELS = ("mlp", "cnn")
@@ -40,7 +40,7 @@ UPDATES = CHUNK  # between two readings of the clock; what the trainer hands ove
 Job = Callable[[str], float]  # of a model's name: seconds an update
 
 
-def sharded(model: str, api: str, batch: int) -> Experiment:
+def sharded(model: str, api: str, batch: int) -> Config:
     """The model's config, over all devices there are."""
     return config_of(model, 1).with_({"parallel.api": api}, batch_size=batch)
 

@@ -32,7 +32,7 @@ from optdyn.base.trees import Json
 from optdyn.cli.tune import result, tune
 from optdyn.evidence import arms
 from optdyn.evidence.study import Study, a_core_each, cores
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.tune.choice import Choice
 
 Curve = Sequence[Sequence[float]]
@@ -63,7 +63,7 @@ def fixed(study: Study, case: str) -> dict[str, Any]:
     }
 
 
-def tuned(study: Study, config: Experiment, groups: int) -> arms.Tuned:
+def tuned(study: Study, config: Config, groups: int) -> arms.Tuned:
     """The best learning rate and momentum of so many groups, by seconds."""
     step, momentum = START[8 if config.batch_size <= 16 else 64]
     chosen = config.with_({"method.groups": groups}, steps=STEPS)

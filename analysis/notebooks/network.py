@@ -17,7 +17,7 @@ import pandas as pd
 from optdyn.base.lookup import CLOCK
 from optdyn.clock.meetings import synchronous
 from optdyn.clock.service import DRAWN
-from optdyn.experiment import Experiment, read
+from optdyn.experiment import Config, read
 from optdyn.methods.daso import DASO, clock
 from optdyn.report.tables import Point, TableError
 
@@ -28,7 +28,7 @@ CURVE = np.geomspace(100, 0.1, 61).round(4).tolist()  # Gb/s
 class Recorded(NamedTuple):
     """What the clock of a finished DASO run depends on."""
 
-    config: Experiment
+    config: Config
     steps_per_epoch: int
     update_bytes: float  # of the model: 4 a parameter
     epoch_losses: list[float]  # training loss at the end of every epoch but the last

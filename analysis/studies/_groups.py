@@ -17,7 +17,7 @@ from optdyn.evidence.arms import Tuned, at, reported, sgd, tuned
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train.grid import Point
 from optdyn.tune import prediction
 
@@ -41,7 +41,7 @@ CLUSTERS: dict[str, Point] = {  # seconds of a batch on one worker; a group's k 
 ARRIVALS = 4000  # that seconds an update are of
 
 
-def config_of(cluster: str, batch: int, groups: int) -> Experiment:
+def config_of(cluster: str, batch: int, groups: int) -> Config:
     return at(problems.network("mlp", batch, groups), CLUSTERS[cluster], 0)
 
 
@@ -104,7 +104,7 @@ def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, 
     return {g: float(pace[g] / pace[1] * penalty[g]) for g in GROUPS}
 
 
-def _pace(config: Experiment) -> float:
+def _pace(config: Config) -> float:
     """HE(g): simulated seconds an update, of arrivals alone."""
     drawn = config.with_(steps=ARRIVALS)
     line = drawn.timeline(steps_per_epoch=1, update_bytes=0)

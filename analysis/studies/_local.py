@@ -22,7 +22,7 @@ from optdyn.evidence.claim import Verdict, below
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods import ModelInfo, local
 from optdyn.problem import shared_data
 from optdyn.train import program
@@ -68,8 +68,8 @@ STEPS = {"small": 500, "full": 2000}
 UPDATES = 50  # that the clocks are taken over
 
 
-def config(task: str, variant: str, scale: str) -> Experiment:
-    return Experiment().with_(
+def config(task: str, variant: str, scale: str) -> Config:
+    return Config().with_(
         {
             "model.blocks": STAGES,
             "data.train_evaluated": 300,
@@ -87,7 +87,7 @@ def arm(task: str, variant: str, scale: str) -> arms.Arm:
     return arms.Arm(config(task, variant, scale), {RATE: arms.rates}, {RATE: -8})
 
 
-def clock(config: Experiment) -> dict[str, list[float]]:
+def clock(config: Config) -> dict[str, list[float]]:
     """The seconds of the first update and between two, by schedule."""
     config = config.with_({"cluster.nodes": STAGES})
     method, costs, work = _costs(config)
@@ -118,7 +118,7 @@ def _flushed(forward: np.ndarray, backward: np.ndarray, micro_batches: int) -> p
     return pipeline.schedule("1f1b", forward, backward, 0.0, UPDATES, micro_batches)
 
 
-def _costs(config: Experiment) -> tuple[local.Local, local.UpdateCost, pipeline.StageWork]:
+def _costs(config: Config) -> tuple[local.Local, local.UpdateCost, pipeline.StageWork]:
     """The method, the operations of its schedule, and those of its blocks."""
     method = config.methods.gradient
     assert isinstance(method, local.Local)

@@ -21,7 +21,7 @@ from optdyn.evidence import arms
 from optdyn.evidence.claim import Claim, Verdict, above
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.tune import bench
 from optdyn.tune.choice import Choice, Outcome
 
@@ -48,7 +48,7 @@ CLAIM = Claim(
 )
 
 
-def synchronous(study: Study, config: Experiment) -> arms.Tuned:
+def synchronous(study: Study, config: Config) -> arms.Tuned:
     """The best learning rate and momentum of one group, by seconds."""
     chosen = config.with_({"method.groups": 1}, steps=STEPS)
     arm = arms.sgd(chosen, *START[config.batch_size])
@@ -59,14 +59,14 @@ def setting(found: arms.Tuned, groups: int = 1) -> Choice:
     return Choice(groups, found.point[arms.MOMENTUM], found.point[arms.RATE])
 
 
-def attempt(config: Experiment, seed: int, setting: Choice) -> Outcome:
+def attempt(config: Config, seed: int, setting: Choice) -> Outcome:
     """A setting from the start to the target, at the log points of `launch.tune`."""
     cluster = bench.prepare(config.with_(seed=seed))
     start, target = bench.start(cluster), config.tune.target
     return bench.attempt(cluster, start, setting, config.tune.seconds, target)[1]
 
 
-def alone(config: Experiment, seed: int, setting: Choice) -> float:
+def alone(config: Config, seed: int, setting: Choice) -> float:
     """Seconds of such an attempt."""
     outcome = attempt(config, seed, setting)
     return outcome.seconds if outcome.reached else math.inf
@@ -80,7 +80,7 @@ def automatic(study: Study, case: str, mode: str, seed: int) -> float:
     return math.inf if found is None else float(found)
 
 
-def of_mode(case: str, mode: str) -> Experiment:
+def of_mode(case: str, mode: str) -> Config:
     """The authors' epochs are equally long, and so longer than the first of those that double."""
     config = cases.get_config(case)
     seconds = config.tune.epoch_seconds * (5 if mode == "omnivore" else 1)

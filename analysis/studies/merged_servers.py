@@ -16,7 +16,7 @@ from optdyn.evidence.claim import Claim, Verdict
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 
 GROUPS = {"small": (4, 16), "full": (2, 4, 8, 16, 32)}
 STEPS = {"small": 2500, "full": 5000}
@@ -45,7 +45,7 @@ CLAIM = Claim(
 )
 
 
-def config(groups: int, merged: bool, scale: str) -> Experiment:
+def config(groups: int, merged: bool, scale: str) -> Config:
     own = {**PIECES, "method.fresh": DENSE if merged else ()}
     return problems.network("cnn", 32, groups).with_(own, steps=STEPS[scale])
 

@@ -30,7 +30,7 @@ from optdyn.evidence.claim import Claim, Verdict, above
 from optdyn.evidence.intervals import ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.setup import Plan
 from optdyn.plan import convergence, layers, plans
 from optdyn.problem.models.convolution import default_lowering
@@ -62,7 +62,7 @@ CLAIM = Claim(
 )
 
 
-def config_of(batch: int) -> Experiment:
+def config_of(batch: int) -> Config:
     plain = {"method.name": "sync", "cluster.nodes": 1, "optimizer.momentum": 0.9}
     return problems.network("cnn", batch).with_(plain)
 

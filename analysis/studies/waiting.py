@@ -19,7 +19,7 @@ from optdyn.evidence.claim import Claim, Verdict, below
 from optdyn.evidence.intervals import mean_ratio, ratio, shown
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train.grid import Point
 
 LONG, SEEDS = True, {"small": (4, 20), "full": (4, 20)}
@@ -79,10 +79,10 @@ def waits(name: str) -> bool:
     return arms()[name]["method.name"] == "buffered"
 
 
-def config_of(law: str, name: str) -> Experiment:
+def config_of(law: str, name: str) -> Config:
     """An arm; a gradient is of `EXAMPLES`, and takes a worker of speed 1 a second in the mean."""
     arm = arms()[name]
-    base = Experiment().with_(
+    base = Config().with_(
         {
             "model.hidden": (32,),
             "data.train_examples": 4000,

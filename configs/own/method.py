@@ -33,9 +33,9 @@ class Clipped(Gradients):
 
         return clipped
 
-    def clock(self, setting, methods):
+    def clock(self, inputs, methods):
         """All workers wait for one another."""
-        setup = setting.setup
+        setup = inputs.setup
         return compute_groups(
             setup.cluster, groups=1, steps=setup.steps, batch_size=setup.batch_size
         )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # for editors and mypy; `__getattr__` looks them up
     from optdyn.methods.dynamic_batch import DynamicBatch
     from optdyn.methods.gossip import GASLoC, Gossip
     from optdyn.methods.local import Local
-    from optdyn.methods.method import Method, Methods
+    from optdyn.methods.method import Method, MethodStack
     from optdyn.methods.pipeline import StalePipeline
     from optdyn.methods.setup import Parallel, Plan, Probes, Replicas, Tune
     from optdyn.methods.sparse import DeMo, SparseLoCo, Sparta
@@ -82,7 +82,7 @@ _WHERE = {
     "methods.dynamic_batch": "DynamicBatch",
     "methods.gossip": "GASLoC Gossip",
     "methods.local": "Local",
-    "methods.method": "Method Methods",
+    "methods.method": "Method MethodStack",
     "methods.pipeline": "StalePipeline",
     "methods.setup": "Parallel Plan Probes Replicas Tune",
     "methods.sparse": "DeMo SparseLoCo Sparta",

@@ -25,29 +25,29 @@ from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN, OwnLaw, Trace
 from optdyn.clock.timeline import Timeline
 from optdyn.methods.asynchronous import Grouped
-from optdyn.methods.method import OPTIONAL, PLAIN, Method, Methods, built_in, load
+from optdyn.methods.method import OPTIONAL, PLAIN, Method, MethodStack, built_in, load
 from optdyn.methods.setup import Setup
 from optdyn.optimizers import schedules
 from optdyn.optimizers.kinds import SGD
 from optdyn.problem import losses, models
 from optdyn.problem.models.convolution import LOWERINGS
 
-__all__ = ["ConfigError", "Experiment", "check", "differences", "read", "to_json"]
+__all__ = ["ConfigError", "Config", "check", "differences", "read", "to_json"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment(Setup):
+class Config(Setup):
     """All that determines a run, as a value: it hashes, and can be the key of a cache.
 
     Values that do not go together are refused by `check`.
     """
 
-    method: Any = made(default_factory=lambda: Methods.named(PLAIN))
+    method: Any = made(default_factory=lambda: MethodStack.named(PLAIN))
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "method", Methods.wrap(self.method))
+        object.__setattr__(self, "method", MethodStack.wrap(self.method))
         super().__post_init__()
-        if not isinstance(self.method, Methods):
+        if not isinstance(self.method, MethodStack):
             raise ConfigError(not_one("config.method", self.method, Method))
         self.method.checked()
 
@@ -75,19 +75,19 @@ class Experiment(Setup):
                 now, default = getattr(value, name), default_of(each)
                 if isinstance(now, Value):
                     walk(now, default.name, now.key)
-                elif not isinstance(now, Methods) and name != "name" and now != default:
+                elif not isinstance(now, MethodStack) and name != "name" and now != default:
                     found[key(name)] = plain(now)
 
         walk(self, "", self.key)
         if self.method.name != PLAIN:
             found["method.name"] = self.method.name
         for section, one in self.method.by_section.items():
-            inner = f"{section}." if len(self.method.every) > 1 else ""
+            inner = f"{section}." if len(self.method.members) > 1 else ""
             walk(one, one.name, f"method.{inner}{{}}".format)
         return found
 
     @property
-    def methods(self) -> Methods:
+    def methods(self) -> MethodStack:
         """The methods with their numbers."""
         return self.method
 
@@ -98,7 +98,7 @@ class Experiment(Setup):
         words = {k: lookup.words(v) for k, v in changed.items() if lookup.words(str(v))}
         said = {key: shown(value) for key, value in changed.items()} | words
         lines = [f"  {key:{width}}  {text}" for key, text in said.items()]
-        return "\n".join(["Experiment, all defaults but", *lines] if lines else ["Experiment()"])
+        return "\n".join(["Config, all defaults but", *lines] if lines else ["Experiment()"])
 
     def timeline(self, **known: Any) -> Timeline:
         """The timeline of a run, as far as its past epochs decide it.
@@ -112,14 +112,14 @@ def read(
     held: Mapping[str, object],
     file: object = "config.json",
     keys: Sequence[str] = lookup.KEYS,
-) -> Experiment:
+) -> Config:
     """The experiment of a run that wrote `held` as its `config.json`.
 
     Raises `ConfigError`, also where it lacks a key, or where one of the keys names what is not to
     be run (`check_read`).
     """
     lookup.check_read(held, file, keys)
-    experiment = Experiment.read(held)
+    experiment = Config.read(held)
     check_whole(held, experiment.to_dict(), file)
     return experiment
 
@@ -160,7 +160,7 @@ def differences(
     return names
 
 
-def check(config: Experiment) -> None:
+def check(config: Config) -> None:
     """Raises `ConfigError` at the first value that cannot run, though it is in its range."""
     refuse_first(config, _names(config))
     with refused_at("config.model", ValueError):
@@ -171,12 +171,12 @@ def check(config: Experiment) -> None:
         refuse_first(config, joins(config))
 
 
-def check_cluster(config: Experiment) -> None:
+def check_cluster(config: Config) -> None:
     """The same of the cluster, and of what the methods make of it."""
     refuse_first(config, _cluster(config))
 
 
-def refuse_first(config: Experiment, joins: Iterable[Join]) -> None:
+def refuse_first(config: Config, joins: Iterable[Join]) -> None:
     """Raises `ConfigError` at the first of the joins that is wrong."""
     for join in joins:
         if join.wrong:
@@ -187,12 +187,12 @@ def refuse_first(config: Experiment, joins: Iterable[Join]) -> None:
             raise ConfigError(f"{where}: {join.said}")
 
 
-def _at(config: Experiment, key: str) -> Any:
+def _at(config: Config, key: str) -> Any:
     """The value of a dotted key; None of one that there is not."""
     section, _, rest = key.partition(".")
     if section == "method" and rest != "name":
         part, _, name = rest.rpartition(".")
-        every = [config.method.by_section[part]] if part else config.method.every
+        every = [config.method.by_section[part]] if part else config.method.members
         return next((getattr(one, name) for one in every if name in one.field_table()), None)
     value: Any = config
     for part in key.split("."):
@@ -200,7 +200,7 @@ def _at(config: Experiment, key: str) -> Any:
     return value
 
 
-def _names(config: Experiment) -> Iterator[Join]:
+def _names(config: Config) -> Iterator[Join]:
     """Names that stand for something, and values whose range another module knows."""
     lowerings = ("", *LOWERINGS)
     good = {*str(config.model.lowering).split(",")} <= {*lowerings}
@@ -220,7 +220,7 @@ def _names(config: Experiment) -> Iterator[Join]:
             yield Join(key, True, said)
 
 
-def _cluster(config: Experiment) -> Iterator[Join]:
+def _cluster(config: Config) -> Iterator[Join]:
     """The cluster, and what the methods make of it."""
     cluster, methods, name = config.cluster, config.methods, config.methods.name
     blocks = [block for block, _ in models.make(config.model, classes=2)]
@@ -241,7 +241,7 @@ def _cluster(config: Experiment) -> Iterator[Join]:
     service.check(law)
     no_file = isinstance(law, Trace) and not law.path
     yield Join("cluster.service.path", no_file, "is empty: a trace needs a CSV file")
-    heeded = {key for method in (methods.outermost, *methods.every) for key in method.cluster}
+    heeded = {key for method in (methods.outermost, *methods.members) for key in method.cluster}
     plain = Cluster()
     changed = [key for key in OPTIONAL if getattr(cluster, key) != getattr(plain, key)]
     for key in changed:
@@ -252,7 +252,7 @@ def _cluster(config: Experiment) -> Iterator[Join]:
     yield from methods.joins(config)
 
 
-def _pieces(config: Experiment) -> Iterator[Join]:
+def _pieces(config: Config) -> Iterator[Join]:
     cluster, law = config.cluster, config.cluster.service
     if cluster.pieces == Pieces():
         return
@@ -266,7 +266,7 @@ def _pieces(config: Experiment) -> Iterator[Join]:
     yield Join("cluster.service.name", not law.is_drawn, said)
 
 
-def _parallel(config: Experiment) -> Iterator[Join]:
+def _parallel(config: Config) -> Iterator[Join]:
     real, methods = config.parallel, config.methods
     why = methods.refused(config) if real.api else ""
     yield Join("parallel.api", why, f"config.method.name = {methods.name!r} {why}")
@@ -291,7 +291,7 @@ def _parallel(config: Experiment) -> Iterator[Join]:
     yield Join("batch_size", config.batch_size % parts, said)
 
 
-def _shards(config: Experiment) -> Iterator[Join]:
+def _shards(config: Config) -> Iterator[Join]:
     """Shards of the data, of nodes or of groups that arrive by themselves."""
     methods, nodes, law = config.methods, config.cluster.nodes, config.cluster.service.name
     if not config.data.dirichlet:
@@ -316,7 +316,7 @@ def _shards(config: Experiment) -> Iterator[Join]:
     yield Join("batch_size", config.batch_size % nodes, said)
 
 
-def _replicas(config: Experiment) -> Iterator[Join]:
+def _replicas(config: Config) -> Iterator[Join]:
     """Replicas are of one small objective on one device, recorded whole."""
     methods, data = config.methods, config.data
     if not config.replicas.count:
@@ -332,7 +332,7 @@ def _replicas(config: Experiment) -> Iterator[Join]:
     yield Join("probes.momentum", config.probes.momentum, said)
 
 
-def _probes(config: Experiment) -> Iterator[Join]:
+def _probes(config: Config) -> Iterator[Join]:
     probes, methods = config.probes, config.methods
     for key in ("similarity", "mean"):
         said = "of nodes with parameters of their own, which config.method.name = "
@@ -353,7 +353,7 @@ def _probes(config: Experiment) -> Iterator[Join]:
     yield Join("probes.momentum", staged, f"{said}one")
 
 
-def _optimizer(config: Experiment) -> Iterator[Join]:
+def _optimizer(config: Config) -> Iterator[Join]:
     """The optimizer, its arguments, its schedule and the transforms before it."""
     chosen, name = config.optimizer, config.optimizer.name
     taken, made_by = optimizers.arguments(name), optimizers.words(name)
@@ -394,5 +394,5 @@ def _optimizer(config: Experiment) -> Iterator[Join]:
 
 
 def _simple() -> list[str]:
-    """The built-in methods whose update is one gradient of the whole batch (`Methods.simple`)."""
-    return [name for name in built_in() if Methods.named(name).simple]
+    """The built-in methods whose update is one gradient of the whole batch (`MethodStack.simple`)."""
+    return [name for name in built_in() if MethodStack.named(name).simple]

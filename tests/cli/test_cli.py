@@ -19,7 +19,7 @@ from optdyn.base.fields import Value
 from optdyn.base.progress import number
 from optdyn.cli import completion, configs, listing, main, sweep, train
 from optdyn.cli.keys import keys
-from optdyn.experiment import Experiment, differences, to_json
+from optdyn.experiment import Config, differences, to_json
 from optdyn.methods import built_in, load
 from optdyn.train import trainer
 from tests.own_flags import called
@@ -64,7 +64,7 @@ def plain(config, prefix=""):
 
 def test_the_keys_that_are_listed_are_those_of_all_configs():
     """Each can be set where its owners are, and there are no others."""
-    listed, usual = keys(), Experiment()
+    listed, usual = keys(), Config()
     found = set(plain(usual))
     for root in Value.roots:
         section = root.section
@@ -214,7 +214,7 @@ def test_a_run_is_that_of_the_module(optdyn, tmp_path, monkeypatch):
     code, out, errors = optdyn("train", *SMALL, f"--workdir={tmp_path / 'a'}")
     assert code == 0, errors
     values = json.loads((tmp_path / "a" / "config.json").read_text())
-    again = train.run(Experiment().with_(plain(values)), tmp_path / "b")
+    again = train.run(Config().with_(plain(values)), tmp_path / "b")
     made = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert made["parameters_crc32"] == again["parameters_crc32"]
     assert out.splitlines() == [
@@ -306,7 +306,7 @@ def test_the_config_that_is_printed_is_that_of_the_run(optdyn, tmp_path):
     changes = ["--config.steps=7", "--config.model.hidden=(3,)"]
     code, out, _ = optdyn("config", "--config=quickstart", *changes)
     assert code == 0
-    usual = Experiment().with_({"method.name": "asynchronous"})
+    usual = Config().with_({"method.name": "asynchronous"})
     found = json.loads(out)
     names = {"method.name", *differences(found, json.loads(to_json(usual)))}
     code, changed, _ = optdyn("config", "--config=quickstart", *changes, "--changed")

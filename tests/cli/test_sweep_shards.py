@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from optdyn.cli import points, submit, sweep
 from optdyn.cli.points import plan
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train import grid as grids
 from tests.cli.sweeping import alone, command, config_of, grid_file, summaries
 
@@ -19,7 +19,7 @@ from tests.cli.sweeping import alone, command, config_of, grid_file, summaries
 @given(count=st.integers(1, 40), shards=st.integers(1, 50))
 @settings(max_examples=30)
 def test_every_point_is_in_one_shard(count, shards, tmp_path_factory):
-    config = grids.Grid(Experiment(), grids.product({"seed": range(count)}))
+    config = grids.Grid(Config(), grids.product({"seed": range(count)}))
     folder, base = tmp_path_factory.getbasetemp() / "none", config.base
     with pytest.MonkeyPatch.context() as patch:
         # What a point is does not enter.
@@ -34,7 +34,7 @@ def test_every_point_is_in_one_shard(count, shards, tmp_path_factory):
 
 def test_points_of_one_compilation_follow_one_another(tmp_path):
     axes = {"seed": [0, 1], "model.hidden": [(3,), (4,)], "optimizer.learning_rate": [0.1, 0.2]}
-    entries = plan(grids.Grid(Experiment(), grids.product(axes)), tmp_path)
+    entries = plan(grids.Grid(Config(), grids.product(axes)), tmp_path)
     groups = points.compilations(entries)
     assert [len(group) for group in groups] == [4, 4]
     for group, width in zip(groups, (3, 4), strict=True):

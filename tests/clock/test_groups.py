@@ -8,8 +8,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import NO_HABITS, Absences, Work, arrivals, event_arrivals, shared_cores
-from optdyn.clock.availability import Habits, Load
+from optdyn.clock.arrivals import (
+    ALWAYS_THERE,
+    Absences,
+    Work,
+    arrivals,
+    event_arrivals,
+    shared_cores,
+)
+from optdyn.clock.availability import Availability, Load
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.timeline import TimelineError
 from optdyn.clock.versions import FREE, NOBODY, WAITING, Policy
@@ -40,22 +47,22 @@ def policies(draw, many, waiting):
 
 
 @st.composite
-def habits_of(draw, many):
+def availability_of(draw, many):
     """Habits of so many groups that wait for nobody."""
     load = Load(draw(st.floats(0, 0.9)), 1.0, np.linspace(-math.pi, math.pi, many))
     presence, absence = draw(st.sampled_from([(0.0, 0.0), (30.0, 10.0), (15.0, 0.0)]))
     sending = draw(st.sampled_from((0.0, 0.3)))
-    return Habits(draw(st.sampled_from([None, load])), presence, absence, sending)
+    return Availability(draw(st.sampled_from([None, load])), presence, absence, sending)
 
 
-def line_of(own, size, policy=FREE, habits=NO_HABITS):
+def line_of(own, size, policy=FREE, habits=ALWAYS_THERE):
     (law, means), (steps, seed) = own, size
     return event_arrivals(
         seed, LAWS[law], Work(np.array(means, float)[:, None]), steps, policy, habits
     )
 
 
-def simulated(own, size, policy=FREE, habits=NO_HABITS):
+def simulated(own, size, policy=FREE, habits=ALWAYS_THERE):
     """What the groups do by hand."""
     (law, means), (steps, seed) = own, size
     services = by_hand.services(LAWS[law], seed, np.array(means, float)[:, None])
@@ -79,9 +86,9 @@ def simulated(own, size, policy=FREE, habits=NO_HABITS):
 @settings(max_examples=30)
 def test_it_is_the_simulation(waiting, data):
     """Who delivers, when to the bit, how stale, what was dropped, and what the slots hold."""
-    own, (steps, seed), policy, habits = data.draw(groups), data.draw(sizes), FREE, NO_HABITS
+    own, (steps, seed), policy, habits = data.draw(groups), data.draw(sizes), FREE, ALWAYS_THERE
     if waiting == "habits":
-        habits = data.draw(habits_of(len(own[1])))
+        habits = data.draw(availability_of(len(own[1])))
     else:
         policy = data.draw(policies(len(own[1]), waiting))
     assume(own[0] != "constant" or policy.allotted > 1)
@@ -162,7 +169,7 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
     What is lost is lost without loss of pace, as an exponential service has no memory.
     """
     n, m, steps = 200, 0.5, 30_000
-    absences = Absences(1, n, habits := Habits(None, presence, absence))
+    absences = Absences(1, n, habits := Availability(None, presence, absence))
     work = Work(np.full((n, 1), m))
     line = event_arrivals(1, Exponential().draw, work, steps, habits=habits, absences=absences)
     end, begin = line.seconds[-1], line.seconds[steps // 5]  # by when the start is forgotten
@@ -179,8 +186,8 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
 @pytest.mark.parametrize(
     ("policy", "habits", "message"),
     [
-        (Policy(allotted=0.5), NO_HABITS, r"allotted = 0\.5: groups have begun again .* longer"),
-        (FREE, Habits(presence=0.02, absence=1.0), r"presence = 0\.02"),
+        (Policy(allotted=0.5), ALWAYS_THERE, r"allotted = 0\.5: groups have begun again .* longer"),
+        (FREE, Availability(presence=0.02, absence=1.0), r"presence = 0\.02"),
     ],
 )
 def test_who_never_gets_anything_done_is_told_so(policy, habits, message):

@@ -15,7 +15,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import LIGHT, RADIUS, great_circle
 from optdyn.clock.service import Constant
 from optdyn.clock.timeline import TimelineError
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
 from tests.methods import test_battery as battery
@@ -124,7 +124,7 @@ def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
 
 def test_a_refusal_names_methods_that_are_not_refused():
     cluster = Cluster(nodes=2, presence=9.0, absence=9.0)
-    config = Experiment(cluster=cluster)
+    config = Config(cluster=cluster)
     with pytest.raises(ConfigError) as refused:
         check(config)
     named = re.findall(r"'(\w+)'", str(refused.value).partition("config.method.name")[2])
@@ -134,7 +134,7 @@ def test_a_refusal_names_methods_that_are_not_refused():
 
 
 def test_ten_thousand_workers_are_not_refused_for_memory():
-    config = Experiment(
+    config = Config(
         model=optdyn.Quadratic(),
         steps=1_000_000,
         method=optdyn.Asynchronous(groups=10_000),

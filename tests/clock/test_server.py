@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from optdyn.clock.arrivals import IterationSeconds
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from tests.tune.hardware import seconds_per_iteration
 
 PIECES = {"conv_compute": 12.0, "conv_network": 0.5, "fc": 1.0, "fc_network": 2.0}
@@ -15,7 +15,7 @@ NETWORK = {"model.name": "cnn", "model.hidden": (5, 5), "model.channels": (2,)}
 
 def of(values, replicas=0):
     """The timeline of a run with these differences from the default."""
-    config = Experiment().with_(NETWORK | CHOSEN | values)
+    config = Config().with_(NETWORK | CHOSEN | values)
     return config.timeline(steps_per_epoch=10, update_bytes=10**9, replicas=replicas)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock.timeline import columns, cut
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem.problem import batches
 
 N, BATCH, DEVICES = 5, 20, 4
@@ -67,7 +67,7 @@ def test_a_share_that_has_no_room_is_an_error():
 
 
 def test_every_example_once_an_epoch_however_shares_change():
-    config, examples = Experiment(batch_size=BATCH), 200
+    config, examples = Config(batch_size=BATCH), 200
     steps = examples // BATCH
     rng = np.random.default_rng(0)
     shares = rng.multinomial(BATCH, (0.1, 0.2, 0.3, 0.4), 3 * steps).astype(np.int32)

@@ -25,10 +25,10 @@ def write(tmp_path):
 
 def make(cluster, *, steps, replicas=0, **values):
     """The timeline of groups whose arrivals are those of the file that the cluster names."""
-    held = None
+    trace = None
     if cluster.service.name == "trace":
-        held = read(cluster.service.path, steps * max(replicas, 1))
-    return make_of(cluster, steps=steps, replicas=replicas, held=held, **values)
+        trace = read(cluster.service.path, steps * max(replicas, 1))
+    return make_of(cluster, steps=steps, replicas=replicas, trace=trace, **values)
 
 
 def test_round_trip(write):

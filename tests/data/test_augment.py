@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem import data, problem
 from optdyn.problem.data import order
 from optdyn.problem.data.augment import augment
@@ -107,7 +107,7 @@ def test_draws_differ_between_updates_places_and_seeds():
 
 
 def config(**values):
-    return Experiment(model=MLP((4,))).with_({f"data.{key}": v for key, v in values.items()})
+    return Config(model=MLP((4,))).with_({f"data.{key}": v for key, v in values.items()})
 
 
 def test_batches_are_the_same_examples_with_seeds_besides():
@@ -192,7 +192,7 @@ def run(mnist):
 
 
 def trained(values, folder):
-    return trainer.train(Experiment().with_(values), folder)["parameters_crc32"]
+    return trainer.train(Config().with_(values), folder)["parameters_crc32"]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem.data import order
 from optdyn.train import run as runs
 from optdyn.train import trainer
@@ -135,7 +135,7 @@ def train(mnist, tmp_path_factory):
     """`train(values)`: the summary and the losses logged."""
 
     def train(**values):
-        config = Experiment(steps=60, log_every=20, checkpoint_every=20, batch_size=16)
+        config = Config(steps=60, log_every=20, checkpoint_every=20, batch_size=16)
         config = config.with_({**mnist, "data.train_evaluated": 100})
         config = config.with_(data=config.data.with_(**values))
         return trainer.train(config, tmp_path_factory.mktemp("run"))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.problem import problem
 from optdyn.problem.data.order import contiguous, dirichlet, divided, sizes
 from optdyn.train import trainer
@@ -146,4 +146,4 @@ def test_one_example_is_too_few_for_shards(config):
 
 
 def test_synchronous_nodes_have_shards_too():
-    check(Experiment().with_(VALUES | {"method.name": "sync"}))
+    check(Config().with_(VALUES | {"method.name": "sync"}))

@@ -11,14 +11,14 @@ from pathlib import Path
 import jax
 
 from optdyn.base import processes
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem.data import order
 from optdyn.train import trainer
 
 
 def main(values: str, folder: str) -> None:
     processes.initialize()
-    config = Experiment().with_(json.loads(Path(values).read_text()))
+    config = Config().with_(json.loads(Path(values).read_text()))
     run, rows, read = trainer.prepare(config), order._rows, []
     train = run.data.train
     order.BYTES = sum(leaf.nbytes // len(leaf) for leaf in train.values()) * run.examples

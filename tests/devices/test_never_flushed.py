@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.pipeline import KINDS, _pairs, from_rows, to_rows
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
@@ -38,7 +38,7 @@ def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
     """All versions, in the middle of a run."""
     own = {"method.name": "stale_pipeline", "method.pipeline": kind, "steps": 13}
     own |= {"cluster.service.name": "constant", "cluster.nodes": 2, "model.hidden": (9, 6, 7)}
-    config = Experiment().with_(mnist | own)
+    config = Config().with_(mnist | own)
     trainer.train(config, tmp_path)
     run = trainer.prepare(config)
     with Checkpoints(tmp_path) as checkpoints:

@@ -154,9 +154,9 @@ def test_a_process_has_whole_nodes_as_many_as_all_others(of, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     device = np.vectorize(lambda process: SimpleNamespace(process_index=process), otypes=[object])
     with pytest.raises(DeviceError, match="x 2 devices over 2 processes; each must have as many"):
-        overlap.own_nodes(SimpleNamespace(devices=device(of)))
+        overlap.local_nodes(SimpleNamespace(devices=device(of)))
 
 
 def test_the_address_that_others_know():
-    assert processes.own_address({"OPTDYN_COORDINATOR": "127.0.0.1:4321"}) == "127.0.0.1"
-    assert processes.own_address({}) == os.uname().nodename
+    assert processes.local_address({"OPTDYN_COORDINATOR": "127.0.0.1:4321"}) == "127.0.0.1"
+    assert processes.local_address({}) == os.uname().nodename

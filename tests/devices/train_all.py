@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from optdyn.base import processes
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train import trainer
 from optdyn.train.checkpoints import Checkpoints
 from tests.values import with_values
@@ -22,7 +22,7 @@ from tests.values import with_values
 def main(configs: str, folder: str) -> None:
     processes.initialize()
     for name, values in json.loads(Path(configs).read_text()).items():
-        config = with_values(Experiment(), values)
+        config = with_values(Config(), values)
         trainer.train(config, Path(folder) / name)
         if processes.is_writer():
             run = trainer.prepare(config)

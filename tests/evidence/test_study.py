@@ -8,7 +8,7 @@ import optdyn
 from optdyn.base import progress
 from optdyn.evidence import study as study_of
 from optdyn.evidence.study import Job, Study
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from tests.evidence.known import quadratic
 
 
@@ -43,7 +43,7 @@ def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path, here):
     made = optdyn.Experiment(model=model, data=data, batch_size=4, steps=20)
     with Study(tmp_path, "small", (5,), (0,), processes=1) as study:
         (curve,) = study.trials([Job(made, 1e-9)])
-        assert study.trials([Job(Experiment.read(made.to_dict()), 1e-9)]) == [curve]
+        assert study.trials([Job(Config.read(made.to_dict()), 1e-9)]) == [curve]
     assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from optdyn.clock.service import Constant
 from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, left_open, to_loss, trial
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.train import trainer
 from tests.evidence.known import quadratic
 
@@ -43,13 +43,13 @@ def test_a_timeline_is_drawn_once_for_all_steps_and_momenta_and_for_nothing_else
     seeds = [3, 4, 3]
     every = [small(2).with_({"optimizer.momentum": m}, seed=s) for m in (0.0, 0.5) for s in seeds]
     every += [each.with_({"method.groups": 4}) for each in every[:1]]
-    drawn, draw = list[int](), Experiment.timeline
+    drawn, draw = list[int](), Config.timeline
 
     def counted(config, **known):
         drawn.append(config.seed)
         return draw(config, **known)
 
-    monkeypatch.setattr(Experiment, "timeline", counted)
+    monkeypatch.setattr(Config, "timeline", counted)
     trials._drawn.cache_clear()
     found = [trial(each) for each in every]
     assert drawn == [3, 4, 3]

@@ -38,7 +38,7 @@ def arrivals(name):
 
 
 @cache  # compiled once for all tests of the same optimizer and number of slots
-def compiled(optimizer, hyper_names, slots):
+def static_part(optimizer, hyper_names, slots):
     made = optimizers.optimizer(optimizer, hyper_names)
     method = asynchronous(QUADRATIC.loss, made, slots)
 
@@ -58,7 +58,7 @@ def compiled(optimizer, hyper_names, slots):
 def run(made, optimizer, **hyper):
     """Final state, losses and the (STEPS, DIMENSION) parameters after each update."""
     hypers = {name: np.full(STEPS, value, np.float32) for name, value in hyper.items()}
-    whole = compiled(optimizer, tuple(hyper), made.slots)
+    whole = static_part(optimizer, tuple(hyper), made.slots)
     state, (losses, x) = jax.device_get(whole(Event(made.plan, hypers), OPTIMA))
     return state, losses, x
 

@@ -21,8 +21,8 @@ import pytest
 
 from optdyn import optimizers
 from optdyn.clock.timeline import Shares, columns, cut, plan_of
-from optdyn.experiment import ConfigError, Experiment
-from optdyn.methods import Event, Methods, ModelInfo, Rule, built_in, compose, messages
+from optdyn.experiment import ConfigError, Config
+from optdyn.methods import Event, MethodStack, ModelInfo, Rule, built_in, compose, messages
 from optdyn.train import devices as parallel
 from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints
@@ -140,7 +140,7 @@ CASES |= EXAMPLES
 
 def go_together(name):
     try:
-        return bool(Methods.named(name))
+        return bool(MethodStack.named(name))
     except ConfigError:
         return False
 
@@ -221,7 +221,7 @@ def config_of(name, values=()):
         **{f"model.{k}": v for k, v in MODEL.items()},
         **dict(values),
     }
-    return with_values(Experiment(), usual | own)
+    return with_values(Config(), usual | own)
 
 
 @cache  # one rule a set of arguments: `step` and `scan` below compile once for all tests
@@ -331,15 +331,15 @@ def test_every_method_has_a_case_and_pairs_run_or_are_refused_in_a_line():
     assert {"asynchronous+local", "asynchronous+daso", "daso+dynamic_batch"} <= set(PAIRS)
     for name in apart:
         with pytest.raises(ConfigError, match=rf"config.method.name = '{re.escape(name)}': \w"):
-            Methods.named(name)
+            MethodStack.named(name)
     for name, like in ((name, case.like) for name, case in CASES.items() if case.like):
         for other in set(PAIRED) - {like}:
             assert go_together(f"{name}+{other}") == go_together(f"{like}+{other}")
         over_graph = name == "gossip"  # of nodes that meet now and then
         assert go_together(f"{name}+{like}") == over_graph
     with pytest.raises(ConfigError, match="'nosuch': must be one of sync, ad_psgd"):
-        Methods.named("nosuch")
-    assert Methods.named(PLAIN).simple
+        MethodStack.named("nosuch")
+    assert MethodStack.named(PLAIN).simple
 
 
 @pieces
@@ -364,7 +364,7 @@ def test_the_state_keeps_its_shapes_and_dtypes(name, optimizer):
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
-    methods = config_of(name).methods.every
+    methods = config_of(name).methods.members
     assert set(info) == {"loss"}.union(*(method.info for method in methods))
     assert {(leaf.shape, leaf.dtype) for leaf in info.values()} == {((), jnp.dtype("float32"))}
     params = jax.eval_shape(lambda state: state.params, state)

@@ -183,14 +183,14 @@ def test_what_is_not_sent_is_kept(name):
     assert np.abs(flattened(errors)).max() > (1e-6 if name == "bfloat16" else 0.01)
 
 
-def made_of(name):
+def maker_of(name):
     return ModelAveraging(**KEYS, **MESSAGES[name]).compressed()
 
 
 @partial(jax.jit, static_argnums=0)
 def messages_of(name, v):
     """Mean and own messages of nodes that have v, leaves (nodes, ...)."""
-    one = made_of(name)
+    one = maker_of(name)
     return jax.vmap(lambda v: one.apply(SIMULATED, v, one.init(v))[:2], axis_name="node")(v)
 
 
@@ -320,7 +320,7 @@ def test_messages_that_cannot_be_added_up_go_to_all_others(name, times):
     params = battery.make_run("slowmo").params
     values = {f"method.{key}": value for key, value in (KEYS | MESSAGES[name]).items()}
     took = seconds("slowmo", params, MESSAGES_ALONE | values | {"cluster.nodes": 4})
-    sent = sum(made_of(name).messages(params)) * np.tile([0, 0, 1], 4)
+    sent = sum(maker_of(name).messages(params)) * np.tile([0, 0, 1], 4)
     np.testing.assert_allclose(took, times * sent, rtol=1e-12)  # whole numbers in float64
 
 

@@ -201,8 +201,8 @@ def equations(jaxpr, loops=()):
     for equation in jaxpr.eqns:
         yield equation, loops
         inside = (*loops, equation.primitive.name) if equation.primitive.name == "while" else loops
-        for held in jax.tree.leaves(list(equation.params.values())):
-            inner = getattr(held, "jaxpr", held)  # of a closed one
+        for trace in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(trace, "jaxpr", trace)  # of a closed one
             if hasattr(inner, "eqns"):
                 yield from equations(inner, inside)
 

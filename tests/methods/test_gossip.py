@@ -11,7 +11,7 @@ from optdyn.clock import availability
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, LogNormal
 from optdyn.clock.timeline import TimelineError
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.gossip import (
     GRAPHS,
     RANDOM_GRAPHS,
@@ -272,7 +272,7 @@ def test_every_graph_keeps_the_sum(name, count, steps, seed):
 
 def config_of(method=Gossip(), steps=20, **cluster):  # noqa: B008
     cluster = Cluster(nodes=8, **cluster)
-    return Experiment(method=method, cluster=cluster, batch_size=64, steps=steps)
+    return Config(method=method, cluster=cluster, batch_size=64, steps=steps)
 
 
 @pytest.mark.parametrize("order", ["combine", "adapt"])
@@ -312,7 +312,7 @@ BOWL = {
 
 def mean_of(name, **values):
     """(6,) parameters after 60 updates, the mean over the nodes."""
-    config = Experiment().with_(BOWL | {"method.name": name, **values})
+    config = Config().with_(BOWL | {"method.name": name, **values})
     run = trainer.prepare(config)
     state, _ = run.program.advance(*loop.first(run, 60))
     x = np.asarray(getattr(state, "every", state.params)["x"]["x"])

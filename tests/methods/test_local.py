@@ -63,7 +63,7 @@ def shapes(heads):
 
 
 @cache  # one program a set of groups, for all tests
-def compiled(groups, shared=False):
+def static_part(groups, shared=False):
     """`(params, batch) -> (grads, h_b, loss)`."""
     made = make(groups, shared)
     local_gradients = gradients(made, groups, shared)
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_the_sum_of_stopped_losses(case, shared):
     chosen = CASES[case]
     made, batch = make(chosen, shared), examples()
     params = some(made)
-    grads, h, loss = compiled(chosen, shared)(params, batch)
+    grads, h, loss = static_part(chosen, shared)(params, batch)
     expected = jax.jit(jax.grad(lambda p: stopped_losses(p, batch, chosen, shared)))(params)
     assert_close(grads, expected)
     # None of them is trivially equal, and the last group's loss and output are the model's.
@@ -131,7 +131,7 @@ def test_one_group_of_all_blocks_is_backpropagation():
     """Also where there are auxiliary heads, which have no part in it."""
     made = problem.make(MODEL, CLASSES, ("hidden0", "hidden1"))
     params, batch = some(made), examples()
-    grads, _, loss = compiled(BACKPROP)(params, batch)
+    grads, _, loss = static_part(BACKPROP)(params, batch)
     value, expected = jax.jit(jax.value_and_grad(made.loss))(params, batch)
     assert set(grads) == {*TRUNK, "classifier"}
     assert_close(grads, {name: expected[name] for name in grads})
@@ -169,14 +169,14 @@ def test_a_block_learns_nothing_of_the_blocks_after_its_groups(case):
     chosen = CASES[case]
     made, batch = make(chosen), examples()
     params, other = some(made), some(made, seed=1)
-    before, _, _ = compiled(chosen)(params, batch)
+    before, _, _ = static_part(chosen)(params, batch)
     for j, name in enumerate(TRUNK):
         end = max(b for a, b in chosen if a <= j < b)
         beyond = {later: other[later] for later in TRUNK[end:]}
-        after, _, _ = compiled(chosen)(params | beyond, batch)
+        after, _, _ = static_part(chosen)(params | beyond, batch)
         assert_same(after[name], before[name])
         last = TRUNK[end - 1]
-        after, _, _ = compiled(chosen)(params | {last: other[last]}, batch)
+        after, _, _ = static_part(chosen)(params | {last: other[last]}, batch)
         kernels = after[name]["Dense_0"]["kernel"], before[name]["Dense_0"]["kernel"]
         assert not np.array_equal(*kernels)
 
@@ -187,7 +187,7 @@ def test_groups_in_parts_are_the_whole(case):
     chosen = CASES[case]
     made, batch = make(chosen), examples()
     params = some(made)
-    whole, h_out, loss = compiled(chosen)(params, batch)
+    whole, h_out, loss = static_part(chosen)(params, batch)
     parts, h = {}, made.input(batch)
     for part in (chosen[:1], chosen[1:]):
         a, b = part[0][0], part[-1][1]
@@ -211,7 +211,7 @@ def test_every_block_has_an_optimizer_of_its_own(optimizer):
     own = state.params[name]
     own_state = alone.init(own)
     for t in range(STEPS):
-        grads, _, _ = compiled(OVERLAPPING)(state.params, examples(t))
+        grads, _, _ = static_part(OVERLAPPING)(state.params, examples(t))
         updates, own_state = update(grads[name], own_state, own, **hyper)
         own = jax.tree.map(jnp.add, own, updates)
         state, _ = step(state, event(optimizer), examples(t))
@@ -226,7 +226,7 @@ def test_one_shared_head_learns_from_every_group(shared):
     """It is the model's own, and there is no other; alone, it learns from the last group only."""
     made, batch = make(GREEDY, shared), examples()
     params = some(made)
-    grads, _, _ = compiled(GREEDY, shared)(params, batch)
+    grads, _, _ = static_part(GREEDY, shared)(params, batch)
     assert (set(params) == {*TRUNK, "classifier"}) == shared
     last = {name: params[name] for name in (*TRUNK, "classifier")}
     hs = base.activations(made.blocks[:K], last, made.input(batch))[1:]

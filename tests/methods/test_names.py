@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from optdyn import methods
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.methods import names
 from optdyn.train.checks import check
 
@@ -15,7 +15,7 @@ GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
 
 @pytest.mark.parametrize("name", names.NAMES)
 def test_a_name_can_be_run_as_it_is_told(name):
-    check(Experiment().with_(names.NAMES[name]))
+    check(Config().with_(names.NAMES[name]))
 
 
 def test_names_are_those_of_the_glossary_and_of_no_method():
@@ -38,5 +38,5 @@ def test_names_are_those_of_the_glossary_and_of_no_method():
 )
 def test_who_asks_for_another_name_is_told(name, said):
     with pytest.raises(ConfigError) as refused:
-        methods.Methods.named(name)
+        methods.MethodStack.named(name)
     assert said in str(refused.value) and "\n" not in str(refused.value)

@@ -86,4 +86,4 @@ def test_a_file_of_ones_own_is_a_method_and_combines(config, tmp_path, monkeypat
     assert train(pair, tmp_path / "pair")["staleness_mean"] > 1
     assert issubclass(methods.load("my_methods:Signed"), Method)
     with pytest.raises(ConfigError, match="both say how a gradient is taken"):
-        methods.Methods.named("my_methods:Signed+local")
+        methods.MethodStack.named("my_methods:Signed+local")

@@ -145,7 +145,7 @@ MEASURED = """
 import json, sys
 from pathlib import Path
 from optdyn.train import loop, memory_checks, trainer
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 
 def resident(kind):
     return int(Path("/proc/self/status").read_text().split(kind)[1].split()[0]) * 1024
@@ -153,7 +153,7 @@ def resident(kind):
 def updated(steps, snapshots, groups):
     values = json.loads(sys.argv[1]) | {"steps": steps, "cluster.nodes": groups}
     values |= {"method.snapshots": snapshots, "method.groups": groups}
-    config = Experiment().with_(values)
+    config = Config().with_(values)
     run = trainer.prepare(config)
     before = resident("VmRSS:")
     state, *rest, n = loop.first(run, steps)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn import core
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods import Event
 from optdyn.methods.compose import metered
 from tests.methods.nodes import BATCHES, RATE, SGD, START, STEPS, gradient, loss, tree
@@ -29,7 +29,7 @@ def line_of(name, groups=WORKERS, steps=STEPS, update_bytes=0, network=None, **v
         "method.groups": groups,
         "cluster.seconds_per_example": 1 / 12,
     }
-    config = Experiment().with_(usual | values)
+    config = Config().with_(usual | values)
     return config.timeline(steps_per_epoch=1, update_bytes=update_bytes, network=network)
 
 

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem import models
 from optdyn.problem.models import base
 from optdyn.problem.models.convolution import Conv, each
@@ -16,7 +16,7 @@ RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 2}
 
 
 def blocks(values, lowering):
-    config = Experiment().with_({**values, "model.lowering": lowering})
+    config = Config().with_({**values, "model.lowering": lowering})
     return models.make(config.model, classes=3)
 
 

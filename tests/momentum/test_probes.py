@@ -92,6 +92,6 @@ def test_nodes_that_drift_apart_say_so(config, mnist, tmp_path):
 
 
 def test_runs_without_probes_compile_none(config):
-    assert trainer.prepare(config()).program.probe is None
+    assert trainer.prepare(config()).program.extra_metrics is None
     made = trainer.prepare(config({"probes.sharpness": True}))
-    assert isinstance(made.program, program.Program) and made.program.probe is not None
+    assert isinstance(made.program, program.Program) and made.program.extra_metrics is not None

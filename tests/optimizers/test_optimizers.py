@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.optimizers import arguments, known, optimizer, takes_momentum
 from optdyn.optimizers.kinds import SGD
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates
@@ -218,7 +218,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", [name for name in known() if "." in name or name in REFUSED])
 def test_every_optimizer_of_contrib_can_be_used_or_is_refused_in_a_line(name):
-    config = Experiment().with_({"optimizer.name": name})
+    config = Config().with_({"optimizer.name": name})
     params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
     if name in REFUSED:
         with pytest.raises(ConfigError, match=REFUSED[name]) as caught:

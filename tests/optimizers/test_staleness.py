@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.methods import Event
 from optdyn.optimizers import staleness
 from optdyn.optimizers.kinds import SGD
@@ -185,7 +185,7 @@ def test_rates_by_staleness_in_a_run():
 
 
 def chained(names, **options):
-    return Experiment(optimizer=SGD(chain=names, chain_options=options))
+    return Config(optimizer=SGD(chain=names, chain_options=options))
 
 
 def halved(by=0.5):

@@ -27,7 +27,7 @@ from optdyn.cli import train as train_command
 from optdyn.cli.points import plan
 from optdyn.evidence import study as study_of
 from optdyn.evidence.study import Job, Study
-from optdyn.experiment import Experiment, read, to_json
+from optdyn.experiment import Config, read, to_json
 from optdyn.momentum.lags import groups_of
 from optdyn.race.race import race
 from optdyn.report import implicit_momentum, penalties, report, tables, windows
@@ -94,7 +94,7 @@ def nested(values):
     """The dict of a run's JSON. An experiment of one's own method would import it."""
     method = {k.removeprefix("method."): v for k, v in values.items() if k.startswith("method.")}
     others = {k: v for k, v in values.items() if not k.startswith("method.")}
-    held = json.loads(to_json(Experiment().with_(others)))
+    held = json.loads(to_json(Config().with_(others)))
     return held | {"method": method} if method else held
 
 
@@ -197,7 +197,7 @@ def test_what_the_command_names_too_is_run(command, folder, mnist):
 
 @pytest.mark.parametrize("key", lookup.KEYS)
 def test_another_name_on_the_command_line_is_in_its_place(folder, there, key):
-    usual = json.loads(to_json(Experiment()))
+    usual = json.loads(to_json(Config()))
     file, value = write_json(folder, nested({key: NAMED[key]})), usual
     for part in key.split("."):
         value = value[part]
@@ -496,9 +496,9 @@ def test_a_changed_method_of_a_class_shows_and_what_a_function_reads_does_not(
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
     """Or it could not be given more steps. And in every process alike, as a rate of optax is."""
     text = (
-        "import optax\nfrom optdyn.base import lookup\nfrom optdyn.experiment import Experiment\n"
+        "import optax\nfrom optdyn.base import lookup\nfrom optdyn.experiment import Config\n"
         "def loss(o, b): return o.sum(-1) * ('x' in {'u', 'v', 'w', 'x', 'y', 'z'})\n"
-        "made = Experiment(loss='__main__:loss', steps=100, optimizer=optax.lion(0.01))\n"
+        "made = Config(loss='__main__:loss', steps=100, optimizer=optax.lion(0.01))\n"
         "print(made.optimizer.name, lookup.fingerprint(made), sep='\\n', end='')\n"
     )
     found = []
@@ -508,7 +508,7 @@ def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
         assert name == "optdyn.base.in_memory:an_optax_transformation_1"
         found.append(lookup.entries(code))
     assert [*found[0]] == ["__main__:loss", "config.optimizer"] and found[0] == found[1]
-    here = lookup.entries(lookup.fingerprint(Experiment(optimizer=optax.lion(0.01))))
+    here = lookup.entries(lookup.fingerprint(Config(optimizer=optax.lion(0.01))))
     assert here["config.optimizer"] == found[0]["config.optimizer"]
 
 

@@ -21,7 +21,7 @@ import pytest
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
 from optdyn.base.fields import plain
-from optdyn.experiment import Experiment, to_json
+from optdyn.experiment import Config, to_json
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, checks, program
 from optdyn.train.warnings import probable_mistakes
@@ -109,8 +109,8 @@ def test_what_a_call_raises_says_where(folder):
 
 def test_options_are_the_same_from_a_config_and_from_its_json():
     options = {"widths": (1, 2), "deep": {"a": (3,), "b": "text"}}
-    config = Experiment().with_({"model.name": "a:model", "model.options": options})
-    for made in (config, Experiment.read(json.loads(to_json(config)))):
+    config = Config().with_({"model.name": "a:model", "model.options": options})
+    for made in (config, Config.read(json.loads(to_json(config)))):
         found = plain(made.model.options)
         assert found == options and type(found) is type(found["deep"]) is dict
         found["deep"].clear()  # it is whoever was given it that may
@@ -148,7 +148,7 @@ def test_once_a_run_is_under_way_nobody_looks_again(folder):
 
 def test_a_module_is_as_python_has_it(folder):
     """Its file is not read again; what is reloaded or assigned is seen."""
-    named = Experiment(loss="my_module:thing")
+    named = Config(loss="my_module:thing")
     path = write(folder / "my_module.py", "thing = [1]")
     first, code = find("my_module:thing"), lookup.fingerprint(named)
     write(path, "thing = [2]  # so long that Python notices")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from analysis.notebooks.network import GIGABIT, Recorded, recorded, seconds
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.report import tables
 from optdyn.report.tables import TableError
 from optdyn.train.trainer import train
@@ -18,7 +18,7 @@ LOSSES = [1.0] * 3
 @pytest.fixture
 def run():
     """4 epochs of 10 updates by 4 nodes of one device, 1 second each, of a model of 1 Gb."""
-    config = Experiment().with_(
+    config = Config().with_(
         {
             "steps": 40,
             "batch_size": 4,

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from analysis.notebooks import grids, network, small
-from optdyn.experiment import Experiment, to_json
+from optdyn.experiment import Config, to_json
 from optdyn.train.grid import named, resolve
 
 FOLDER = Path(small.__file__).parent
@@ -109,7 +109,7 @@ def test_grids_can_run(name):
 def test_a_failed_sweep_says_why(monkeypatch, tmp_path, capsys):
     (tmp_path / "daso" / "points" / "blocking-seed0").mkdir(parents=True)
     (tmp_path / "daso" / "points" / "blocking-seed0" / "config.json").write_text(
-        to_json(Experiment().with_(seed=7))
+        to_json(Config().with_(seed=7))
     )
     monkeypatch.setenv(small.FOLDER, str(tmp_path))
     with pytest.raises(subprocess.CalledProcessError):

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from optdyn.clock.cluster import Cluster
-from optdyn.experiment import Experiment, to_json
+from optdyn.experiment import Config, to_json
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.report import race, raced
 from optdyn.report.tables import TableError
@@ -48,7 +48,7 @@ def arrivals(services):
 def workdir(folder, worker, seconds, losses=(), log_every=10**6, **columns):
     """Of a race; `losses` are logged evenly over the updates."""
     groups = int(max(worker)) + 1
-    config = Experiment(
+    config = Config(
         method=Asynchronous(groups=groups),
         cluster=Cluster(nodes=groups),
         steps=len(worker),

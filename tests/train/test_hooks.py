@@ -66,7 +66,7 @@ def begun(config):
 
 def test_losses_and_probes_are_logged_at_log_points_alone(begun):
     chunk, sets = begun
-    measuring = [hooks.Losses(*sets, 0.0, quiet), hooks.Probes(*sets)]
+    measuring = [hooks.Losses(*sets, 0.0, quiet), hooks.ProbeHook(*sets)]
     for hook in measuring:
         hook.chunk(chunk)
     assert chunk.row is None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from optdyn import optimizers
 from optdyn.core import Event
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.plan import layers, phases, planner
 from optdyn.plan.layers import Layer, UpdateProgram
 from optdyn.plan.phases import Loop
@@ -38,7 +38,7 @@ def dense(config, mnist):
 
 def traced(values):
     """A run of which there are only shapes: nothing is compiled."""
-    config = Experiment().with_(values)
+    config = Config().with_(values)
     one = {"image": np.zeros((1, 28, 28, 1), np.uint8), "label": np.zeros(1, np.int32)}
     whole = problem.make(config.model, classes=10)
     rule = sync(whole.loss, optimizers.optimizer("sgd", ("learning_rate", "momentum")))
@@ -209,8 +209,8 @@ def test_tables_of_a_machine_where_layers_add_up(seed):
     columns = planner.algorithms(*made)
     near = [c for c in CHOICES if differing(c, base) <= 1 and machine.bytes[c] <= memory]
     usable = [{choice[i] for choice in near} for i in range(len(KINDS))]
-    made_of = [c for c in itertools.product(*usable) if machine.bytes[c] <= memory]
-    best = min(machine.seconds[c] for c in made_of)
+    maker_of = [c for c in itertools.product(*usable) if machine.bytes[c] <= memory]
+    best = min(machine.seconds[c] for c in maker_of)
     predicted = made.times[np.arange(len(columns)), columns].sum()
     # HiGHS stops within 1e-9 of the largest difference of times, which is below 1000.
     assert predicted == pytest.approx(best, abs=1e-5)

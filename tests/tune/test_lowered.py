@@ -7,7 +7,7 @@ import pytest
 
 from optdyn.base.errors import ConfigError
 from optdyn.base.files import read_json
-from optdyn.experiment import Experiment, to_json
+from optdyn.experiment import Config, to_json
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.setup import Plan
 from optdyn.optimizers.kinds import SGD
@@ -20,7 +20,7 @@ from optdyn.train.checks import check
 
 def config_of(**model):
     chosen = {"channels": (2, 3), "hidden": (4,), "lowering": "measured", **model}
-    return Experiment(
+    return Config(
         batch_size=8,
         plan=Plan(rounds=3),
         data=MNIST5k(train_examples=64),

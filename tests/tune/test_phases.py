@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from optdyn.cli import profile
 from optdyn.clock.arrivals import IterationSeconds
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.plan import phases as timing
 from optdyn.plan.phases import Loop, first_phase, measure, phases, prepare
 from optdyn.problem import problem
@@ -58,7 +58,7 @@ def test_a_server_has_the_last_blocks_but_not_all(fresh):
 @pytest.fixture(scope="module")
 def network():
     """Blocks conv0, hidden0, classifier; parameters, a batch, and the gradient of its loss."""
-    config = Experiment().with_(NETWORK)
+    config = Config().with_(NETWORK)
     whole, rng = problem.make(config.model, 10), np.random.default_rng(0)
     batch = {
         "image": jnp.asarray(rng.integers(256, size=(6, 12, 12, 1)), jnp.uint8),

@@ -61,10 +61,10 @@ class Join(NamedTuple):
     said: str
 
 
-def is_as_wanted(holds: Callable[[Any], object], value: object) -> bool:
+def passes(is_valid: Callable[[Any], object], value: object) -> bool:
     """Whether the test holds of a value; a value that it cannot be asked of is not as wanted."""
     try:
-        return bool(holds(value))
+        return bool(is_valid(value))
     except TypeError:
         return False
 

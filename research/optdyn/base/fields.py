@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 from optdyn.base import calls, ranges
-from optdyn.base.errors import ConfigError, and_, is_as_wanted, meant, one_of_these, shown
+from optdyn.base.errors import ConfigError, and_, passes, meant, one_of_these, shown
 from optdyn.base.in_memory import name_of
 from optdyn.base.lookup import OWN, is_own
 from optdyn.base.ranges import LARGEST, Range
@@ -73,19 +73,19 @@ def field(
     at_most: float = math.inf,
     above: float = -math.inf,
     below: float = math.inf,
-    wanted: str = "",
-    holds: Callable[[Any], Any] | None = None,
+    expected: str = "",
+    is_valid: Callable[[Any], Any] | None = None,
     one_of: Sequence[str] = (),
     static: bool = False,
     largest: float = LARGEST,
 ) -> Any:
     """A field of a `Value`: its default, what it is, and its range.
 
-    `wanted` and `holds` say a range that no two numbers say, `one_of` the texts that there are. A
+    `expected` and `is_valid` say a range that no two numbers say, `one_of` the texts that there are. A
     program is compiled anew for another value of a `static` field; others are data of it. `largest`
     is of whole numbers (`ranges.refusal`).
     """
-    of = Range(wanted, holds) if holds else ranges.between(at_least, at_most, above, below)
+    of = Range(expected, is_valid) if is_valid else ranges.between(at_least, at_most, above, below)
     metadata: dict[str, Any] = {
         "about": about,
         "range": of,
@@ -137,9 +137,9 @@ class Value:
                 continue
             if "about" in each.metadata:
                 value = like(named(each.name, value), each.metadata["default"])
-                if wanted := wrong(value, each):
+                if expected := wrong(value, each):
                     where = f"config.{self.key(each.name)} = {shown(value)}"
-                    raise ConfigError(f"{where}: must be {wanted}")
+                    raise ConfigError(f"{where}: must be {expected}")
             elif isinstance(usual := default_of(each), Value):
                 name = f"config.{self.key(each.name)}"
                 kind = usual.root or type(usual)
@@ -162,8 +162,8 @@ class Value:
             return cast(Value, cls.root.custom(name=name))
         if not isinstance(name, str) or name not in cls.root.members:
             known = [*cls.root.members]
-            wanted = f"must be one of {', '.join(known)}, or {OWN}{meant(str(name), known)}"
-            raise ConfigError(f"config.{cls.section}.name = {shown(name)}: {wanted}")
+            expected = f"must be one of {', '.join(known)}, or {OWN}{meant(str(name), known)}"
+            raise ConfigError(f"config.{cls.section}.name = {shown(name)}: {expected}")
         return cls.root.members[name]()
 
     @classmethod
@@ -187,11 +187,11 @@ class Value:
         named = {"name": self.name} if self.root else {}
         return named | {key: plain(getattr(self, key)) for key in self.field_table()}
 
-    def require(self, name: str, good: bool, wanted: str) -> None:
+    def require(self, name: str, good: bool, expected: str) -> None:
         """Raises `ConfigError` unless the value of a field is as wanted."""
         if not good:
             raise ConfigError(
-                f"config.{self.key(name)} = {shown(getattr(self, name))}: must be {wanted}"
+                f"config.{self.key(name)} = {shown(getattr(self, name))}: must be {expected}"
             )
 
     @calls.checked
@@ -258,8 +258,8 @@ def _described(kind: type[Value]) -> str:
     for name, each in (inherited | own).items():
         if about := each.metadata.get("about"):
             span = each.metadata["range"]
-            wanted = f" Must be {span.wanted}." if span else ""
-            said = textwrap.fill(f"{about}{wanted}", 92, initial_indent=" " * 8)
+            expected = f" Must be {span.expected}." if span else ""
+            said = textwrap.fill(f"{about}{expected}", 92, initial_indent=" " * 8)
             lines += [f"    {name} = {default_of(each)!r}", said.replace("\n", "\n" + " " * 8)]
     return "\n".join(lines) if len(lines) > 1 else ""
 
@@ -349,11 +349,11 @@ class Returns:
 def wrong(value: Any, of: "dataclasses.Field[Any]") -> str:
     """What the value of a field must be, by its type and range; '' if it is that."""
     known = of.metadata
-    if wanted := ranges.refusal(value, known["default"], known["largest"]):
-        return wanted
+    if expected := ranges.refusal(value, known["default"], known["largest"]):
+        return expected
     span: Range | None = known["range"]
-    if span and not is_as_wanted(span.holds, value):
-        return span.wanted
+    if span and not passes(span.is_valid, value):
+        return span.expected
     names = known["one_of"]
     return one_of_these(value, names) if names and value not in names else ""
 

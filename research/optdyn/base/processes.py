@@ -66,7 +66,7 @@ def devices() -> None:
         ) from error
 
 
-def own_address(environ: Mapping[str, str]) -> str:
+def local_address(environ: Mapping[str, str]) -> str:
     """The address that other processes reach this machine at, on the way to the coordinator.
 
     It is the machine's name where no coordinator is known: only `described` jobs say theirs.

@@ -47,7 +47,7 @@ def _of_list(value: object, default: Sequence[object]) -> str:
         return f"a list of at most {ENTRIES:,} entries, as (1, 2) or ()"
     if default:
         refusals = (refusal(entry, default[0]) for entry in value)
-        return next((f"a list, of which each is {wanted}" for wanted in refusals if wanted), "")
+        return next((f"a list, of which each is {expected}" for expected in refusals if expected), "")
     good = all(_is_plain(entry) and not isinstance(entry, (bool, dict)) for entry in value)
     return "" if good and None not in value else "a list of numbers or texts, or of lists of them"
 
@@ -81,21 +81,21 @@ def _is_plain(value: object, depth: int = DEPTH) -> bool:
 class Range:
     """What a value may be, in words and as a test."""
 
-    wanted: str
-    holds: Callable[[Any], Any]
+    expected: str
+    is_valid: Callable[[Any], Any]
 
 
 def between(at_least: float, at_most: float, above: float, below: float) -> Range | None:
     """The range between two ends, in the words that fit them; None if there is no end."""
     if above > -math.inf:
-        wanted = f"between {above:g} and {below:g}" if below < math.inf else f"more than {above:g}"
+        expected = f"between {above:g} and {below:g}" if below < math.inf else f"more than {above:g}"
     elif at_least == -math.inf:
         return None
     elif at_most < math.inf:
-        wanted = f"from {at_least:,} to {at_most:,}"
+        expected = f"from {at_least:,} to {at_most:,}"
     else:
-        wanted = f"at least {at_least:g}" + f" and less than {below:g}" * (below < math.inf)
-    return Range(wanted, lambda v: at_least <= v <= at_most and above < v < below)
+        expected = f"at least {at_least:g}" + f" and less than {below:g}" * (below < math.inf)
+    return Range(expected, lambda v: at_least <= v <= at_most and above < v < below)
 
 
 def _numbers(value: Any) -> bool:
@@ -117,16 +117,16 @@ def positive(value: Any) -> bool:
 # Those that several fields have, as arguments of `fields.field`.
 Known = dict[str, Any]
 WIDTHS: Known = {
-    "wanted": f"at most {BLOCKS:,} widths from 1 to {WIDTH:,}",
-    "holds": lambda v: len(v) <= BLOCKS and all(1 <= width <= WIDTH for width in v),
+    "expected": f"at most {BLOCKS:,} widths from 1 to {WIDTH:,}",
+    "is_valid": lambda v: len(v) <= BLOCKS and all(1 <= width <= WIDTH for width in v),
 }
-A_CHANNEL: Known = {"wanted": "numbers, one a channel, or ()", "holds": _numbers}
-A_WORKER: Known = {"wanted": "numbers, one a worker, or ()", "holds": _numbers}
+A_CHANNEL: Known = {"expected": "numbers, one a channel, or ()", "is_valid": _numbers}
+A_WORKER: Known = {"expected": "numbers, one a worker, or ()", "is_valid": _numbers}
 LEAST_AND_MOST: Known = {
-    "wanted": "two numbers from 0 up, the least and the most",
-    "holds": lambda v: len(v) == 2 and 0 <= v[0] <= v[1],
+    "expected": "two numbers from 0 up, the least and the most",
+    "is_valid": lambda v: len(v) == 2 and 0 <= v[0] <= v[1],
 }
-FINITE: Known = {"wanted": "finite and at least 0", "holds": lambda v: 0 <= v < math.inf}
-POSITIVE: Known = {"wanted": "finite and more than 0", "holds": positive}
-PART: Known = {"wanted": "above 0 and at most 1", "holds": lambda v: 0 < v <= 1}
+FINITE: Known = {"expected": "finite and at least 0", "is_valid": lambda v: 0 <= v < math.inf}
+POSITIVE: Known = {"expected": "finite and more than 0", "is_valid": positive}
+PART: Known = {"expected": "above 0 and at most 1", "is_valid": lambda v: 0 < v <= 1}
 WIDE: Known = {"at_least": 1, "at_most": WIDTH}

@@ -15,7 +15,7 @@ from optdyn.base.streams import put
 from optdyn.cli import cache, configs, interruptible
 
 if TYPE_CHECKING:
-    from optdyn.experiment import Experiment  # whose methods need jax
+    from optdyn.experiment import Config  # whose methods need jax
     from optdyn.train.grid import Grid
 
 NONE = "none"  # --workdir of a command that writes nothing
@@ -36,7 +36,7 @@ EXHAUSTED = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
     """Calls `main(config, workdir)` with the flags' values and exits with what it returns.
 
-    `config` is the `Experiment`, or the `Grid`, of `--config=FILE` or `--config=NAME`, a shipped
+    `config` is the `Config`, or the `Grid`, of `--config=FILE` or `--config=NAME`, a shipped
     one, with the values of `--config.KEY=VALUE`. `--workdir=DIR` has the default `workdir`. Bad
     input is one line on standard error and exit code 2.
     """
@@ -125,7 +125,7 @@ def failing() -> Iterator[None]:
         fail(said, code=2 if isinstance(error, InputError) else 1)
 
 
-def warn(config: "Experiment") -> None:
+def warn(config: "Config") -> None:
     """A line on standard error for everything in a checked config that is hardly meant."""
     from optdyn.base.processes import is_writer
     from optdyn.train.warnings import probable_mistakes  # here, for they import jax
@@ -140,7 +140,7 @@ def in_json() -> bool:
     return "json" in flags.FLAGS and bool(flags.FLAGS.json)
 
 
-def check_kind(config: "Experiment | Grid", is_grid: bool = False) -> None:
+def check_kind(config: "Config | Grid", is_grid: bool = False) -> None:
     """Raises `ConfigError` if a grid was given to a command that takes a run, or a run for a grid.
 
     `is_grid`: whether the command takes a grid.

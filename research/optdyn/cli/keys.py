@@ -5,7 +5,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from optdyn.base.fields import Value, every_field
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.method import Method, built_in
 
 NAMES = {  # what a name is, by its section
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 def keys() -> dict[str, Key]:
     """The keys by their dotted names, in order. Of several owners the first says what it is."""
-    usual = Experiment()
+    usual = Config()
     found = {name: _key(each) for name, each in every_field(usual)}
     for root in Value.roots:
         found[root.key("name")] = Key(NAMES[root.section], attrgetter(root.section)(usual).name)

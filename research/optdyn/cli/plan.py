@@ -26,7 +26,7 @@ from optdyn.base.trees import bytes_of
 from optdyn.cli import app, train
 from optdyn.clock.network import exchange
 from optdyn.devices.first_process import own
-from optdyn.experiment import Experiment, refuse_first
+from optdyn.experiment import Config, refuse_first
 from optdyn.plan import convergence, layers, planner, plans
 from optdyn.plan.convergence import Updates
 from optdyn.plan.planner import Interval
@@ -36,7 +36,7 @@ from optdyn.train.checks import check
 from optdyn.train.workdir import claim, text_of
 
 
-def run(config: Experiment, workdir: Path) -> dict[str, Any]:
+def run(config: Config, workdir: Path) -> dict[str, Any]:
     """The plan: measured, or as `plan.json` of this workdir has it.
 
     Nothing is written before it is known that an update of one example fits.
@@ -64,7 +64,7 @@ def run(config: Experiment, workdir: Path) -> dict[str, Any]:
         return read_json(folder / "plan.json")
 
 
-def updates_to_train(config: Experiment) -> tuple[Updates, str]:
+def updates_to_train(config: Config) -> tuple[Updates, str]:
     """How many updates training takes at a mini-batch, and where that is from."""
     known, batch, noise = Interval(*[config.steps] * 3), config.batch_size, config.plan.noise_scale
     if not noise:
@@ -72,7 +72,7 @@ def updates_to_train(config: Experiment) -> tuple[Updates, str]:
     return convergence.of_noise(known, batch, noise), f"config.steps, noise scale {noise:.4g}"
 
 
-def cluster(config: Experiment, size: int, seconds: float) -> dict[str, Any]:
+def cluster(config: Config, size: int, seconds: float) -> dict[str, Any]:
     """Devices by lemma 1 and parameter servers by lemma 2, for T_C = `seconds`, S_p = `size`.
 
     Devices divide the mini-batch, so that a worker of lemma 2 computes for T_C / N_w.
@@ -104,7 +104,7 @@ def cluster(config: Experiment, size: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def described(config: Experiment) -> Iterator[str]:
+def described(config: Config) -> Iterator[str]:
     """Lines on what would be measured. Raises what `run` raises."""
     check(config)
     (known, source), of = updates_to_train(config), plans.start(config)
@@ -120,7 +120,7 @@ def described(config: Experiment) -> Iterator[str]:
     yield f"one of them     {number(each)} s to make, less than others if it was kept from before"
 
 
-def main(config: Experiment, workdir: Path) -> int:
+def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
     plan = run(config, workdir)
     end_line()

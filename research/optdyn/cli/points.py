@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optdyn.base.trees import Json
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
 from optdyn.train.workdir import claim, damaged, free, summary_of
@@ -114,7 +114,7 @@ def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> Plann
     )
 
 
-def _held(folder: Path, config: Experiment) -> tuple[Json, str]:
+def _held(folder: Path, config: Config) -> tuple[Json, str]:
     """The summary of a point's folder, {} if it has none, and the status that it counts with."""
     if (folder / "config.json").exists():
         claim(folder, config, free(config))

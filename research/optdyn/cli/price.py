@@ -39,8 +39,8 @@ from absl import flags
 from optdyn.base.errors import ConfigError, InputError, Join, and_, one_of
 from optdyn.base.files import as_json, write, write_json
 from optdyn.cli import app
-from optdyn.experiment import Experiment, refuse_first
-from optdyn.methods import Methods, built_in
+from optdyn.experiment import Config, refuse_first
+from optdyn.methods import MethodStack, built_in
 from optdyn.methods.messages import COMPRESSIONS
 from optdyn.price import price, who_pays
 from optdyn.price.shapes import Shapes, of_model, of_parameters
@@ -85,7 +85,7 @@ def define() -> None:
     flags.DEFINE_list("where", [], "KEY=VALUE of configs, which runs of --penalty agree with.")
 
 
-def main(config: Experiment, workdir: Path) -> int:
+def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
     price.check(config)
     given = flags.FLAGS
@@ -160,7 +160,7 @@ def _methods(given: Sequence[str]) -> list[str]:
     """The methods that are meant. Raises `ConfigError` at one that there is not."""
     every = [each for name in given for each in (built_in() if name == "all" else [name])]
     for name in every:
-        Methods.named(name)
+        MethodStack.named(name)
     return list(dict.fromkeys(every))
 
 
@@ -178,8 +178,8 @@ def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str,
 
 
 def _clusters(
-    config: Experiment, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
-) -> tuple[list[Experiment], Shapes]:
+    config: Config, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
+) -> tuple[list[Config], Shapes]:
     """The experiment on every number of nodes, and the shapes of the model's parameters."""
     numbers = [int(_number("nodes", text, MOST_NODES)) for text in nodes] or [config.cluster.nodes]
     count = 0.0
@@ -215,7 +215,7 @@ def _number(flag: str, text: Any, whole_to: int = 0) -> float:
 # What is printed.
 
 
-def heading(config: Experiment, shapes: Shapes, is_model: bool) -> str:
+def heading(config: Config, shapes: Shapes, is_model: bool) -> str:
     """What all prices are of, in a sentence."""
     cluster = config.cluster
     nodes = f"{cluster.nodes:,} nodes of {cluster.devices_per_node:,} devices"
@@ -240,7 +240,7 @@ def _megabytes(size: float) -> str:
     return f"{size / 1e6:.4g}" if size < 1e10 else f"{size / 1e6:,.0f}"
 
 
-class Column(NamedTuple):
+class PriceColumn(NamedTuple):
     """A column of the first table: two lines of head, characters, and a figure of a price."""
 
     above: str
@@ -252,15 +252,15 @@ class Column(NamedTuple):
 
 DIGITS = "{:.4g}".format
 COLUMNS = (
-    Column("seconds", "an update", 11, "seconds", DIGITS),
-    Column("examples", "a second", 10, "examples_per_second", DIGITS),
-    Column("seconds", "an epoch", 10, "epoch_seconds", DIGITS),
-    Column("% of time", "computing", 11, "computing", _percent),
-    Column("", "waiting", 9, "waiting", _percent),
-    Column("", "exchange", 10, "exchange", _percent),
-    Column("MB a", "node", 10, "network_bytes", _megabytes),
-    Column("MB a", "link", 10, "link_bytes", _megabytes),
-    Column("staleness,", "updates", 12, "staleness", "{:.3g}".format),
+    PriceColumn("seconds", "an update", 11, "seconds", DIGITS),
+    PriceColumn("examples", "a second", 10, "examples_per_second", DIGITS),
+    PriceColumn("seconds", "an epoch", 10, "epoch_seconds", DIGITS),
+    PriceColumn("% of time", "computing", 11, "computing", _percent),
+    PriceColumn("", "waiting", 9, "waiting", _percent),
+    PriceColumn("", "exchange", 10, "exchange", _percent),
+    PriceColumn("MB a", "node", 10, "network_bytes", _megabytes),
+    PriceColumn("MB a", "link", 10, "link_bytes", _megabytes),
+    PriceColumn("staleness,", "updates", 12, "staleness", "{:.3g}".format),
 )
 
 
@@ -304,7 +304,7 @@ def _named(row: dict[str, Any], several: bool) -> str:
     return " ".join(filter(None, parts)) + f", {row['nodes']:,} nodes" * several
 
 
-def notes(config: Experiment, found: Rows, assumed: bool = False) -> Iterator[str]:
+def notes(config: Config, found: Rows, assumed: bool = False) -> Iterator[str]:
     """What the figures are of, in sentences; `assumed`: the step's seconds are of no such model."""
     priced = {row["method"] for row in found if "prices" in row}
     said = [
@@ -358,7 +358,7 @@ def table_of_pays(found: Sequence[dict[str, float]], noise_scale: float) -> Iter
 
 
 def _which(
-    config: Experiment, shapes: Any, penalties: Any, bandwidths: Sequence[float], found: Rows
+    config: Config, shapes: Any, penalties: Any, bandwidths: Sequence[float], found: Rows
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Which method is best on a cluster: as lines, and as JSON has it, by bandwidth."""
     from optdyn.report import which  # here, for it takes long
@@ -379,7 +379,7 @@ def _which(
 
 
 def _page(
-    clusters: Sequence[Experiment],
+    clusters: Sequence[Config],
     shapes: Any,
     penalties: Any,
     names: Sequence[str],

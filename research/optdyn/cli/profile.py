@@ -15,12 +15,12 @@ from optdyn.base.files import write, write_json
 from optdyn.base.processes import is_writer
 from optdyn.cli import app
 from optdyn.devices.first_process import own
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.plan.phases import flags, measure, prepare
 from optdyn.train.workdir import claim, text_of
 
 
-def main(config: Experiment, workdir: Path) -> int:
+def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
     work = prepare(config)
     with own(workdir) as folder:

@@ -37,7 +37,7 @@ from optdyn.base.files import finite
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Rule, full_gradient, single_optimizer
-from optdyn.methods import Event, Method, Methods
+from optdyn.methods import Event, Method, MethodStack
 from optdyn.methods.compose import reading
 from optdyn.methods.method import ModelInfo
 from optdyn.price.price import GIGABIT, Price, price
@@ -55,7 +55,7 @@ __all__ = ["Clock", "Experiment", "MomentumEstimate", "Trained", "rule", "timeli
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment(experiment.Experiment):
+class Experiment(experiment.Config):
     """What is trained, by which method, on which cluster, and for how long.
 
     `model`: one of `od.MLP` and its like; a flax module; a pair of functions `init(key, x)` and
@@ -210,7 +210,7 @@ def rule(
     `ConfigError` for methods that take gradients in another way, and for those whose nodes have
     parameters of their own.
     """
-    methods = Methods.wrap(method)
+    methods = MethodStack.wrap(method)
     if methods.gradient or methods.mix:
         raise ConfigError(f"{methods.name}: only a method of reading is a rule by itself")
     update = single_optimizer(optax.with_extra_args_support(optimizer))
@@ -219,7 +219,7 @@ def rule(
 
 @checked
 def timeline(
-    method: Method | Methods,
+    method: Method | MethodStack,
     cluster: Cluster,
     steps: int,
     seed: int = 0,

@@ -28,14 +28,14 @@ from absl import flags
 from optdyn.base import signals
 from optdyn.base.errors import print_error
 from optdyn.base.streams import put
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 
 SERVER = "OPTDYN_RACE_SERVER"  # set in the process that is the server
 LOST = 75  # exit status of a server of which a part died
 DEATHS = 3  # one after the other without a new checkpoint, after which it is given up
 
 
-def raced(config: Experiment) -> Experiment:
+def raced(config: Config) -> Config:
     """The experiment as a race of real workers. Raises `ConfigError`."""
     from optdyn.cli import app
     from optdyn.train.checks import check
@@ -46,7 +46,7 @@ def raced(config: Experiment) -> Experiment:
     return config
 
 
-def served(config: Experiment, workdir: Path) -> int:
+def served(config: Config, workdir: Path) -> int:
     """The server, in a process of its own."""
     from functools import partial
 
@@ -68,7 +68,7 @@ def served(config: Experiment, workdir: Path) -> int:
         return LOST
 
 
-def described(config: Experiment) -> Iterator[str]:
+def described(config: Config) -> Iterator[str]:
     """Lines on what workers compute and send. Raises what a race raises before it begins."""
     from optdyn.base.progress import clock, number
     from optdyn.base.trees import bytes_of

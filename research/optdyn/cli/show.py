@@ -18,11 +18,11 @@ from optdyn.base.errors import InputError
 from optdyn.base.files import read_json
 from optdyn.base.lookup import entries
 from optdyn.cli import app
-from optdyn.experiment import Experiment, check_whole, differences, to_json
+from optdyn.experiment import Config, check_whole, differences, to_json
 from optdyn.train.grid import Grid
 
 
-def shown(config: Experiment | Grid, changed: bool) -> dict[str, Any]:
+def shown(config: Config | Grid, changed: bool) -> dict[str, Any]:
     """What is printed of a config; `changed`: {dotted name: value} of what is not the default."""
     if isinstance(config, Grid):
         points = list(config.points)
@@ -55,7 +55,7 @@ def _text(value: Any, *parts: str) -> str:
     return "none" if value is None else json.dumps(value)
 
 
-def main(config: Experiment | Grid, workdir: Path) -> int:
+def main(config: Config | Grid, workdir: Path) -> int:
     print(json.dumps(shown(config, flags.FLAGS.changed), indent=2, default=repr))
     return 0
 

@@ -22,7 +22,7 @@ from optdyn.base.progress import clock, number
 from optdyn.base.streams import tell
 from optdyn.base.trees import bytes_of
 from optdyn.cli import app
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.momentum.moments import REJECTED
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, memory_checks, program, trainer
@@ -34,16 +34,16 @@ from optdyn.train.trainer import train
 LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
 CLOCKS = {"reality": "real seconds"}  # of what commands read; of others they are simulated
 SECONDS = 0.5  # of updates that a dry run times, at least
-Main = Callable[[Experiment, Path], int]
+Main = Callable[[Config, Path], int]
 
 
-def main(config: Experiment, workdir: Path) -> int:
+def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
     reader = "momentum" if config.replicas.count else "report"
     return ended(run(config, workdir), workdir, reader)
 
 
-def run(config: Experiment, workdir: Path) -> dict[str, Any]:
+def run(config: Config, workdir: Path) -> dict[str, Any]:
     """Trains, or records replicas if the config asks for any; returns the summary."""
     check(config)
     app.warn(config)
@@ -105,11 +105,11 @@ def define() -> None:
     flags.DEFINE_bool("dry_run", False, "Only say what it would take; write nothing.")
 
 
-def or_dry(main: Main, said: Callable[[Experiment], Iterator[str]]) -> Main:
+def or_dry(main: Main, said: Callable[[Config], Iterator[str]]) -> Main:
     """`main`, or with `--dry_run` the lines that say what it would take."""
     define()
 
-    def run(config: Experiment, workdir: Path) -> int:
+    def run(config: Config, workdir: Path) -> int:
         if not flags.FLAGS.dry_run:
             return main(config, workdir)
         app.check_kind(config)
@@ -122,7 +122,7 @@ def or_dry(main: Main, said: Callable[[Experiment], Iterator[str]]) -> Main:
     return run
 
 
-def described(config: Experiment) -> Iterator[str]:
+def described(config: Config) -> Iterator[str]:
     """Lines on a run's size, memory and time. Raises what `trainer.prepare` raises."""
     if config.replicas.count:
         raise ConfigError("config.replicas.count: --dry_run is of runs; recordings have none")

@@ -27,7 +27,7 @@ from optdyn.base.streams import tell
 from optdyn.base.trees import Json
 from optdyn.cli import app, train
 from optdyn.devices.first_process import own
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.report.tables import replace
 from optdyn.train import history, trainer
 from optdyn.train.checkpoints import Checkpoints, saving
@@ -49,7 +49,7 @@ MODES = {"predictive": predictive, "omnivore": omnivore}
 LADDERS = "ladders"
 
 
-def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
+def tune(config: Config, workdir: Path) -> dict[str, Any]:
     """Tunes and trains, or goes on with it, and returns the summary: `tuned` or `search`.
 
     Raises what `bench.prepare` raises, and `WorkdirError`.
@@ -75,7 +75,7 @@ def tune(config: Experiment, workdir: Path) -> dict[str, Any]:
         return summary
 
 
-def _tuned(config: Experiment, cluster: SimulatedCluster, workdir: Path) -> dict[str, Any]:
+def _tuned(config: Config, cluster: SimulatedCluster, workdir: Path) -> dict[str, Any]:
     given = config.tune
     with Checkpoints(workdir) as checkpoints:
         journal = Journal(workdir / "decisions.jsonl", checkpoints.latest() or 0, given.seconds)
@@ -124,7 +124,7 @@ def _seconds(attempts: Sequence[Json]) -> float:
     return sum(longest.values())
 
 
-def described(config: Experiment) -> Iterator[str]:
+def described(config: Config) -> Iterator[str]:
     """Lines on what is tried and how long it can take. Raises what `bench.prepare` raises."""
     if config.tune.mode == LADDERS:
         yield from _climbed(config)
@@ -148,7 +148,7 @@ def described(config: Experiment) -> Iterator[str]:
     )
 
 
-def _climbed(config: Experiment) -> Iterator[str]:
+def _climbed(config: Config) -> Iterator[str]:
     """Lines on the ladders, and on what a run of the search takes at most."""
     run, start = trainer.prepare(config), ladders.arm(config)
     for key, ladder in start.ladders.items():
@@ -198,7 +198,7 @@ def told(tuned: dict[str, Any], workdir: Path) -> Iterator[str]:
         )
 
 
-def main(config: Experiment, workdir: Path) -> int:
+def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
     summary = tune(config, workdir)
     if app.in_json():

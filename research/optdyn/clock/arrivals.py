@@ -31,13 +31,13 @@ import numpy as np
 
 from optdyn.base import seeds
 from optdyn.clock import availability
-from optdyn.clock.availability import Habits, Load
+from optdyn.clock.availability import Availability, Load
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import compute_means, synchronous
 from optdyn.clock.network import of_groups
 from optdyn.clock.service import Draw, geometric, is_constant, with_exchange
 from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
-from optdyn.clock.trace import Held, replayed
+from optdyn.clock.trace import RecordedTrace, replayed
 from optdyn.clock.versions import FREE, Policy, Reading, Versions, blank
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
@@ -172,7 +172,7 @@ def arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
     return from_arrivals(worker[:steps], seconds[:steps], groups)
 
 
-NO_HABITS = Habits()
+ALWAYS_THERE = Availability()
 LOST = 100  # absences an arrival, at most
 LATE = 1000  # services dropped an arrival, at most
 DELIVERS, IS_DONE, RESTARTS, RETURNS = range(4)  # kinds of events
@@ -181,11 +181,11 @@ DELIVERS, IS_DONE, RESTARTS, RETURNS = range(4)  # kinds of events
 class Absences:
     """When groups are away, whose presences and absences take exponential times."""
 
-    def __init__(self, seed: int, groups: int, habits: Habits):
+    def __init__(self, seed: int, groups: int, availability: Availability):
         # A stream of their own, so that who is away does not depend on how much is computed.
         self._streams = [np.random.default_rng((seed, group, 1)) for group in range(groups)]
-        self._presence, self._absence = habits.presence, habits.absence
-        self._leaves = [rng.exponential(habits.presence) for rng in self._streams]
+        self._presence, self._absence = availability.presence, availability.absence
+        self._leaves = [rng.exponential(availability.presence) for rng in self._streams]
         self.past = list[tuple[int, float, float]]()  # group, since when, until when
 
     def interrupt(self, group: int, now: float, end: float, updates: int) -> float | None:
@@ -313,7 +313,7 @@ def event_arrivals(
     work: Work,
     steps: int,
     policy: Policy = FREE,
-    habits: Habits = NO_HABITS,
+    availability: Availability = ALWAYS_THERE,
     absences: Absences | None = None,
 ) -> Timeline:
     """The first `steps` updates of groups with that policy and those habits.
@@ -325,10 +325,10 @@ def event_arrivals(
     groups, limits = len(work.compute), list[float]()
     if policy.allotted < math.inf:
         limits = (policy.allotted * work.means().max(axis=1)).tolist()
-    if habits.presence and not absences:
-        absences = Absences(seed, groups, habits)
-    serving = repeat(habits.sending) if habits.sending else None
-    takes = services(seed, law, work, steps, habits.load)
+    if availability.presence and not absences:
+        absences = Absences(seed, groups, availability)
+    serving = repeat(availability.sending) if availability.sending else None
+    takes = services(seed, law, work, steps, availability.load)
     return queued(groups, steps, takes, rounding(law), policy, limits, absences, serving)
 
 
@@ -431,7 +431,7 @@ def compute_groups(
     replicas: int = 0,
     merged: bool = False,
     policy: Policy = FREE,
-    held: Held | None = None,
+    trace: RecordedTrace | None = None,
     message_bytes: float | None = None,
 ) -> Timeline:
     """The timeline of `steps` updates by `groups` groups of the cluster's workers.
@@ -445,7 +445,7 @@ def compute_groups(
 
     With `cluster.pieces` the groups queue for a server instead (`server`), `merged` or not. Pieces
     are seconds for a whole batch, so neither `batch_size` nor `update_bytes` counts. The timeline
-    of groups that race is blank: the race fills it. With `held` it is that of the arrivals that a
+    of groups that race is blank: the race fills it. With `trace` it is that of the arrivals that a
     trace holds.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
@@ -460,17 +460,17 @@ def compute_groups(
     if cluster.service.name == "race":
         return blank(groups, steps, policy._replace(allotted=math.inf))
     law, stream = cluster.service, seeds.number(seed, "arrivals")
-    habits = habits_of(cluster, groups, update_bytes)
-    if held:
-        whole = replayed(held, groups, policy)
+    availability = availability_of(cluster, groups, update_bytes)
+    if trace:
+        whole = replayed(trace, groups, policy)
     elif pieces := pieces_of(cluster, merged):
         rng, k = seeds.generator(seed, "arrivals"), cluster.worker_count // groups
         whole, _ = server(pieces, groups, k, count, law.draw, rng)
-    elif groups == 1 and not policy.waiting and not habits:
+    elif groups == 1 and not policy.waiting and not availability:
         sizes = {"batch_size": batch_size, "update_bytes": update_bytes}
         whole = synchronous(cluster, steps=count, seed=seed, **sizes)
-    elif policy != FREE or habits:
-        whole = event_arrivals(stream, law.draw, work, count, policy, habits or NO_HABITS)
+    elif policy != FREE or availability:
+        whole = event_arrivals(stream, law.draw, work, count, policy, availability or ALWAYS_THERE)
     else:
         whole = arrivals(stream, law.draw, work, count)
     if not replicas:
@@ -494,7 +494,7 @@ def work_of(
     return Work(means, exchange, cluster.overlap)
 
 
-def habits_of(cluster: Cluster, groups: int, update_bytes: int) -> Habits | None:
+def availability_of(cluster: Cluster, groups: int, update_bytes: int) -> Availability | None:
     """The habits of groups of volunteers; a group has the hour of its first worker's node."""
     if not (cluster.diurnal or cluster.presence or cluster.server_bandwidth):
         return None
@@ -503,4 +503,4 @@ def habits_of(cluster: Cluster, groups: int, update_bytes: int) -> Habits | None
         load = load._replace(phase=load.phase[np.arange(groups) * cluster.nodes // groups])
     width = cluster.server_bandwidth
     sending = 2 * update_bytes / width if width else 0.0
-    return Habits(load, cluster.presence, cluster.absence, sending)
+    return Availability(load, cluster.presence, cluster.absence, sending)

@@ -15,7 +15,7 @@ from optdyn.clock import network
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import Links
 from optdyn.clock.timeline import TimelineError
-from optdyn.clock.trace import Held
+from optdyn.clock.trace import RecordedTrace
 
 TURNS = 10_000  # of a node, from one second that is asked for to the next
 
@@ -43,7 +43,7 @@ def load(cluster: Cluster) -> Load | None:
     return Load(cluster.diurnal, 2 * np.pi / cluster.day, longitude)
 
 
-class Habits(NamedTuple):
+class Availability(NamedTuple):
     load: Load | None = None  # phases (groups,)
     presence: float = 0.0  # mean seconds; 0: for ever
     absence: float = 0.0  # likewise; 0: back at once
@@ -163,10 +163,10 @@ def still_present(
     )
 
 
-def recorded_presence(held: Held, nodes: int) -> np.ndarray:
+def recorded_presence(trace: RecordedTrace, nodes: int) -> np.ndarray:
     """(steps, nodes) bool, who was there in a run that a trace holds. Raises `TimelineError`."""
-    stand = held.whole("stand", (nodes,), 0, nodes - 1)
+    stand = trace.whole("stand", (nodes,), 0, nodes - 1)
     there = stand == np.arange(nodes)
     good = there.any(axis=1, keepdims=True) & (stand_ins(there) == stand)
-    held.require("stand", good, "its own number of each node that is there, and the next one's")
+    trace.require("stand", good, "its own number of each node that is there, and the next one's")
     return there

@@ -99,7 +99,7 @@ class Cluster(Value, section="cluster"):
     )
     overlap: float = field(
         0.0, "Last fraction of the computing that an exchange may run behind.",
-        wanted="between 0 and 1", holds=lambda v: 0 <= v <= 1,
+        expected="between 0 and 1", is_valid=lambda v: 0 <= v <= 1,
     )  # fmt: skip
     pieces: Pieces = made(default_factory=Pieces)
     local_latency: float = field(0.0, "Seconds a message inside a node.", at_least=0)
@@ -111,7 +111,7 @@ class Cluster(Value, section="cluster"):
     )
     disturbance_probability: float = field(
         0.0, "dynamic_batch: probability that a worker begins to be delayed, at each epoch.",
-        wanted="between 0 and 1", holds=lambda v: 0 <= v <= 1,
+        expected="between 0 and 1", is_valid=lambda v: 0 <= v <= 1,
     )  # fmt: skip
     disturbance_seconds: tuple[float, ...] = field(
         (5.0, 10.0), "dynamic_batch: least and most seconds of a delay, an epoch.", **LEAST_AND_MOST

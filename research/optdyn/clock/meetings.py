@@ -21,7 +21,7 @@ from optdyn.base.trees import Plan
 from optdyn.clock.availability import Load, Presence, reroute, still_present
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import Links, between_nodes, broadcast, inside_node
-from optdyn.clock.timeline import Meeting, Timeline, at, from_arrivals, shares, undelayed
+from optdyn.clock.timeline import Meeting, Timeline, at, from_arrivals, shares, commit_times
 
 
 class LocalTimes(NamedTuple):
@@ -262,7 +262,7 @@ def meeting_seconds(
         if presence and not at_meetings:
             now = np.where(here, now, start)
         seconds[t] = now.max(axis=-1, where=here, initial=since)
-    return Attended(undelayed(seconds), who)
+    return Attended(commit_times(seconds), who)
 
 
 def _fragments(flags: np.ndarray) -> list[list[int]]:

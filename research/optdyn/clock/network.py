@@ -135,17 +135,17 @@ def of_groups(
     workers = np.arange(cluster.worker_count).reshape(groups, -1)
     places = workers // cluster.devices_per_node
     local = min(workers.shape[1], cluster.devices_per_node)
-    both_ways = 2 * to_server(cluster, size)
+    round_trip_bytes = 2 * to_server(cluster, size)
     if message is not None:
-        both_ways = to_server(cluster, size) + to_server(cluster, message)
-    both_ways = both_ways[places].max(axis=1) if sent else np.zeros(groups)
+        round_trip_bytes = to_server(cluster, size) + to_server(cluster, message)
+    round_trip_bytes = round_trip_bytes[places].max(axis=1) if sent else np.zeros(groups)
     if workers.shape[1] == 1 or (sent and cluster.collective == SERVER):
-        return both_ways
+        return round_trip_bytes
     added = inside_node(cluster, local, size)
     if local > 1:
         added += _handed(cluster, local, size)
     return (
-        both_ways + added + np.array([among(cluster, np.unique(place), size) for place in places])
+        round_trip_bytes + added + np.array([among(cluster, np.unique(place), size) for place in places])
     )
 
 

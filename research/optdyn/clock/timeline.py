@@ -130,7 +130,7 @@ def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Time
     return Timeline(worker, staleness, seconds, workers, Arrival(worker, worker, worker))
 
 
-def undelayed(seconds: np.ndarray) -> np.ndarray:
+def commit_times(seconds: np.ndarray) -> np.ndarray:
     """(steps,) seconds at which updates count, of those at which their last worker is done.
 
     It is a running minimum from the end: a straggler that nobody waits for delays no update.

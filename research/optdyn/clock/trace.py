@@ -34,7 +34,7 @@ SERVED = "served"  # a column that a race adds: seconds that its server is at an
 CLOSE = 1e-6  # relative, of numbers that are float32
 
 
-class Held(NamedTuple):
+class RecordedTrace(NamedTuple):
     """The first updates of a file."""
 
     path: str
@@ -46,15 +46,15 @@ class Held(NamedTuple):
     named: frozenset[int] = frozenset()  # workers in the whole file
 
     @property
-    def inner(self) -> "Held":
+    def inner(self) -> "RecordedTrace":
         """The trace, whose fields are now those of the choice inside nodes."""
         return self._replace(inside=self.inside + "inner.")
 
-    def order(self, worker: np.ndarray) -> "Held":
+    def order(self, worker: np.ndarray) -> "RecordedTrace":
         """A trace that says that workers arrived in this order, and nothing else."""
         return self._replace(worker=worker, fields={})
 
-    def node(self, node: int, nodes: int) -> "Held":
+    def node(self, node: int, nodes: int) -> "RecordedTrace":
         """The arrivals inside one of so many nodes. The file has no seconds of theirs."""
         worker = self.inner.inside + "worker"
         found = self.fields.get(worker)
@@ -67,7 +67,7 @@ class Held(NamedTuple):
             if said is not None and said.ndim > 1 and said.shape[1] % nodes == 0:
                 fields[name] = said.reshape(len(said), nodes, -1)[:, node]
         order, clock = every[:, -1].astype(np.int32), np.arange(len(every), dtype=float)
-        return Held(self.path, order, clock, fields)
+        return RecordedTrace(self.path, order, clock, fields)
 
     def has(self, field: str) -> bool:
         """Whether the file has columns of that field."""
@@ -135,7 +135,7 @@ def table_of(path: str | Path) -> "pd.DataFrame":
     return pd.read_csv(path, float_precision="round_trip")
 
 
-def read(path: str, steps: int) -> Held:
+def read(path: str, steps: int) -> RecordedTrace:
     """The first `steps` rows of the file. Raises `TimelineError`."""
     not_csv = f"trace {path}: not a CSV file with the columns worker (integers) and seconds, and "
     not_csv += f"{PREFIX}NAME (numbers) if any"
@@ -147,10 +147,10 @@ def read(path: str, steps: int) -> Held:
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
         version = table["version"].to_numpy(np.float64)[:steps] if "version" in table else None
-        fields = {name: held[:steps] for name, held in _fields(table)}
+        fields = {name: trace[:steps] for name, trace in _fields(table)}
     TimelineError.refuse(_wrong_rows(path, steps, worker, seconds, fields))
     named = frozenset(np.unique(worker).astype(int).tolist())
-    return Held(
+    return RecordedTrace(
         path, worker[:steps].astype(np.int32), seconds[:steps], fields, version, named=named
     )
 
@@ -168,9 +168,9 @@ def _wrong_rows(
         yield True, f"trace {path}: worker {one:g} is no whole number from 0 up"
     good = np.isfinite(seconds).all() and (np.diff(seconds, prepend=0.0) >= 0).all()
     yield not good, f"trace {path}: seconds must be finite, from 0 up and in order"
-    for name, held in fields.items():
+    for name, trace in fields.items():
         line = f"trace {path}: {PREFIX}{name} has what is no finite number"
-        yield not np.isfinite(held).all(), line
+        yield not np.isfinite(trace).all(), line
 
 
 def _needs(path: str, name: str, shape: tuple[int, ...]) -> str:
@@ -179,29 +179,29 @@ def _needs(path: str, name: str, shape: tuple[int, ...]) -> str:
     return f"trace {path}: needs the columns {PREFIX}{name}{many}"
 
 
-def replayed(held: Held, groups: int, policy: Policy = FREE) -> Timeline:
+def replayed(trace: RecordedTrace, groups: int, policy: Policy = FREE) -> Timeline:
     """The timeline of the arrivals that a trace holds, of groups with that policy.
 
     Where something is dropped it also says whose that was. Raises `TimelineError`.
     """
-    worker = held.worker
+    worker = trace.worker
     if policy.arrivals > 1:
-        worker = held.workers((policy.arrivals,), groups)
-    held.groups(worker, groups, everyone=policy.is_free and not held.has("read"))
-    if policy.is_free and held.has("read"):  # reads do not follow from the order then
-        read, write = (held.whole(name, (), 0, len(worker)) for name in ("read", "write"))
+        worker = trace.workers((policy.arrivals,), groups)
+    trace.groups(worker, groups, everyone=policy.is_free and not trace.has("read"))
+    if policy.is_free and trace.has("read"):  # reads do not follow from the order then
+        read, write = (trace.whole(name, (), 0, len(worker)) for name in ("read", "write"))
         slots, late = 1 + int(max(read.max(), write.max())), staleness_of(read, write)
-        return Timeline(worker, late, held.seconds, slots, Arrival(worker, read, write))
+        return Timeline(worker, late, trace.seconds, slots, Arrival(worker, read, write))
     if policy.is_free:
-        line = from_arrivals(worker, held.seconds, groups)
+        line = from_arrivals(worker, trace.seconds, groups)
         t, late = np.arange(len(worker), dtype=np.int32), line.staleness
         # Its reader was the first, or read as many updates ago as it is late (`versions.py`).
         return line._replace(batch=np.where(late == t, worker, groups + t - late - 1))
-    dropped = held.flags("dropped", (groups,)) if policy.drops else None
+    dropped = trace.flags("dropped", (groups,)) if policy.drops else None
     line = blank(groups, len(worker), policy)
     order = Versions(line, groups, policy)
     drop = order.drop if policy.allotted < math.inf else None
-    fill(order, worker, held.seconds, dropped, drop, f"trace {held.path}: ")
+    fill(order, worker, trace.seconds, dropped, drop, f"trace {trace.path}: ")
     return line
 
 
@@ -217,34 +217,34 @@ def versions(line: Timeline) -> np.ndarray:
     return updates - late
 
 
-def checked(held: Held, line: Timeline) -> Timeline:
+def checked(trace: RecordedTrace, line: Timeline) -> Timeline:
     """The timeline that a clock has made of the file, at its seconds.
 
     Raises `TimelineError` where the file says something else than that.
     """
-    TimelineError.refuse(_wrong_line(held, line))
-    line = line._replace(batch=line.batch if BATCH in held.fields else None)
-    return line._replace(seconds=held.seconds)
+    TimelineError.refuse(_wrong_line(trace, line))
+    line = line._replace(batch=line.batch if BATCH in trace.fields else None)
+    return line._replace(seconds=trace.seconds)
 
 
-def _wrong_line(held: Held, line: Timeline) -> Iterator[Wrong]:
+def _wrong_line(trace: RecordedTrace, line: Timeline) -> Iterator[Wrong]:
     """What a file says else than the timeline that a clock has made of it."""
-    where = f"trace {held.path}"
-    for t in _unlike(held.worker, line.worker):
-        said = f"update {t} has worker {held.worker[t]}, and it is that of {line.worker[t]}"
+    where = f"trace {trace.path}"
+    for t in _unlike(trace.worker, line.worker):
+        said = f"update {t} has worker {trace.worker[t]}, and it is that of {line.worker[t]}"
         yield True, f"{where}: {said}"
-    if held.version is not None:
+    if trace.version is not None:
         version = versions(line)
-        for t in _unlike(held.version, version):
-            said = f"says version {held.version[t]:g}, and by the order of arrivals it had read "
-            yield True, f"{where}: arrival {t}, of worker {held.worker[t]}, {said}{version[t]}"
+        for t in _unlike(trace.version, version):
+            said = f"says version {trace.version[t]:g}, and by the order of arrivals it had read "
+            yield True, f"{where}: arrival {t}, of worker {trace.worker[t]}, {said}{version[t]}"
     known = _columns(line)
-    for name, found in held.fields.items():
+    for name, found in trace.fields.items():
         has = ", ".join(PREFIX + each for each in known) or "no such columns"
         said = f"{PREFIX}{name} is of another method, this one has {has}"
         yield name not in known, f"{where}: {said}"
         expected = known[name]
-        yield found.shape != expected.shape, _needs(held.path, name, expected.shape[1:])
+        yield found.shape != expected.shape, _needs(trace.path, name, expected.shape[1:])
         for t in _unlike(found, expected):
             one, other = (np.ravel(each[t]) for each in (found, expected))
             place = np.flatnonzero(~np.isclose(one, other, CLOSE, 0))[0]

@@ -41,7 +41,7 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
 
     Raises `DeviceError` where a process has a part of a node, or more nodes than another.
     """
-    own = own_nodes(mesh)
+    own = local_nodes(mesh)
     everywhere, node = P(), P("node")
     split = P(None, mesh.axis_names)
     held = P(mesh.axis_names) if streamed else P()
@@ -170,7 +170,7 @@ def _means(said: list[tuple[slice, Info]], events: int, own: list[np.ndarray]) -
     return jax.tree.map(one, *(infos for _, infos in said))
 
 
-def own_nodes(mesh: Mesh) -> list[np.ndarray]:
+def local_nodes(mesh: Mesh) -> list[np.ndarray]:
     """The devices of each of this process's nodes."""
     of = [tuple({device.process_index for device in row}) for row in mesh.devices]
     counts = Counter(of)

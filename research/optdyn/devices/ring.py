@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from optdyn.base.greeting import Door, call
-from optdyn.base.processes import ProcessError, own_address
+from optdyn.base.processes import ProcessError, local_address
 
 LONGEST = 255  # bytes of an address, as text
 START = 60.0  # seconds in which the neighbours must have come
@@ -86,7 +86,7 @@ def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
     """
     fresh = np.frombuffer(secrets.token_bytes(32), np.uint8)
     key = np.asarray(multihost_utils.broadcast_one_to_all(fresh)).tobytes()
-    with closing(Door(key, own_address(os.environ))) as door, ThreadPoolExecutor(1) as calling:
+    with closing(Door(key, local_address(os.environ))) as door, ThreadPoolExecutor(1) as calling:
         text = "{}:{}".format(*door.address).encode().ljust(LONGEST)
         every = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
         host, _, port = every[(rank + 1) % count].tobytes().decode().strip().rpartition(":")

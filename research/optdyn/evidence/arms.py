@@ -23,7 +23,7 @@ import numpy as np
 from optdyn.evidence.intervals import ratio
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train.grid import Point
 
 SLACK = 1.5  # a trial ends after so many times what the best so far took
@@ -55,7 +55,7 @@ class Cost(NamedTuple):
 class Arm(NamedTuple):
     """What is tuned: keys of a config, or STEP, each with its ladder and the rung to start from."""
 
-    config: Experiment
+    config: Config
     ladders: Mapping[str, Ladder]
     start: Mapping[str, int]
 
@@ -122,7 +122,7 @@ def rung(ladder: Ladder, value: float) -> int:
     return min(range(-50, 51), key=lambda i: (abs(ladder(i) - value), abs(i)))
 
 
-def sgd(config: Experiment, step: float, momentum: float | None = None) -> Arm:
+def sgd(config: Config, step: float, momentum: float | None = None) -> Arm:
     """SGD tuned from about this long-run step on, and from this momentum; None keeps the config's.
 
     Steps are alpha / (1 - mu), since the best of those depends little on mu.
@@ -147,7 +147,7 @@ def point(arm: Arm, rungs: Sequence[int]) -> Point:
     return values
 
 
-def at(config: Experiment, point: Point, seed: int) -> Experiment:
+def at(config: Config, point: Point, seed: int) -> Config:
     """The config at this setting and seed."""
     return config.with_(point, seed=seed)
 

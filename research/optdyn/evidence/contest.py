@@ -20,7 +20,7 @@ from optdyn.evidence.arms import Arm, Rungs, Tuned, at, beside, diagonal, tuned
 from optdyn.evidence.intervals import chance, holm, ratio, ratio_at_best, shown
 from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, left_open, meeting, timeline_of, to_loss
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods import PLAIN
 from optdyn.train import trainer
 from optdyn.train.grid import Point
@@ -62,7 +62,7 @@ class Side(NamedTuple):
     entry: Entry
     cells: dict[Rungs, Tuned]
 
-    def config(self, cell: Rungs) -> Experiment:
+    def config(self, cell: Rungs) -> Config:
         return self.entry.arm.config.with_(values(self.entry, cell))
 
     def setting(self, cell: Rungs) -> Point:
@@ -100,7 +100,7 @@ def chosen(study: Study, side: Side, place: Place, target: float) -> dict[Rungs,
                 times[cell] = [to_loss(curve, target, "met") for curve in curves]
         best = least(times)
         for around in (beside, diagonal):
-            new = [cell for cell in around(best) if _there_is(side.entry, cell, times)]
+            new = [cell for cell in around(best) if cell_exists(side.entry, cell, times)]
             if new:
                 break
         else:
@@ -120,7 +120,7 @@ def timed(
     plain = entry.plain
     every = [at(entry.arm.config, setting, seed) for seed in seeds]
     curves = study.trials([Job(config, target) for config in every])
-    unlike = dict[int, Experiment]()  # those whose workers arrive in another order there
+    unlike = dict[int, Config]()  # those whose workers arrive in another order there
     for i, (own, curve) in enumerate(zip(every, curves, strict=True)):
         there = own.with_({"cluster.bandwidth": place.bandwidth})
         if plain:
@@ -140,7 +140,7 @@ def timed(
     return curves
 
 
-def followed(config: Experiment, curve: Curve) -> Run:
+def followed(config: Config, curve: Curve) -> Run:
     """The run, its timeline as far as one with this curve goes."""
     run: Run = trainer.prepare(config, timeline_of=timeline_of)
     points = zip(curve.updates, curve.losses, strict=True)
@@ -289,7 +289,7 @@ def infinite(value: Any) -> Any:
     return np.inf if value is None else value
 
 
-def _there_is(entry: Entry, cell: Rungs, known: Mapping[Rungs, Any]) -> bool:
+def cell_exists(entry: Entry, cell: Rungs, known: Mapping[Rungs, Any]) -> bool:
     """Whether the ladders have the cell, and it is new."""
     on = all(0 <= i < len(steps) for steps, i in zip(entry.ladders.values(), cell, strict=True))
     return on and cell not in known

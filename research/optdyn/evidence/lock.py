@@ -28,7 +28,7 @@ def blobs(module: ModuleType, ours: bool = True) -> dict[str, str]:
     They are its own, the user's that it imports and, with `ours`, those of this package that say
     what is measured and how it is judged. `git cat-file -p BLOB` shows one that was committed.
     """
-    return {other.__name__: blob(path) for other, path in _made_of(module, ours)}
+    return {other.__name__: blob(path) for other, path in _maker_of(module, ours)}
 
 
 def blob(file: Path) -> str:
@@ -78,7 +78,7 @@ def _entry(module: ModuleType) -> Json:
     return {"rule": module.CLAIM.rule, "files": blobs(module, ours=False)}
 
 
-def _made_of(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path]]:
+def _maker_of(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path]]:
     """The modules that one is made of and their files, itself first."""
     left, seen = [module], set[str]()
     while left:

@@ -20,7 +20,7 @@ from optdyn.base.files import append, rows, write
 from optdyn.base.progress import Progress, end_line
 from optdyn.base.trees import Json
 from optdyn.evidence.trial import Curve, cut, trial
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 
 TRIALS, MEASURED = "trials.jsonl", "measured.jsonl"
 ARMS = 16  # that are tuned at a time: each waits for its own trials
@@ -29,7 +29,7 @@ ARMS = 16  # that are tuned at a time: each waits for its own trials
 class Job(NamedTuple):
     """The arguments of `trial`."""
 
-    config: Experiment
+    config: Config
     target: float = -math.inf
     most: float = math.inf
     clock: str = "updates"

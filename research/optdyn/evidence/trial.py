@@ -22,7 +22,7 @@ from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline, plan_of
 from optdyn.core import State
 from optdyn.evidence.crossing import Crossing, crossing, of_runs
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.optimizers import schedules
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
@@ -53,7 +53,7 @@ class Curve(NamedTuple):
 
 @lookup.once()
 def trial(
-    config: Experiment,
+    config: Config,
     target: float = -math.inf,
     most: float = math.inf,
     clock: str = "updates",
@@ -120,8 +120,8 @@ class _Decided(NamedTuple):
         return 0
 
 
-def timeline_of(config: Experiment, **known: Any) -> Timeline:
-    """`Experiment.timeline`, drawn once for all learning rates and momenta: no clock sees them.
+def timeline_of(config: Config, **known: Any) -> Timeline:
+    """`Config.timeline`, drawn once for all learning rates and momenta: no clock sees them.
 
     Searches try dozens of those with the same seeds. What is drawn must not be written to.
     """
@@ -134,7 +134,7 @@ def timeline_of(config: Experiment, **known: Any) -> Timeline:
 
 
 @lru_cache(maxsize=256)
-def _drawn(config: Experiment, decided: _Decided) -> Timeline:
+def _drawn(config: Config, decided: _Decided) -> Timeline:
     global _kept
     line, size = config.timeline(**decided.known), 0
     for leaf in jax.tree.leaves(line):
@@ -148,7 +148,7 @@ def _drawn(config: Experiment, decided: _Decided) -> Timeline:
     return line
 
 
-def _logged(config: Experiment, target: float, most: float, clock: str) -> Curve:
+def _logged(config: Config, target: float, most: float, clock: str) -> Curve:
     """The same of a run that is logged, every `config.log_every` updates, and goes to the end."""
     chosen = config
     if clock == "updates":

@@ -28,10 +28,10 @@ from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Tree
-from optdyn.clock.arrivals import arrivals, event_arrivals, habits_of
+from optdyn.clock.arrivals import arrivals, event_arrivals, availability_of
 from optdyn.clock.network import to_server
 from optdyn.clock.timeline import Timeline, WorkerStep, from_arrivals
-from optdyn.clock.trace import Held
+from optdyn.clock.trace import RecordedTrace
 from optdyn.clock.versions import Exchanges
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, distance, where
 from optdyn.methods.averaging import cut, fragment_bytes, join, nesterov
@@ -40,7 +40,7 @@ from optdyn.methods.method import (
     FRACTION,
     ClockInputs,
     Fragmented,
-    Methods,
+    MethodStack,
     OuterMomentum,
     Periodic,
 )
@@ -49,7 +49,7 @@ from optdyn.methods.workers import (
     LocalResult,
     Table,
     WorkerMethod,
-    both_ways,
+    round_trip_bytes,
     local_step,
     local_steps,
     put,
@@ -182,7 +182,7 @@ def async_local_sgd(
         w, read = where(exchange, (theta, theta), (w, read))
         every, reads, opt_states = put(tables, i, (w, read, opt_state))
         newest = jnp.where(exchange, i, workers)
-        info = {"loss": loss, "sent_bytes": both_ways(exchange, w)}
+        info = {"loss": loss, "sent_bytes": round_trip_bytes(exchange, w)}
         return AsyncLocalSGDState(theta, after, every, reads, opt_states, newest), info
 
     return Rule(init, step)
@@ -212,8 +212,8 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
     momentum_delay: int = field(
         0,
         "N, exchanges from one step of the momentum to the next; 0: the groups.",
-        wanted="at least 1, or 0 for the groups",
-        holds=lambda v: v >= 0,
+        expected="at least 1, or 0 for the groups",
+        is_valid=lambda v: v >= 0,
     )
     momentum_part: float = field(
         0.0,
@@ -249,9 +249,9 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
     ) -> Rule:
         return async_local_sgd(gradient, update, self.groups, self.server)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """The staleness is how often theta was updated since the worker had read it."""
-        line = self.exchanging(setting, methods, self.periods(setting, methods))
+        line = self.exchanging(inputs, methods, self.periods(inputs, methods))
         exchange, age = line.plan.exchange, line.staleness
         constants = {
             "rate": self.outer_learning_rate,
@@ -270,7 +270,7 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
             numbers["weight"] = weight.astype(np.float32)
         return line._replace(plan=line.plan._replace(numbers=numbers))
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
         for key in ("momentum_delay", "momentum_part"):
             said = f"must be 0 with config.method.server = {self.server!r}, which waits for nothing"
@@ -280,11 +280,11 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
             said = "must be 0 with config.cluster.service.name = 'race', where ages are known when "
             yield Join(f"method.{key}", raced, f"{said}messages come")
 
-    def periods(self, setting: ClockInputs, methods: Methods) -> list[int]:
+    def periods(self, inputs: ClockInputs, methods: MethodStack) -> list[int]:
         """H_i."""
         if not self.steps_by_speed:
             return [self.period] * self.groups
-        seconds = self.work(setting, methods, sent=False).means().max(axis=1)
+        seconds = self.work(inputs, methods, sent=False).means().max(axis=1)
         return [max(int(self.period * share + 1e-9), 1) for share in seconds.min() / seconds]
 
     @property
@@ -298,7 +298,7 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
         turn, c = exchange & (count % n == 0), self.momentum_part / n
         return {"turn": turn, "momentum_part": np.where(turn, 1 - c * n + c, c).astype(np.float32)}
 
-    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Exchanges:
+    def order(self, setup: Setup, methods: MethodStack, line: Timeline) -> Exchanges:
         """The order of arrivals in a race, which writes who reads when."""
         each = self.periods(ClockInputs(setup, 0, 0), methods)
         return Exchanges(line, each, self.turns)
@@ -455,10 +455,10 @@ def ages(worker: np.ndarray, rounds: Rounds) -> tuple[np.ndarray, np.ndarray]:
     return steps.astype(np.int32), late.astype(np.int32)
 
 
-def _recorded_rounds(held: Held, fragments: int) -> Rounds:
+def _recorded_rounds(trace: RecordedTrace, fragments: int) -> Rounds:
     """The rounds of a run that a trace holds. Raises `TimelineError`."""
-    least, most = {"into": DROPPED}, len(held.worker)
-    columns = [held.whole(n, (fragments,), least.get(n, 0), most) for n in Rounds._fields]
+    least, most = {"into": DROPPED}, len(trace.worker)
+    columns = [trace.whole(n, (fragments,), least.get(n, 0), most) for n in Rounds._fields]
     receive, send, into, merge = columns
     return Rounds(receive.astype(bool), send.astype(bool), into, merge)
 
@@ -578,39 +578,39 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = f"from 1 to config.method.period = {self.period}"
-        self.require("fragments", 1 <= self.fragments <= self.period, wanted)
+        expected = f"from 1 to config.method.period = {self.period}"
+        self.require("fragments", 1 <= self.fragments <= self.period, expected)
         self.require("delay", self.delay >= 0, "at least 0")
-        wanted = f"at most config.method.groups = {self.groups}, or 0 for all"
-        self.require("quorum", self.quorum <= self.groups, wanted)
+        expected = f"at most config.method.groups = {self.groups}, or 0 for all"
+        self.require("quorum", self.quorum <= self.groups, expected)
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
         return decoupled(gradient, update, self.groups, self.fragments)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Local steps as in `asynchronous`, but no learner waits for a message.
 
         The staleness is how many merges the fragment that lags most has not seen.
         """
-        setup, held, count = setting.setup, setting.held, self.groups
-        shares = np.array(fragment_bytes(setting._replace(update_bytes=1), self.fragments))
+        setup, trace, count = inputs.setup, inputs.trace, self.groups
+        shares = np.array(fragment_bytes(inputs._replace(update_bytes=1), self.fragments))
         stream, law = seeds.number(setup.seed, "arrivals"), setup.cluster.service.draw
-        work = self.work(setting, methods, sent=False)
-        if held:
-            held.groups(held.worker, count)
-            line = from_arrivals(held.worker, held.seconds, count)
-        elif habits := habits_of(setup.cluster, count, 0):
-            line = event_arrivals(stream, law, work, setup.steps, habits=habits)
+        work = self.work(inputs, methods, sent=False)
+        if trace:
+            trace.groups(trace.worker, count)
+            line = from_arrivals(trace.worker, trace.seconds, count)
+        elif availability := availability_of(setup.cluster, count, 0):
+            line = event_arrivals(stream, law, work, setup.steps, availability=availability)
         else:
             line = arrivals(stream, law, work, setup.steps)
-        if held and held.has("merge"):  # seconds decide it, and those of a real run are not drawn
-            made = _recorded_rounds(held, self.fragments)
+        if trace and trace.has("merge"):  # seconds decide it, and those of a real run are not drawn
+            made = _recorded_rounds(trace, self.fragments)
         else:
             places = np.arange(count) * setup.cluster.nodes // count
             message = [
-                to_server(setup.cluster, size)[places] for size in shares * setting.update_bytes
+                to_server(setup.cluster, size)[places] for size in shares * inputs.update_bytes
             ]
             made = syncer_rounds(
                 line.worker,

@@ -30,7 +30,7 @@ from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Pieces
 from optdyn.clock.service import DRAWN
 from optdyn.clock.timeline import Timeline, WorkerStep
-from optdyn.clock.trace import Held
+from optdyn.clock.trace import RecordedTrace
 from optdyn.clock.versions import Policy, Versions
 from optdyn.core import (
     Array,
@@ -47,7 +47,7 @@ from optdyn.core import (
 )
 from optdyn.core.snapshots import KEPT, Slot, SnapshotState, is_rounded, packed
 from optdyn.methods.messages import Compression, fed_back
-from optdyn.methods.method import ClockInputs, Compressed, MergedServer, Methods, Reads, slowed
+from optdyn.methods.method import ClockInputs, Compressed, MergedServer, MethodStack, Reads, slowed
 from optdyn.methods.setup import Setup
 from optdyn.methods.sync import LAST, before
 from optdyn.problem import models
@@ -82,33 +82,33 @@ class Grouped(Reads):
     ) -> Rule:
         return asynchronous(gradient, update, slots, rounded=is_rounded(self.snapshots))
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Arrivals of groups that send all blocks together, also local ones."""
-        return self.timeline(setting, methods)
+        return self.timeline(inputs, methods)
 
-    def timeline(self, setting: ClockInputs, methods: Methods, **changes: Any) -> Timeline:
+    def timeline(self, inputs: ClockInputs, methods: MethodStack, **changes: Any) -> Timeline:
         """The clock, with `changes` of what `compute_groups` takes."""
-        setup = setting.setup
+        setup = inputs.setup
         usual: dict[str, Any] = {
             "groups": self.groups,
             "steps": setup.steps,
             "batch_size": setup.batch_size,
-            "update_bytes": setting.update_bytes,
+            "update_bytes": inputs.update_bytes,
             "seed": setup.seed,
-            "replicas": setting.replicas,
+            "replicas": inputs.replicas,
             "policy": self.policy,
-            "held": setting.held,
+            "held": inputs.trace,
         }
-        return compute_groups(slowed(setting, methods), **usual | changes)
+        return compute_groups(slowed(inputs, methods), **usual | changes)
 
-    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Versions:
+    def order(self, setup: Setup, methods: MethodStack, line: Timeline) -> Versions:
         """The order of arrivals in a race, which writes who reads when."""
         return Versions(line, self.groups, self.policy)
 
     def message(self, gradient: Gradient, update: Update) -> Callable[..., Message]:
         return send_gradient(gradient, update)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield divides(self.groups, setup, methods)
         served = methods.by_block and setup.cluster.pieces != Pieces()
         yield Join("cluster.pieces", served, "no block of local learning has such a server")
@@ -118,7 +118,7 @@ class Grouped(Reads):
             yield from in_host_memory(setup, methods)
 
 
-def divides(groups: int, setup: Setup, methods: Methods) -> Join:
+def divides(groups: int, setup: Setup, methods: MethodStack) -> Join:
     """Groups are of equally many workers."""
     cluster = setup.cluster
     workers = cluster.devices_per_node if methods.mix else cluster.worker_count
@@ -127,7 +127,7 @@ def divides(groups: int, setup: Setup, methods: Methods) -> Join:
     return Join("method.groups", workers % groups, f"{said}devices_per_node)")
 
 
-def in_host_memory(setup: Setup, methods: Methods) -> Iterator[Join]:
+def in_host_memory(setup: Setup, methods: MethodStack) -> Iterator[Join]:
     """Versions lie in the host's memory."""
     several = methods.mix or not methods.read or not methods.read.single
     said = "of one set of parameters and one version an update, not of config.method.name = "
@@ -248,14 +248,14 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         """No group is further ahead than s."""
         return Policy(bound=self.staleness_bound if self.staleness_bound >= 0 else math.inf)
 
-    def timeline(self, setting: ClockInputs, methods: Methods, **changes: Any) -> Timeline:
+    def timeline(self, inputs: ClockInputs, methods: MethodStack, **changes: Any) -> Timeline:
         """Those of groups, whose messages may be compressed and whose server may be merged."""
         changes = {"merged": bool(self.fresh)} | changes
-        if (small := self.compressed()) and setting.network:
-            changes["message_bytes"] = setting.update_bytes * small.part(setting.network.params)
-        return super().timeline(setting, methods, **changes)
+        if (small := self.compressed()) and inputs.network:
+            changes["message_bytes"] = inputs.update_bytes * small.part(inputs.network.params)
+        return super().timeline(inputs, methods, **changes)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Arrivals of groups, at every server by itself where the gradient is local.
 
         Then update t is the t-th arrival at each of them, its plan is (steps, servers), and the
@@ -263,29 +263,29 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         computed all.
         """
         if not methods.by_block:
-            return self.timeline(setting, methods)
-        held, seed, sent = setting.held, setting.setup.seed, dict[int, int]()
-        server_of = methods.servers(setting.model.problem)
+            return self.timeline(inputs, methods)
+        trace, seed, sent = inputs.trace, inputs.setup.seed, dict[int, int]()
+        server_of = methods.servers(inputs.model.problem)
         assert server_of
-        for name, block in setting.model.params.items():
+        for name, block in inputs.model.params.items():
             sent[server_of[name]] = sent.get(server_of[name], 0) + bytes_of(block)
-        if setting.setup.cluster.service.name == "race" or (held and not held.has("worker")):
-            order = held and held.order(held.worker)  # the one order of all servers
-            line = self.timeline(setting, methods, held=order)
+        if inputs.setup.cluster.service.name == "race" or (trace and not trace.has("worker")):
+            order = trace and trace.order(trace.worker)  # the one order of all servers
+            line = self.timeline(inputs, methods, trace=order)
             return _of_servers([line] * len(sent))._replace(batch=line.batch)
-        orders: list[Held | None] = [None] * len(sent)
-        if held:
-            workers = held.workers((len(sent),), self.groups)
-            orders = [held.order(worker) for worker in workers.T]
+        orders: list[RecordedTrace | None] = [None] * len(sent)
+        if trace:
+            workers = trace.workers((len(sent),), self.groups)
+            orders = [trace.order(worker) for worker in workers.T]
         names = [f"server {server}" for server in range(1, len(sent))]
         drawn = [seed, *(seeds.number(seed, name, below=2**32) for name in names)]
         lines = [
-            self.timeline(setting, methods, update_bytes=sent[n], seed=drawn[n], held=orders[n])
+            self.timeline(inputs, methods, update_bytes=sent[n], seed=drawn[n], trace=orders[n])
             for n in range(len(sent))
         ]
         return _of_servers(lines)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         cluster, bound = setup.cluster, self.staleness_bound
         yield from super().joins(setup, methods)
         if cluster.service.name == "race" and self.fresh:
@@ -327,7 +327,7 @@ def _of_servers(lines: Sequence[Timeline]) -> Timeline:
     return lines[0]._replace(seconds=last, staleness=staleness, plan=plan, batch=None)
 
 
-def _merges(setup: Setup, methods: Methods, fresh: tuple[str, ...]) -> Iterator[Join]:
+def _merges(setup: Setup, methods: MethodStack, fresh: tuple[str, ...]) -> Iterator[Join]:
     """A race has a merged server, of the last blocks."""
     names = [name for name, _ in models.make(setup.model, classes=2)]
     yield Join("method.fresh", not before(names, fresh), LAST.format(", ".join(names)))
@@ -359,8 +359,8 @@ class Ringmaster(Grouped, name="ringmaster"):
     delay_bound: int = field(
         0,
         "R, a gradient that is R or more updates old is dropped; 0: none is.",
-        wanted="at least 1, or 0 for none",
-        holds=lambda v: v >= 0,
+        expected="at least 1, or 0 for none",
+        is_valid=lambda v: v >= 0,
     )
 
     laws = (*DRAWN, "race")
@@ -372,7 +372,7 @@ class Ringmaster(Grouped, name="ringmaster"):
         drops = self.delay_bound and self.groups > 1
         return Policy(delay_bound=self.delay_bound if drops else math.inf)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
         said = "only of runs, not of replicas"
         yield Join("method.delay_bound", self.delay_bound and setup.replicas.count, said)
@@ -462,9 +462,9 @@ class Ringleader(Grouped, name="ringleader"):
     ) -> Rule:
         return ringleader(gradient, update, slots, self.groups, is_rounded(self.snapshots))
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Arrivals of groups; the staleness counts what was applied meanwhile."""
-        line = self.timeline(setting, methods)
+        line = self.timeline(inputs, methods)
         table, number, applied = rounds(line.worker, self.groups)
         t, so_far = np.arange(len(applied)), np.append(0, np.cumsum(applied, dtype=np.int32))
         late = so_far[t] - so_far[t - line.staleness]

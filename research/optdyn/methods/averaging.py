@@ -39,7 +39,7 @@ from optdyn.clock import availability
 from optdyn.clock.meetings import AllReduce, meeting_seconds, meetings_timeline
 from optdyn.clock.network import between_nodes, broadcast, to_all_nodes
 from optdyn.clock.timeline import Meeting, Timeline
-from optdyn.clock.trace import Held
+from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Batch, Event, Info, Params, Rule, SplitStep
 from optdyn.methods import nodes
 from optdyn.methods.messages import (
@@ -47,10 +47,10 @@ from optdyn.methods.messages import (
     WHOLE,
     Collectives,
     Messages,
-    own_event,
+    event_of_node,
     sent_to_others,
     size,
-    with_sent,
+    add_sent_bytes,
 )
 from optdyn.methods.method import (
     ABOVE_0,
@@ -58,7 +58,7 @@ from optdyn.methods.method import (
     ClockInputs,
     Compressed,
     Fragmented,
-    Methods,
+    MethodStack,
     Mixes,
     OuterMomentum,
     Periodic,
@@ -204,7 +204,7 @@ class Outer:
 
     def update(self, state: OuterState, event: Event, batch: Batch) -> tuple[OuterState, Info]:
         """What the node does by itself; `info` counts the bytes that it is about to send."""
-        after, info = self.inner.step(state.inner, own_event(event), batch)
+        after, info = self.inner.step(state.inner, event_of_node(event), batch)
         send, receive, waited = self._schedule(event)
         pairs = zip(self._parts(after.params), receive & (waited == 0), strict=True)
         sizes = [self.messages.size(part, blocking) for part, blocking in pairs]
@@ -213,7 +213,7 @@ class Outer:
             due = zip(self._moments_due(event), moments(after.opt_state), strict=True)
             for now, floats in due:
                 sent += jnp.where(now, size(floats), 0.0)
-        return state._replace(inner=after), with_sent(info, sent)
+        return state._replace(inner=after), add_sent_bytes(info, sent)
 
     def message(self, state: OuterState, fragment: int, blocking: bool) -> jax.Array:
         part = self._parts(state.params)[fragment]
@@ -373,12 +373,12 @@ def outer_numbers(
     }
 
 
-def fragment_bytes(setting: ClockInputs, fragments: int) -> list[float]:
+def fragment_bytes(inputs: ClockInputs, fragments: int) -> list[float]:
     """Bytes of the fragments, of a setting that has its network if they are several."""
     if fragments == 1:
-        return [float(setting.update_bytes)]
-    sizes = np.array([numbers_in(part) for part in cut(setting.model.params, fragments)])
-    return list(setting.update_bytes * (sizes / sizes.sum()))
+        return [float(inputs.update_bytes)]
+    sizes = np.array([numbers_in(part) for part in cut(inputs.model.params, fragments)])
+    return list(inputs.update_bytes * (sizes / sizes.sum()))
 
 
 @dataclass(frozen=True)
@@ -428,17 +428,17 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = f"from 1 to config.method.period = {self.period}"
-        self.require("fragments", 1 <= self.fragments <= self.period, wanted)
+        expected = f"from 1 to config.method.period = {self.period}"
+        self.require("fragments", 1 <= self.fragments <= self.period, expected)
         turn = self.period // self.fragments
-        wanted = f"from 0 to {turn - 1}, less than config.method.period // config.method."
-        self.require("delay", 0 <= self.delay < turn, wanted + "fragments")
+        expected = f"from 0 to {turn - 1}, less than config.method.period // config.method."
+        self.require("delay", 0 <= self.delay < turn, expected + "fragments")
         mixes = self.merging == "mix" or not self.mixing
         self.require("mixing", mixes, "0 with config.method.merging = 'correct'")
         apart = "fragments" if self.fragments > 1 else "delay" if self.delay else ""
-        wanted = f"'kept' with config.method.{apart} = {getattr(self, apart, None)}, as the state"
-        wanted += " of an optimizer is of all parameters and of now"
-        self.require("inner_state", self.inner_state == "kept" or not apart, wanted)
+        expected = f"'kept' with config.method.{apart} = {getattr(self, apart, None)}, as the state"
+        expected += " of an optimizer is of all parameters and of now"
+        self.require("inner_state", self.inner_state == "kept" or not apart, expected)
 
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
         """The rule with the mean, or with the `outer` optimizer."""
@@ -462,9 +462,9 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         """The optimizer of the outer step; None is the mean."""
         return None
 
-    def schedule(self, setting: ClockInputs) -> Meeting:
+    def schedule(self, inputs: ClockInputs) -> Meeting:
         """When nodes meet, with the numbers of the outer optimizer."""
-        steps, first = setting.setup.steps, self.synchronous_updates
+        steps, first = inputs.setup.steps, self.synchronous_updates
         meeting = meeting_schedule(steps, self.period, self.fragments, self.delay, first)
         return meeting._replace(outer=outer_numbers(self, self.mean, steps, first) or ())
 
@@ -472,21 +472,21 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         """(steps, 2) whether first and second moments are averaged; None: at every meeting."""
         return None
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Nodes run apart until they receive (`meeting_seconds`).
 
         A message takes an all-reduce over the nodes and is handed on inside them. So with delay 0
         all wait for the last node and for the all-reduce. Computing what is sent takes no time.
         Raises `ConfigError` as `cut` does.
         """
-        setup, cluster = setting.setup, setting.setup.cluster
-        local = nodes.inside(setting, methods)(setup.steps)
-        meeting = self.schedule(setting)
+        setup, cluster = inputs.setup, inputs.setup.cluster
+        local = nodes.inside(inputs, methods)(setup.steps)
+        meeting = self.schedule(inputs)
         meeting = meeting._replace(states=self.states(meeting))
-        sizes = fragment_bytes(setting, self.fragments)
-        legs = [np.broadcast_to(self._transfers(setting, sizes), meeting.send.shape)]
+        sizes = fragment_bytes(inputs, self.fragments)
+        legs = [np.broadcast_to(self._transfers(inputs, sizes), meeting.send.shape)]
         if self.state_where_met == "averaged":
-            legs.append(self._moment_transfers(setting, meeting)[:, None])
+            legs.append(self._moment_transfers(inputs, meeting)[:, None])
         handed_on = np.array([broadcast(cluster, size) for size in sizes])
         habits = availability.load(cluster), availability.presence(cluster, setup.seed)
         seconds, here = meeting_seconds(meeting, local, AllReduce(legs), handed_on, *habits)
@@ -495,7 +495,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
             meeting = meeting._replace(present=(here * (cluster.nodes / count)).astype(np.float32))
         return meetings_timeline(meeting, local, seconds)
 
-    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
         """The timeline with the parts that nodes had in the meetings of a run that a trace holds.
 
         Raises `TimelineError`.
@@ -509,12 +509,12 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         trace.require("present", good, "0, or nodes over those that are there, of each node")
         return line._replace(plan=line.plan._replace(present=parts.astype(np.float32)))
 
-    def _transfers(self, setting: ClockInputs, sizes: list[float]) -> list[float]:
+    def _transfers(self, inputs: ClockInputs, sizes: list[float]) -> list[float]:
         """Seconds of every fragment's exchange; `sizes`: bytes of the fragments.
 
         Compressed messages that cannot be added up go from every node to all others.
         """
-        cluster, params = setting.setup.cluster, setting.model.params
+        cluster, params = inputs.setup.cluster, inputs.model.params
         small, seconds = self.compressed(), []
         travel = to_all_nodes if small and small.gathered else between_nodes
         for part, fragment in zip(cut(params, len(sizes)), sizes, strict=True):
@@ -527,29 +527,29 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         small = self.compressed()
         return small.messages(params) if small else (bytes_of(params),)
 
-    def _moment_transfers(self, setting: ClockInputs, meeting: Meeting) -> np.ndarray:
+    def _moment_transfers(self, inputs: ClockInputs, meeting: Meeting) -> np.ndarray:
         """(steps,) seconds of the message of the optimizers' states."""
-        whole, due = bytes_of(setting.model.params), _moments_due(meeting)
-        size = setting.update_bytes * (due @ self._moment_bytes(setting) / whole)
-        cluster, some = setting.setup.cluster, set(size[size > 0].tolist())
+        whole, due = bytes_of(inputs.model.params), _moments_due(meeting)
+        size = inputs.update_bytes * (due @ self._moment_bytes(inputs) / whole)
+        cluster, some = inputs.setup.cluster, set(size[size > 0].tolist())
         seconds = {number: between_nodes(cluster, number) for number in some}
         return np.array([seconds.get(number, 0.0) for number in size.tolist()])
 
-    def _moment_bytes(self, setting: ClockInputs) -> np.ndarray:
+    def _moment_bytes(self, inputs: ClockInputs) -> np.ndarray:
         """Bytes of the floats in an optimizer's state, (2,): of first and of second moments."""
-        setup, name = setting.setup, setting.setup.optimizer.name
+        setup, name = inputs.setup, inputs.setup.optimizer.name
         hyper = ("learning_rate", *(("momentum",) if optimizers.takes_momentum(name) else ()))
         options, chain = optimizers.options(setup, groups=1), optimizers.chain(setup)
         optimizer = optimizers.optimizer(name, hyper, options, chain)
-        state = jax.eval_shape(optimizer.init, setting.model.params)
+        state = jax.eval_shape(optimizer.init, inputs.model.params)
         return np.array([bytes_of(floats) for floats in moments(state)])
 
-    def sent_bytes(self, setting: ClockInputs, meeting: Meeting) -> tuple[float, float]:
+    def sent_bytes(self, inputs: ClockInputs, meeting: Meeting) -> tuple[float, float]:
         """Bytes that a node sends, an update: of its parameters, and of its optimizer's state."""
-        parts = cut(setting.model.params, self.fragments)
+        parts = cut(inputs.model.params, self.fragments)
         sizes = [
             size * sum(self.message_bytes(part)) / bytes_of(part)
-            for part, size in zip(parts, fragment_bytes(setting, self.fragments), strict=True)
+            for part, size in zip(parts, fragment_bytes(inputs, self.fragments), strict=True)
         ]
         send, receive = (
             np.asarray(flags).reshape(len(flags), -1) for flags in (meeting.send, meeting.receive)
@@ -557,10 +557,10 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         sent = float((send @ np.array(sizes)).mean())
         if self.state_where_met != "averaged":
             return sent, 0.0
-        states = _moments_due(meeting) @ self._moment_bytes(setting)
+        states = _moments_due(meeting) @ self._moment_bytes(inputs)
         return sent, float((receive.any(axis=1) * states).mean())
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
         averages = self.state_where_met == "averaged"
         said = "must be another where nodes average their optimizers' states, as the mean of "
@@ -668,7 +668,7 @@ class SlowMo(ModelAveraging, name="slowmo"):
         zeros = partial(jax.tree.map, jnp.zeros_like)
         return optax.GradientTransformationExtraArgs(zeros, update)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
         yield nodes.has_rate(setup)
 
@@ -709,7 +709,7 @@ class DesLoc(ModelAveraging, name="des_loc"):
         count = np.asarray(meeting.receive).any(axis=1).cumsum()[:, None]
         return count % np.array([self.first_moment_meetings, self.second_moment_meetings]) == 0
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
         for key, usual in (("inner_state", "kept"), ("fragments", 1), ("delay", 0)):
             said = f"must be {usual!r} with config.method.name = 'des_loc', whose nodes meet whole "
@@ -738,7 +738,7 @@ def eager(
         return EagerState(inner.init(params), params, rule.init(params), nothing)
 
     def step(state: EagerState, event: Event, batch: Batch) -> tuple[EagerState, Info]:
-        after, info = inner.step(state.inner, own_event(event), batch)
+        after, info = inner.step(state.inner, event_of_node(event), batch)
         send = event.plan.send[0]
         hyper = {**event.hyper, **dict(event.plan.outer)}
 
@@ -753,7 +753,7 @@ def eager(
 
         state = lax.cond(send, met, lambda state: state, state._replace(inner=after))
         sent = jnp.where(send, size(state.theta), 0.0)
-        return state, with_sent(info, sent)
+        return state, add_sent_bytes(info, sent)
 
     return Rule(init, step)
 
@@ -779,13 +779,13 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
         return eager(inner, nesterov(), collectives)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Nodes wait at a meeting for what was sent at the one before, and for nobody else.
 
         A message is handed on inside the nodes while these compute.
         """
-        cluster, steps, size = setting.setup.cluster, setting.setup.steps, setting.update_bytes
-        local = nodes.inside(setting, methods)(steps)
+        cluster, steps, size = inputs.setup.cluster, inputs.setup.steps, inputs.update_bytes
+        local = nodes.inside(inputs, methods)(steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)
         late = np.where(meeting.send, np.int32(self.period), np.int32(0))
         meeting = meeting._replace(waited=late, outer=outer_numbers(self, DiLoCo.mean, steps))
@@ -794,5 +794,5 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         seconds, _ = meeting_seconds(meeting, local, exchange)
         return meetings_timeline(meeting, local, seconds)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)

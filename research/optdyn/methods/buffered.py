@@ -27,7 +27,7 @@ from optdyn.clock.versions import WAITING, Policy
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
 from optdyn.core.snapshots import SnapshotState, is_rounded
 from optdyn.methods.asynchronous import Grouped, asynchronous
-from optdyn.methods.method import ClockInputs, Methods
+from optdyn.methods.method import ClockInputs, MethodStack
 from optdyn.methods.setup import Setup
 
 
@@ -100,12 +100,12 @@ class Buffered(Grouped, name="buffered"):
         """K arrivals an update; whoever is dropped stops at once."""
         return Policy(self.arrivals, self.waiting)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Groups compute a Kth of the batch, and send a gradient and read parameters for it."""
-        part = setting.setup.batch_size // self.arrivals
-        return self.timeline(setting, methods, batch_size=part)
+        part = inputs.setup.batch_size // self.arrivals
+        return self.timeline(inputs, methods, batch_size=part)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
         nodes, devices = methods.devices(setup)
         many = self.arrivals > self.groups and "batch" not in self.waiting

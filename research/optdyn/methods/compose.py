@@ -24,7 +24,7 @@ from optdyn import core
 from optdyn.base.trees import Array, Tree
 from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update
 from optdyn.methods.messages import AT_ONCE, SIMULATED, sharded
-from optdyn.methods.method import Methods
+from optdyn.methods.method import MethodStack
 from optdyn.methods.sync import sync
 from optdyn.problem.problem import Problem
 
@@ -33,7 +33,7 @@ METERED = ("displacement", "raw_step", "gradient")
 
 
 def compose(
-    methods: Methods,
+    methods: MethodStack,
     problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
     slots: int,
@@ -68,7 +68,7 @@ def compose(
 
 
 def reading(
-    methods: Methods,
+    methods: MethodStack,
     gradient: Gradient,
     update: Update,
     slots: int,
@@ -81,7 +81,7 @@ def reading(
 
 
 def pieces(
-    methods: Methods,
+    methods: MethodStack,
     problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,
     accumulation: int = 1,

@@ -26,12 +26,12 @@ from optdyn.clock.meetings import (
 )
 from optdyn.clock.network import between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline
-from optdyn.clock.trace import Held
+from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Rule
 from optdyn.methods import nodes
 from optdyn.methods.averaging import Outer
 from optdyn.methods.messages import SIMULATED, Collectives, Messages
-from optdyn.methods.method import ClockInputs, Methods, Mixes
+from optdyn.methods.method import ClockInputs, MethodStack, Mixes
 from optdyn.methods.setup import Setup
 
 
@@ -90,8 +90,8 @@ class DASO(Mixes, name="daso"):
     def __post_init__(self) -> None:
         super().__post_init__()
         most, reset = self.max_batches, self.reset_batches or self.max_batches
-        wanted = f"from 0 to config.method.max_batches = {most}"
-        self.require("wait", 0 <= self.wait <= most, wanted)
+        expected = f"from 0 to config.method.max_batches = {most}"
+        self.require("wait", 0 <= self.wait <= most, expected)
         self.require("reset_wait", 0 <= self.reset_wait <= reset, f"from 0 to {reset}")
         # One message at a time: the next is not sent before the one before has come.
         again = f"{self.wait} or more, W = config.method.wait, as config.method.reset_wait is 0"
@@ -110,28 +110,28 @@ class DASO(Mixes, name="daso"):
         sent = Messages(self.transfer_dtype, self.blocking_dtype, collectives=collectives)
         return Outer(inner, lambda waited: (2 * waited, 1), messages=sent).rule()
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Phases that follow the losses, over what nodes do by themselves."""
-        setup = setting.setup
-        if setting.held:  # whose phases followed losses that it does not have
-            local = nodes.inside(setting, methods)(setup.steps)
-            return meetings_timeline(_recorded(setting.held), local, setting.held.seconds)
+        setup = inputs.setup
+        if inputs.trace:  # whose phases followed losses that it does not have
+            local = nodes.inside(inputs, methods)(setup.steps)
+            return meetings_timeline(_recorded(inputs.trace), local, inputs.trace.seconds)
         return clock(
             setup.cluster,
             self,
             steps=setup.steps,
-            steps_per_epoch=setting.steps_per_epoch,
+            steps_per_epoch=inputs.steps_per_epoch,
             batch_size=setup.batch_size,
-            update_bytes=setting.update_bytes,
+            update_bytes=inputs.update_bytes,
             seed=setup.seed,
-            epoch_losses=[row["train_loss"] for row in setting.epochs],
-            inside=nodes.inside(setting, methods),
+            epoch_losses=[row["train_loss"] for row in inputs.epochs],
+            inside=nodes.inside(inputs, methods),
         )
 
-    def follows(self, setup: Setup) -> bool:
+    def timeline_depends_on_log(self, setup: Setup) -> bool:
         return setup.cluster.service.name != "trace"
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
 
     def why_no_overlap(self) -> str:
@@ -239,25 +239,25 @@ def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[f
     return Meeting(send, receive, waited)
 
 
-def _recorded(held: Held) -> Meeting:
+def _recorded(trace: RecordedTrace) -> Meeting:
     """When nodes met in the run that a trace holds, which followed losses. Raises `TimelineError`.
 
     Every receipt is of the last message that was sent, and every message but the last is received.
     """
-    send, receive = held.flags("send"), held.flags("receive")
+    send, receive = trace.flags("send"), trace.flags("receive")
     t = np.arange(len(send))
-    waited = held.whole("waited", (), 0, len(send))
-    held.require("waited", receive | (waited == 0), "0 where nothing is received")
+    waited = trace.whole("waited", (), 0, len(send))
+    trace.require("waited", receive | (waited == 0), "0 where nothing is received")
     sent = t - waited
-    held.require("waited", ~receive | (sent >= 0) & send[sent], "the updates since a sending")
+    trace.require("waited", ~receive | (sent >= 0) & send[sent], "the updates since a sending")
     number = np.cumsum(send) - 1  # of the last message sent so far
     received = np.where(receive, number[sent], -1)
     newest = np.where(waited > 0, np.append(-1, number)[:-1], number)
-    held.require("waited", ~receive | (received == newest), "the updates since the last sending")
-    held.require(
+    trace.require("waited", ~receive | (received == newest), "the updates since the last sending")
+    trace.require(
         "receive",
         ~receive | (received == np.cumsum(receive) - 1),
         "1 once for every message that was sent",
     )
-    held.require("send", ~send | (np.cumsum(receive) >= number), "1 when none is under way")
+    trace.require("send", ~send | (np.cumsum(receive) >= number), "1 when none is under way")
     return Meeting(send, receive, waited)

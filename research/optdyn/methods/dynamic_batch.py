@@ -23,9 +23,9 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import draws, together
 from optdyn.clock.service import DRAWN, Measured
 from optdyn.clock.timeline import Shares, Timeline, TimelineError, from_arrivals, shares
-from optdyn.clock.trace import Held
+from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Batch, Event, Gradient, Params, all_reduce
-from optdyn.methods.method import ClockInputs, Gradients, Methods
+from optdyn.methods.method import ClockInputs, Gradients, MethodStack
 from optdyn.methods.setup import Setup
 from optdyn.problem.problem import Problem
 
@@ -79,31 +79,31 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
         """Returns a worker's part of the gradient, to be timed."""
         return part(problem.each_loss, self.micro_batch)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """All workers wait for one another; shares follow how fast they were."""
-        setup, cluster = setting.setup, setting.setup.cluster
+        setup, cluster = inputs.setup, inputs.setup.cluster
         run = {
             "steps": setup.steps,
-            "steps_per_epoch": setting.steps_per_epoch,
+            "steps_per_epoch": inputs.steps_per_epoch,
             "batch_size": setup.batch_size,
         }
-        if self.follows(setup):
-            taken = [row["worker_seconds"] for row in setting.epochs]
+        if self.timeline_depends_on_log(setup):
+            taken = [row["worker_seconds"] for row in inputs.epochs]
             return measured(cluster, self, worker_seconds=taken, **run)
-        return clocked(cluster, self, update_bytes=setting.update_bytes, seed=setup.seed, **run)[0]
+        return clocked(cluster, self, update_bytes=inputs.update_bytes, seed=setup.seed, **run)[0]
 
-    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
         """The timeline with the recorded seconds and shares, which followed speeds."""
         recorded = _recorded(trace, (setup.cluster.worker_count,), setup.batch_size)
         return line._replace(seconds=trace.seconds, plan=recorded)
 
-    def work(self, setting: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, Shares]:
+    def work(self, inputs: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, Shares]:
         """Seconds of every device, (steps, nodes, k), and its share of its node's even part."""
-        setup, (steps, nodes, k) = setting.setup, draws.shape
+        setup, (steps, nodes, k) = inputs.setup, draws.shape
         batch = setup.batch_size // nodes
-        if held := setting.held:
-            return draws, _recorded(held.inner, (nodes, k), batch)
-        each = setting.steps_per_epoch
+        if trace := inputs.trace:
+            return draws, _recorded(trace.inner, (nodes, k), batch)
+        each = inputs.steps_per_epoch
         cost = costs(setup.cluster, -(-steps // each), each, setup.seed)
 
         def node(number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -119,11 +119,11 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
         busy, taken = zip(*map(node, range(nodes)), strict=True)
         return np.stack(busy, axis=1), Shares(np.stack(taken, axis=1))
 
-    def follows(self, setup: Setup) -> bool:
+    def timeline_depends_on_log(self, setup: Setup) -> bool:
         return setup.cluster.service.name == "measured"
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
-        measured = self.follows(setup)
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
+        measured = self.timeline_depends_on_log(setup)
         apart = setup.parallel.api != "shard_map" or methods.mix
         said = (
             "only of real workers that are one node, so it needs config.parallel.api = 'shard_map'"
@@ -134,12 +134,12 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
             yield Join(f"cluster.{key}", measured and getattr(setup.cluster, key), said)
 
 
-def _recorded(held: Held, shape: tuple[int, ...], batch_size: int) -> Shares:
+def _recorded(trace: RecordedTrace, shape: tuple[int, ...], batch_size: int) -> Shares:
     """The shares of a run that a trace holds, which followed speeds. Raises `TimelineError`."""
-    taken = held.whole("shares", shape, 1, batch_size)
+    taken = trace.whole("shares", shape, 1, batch_size)
     whole = taken.sum(axis=-1, keepdims=True) == batch_size
-    held.require("shares", whole, f"{batch_size} in sum, the examples of a batch")
-    work = held.whole("work", shape, 1, MOST_WORK) if held.has("work") else None
+    trace.require("shares", whole, f"{batch_size} in sum, the examples of a batch")
+    work = trace.whole("work", shape, 1, MOST_WORK) if trace.has("work") else None
     return Shares(taken, work)
 
 

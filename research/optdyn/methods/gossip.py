@@ -31,7 +31,7 @@ from optdyn.clock import availability
 from optdyn.clock.meetings import Peers, meeting_seconds, meetings_timeline
 from optdyn.clock.network import broadcast, links
 from optdyn.clock.timeline import Meeting, Timeline
-from optdyn.clock.trace import Held
+from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.methods import nodes
 from optdyn.methods.averaging import (
@@ -45,16 +45,16 @@ from optdyn.methods.messages import (
     SIMULATED,
     Collectives,
     Compression,
-    own_event,
+    event_of_node,
     sent_to_others,
     size,
-    with_sent,
+    add_sent_bytes,
 )
 from optdyn.methods.method import (
     ABOVE_0,
     ClockInputs,
     Compressed,
-    Methods,
+    MethodStack,
     Mixes,
     ModelInfo,
     OnGraph,
@@ -182,7 +182,7 @@ def choco(
 
     def step(state: ChocoState, event: Event, batch: Batch) -> tuple[ChocoState, Info]:
         to, rate = event.plan.to, event.plan.rate
-        after, info = inner.step(state.inner, own_event(event), batch)
+        after, info = inner.step(state.inner, event_of_node(event), batch)
         x = after.params
         gap = jax.tree.map(jnp.subtract, x, state.known)
         mean, message, kept = compression.apply(collectives.among(to), gap, state.kept)
@@ -190,7 +190,7 @@ def choco(
         heard = jax.tree.map(jnp.add, state.heard, mean)
         x = jax.tree.map(lambda x, h, y: x + rate.astype(x.dtype) * (h - y), x, heard, known)
         sent = sum(compression.messages(x)) * sent_to_others(to)
-        return ChocoState(after.moved_to(x), known, heard, kept), with_sent(info, sent)
+        return ChocoState(after.moved_to(x), known, heard, kept), add_sent_bytes(info, sent)
 
     return Rule(init, step)
 
@@ -222,7 +222,7 @@ def gossip(inner: Rule, order: str, collectives: Collectives = SIMULATED) -> Rul
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         i, c, before = lax.axis_index("node"), event.plan, state.params
-        after, info = inner.step(state, own_event(event), batch)
+        after, info = inner.step(state, event_of_node(event), batch)
         if c.stand is not None:
             after = jax.tree.map(partial(jnp.where, c.stand[i] == i), after, state)
         if c.senders is not None:
@@ -251,7 +251,7 @@ def gossip(inner: Rule, order: str, collectives: Collectives = SIMULATED) -> Rul
             z = mixed(jax.tree.map(adapted, before, after.params))
         if c.stand is not None:
             z = jax.tree.map(lambda rows: rows[c.stand[i]], gather(z))
-        return after.moved_to(z), with_sent(info, bytes_of(z) * sent_to_others(c.to))
+        return after.moved_to(z), add_sent_bytes(info, bytes_of(z) * sent_to_others(c.to))
 
     return Rule(inner.init, step)
 
@@ -303,14 +303,14 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         small = self.compressed()
         return whole * small.part(params) if small else whole
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Nodes wait for what is sent to them, and for nobody else (`meeting_seconds`)."""
-        setup, size = setting.setup, setting.update_bytes
+        setup, size = inputs.setup, inputs.update_bytes
         cluster, steps, small = setup.cluster, setup.steps, self.compressed()
-        local = nodes.inside(setting, methods)(steps)
+        local = nodes.inside(inputs, methods)(steps)
         rng = seeds.generator(setup.seed, "graph")
         to = graph_peers(self.graph, cluster.nodes, steps, rng)
-        sent = self.message_bytes(setting.model.params, size) if small else float(size)
+        sent = self.message_bytes(inputs.model.params, size) if small else float(size)
         turns, early = np.arange(steps) % len(to), self.gossip_order == "combine"
         exchange = Peers(to, turns, links(cluster, sent), early)
         always = np.ones((steps, 1), bool)
@@ -328,7 +328,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
             plan = self._among(plan, here)
         return meetings_timeline(plan, local, seconds)
 
-    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
         """The timeline among those who were there in the run that a trace holds."""
         if not setup.cluster.presence:
             return line
@@ -346,7 +346,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
             stand=availability.stand_ins(here),
         )
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
         said = f"must be {one_of_these(self.graph, GRAPHS)}"
         yield Join("method.graph", self.graph not in GRAPHS, said)
@@ -407,11 +407,11 @@ class OverGraph(Mixes):
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
         return self.meets.mix(inner, collectives)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
-        meeting = self.meets.schedule(setting)
-        return graph_clock(self.graph, meeting, setting, methods)
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
+        meeting = self.meets.schedule(inputs)
+        return graph_clock(self.graph, meeting, inputs, methods)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from all_is_sent(self.meets, ("fragments", "inner_state", *COMPRESSED), methods)
         said = f"must be 0 with config.method.name = {methods.name!r}"
         yield Join("cluster.presence", setup.cluster.presence, said)
@@ -421,14 +421,14 @@ class OverGraph(Mixes):
         return "exchanges otherwise than by sums"
 
 
-def graph_clock(graph: str, meeting: Meeting, setting: ClockInputs, methods: Methods) -> Timeline:
+def graph_clock(graph: str, meeting: Meeting, inputs: ClockInputs, methods: MethodStack) -> Timeline:
     """The timeline of nodes that wait for their neighbours' messages, and for nobody else.
 
     Meeting n is on turn n of the graph, so that peers take turns whatever the period is. A node
     sends from when the first layers' gradients are there.
     """
-    setup, cluster, size = setting.setup, setting.setup.cluster, setting.update_bytes
-    local = nodes.inside(setting, methods)(setup.steps)
+    setup, cluster, size = inputs.setup, inputs.setup.cluster, inputs.update_bytes
+    local = nodes.inside(inputs, methods)(setup.steps)
     count = np.asarray(meeting.send)[:, 0].cumsum()
     to = graph_peers(graph, cluster.nodes, int(count[-1]), seeds.generator(setup.seed, "graph"))
     turns = (count - 1).clip(0) % len(to)
@@ -438,7 +438,7 @@ def graph_clock(graph: str, meeting: Meeting, setting: ClockInputs, methods: Met
     return meetings_timeline(meeting._replace(to=to[turns]), local, seconds)
 
 
-def graph_joins(graph: str, methods: Methods) -> Iterator[Join]:
+def graph_joins(graph: str, methods: MethodStack) -> Iterator[Join]:
     """There is such a graph, whose nodes know for whom to wait."""
     key = methods.key("graph")
     said = f"must be {one_of_these(graph, GRAPHS)}"
@@ -447,7 +447,7 @@ def graph_joins(graph: str, methods: Methods) -> Iterator[Join]:
     yield Join(key, graph == "push", f"{said}send to a node")
 
 
-def all_is_sent(joined: Mixes, keys: Sequence[str], methods: Methods) -> Iterator[Join]:
+def all_is_sent(joined: Mixes, keys: Sequence[str], methods: MethodStack) -> Iterator[Join]:
     """No key of a method that is joined makes nodes send less than they have."""
     (section,) = (name for name, method in methods.by_section.items() if method is joined)
     for key in keys:
@@ -475,7 +475,7 @@ def gasloc(inner: Rule, collectives: Collectives = SIMULATED) -> Rule[GASLoCStat
         return GASLoCState(inner.init(params), params, params)
 
     def step(state: GASLoCState, event: Event, batch: Batch) -> tuple[GASLoCState, Info]:
-        after, info = inner.step(state.inner, own_event(event), batch)
+        after, info = inner.step(state.inner, event_of_node(event), batch)
         plan = event.plan
         eta, gamma = (plan.outer[key] for key in ("outer_learning_rate", "outer_momentum"))
 
@@ -494,7 +494,7 @@ def gasloc(inner: Rule, collectives: Collectives = SIMULATED) -> Rule[GASLoCStat
         before = after.params, state.theta, state.y
         x, theta, y = lax.cond(plan.send.all(), met, lambda *before: before, *before)
         sent = jnp.where(plan.send.all(), size(y) * sent_to_others(plan.to), 0.0)
-        return GASLoCState(after.moved_to(x), theta, y), with_sent(info, sent)
+        return GASLoCState(after.moved_to(x), theta, y), add_sent_bytes(info, sent)
 
     return Rule(init, step)
 
@@ -527,14 +527,14 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
         return gasloc(inner, collectives)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """A node waits for its neighbours' y, and for nobody else."""
-        steps = setting.setup.steps
+        steps = inputs.setup.steps
         numbers = outer_numbers(self, DiLoCo.mean, steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)._replace(outer=numbers)
-        return graph_clock(self.graph, meeting, setting, methods)
+        return graph_clock(self.graph, meeting, inputs, methods)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
         yield from graph_joins(self.graph, methods)
 

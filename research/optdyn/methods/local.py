@@ -31,7 +31,7 @@ from optdyn.clock.timeline import Timeline
 from optdyn.core import Batch, Event, Gradient, Params
 from optdyn.devices.layout import Layout, mesh
 from optdyn.methods.local_losses import VARIANTS, gradients, groups, heads
-from optdyn.methods.method import ClockInputs, Gradients, Methods, MicroBatches, ModelInfo
+from optdyn.methods.method import ClockInputs, Gradients, MethodStack, MicroBatches, ModelInfo
 from optdyn.methods.setup import Setup
 from optdyn.methods.stages import stages
 from optdyn.problem import models
@@ -100,21 +100,21 @@ class Local(Gradients, MicroBatches, name="local"):
         _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
         return float(work.forward.sum() + work.backward.sum())
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """The stages that the blocks are spread over (`clock/pipeline.py`)."""
-        setup = setting.setup
-        _, work = costs(self, setup, setting.model)
+        setup = inputs.setup
+        _, work = costs(self, setup, inputs.model)
         filled = self.variant == "backprop" and setup.cluster.nodes > 1
         size = {"steps": setup.steps, "batch_size": setup.batch_size}
         return pipeline.of_cluster(setup.cluster, self.micro_batches * filled, work, **size)
 
-    def work(self, setting: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
+    def work(self, inputs: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
         """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
-        setup = setting.setup
+        setup = inputs.setup
         each = equal_parts(setup.cluster, setup.batch_size)
-        return draws * each * self.slower(setup, setting.model), ()
+        return draws * each * self.slower(setup, inputs.model), ()
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         cluster = setup.cluster
         blocks = len(models.make(setup.model, classes=2)) - 1
         try:
@@ -171,7 +171,7 @@ class Local(Gradients, MicroBatches, name="local"):
         own = self.over(len(problem.blocks) - 1)
         return stages(problem, optimizer, own, on, self.parts(nodes))
 
-    def probe(self, problem: Problem) -> Measure | None:
+    def extra_metrics(self, problem: Problem) -> Measure | None:
         """`(params, train, test) -> {name: scalar}`: cosines and linear probes, if asked."""
         if not self.probes:
             return None

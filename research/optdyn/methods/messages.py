@@ -210,7 +210,7 @@ def size(tree: Tree) -> jax.Array:
     return jnp.float32(bytes_of(tree))
 
 
-def with_sent(info: Info, sent: jax.Array) -> Info:
+def add_sent_bytes(info: Info, sent: jax.Array) -> Info:
     """The info with the bytes that this node sends beside those inside it; alone it sends none."""
     between = sent if lax.axis_size("node") > 1 else jnp.zeros_like(sent)
     return info | {"sent_bytes": between + info.get("sent_bytes", 0.0)}
@@ -222,7 +222,7 @@ def sent_to_others(to: Array) -> jax.Array:
     return (jnp.asarray(to)[node] != node).sum().astype(jnp.float32)
 
 
-def own_event(event: Event) -> Event:
+def event_of_node(event: Event) -> Event:
     """The event as this node's inner rule sees it."""
     node, staleness = lax.axis_index("node"), event.staleness
     if staleness is not None and jnp.ndim(staleness):  # that of every node

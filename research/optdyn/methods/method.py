@@ -1,7 +1,7 @@
 """A method: the pieces of plain SGD that a way of parallelising replaces, and its clock.
 
 A method is a class that derives from `Gradients`, `Reads` or `Mixes`. Methods that replace
-different pieces combine (`Methods`): `daso+dynamic_batch` is DASO whose nodes divide their batch by
+different pieces combine (`MethodStack`): `daso+dynamic_batch` is DASO whose nodes divide their batch by
 speed. Pieces that no method replaces are plain SGD's. Last come the numbers that several methods
 have, each with one meaning.
 """
@@ -28,7 +28,7 @@ from optdyn.base.trees import Json, Plan, Tree
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN, Trace
 from optdyn.clock.timeline import Timeline
-from optdyn.clock.trace import Held, checked, read
+from optdyn.clock.trace import RecordedTrace, checked, read
 from optdyn.core import Gradient, NodeState, Rule, Update
 from optdyn.methods.messages import (
     COMPRESSIONS,
@@ -83,7 +83,7 @@ class ClockInputs(NamedTuple):
     """All that a clock may know.
 
     `update_bytes` is the size of the parameters. `replicas` is 0 for one run. `epochs` has the log
-    at the end of each past epoch. `held` is the recorded run that is replayed, if one is.
+    at the end of each past epoch. `trace` is the recorded run that is replayed, if one is.
     """
 
     setup: Setup
@@ -92,7 +92,7 @@ class ClockInputs(NamedTuple):
     replicas: int = 0
     epochs: Sequence[Json] = ()
     network: ModelInfo | None = None
-    held: Held | None = None
+    trace: RecordedTrace | None = None
 
     @property
     def model(self) -> ModelInfo:
@@ -105,12 +105,12 @@ class ClockInputs(NamedTuple):
         return self.network
 
 
-def slowed(setting: ClockInputs, methods: "Methods") -> Cluster:
+def slowed(inputs: ClockInputs, methods: "MethodStack") -> Cluster:
     """Returns the cluster, whose seconds an example are those of the methods' own gradient."""
-    cluster, gradient = setting.setup.cluster, methods.gradient
-    if not (gradient and gradient.slower and setting.network):
+    cluster, gradient = inputs.setup.cluster, methods.gradient
+    if not (gradient and gradient.slower and inputs.network):
         return cluster
-    by = gradient.slower(setting.setup, setting.network)
+    by = gradient.slower(inputs.setup, inputs.network)
     return cluster.with_(seconds_per_example=cluster.seconds_per_example * by)
 
 
@@ -138,25 +138,25 @@ class Method(Value, section="method", union=True):
         """What it is called in a config; of one's own class MODULE:NAME."""
         return self.tag or name_of(type(self))
 
-    def __add__(self, other: "Method | Methods") -> "Methods":
+    def __add__(self, other: "Method | MethodStack") -> "MethodStack":
         """Both joined, `DiLoCo(period=8) + Local()`."""
-        return Methods.wrap(self) + other
+        return MethodStack.wrap(self) + other
 
-    def clock(self, setting: ClockInputs, methods: "Methods") -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: "MethodStack") -> Timeline:
         """The timeline of an experiment, where this method is the outermost of `methods`.
 
         Raises `TimelineError` where there is none.
         """
         raise NotImplementedError
 
-    def with_recorded(self, line: Timeline, trace: Held, setup: Setup) -> Timeline:
+    def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
         """The timeline of a replay, of whose nodes all are there, with what its trace alone knows.
 
         Raises `TimelineError`.
         """
         return line
 
-    def joins(self, setup: Setup, methods: "Methods") -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: "MethodStack") -> Iterator[Join]:
         """What of the rest of the experiment the method cannot run with, a row for each."""
         yield from ()
 
@@ -164,14 +164,14 @@ class Method(Value, section="method", union=True):
         """What `summary.json` says of the method, by key."""
         return {}
 
-    def follows(self, setup: Setup) -> bool:
+    def timeline_depends_on_log(self, setup: Setup) -> bool:
         """Whether the log of past epochs decides the timeline of the next."""
         return False
 
-    def probe(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
+    def extra_metrics(self, problem: Problem) -> Callable[..., dict[str, jax.Array]] | None:
         """What log points measure besides: `(params, train, test) -> {name: scalar}`, or None."""
 
-    def compiled(self) -> Self:
+    def static_part(self) -> Self:
         """The method as a program sees it: fields that are not `static` are None."""
         made = object.__new__(type(self))
         for each in fields(self):
@@ -315,11 +315,11 @@ def _in_section(section: str, text: object) -> str:
 
 
 @dataclass(frozen=True)
-class Methods:
+class MethodStack:
     """The methods of an experiment, joined by '+' in their name."""
 
     name: str
-    every: tuple[Method, ...]
+    members: tuple[Method, ...]
 
     @classmethod
     def wrap(cls, given: Any) -> Any:
@@ -327,23 +327,23 @@ class Methods:
         return cls(given.name, (given,)) if isinstance(given, Method) else given
 
     @classmethod
-    def named(cls, name: str) -> "Methods":
+    def named(cls, name: str) -> "MethodStack":
         """The methods joined by '+' in `name`, with their defaults.
 
         Raises `ConfigError` for an unknown name, or if they do not go together.
         """
         return cls(name, tuple(load(part)() for part in name.split("+"))).checked()
 
-    def __add__(self, other: "Method | Methods") -> "Methods":
-        more = Methods.wrap(other)
-        if not isinstance(more, Methods):
+    def __add__(self, other: "Method | MethodStack") -> "MethodStack":
+        more = MethodStack.wrap(other)
+        if not isinstance(more, MethodStack):
             raise ConfigError(not_one("method", other, Method))
-        return Methods(f"{self.name}+{more.name}", (*self.every, *more.every)).checked()
+        return MethodStack(f"{self.name}+{more.name}", (*self.members, *more.members)).checked()
 
     def checked(self) -> Self:
         """The same. Raises `ConfigError` if they do not go together."""
         where, taken = f"{KEY} = {self.name!r}", dict[str, str]()
-        for part, method in zip(self.name.split("+"), self.every, strict=True):
+        for part, method in zip(self.name.split("+"), self.members, strict=True):
             for piece in method.pieces:
                 if piece in taken and not (piece == "mix" and self.mix):
                     said = f"{taken[piece]} and {part} both say {MEANING[piece]}"
@@ -362,12 +362,12 @@ class Methods:
         """What of the rest of the experiment the methods cannot run with, a row for each."""
         for section, method in self.by_section.items():
             for join in method.joins(setup, self):
-                if len(self.every) == 1:
+                if len(self.members) == 1:
                     yield join
                     continue
                 key = _in_section(section, f"config.{join.key}").removeprefix("config.")
                 yield join._replace(key=key, said=_in_section(section, join.said))
-        if self.outermost not in self.every:
+        if self.outermost not in self.members:
             yield from self.outermost.joins(setup, self)
 
     @property
@@ -377,11 +377,11 @@ class Methods:
 
     def to_dict(self) -> Json:
         """The section of a config: the keys of one method, or of each a section."""
-        keys = [{k: plain(getattr(one, k)) for k in one.field_table()} for one in self.every]
+        keys = [{k: plain(getattr(one, k)) for k in one.field_table()} for one in self.members]
         inner = keys[0] if len(keys) == 1 else dict(zip(self.sections, keys, strict=True))
         return {"name": self.name, **inner}
 
-    def changed(self, changes: Mapping[str, Any]) -> "Methods":
+    def changed(self, changes: Mapping[str, Any]) -> "MethodStack":
         """A copy with other values of some keys; another `name` is other methods.
 
         Raises `ConfigError` for a key that there is not.
@@ -391,9 +391,9 @@ class Methods:
         if not isinstance(name, str):
             raise ConfigError(f"{KEY} = {shown(name)}: must be a name, or several joined by '+'")
         name = str(name)  # of a `Text`
-        its = self if name == self.name else Methods.named(name)
-        if len(its.every) == 1:
-            return Methods(name, (cast(Method, its.every[0].changed(whole | inner)),))
+        its = self if name == self.name else MethodStack.named(name)
+        if len(its.members) == 1:
+            return MethodStack(name, (cast(Method, its.members[0].changed(whole | inner)),))
         for key in list(whole):
             if key in its.sections and isinstance(whole[key], Mapping):
                 inner[key] = whole.pop(key) | inner.get(key, {})
@@ -409,21 +409,21 @@ class Methods:
                 every.append(method.changed(inner.get(section, {})))
             except ConfigError as error:
                 raise ConfigError(_in_section(section, error)) from error
-        return Methods(name, tuple(every))
+        return MethodStack(name, tuple(every))
 
     @property
     def by_section(self) -> dict[str, Method]:
         """The methods by their `sections`."""
-        return dict(zip(self.sections, self.every, strict=True))
+        return dict(zip(self.sections, self.members, strict=True))
 
     def having(self, key: str) -> list[str]:
         """The sections of the methods that have a key."""
         return [section for section, one in self.by_section.items() if key in one.field_table()]
 
-    def with_keys(self, values: Mapping[str, Any]) -> "Methods":
+    def with_keys(self, values: Mapping[str, Any]) -> "MethodStack":
         """A copy with these values in the methods that have such keys; others are left out."""
         changes = {
-            f"{section}.{key}" if len(self.every) > 1 else key: value
+            f"{section}.{key}" if len(self.members) > 1 else key: value
             for key, value in values.items()
             for section in self.having(key)
         }
@@ -431,23 +431,23 @@ class Methods:
 
     def key(self, name: str) -> str:
         """The key of a config, dotted, that a field of one of the methods is."""
-        joined = len(self.every) > 1 and self.having(name)
+        joined = len(self.members) > 1 and self.having(name)
         return f"method.{self.having(name)[0]}.{name}" if joined else f"method.{name}"
 
     @property
     def gradient(self) -> Gradients | None:
         """The method that says how a gradient is taken, if one does."""
-        return next((m for m in self.every if isinstance(m, Gradients)), None)
+        return next((m for m in self.members if isinstance(m, Gradients)), None)
 
     @property
     def read(self) -> Reads | None:
         """The method that says at which parameters a gradient is taken, if one does."""
-        return next((m for m in self.every if isinstance(m, Reads)), None)
+        return next((m for m in self.members if isinstance(m, Reads)), None)
 
     @property
     def mix(self) -> Mixes | None:
         """The method that says what nodes exchange, or two of them as one, if any does."""
-        mixes = [m for m in self.every if isinstance(m, Mixes)]
+        mixes = [m for m in self.members if isinstance(m, Mixes)]
         if len(mixes) == 2:
             one, other = mixes
             return one.joined(other) or other.joined(one)
@@ -456,12 +456,12 @@ class Methods:
     @property
     def outermost(self) -> Method:
         """The method whose clock counts."""
-        return self.mix or self.read or self.gradient or self.every[0]
+        return self.mix or self.read or self.gradient or self.members[0]
 
     @property
     def plain(self) -> bool:
         """Whether every piece is plain SGD's."""
-        return not any(method.pieces for method in self.every)
+        return not any(method.pieces for method in self.members)
 
     @property
     def reduces_itself(self) -> bool:
@@ -506,25 +506,25 @@ class Methods:
         return bool(self.gradient and self.gradient.layout and own)
 
     @property
-    def inside(self) -> "Methods":
+    def inside(self) -> "MethodStack":
         """The methods of a node by itself: all that do not mix."""
-        return Methods(self.name, tuple(m for m in self.every if not isinstance(m, Mixes)))
+        return MethodStack(self.name, tuple(m for m in self.members if not isinstance(m, Mixes)))
 
     @property
-    def compiled(self) -> "Methods":
-        """The methods as a program sees them (`Method.compiled`)."""
-        return Methods(self.name, tuple(method.compiled() for method in self.every))
+    def static_part(self) -> "MethodStack":
+        """The methods as a program sees them (`Method.static_part`)."""
+        return MethodStack(self.name, tuple(method.static_part() for method in self.members))
 
     def of(self, kind: type[M]) -> M:
         """The method of that type. Raises `LookupError` if there is none."""
-        for method in self.every:
+        for method in self.members:
             if isinstance(method, kind):
                 return method
         raise LookupError(f"{self.name} has no {kind.__name__}")
 
     def get(self, key: str, usual: Any) -> Any:
         """The value of the field `key` in the first method that has it, else `usual`."""
-        found = (getattr(method, key) for method in self.every if hasattr(method, key))
+        found = (getattr(method, key) for method in self.members if hasattr(method, key))
         return next(found, usual)
 
     def devices(self, setup: Setup) -> tuple[int, int]:
@@ -552,9 +552,9 @@ class Methods:
             return "is laid over nodes and their devices, and 'pmap' has one axis only"
         return ""
 
-    def follows(self, setup: Setup) -> bool:
+    def timeline_depends_on_log(self, setup: Setup) -> bool:
         """Whether the log decides the timeline, so that a run cannot have it beforehand."""
-        return any(method.follows(setup) for method in self.every)
+        return any(method.timeline_depends_on_log(setup) for method in self.members)
 
     def timeline(self, setup: Setup, **known: Any) -> Timeline:
         """The timeline of a run, as far as its past epochs decide it.
@@ -566,27 +566,27 @@ class Methods:
             return clock(ClockInputs(setup, **known), self)
         # For what is asked for besides: seconds, and who is there, are the file's.
         replay = setup.with_({"cluster.service.name": "constant", "cluster.presence": 0.0})
-        held = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
-        line = clock(ClockInputs(replay, held=held, **known), self)
-        return checked(held, self.outermost.with_recorded(line, held, setup))
+        trace = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
+        line = clock(ClockInputs(replay, trace=trace, **known), self)
+        return checked(trace, self.outermost.with_recorded(line, trace, setup))
 
 
-def seen(name: str) -> Methods | None:
+def seen(name: str) -> MethodStack | None:
     """The methods of a run that is read here; None if a file of theirs is not, or not run yet."""
     own = [part for part in str(name).split("+") if lookup.is_own(part)]
     if not all(lookup.is_used(KEY, part) or lookup.is_given(KEY, part) for part in own):
         return None
     try:
-        return Methods.named(name) if own else _built(name)
+        return MethodStack.named(name) if own else _built(name)
     except ConfigError:
         return None
 
 
-_built = lru_cache(maxsize=256)(Methods.named)  # built-in methods stay what they are
+_built = lru_cache(maxsize=256)(MethodStack.named)  # built-in methods stay what they are
 
 
-ABOVE_0: Known = {"wanted": "above 0", "holds": lambda v: 0 < v < math.inf}
-FRACTION: Known = {"wanted": "from 0 to 1", "holds": lambda v: 0 <= v <= 1}
+ABOVE_0: Known = {"expected": "above 0", "is_valid": lambda v: 0 < v < math.inf}
+FRACTION: Known = {"expected": "from 0 to 1", "is_valid": lambda v: 0 <= v <= 1}
 
 
 @dataclass(frozen=True)
@@ -630,8 +630,8 @@ class Compressed(Method):
     compression_bits: int = field(
         WHOLE,
         "compression: b, bits of a number that is sent, also of those of top_k; 32: as they are.",
-        wanted="from 2 to 8, or 32",
-        holds=lambda v: 2 <= v <= 8 or v == WHOLE,
+        expected="from 2 to 8, or 32",
+        is_valid=lambda v: 2 <= v <= 8 or v == WHOLE,
         static=True,
     )
     compression_block: int = field(
@@ -640,9 +640,9 @@ class Compressed(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = f"{WHOLE} with config.method.compression = {self.compression!r}"
+        expected = f"{WHOLE} with config.method.compression = {self.compression!r}"
         whole = self.compression_bits == WHOLE or self.compression in OF_BITS
-        self.require("compression_bits", whole, wanted)
+        self.require("compression_bits", whole, expected)
 
     def compressed(self) -> Compression | None:
         """What messages go through."""

@@ -19,7 +19,7 @@ from optdyn.clock.meetings import (
 )
 from optdyn.clock.network import broadcast
 from optdyn.clock.timeline import Timeline, Together
-from optdyn.methods.method import ClockInputs, Gradients, Methods
+from optdyn.methods.method import ClockInputs, Gradients, MethodStack
 from optdyn.methods.setup import Setup
 
 SLOTS = ("worker", "read", "write")  # fields of a choice that are slots of a table
@@ -33,7 +33,7 @@ def has_rate(setup: Setup) -> Join:
     return Join("optimizer.learning_rate", not setup.optimizer.learning_rate, said)
 
 
-def joins(setup: Setup, methods: Methods) -> Iterator[Join]:
+def joins(setup: Setup, methods: MethodStack) -> Iterator[Join]:
     """The batch is divided among all devices, and nodes are no groups."""
     cluster = setup.cluster
     devices = cluster.worker_count
@@ -49,46 +49,46 @@ def joins(setup: Setup, methods: Methods) -> Iterator[Join]:
     yield Join("cluster.server_bandwidth", cluster.server_bandwidth, said)
 
 
-def inside(setting: ClockInputs, methods: Methods) -> Inside:
+def inside(inputs: ClockInputs, methods: MethodStack) -> Inside:
     """The clock of the nodes by themselves."""
     if methods.read:
-        return partial(_groups, setting, methods)
+        return partial(_groups, inputs, methods)
     if methods.gradient and methods.gradient.work:
-        return partial(_devices, setting, methods.gradient)
-    return partial(_equal, setting)
+        return partial(_devices, inputs, methods.gradient)
+    return partial(_equal, inputs)
 
 
-def barrier_clock(setting: ClockInputs, methods: Methods, transfer: float) -> Timeline:
+def barrier_clock(inputs: ClockInputs, methods: MethodStack, transfer: float) -> Timeline:
     """The timeline of nodes that wait after every update for the last and for its exchange.
 
     It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
     handed on inside the nodes. The plan is `Together`.
     """
-    local, cluster = inside(setting, methods)(setting.setup.steps), setting.setup.cluster
-    handed_on = broadcast(cluster, setting.update_bytes)
+    local, cluster = inside(inputs, methods)(inputs.setup.steps), inputs.setup.cluster
+    handed_on = broadcast(cluster, inputs.update_bytes)
     seconds = barrier_seconds(local.ready, local.done, transfer, handed_on)
     return meetings_timeline(Together(), local, np.cumsum(seconds))
 
 
-def _equal(setting: ClockInputs, steps: int) -> LocalTimes:
+def _equal(inputs: ClockInputs, steps: int) -> LocalTimes:
     """Nodes whose devices take equal parts of a batch."""
-    setup, size = setting.setup, setting.update_bytes
+    setup, size = inputs.setup, inputs.update_bytes
     each = node_seconds(setup.cluster, steps, setup.batch_size, size, setup.seed)
     return LocalTimes(*each)
 
 
-def _devices(setting: ClockInputs, gradient: Gradients, steps: int) -> LocalTimes:
+def _devices(inputs: ClockInputs, gradient: Gradients, steps: int) -> LocalTimes:
     """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
     assert gradient.work
-    setup = setting.setup
-    seconds, choice = gradient.work(setting, draws(setup.cluster, steps, setup.seed))
-    return LocalTimes(*exchanged(setup.cluster, seconds, setting.update_bytes), choice)
+    setup = inputs.setup
+    seconds, choice = gradient.work(inputs, draws(setup.cluster, steps, setup.seed))
+    return LocalTimes(*exchanged(setup.cluster, seconds, inputs.update_bytes), choice)
 
 
-def _groups(setting: ClockInputs, methods: Methods, steps: int) -> LocalTimes:
+def _groups(inputs: ClockInputs, methods: MethodStack, steps: int) -> LocalTimes:
     """Nodes inside which groups arrive by themselves: every node has a clock of its own."""
     assert methods.read
-    whole, cluster, lines = setting.setup, setting.setup.cluster, []
+    whole, cluster, lines = inputs.setup, inputs.setup.cluster, []
     k = cluster.devices_per_node
     for node in range(cluster.nodes):
         setup = whole.with_(
@@ -104,8 +104,8 @@ def _groups(setting: ClockInputs, methods: Methods, steps: int) -> LocalTimes:
             batch_size=whole.batch_size // cluster.nodes,
             seed=seeds.number(whole.seed, f"node {node}", below=2**32),
         )
-        held = setting.held and setting.held.node(node, whole.cluster.nodes)
-        own = setting._replace(setup=setup, replicas=0, held=held)
+        trace = inputs.trace and inputs.trace.node(node, whole.cluster.nodes)
+        own = inputs._replace(setup=setup, replicas=0, trace=trace)
         lines.append(methods.read.clock(own, methods.inside))
     each = np.stack([np.diff(line.seconds, prepend=0.0) for line in lines], axis=1)
     decided = [(line.plan, line.staleness) for line in lines]

@@ -30,7 +30,7 @@ from optdyn.devices import layout
 from optdyn.devices.layout import Layout, mesh
 from optdyn.methods import local, stages
 from optdyn.methods.asynchronous import asynchronous
-from optdyn.methods.method import ClockInputs, Gradients, Methods, MicroBatches, ModelInfo, Reads
+from optdyn.methods.method import ClockInputs, Gradients, MethodStack, MicroBatches, ModelInfo, Reads
 from optdyn.methods.setup import Setup
 from optdyn.methods.stages import Form, Forms, Stacked, Stage, ravel, unravel
 from optdyn.methods.sync import SyncState
@@ -148,14 +148,14 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
     def parts(self, stages: int) -> int:
         return self.micro_batches if self.pipeline == "2bw" else 1
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """One forward and one backward in turn, without a flush; each block has slots in a ring.
 
         Of 2bw an update is of `micro_batches`, of the others of one batch as a whole.
         """
-        setup, nodes, kind = setting.setup, setting.setup.cluster.nodes, self.pipeline
-        work = stage_work(setup, setting.model)
-        late, steps = delays(kind, nodes, len(setting.model.problem.blocks)), setup.steps
+        setup, nodes, kind = inputs.setup, inputs.setup.cluster.nodes, self.pipeline
+        work = stage_work(setup, inputs.model)
+        late, steps = delays(kind, nodes, len(inputs.model.problem.blocks)), setup.steps
         size = {"steps": steps, "batch_size": setup.batch_size}
         seconds = pipeline.never_flushed(setup.cluster, self.parts(nodes), work, **size)
         t = np.arange(steps)[:, None]
@@ -167,7 +167,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         plan = Stages(**{name: (v % slots).astype(np.int32) for name, v in versions.items()})
         return Timeline(np.zeros(steps, np.int32), staleness, seconds, slots, plan)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         cluster = setup.cluster
         blocks = len(models.make(setup.model, classes=2)) - 1
         said = (

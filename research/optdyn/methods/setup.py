@@ -54,8 +54,8 @@ class Probes(Value, section="probes"):
     window: int = field(
         200,
         "Updates of a window of the momentum meter, each of which takes a second mini-batch.",
-        wanted=f"at least {SHORTEST} updates",
-        holds=lambda v: v >= SHORTEST,
+        expected=f"at least {SHORTEST} updates",
+        is_valid=lambda v: v >= SHORTEST,
     )
     every: int = field(400, "Updates from the start of a window to that of the next.", at_least=1)
     steer: bool = field(
@@ -89,7 +89,7 @@ class Replicas(Value, section="replicas"):
     )
     matching: tuple[float, ...] = field(
         (), "Explicit momenta of synchronous runs to be compared with.",
-        wanted="numbers between -1 and 1, or ()", holds=momenta,
+        expected="numbers between -1 and 1, or ()", is_valid=momenta,
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ class Tune(Value, section="tune"):
     )
     target: float = field(
         0.1, "Training loss at which training ends.",
-        wanted="a finite number", holds=math.isfinite,
+        expected="a finite number", is_valid=math.isfinite,
     )  # fmt: skip
     seconds: float = field(3600.0, "Most seconds of training.", **POSITIVE)
     probe_seconds: float = field(1.0, "omnivore: seconds of a probe of the cold start.", **POSITIVE)
@@ -114,13 +114,13 @@ class Tune(Value, section="tune"):
     )
     momenta: tuple[float, ...] = field(
         (0.0, 0.3, 0.6, 0.9), "omnivore: explicit momenta that are tried.",
-        wanted="one number or more between -1 and 1",
-        holds=lambda v: len(v) > 0 and all(-1 < m < 1 for m in v),
+        expected="one number or more between -1 and 1",
+        is_valid=lambda v: len(v) > 0 and all(-1 < m < 1 for m in v),
     )  # fmt: skip
     learning_rates: tuple[float, ...] = field(
         (0.1, 0.01, 0.001, 0.0001), "omnivore: learning rates of one group; more: / 10.",
-        wanted="one finite number or more above 0",
-        holds=lambda v: len(v) > 0 and all(map(positive, v)),
+        expected="one finite number or more above 0",
+        is_valid=lambda v: len(v) > 0 and all(map(positive, v)),
     )  # fmt: skip
     seeds: int = field(1, "omnivore: initializations tried.", at_least=1)
 
@@ -132,20 +132,20 @@ class Plan(Value, section="plan"):
     memory: int = field(
         2**28,
         "Bytes of a device.",
-        wanted="bytes, more than 0",
-        holds=positive,
+        expected="bytes, more than 0",
+        is_valid=positive,
         largest=2**63 - 1,
     )
     batches: tuple[int, ...] = field(
         (), "Mini-batches to choose from; (): batch_size to the largest.",
-        wanted="mini-batches of at least 1", holds=lambda v: all(b >= 1 for b in v),
+        expected="mini-batches of at least 1", is_valid=lambda v: all(b >= 1 for b in v),
     )  # fmt: skip
     rounds: int = field(7, "Rounds of timing.", at_least=2)
     efficiency: float = field(0.9, "Efficiency that the number of devices must keep.", **PART)
     devices: int = field(64, "Most devices.", at_least=1)
     noise_scale: float = field(
         0.0, "Noise scale of gradients, examples; 0: the worst of all is reckoned with.",
-        wanted="at least 0; infinite is one", holds=lambda v: v >= 0, largest=math.inf,
+        expected="at least 0; infinite is one", is_valid=lambda v: v >= 0, largest=math.inf,
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ class Setup(Value):
     )
     metrics: tuple[str, ...] = field(
         (), "Metrics, test_NAME in the log; (): the accuracy of labels and tokens.",
-        wanted="names, or ()", holds=lambda v: all(isinstance(name, str) for name in v),
+        expected="names, or ()", is_valid=lambda v: all(isinstance(name, str) for name in v),
     )  # fmt: skip
     model: Model = made(default_factory=MLP)
     data: Data = made(default_factory=MNIST5k)

@@ -34,13 +34,13 @@ from optdyn.methods.messages import (
     Collectives,
     Compression,
     numbers,
-    own_event,
+    event_of_node,
     part_sent,
     size,
     top_k,
-    with_sent,
+    add_sent_bytes,
 )
-from optdyn.methods.method import FRACTION, ClockInputs, Methods, Mixes, OuterRate, Sends
+from optdyn.methods.method import FRACTION, ClockInputs, MethodStack, Mixes, OuterRate, Sends
 from optdyn.methods.setup import Setup
 
 
@@ -81,7 +81,7 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
         sent = numbers(self.compression_bits, self.compression_block)
         return top_k(self.compression_share, sent)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
         known = ("", "top_k")
         said = f"of sparseloco must be {one_of_these(self.compression, known)}"
@@ -185,7 +185,7 @@ def demo(
         return DeMoState(inner.init(params), jax.tree.map(jnp.zeros_like, params))
 
     def step(state: DeMoState, event: Event, batch: Batch) -> tuple[DeMoState, Info]:
-        after, info = inner.step(state.inner, own_event(event), batch)
+        after, info = inner.step(state.inner, event_of_node(event), batch)
         beta, before = event.plan.numbers["momentum_decay"], state.params
         moved = jax.tree.map(
             lambda m, x, y: beta.astype(m.dtype) * m + x - y, state.momentum, before, after.params
@@ -202,7 +202,7 @@ def demo(
             Q = [gamma.astype(x.dtype) * jnp.sign(x) for x in Q]
         theta = jax.tree.map(jnp.subtract, before, jax.tree.unflatten(tree_of, Q))
         state = DeMoState(after.moved_to(theta), jax.tree.unflatten(tree_of, kept))
-        return state, with_sent(info, size(q))
+        return state, add_sent_bytes(info, size(q))
 
     return Rule(init, step)
 
@@ -244,14 +244,14 @@ class DeMo(Mixes, name="demo"):
         )
         return Sends(float(sum(sizes)), gathered=True)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Nodes wait after every update until all have what all others send."""
-        sent = self.sends(setting.model.params).bytes
-        line = nodes.barrier_clock(setting, methods, to_all_nodes(setting.setup.cluster, sent))
+        sent = self.sends(inputs.model.params).bytes
+        line = nodes.barrier_clock(inputs, methods, to_all_nodes(inputs.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"momentum_decay": beta}))
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)
         if self.signed:
             yield nodes.has_rate(setup)
@@ -267,7 +267,7 @@ def sparta(inner: Rule, share: float, collectives: Collectives = SIMULATED) -> R
     """The rule of one device over the axis `node`; `event.plan` is `Together`, with draws."""
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
-        after, info = inner.step(state, own_event(event), batch)
+        after, info = inner.step(state, event_of_node(event), batch)
         leaves, tree_of = jax.tree.flatten(after.params)
         flat = [leaf.reshape(-1) for leaf in leaves]
         chosen = [places(event.plan.draw, n, x.size, share) for n, x in enumerate(flat)]
@@ -276,7 +276,7 @@ def sparta(inner: Rule, share: float, collectives: Collectives = SIMULATED) -> R
         moved = [x.at[at].set(mean) for x, at, mean in zip(flat, chosen, means, strict=True)]
         whole = [x.reshape(leaf.shape) for x, leaf in zip(moved, leaves, strict=True)]
         params = jax.tree.unflatten(tree_of, whole)
-        return after.moved_to(params), with_sent(info, size(sent))
+        return after.moved_to(params), add_sent_bytes(info, size(sent))
 
     return Rule(inner.init, step)
 
@@ -313,13 +313,13 @@ class Sparta(Mixes, name="sparta"):
         sizes = (part_sent(self.averaged_share, leaf.size) * leaf.dtype.itemsize for leaf in leaves)
         return Sends(float(sum(sizes)), gathered=False)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Nodes wait for one another after every update, and for an all-reduce of what is in S."""
-        sent = self.sends(setting.model.params).bytes
-        line = nodes.barrier_clock(setting, methods, between_nodes(setting.setup.cluster, sent))
-        rng = seeds.generator(setting.setup.seed, "shares")
+        sent = self.sends(inputs.model.params).bytes
+        line = nodes.barrier_clock(inputs, methods, between_nodes(inputs.setup.cluster, sent))
+        rng = seeds.generator(inputs.setup.seed, "shares")
         draw = rng.integers(2**31, size=len(line.seconds)).astype(np.int32)
         return line._replace(plan=line.plan._replace(draw=draw))
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from nodes.joins(setup, methods)

@@ -23,7 +23,7 @@ from optdyn.base.trees import Tree
 from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Batch, Event, Gradient, Info, Rule, Update
-from optdyn.methods.method import ClockInputs, MergedServer, Methods
+from optdyn.methods.method import ClockInputs, MergedServer, MethodStack
 from optdyn.problem.models import base
 from optdyn.problem.problem import Params, Problem
 
@@ -62,17 +62,17 @@ class Sync(MergedServer, name="sync"):
 
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Every update waits for the slowest of all workers."""
-        setup = setting.setup
+        setup = inputs.setup
         return compute_groups(
             setup.cluster,
             groups=1,
             steps=setup.steps,
             batch_size=setup.batch_size,
-            update_bytes=setting.update_bytes,
+            update_bytes=inputs.update_bytes,
             seed=setup.seed,
-            replicas=setting.replicas,
+            replicas=inputs.replicas,
             merged=bool(self.fresh),
         )
 

@@ -40,7 +40,7 @@ from optdyn.core import (
     where,
 )
 from optdyn.methods.asynchronous import divides, races
-from optdyn.methods.method import ClockInputs, Methods, OnGraph, Periodic, Reads, slowed
+from optdyn.methods.method import ClockInputs, MethodStack, OnGraph, Periodic, Reads, slowed
 from optdyn.methods.setup import Setup
 
 
@@ -107,7 +107,7 @@ def put(table: Table, i: Array, tree: Tree) -> Table:
     return jax.tree.map(lambda leaf, own: leaf.at[i].set(own), table, tree)
 
 
-def both_ways(exchange: Array, params: Params) -> jax.Array:
+def round_trip_bytes(exchange: Array, params: Params) -> jax.Array:
     """Bytes, float32, of the parameters to the other side and back, where there is an exchange."""
     return jnp.where(exchange, jnp.float32(2 * bytes_of(params)), 0.0)
 
@@ -123,7 +123,7 @@ class WorkerMethod(Reads):
     workers = True
     info = ("sent_bytes",)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield divides(self.groups, setup, methods)
         key, optimizer = "cluster.service.name", setup.optimizer
         if setup.cluster.service.name != "race":
@@ -138,10 +138,10 @@ class WorkerMethod(Reads):
         said = "config.probes.momentum must be False, of local steps unseen"
         yield Join(key, setup.probes.momentum, said)
 
-    def work(self, setting: ClockInputs, methods: Methods, sent: bool) -> Work:
+    def work(self, inputs: ClockInputs, methods: MethodStack, sent: bool) -> Work:
         """What workers do for a local step, their exchange `sent` or not."""
-        setup, cluster = setting.setup, slowed(setting, methods)
-        return work_of(cluster, self.groups, setup.batch_size, setting.update_bytes, sent)
+        setup, cluster = inputs.setup, slowed(inputs, methods)
+        return work_of(cluster, self.groups, setup.batch_size, inputs.update_bytes, sent)
 
     def exchanged(self, plan: WorkerStep) -> np.ndarray:
         """The part of the parameters that each step sends, and gets back, (steps, ...)."""
@@ -149,8 +149,8 @@ class WorkerMethod(Reads):
 
     def exchanging(
         self,
-        setting: ClockInputs,
-        methods: Methods,
+        inputs: ClockInputs,
+        methods: MethodStack,
         periods: Sequence[int],
         is_stale: bool = True,
     ) -> Timeline:
@@ -160,15 +160,15 @@ class WorkerMethod(Reads):
         The staleness is how many exchanges of others there were since the worker's own last one;
         none where what it read then does not count (`is_stale`). The plan is a `WorkerStep`.
         """
-        setup, held = setting.setup, setting.held
-        if held or setup.cluster.service.name == "race":
+        setup, trace = inputs.setup, inputs.trace
+        if trace or setup.cluster.service.name == "race":
             line = blank(self.groups, setup.steps)
             line = line._replace(plan=WorkerStep(line.worker, np.zeros(setup.steps, bool)))
-            if held:
-                held.groups(held.worker, self.groups)
-                fill(Exchanges(line, periods, is_stale=is_stale), held.worker, held.seconds)
+            if trace:
+                trace.groups(trace.worker, self.groups)
+                fill(Exchanges(line, periods, is_stale=is_stale), trace.worker, trace.seconds)
             return line
-        alone, exchanged = (self.work(setting, methods, sent) for sent in (False, True))
+        alone, exchanged = (self.work(inputs, methods, sent) for sent in (False, True))
         cycles = [[alone.of(i)] * (n - 1) + [exchanged.of(i)] for i, n in enumerate(periods)]
         compute, sent = (
             [np.concatenate([service[n] for service in cycle]) for cycle in cycles]
@@ -215,7 +215,7 @@ def elastic(gradient: Gradient, update: Update, workers: int) -> Rule[ElasticSta
         center = where(exchange, jax.tree.map(jnp.add, state.params, s), state.params)
         after = where(exchange, jax.tree.map(jnp.subtract, after, s), after)
         table = put(state.workers, i, after)
-        info = {"loss": loss, "sent_bytes": both_ways(exchange, w)}
+        info = {"loss": loss, "sent_bytes": round_trip_bytes(exchange, w)}
         return ElasticState(center, table, put(state.opt_state, i, opt_state)), info
 
     return Rule(init, step)
@@ -243,18 +243,18 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wanted = f"from 0 to config.method.groups = {self.groups}"
-        self.require("elasticity", 0 <= self.elasticity <= self.groups, wanted)
+        expected = f"from 0 to config.method.groups = {self.groups}"
+        self.require("elasticity", 0 <= self.elasticity <= self.groups, expected)
 
     def read(
         self, gradient: Gradient, update: Update, slots: int, servers: Mapping[str, int] | None
     ) -> Rule:
         return elastic(gradient, update, self.groups)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """All workers have one period; a gradient is taken at what its worker is: none is stale."""
-        line = self.exchanging(setting, methods, self.periods, is_stale=False)
-        a = np.full(setting.setup.steps, self.elasticity / self.groups, np.float32)
+        line = self.exchanging(inputs, methods, self.periods, is_stale=False)
+        a = np.full(inputs.setup.steps, self.elasticity / self.groups, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"elasticity": a}))
 
     @property
@@ -262,7 +262,7 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         """H of every worker."""
         return [self.period] * self.groups
 
-    def order(self, setup: Setup, methods: Methods, line: Timeline) -> Exchanges:
+    def order(self, setup: Setup, methods: MethodStack, line: Timeline) -> Exchanges:
         """The order of arrivals in a race, which writes who exchanges when."""
         return Exchanges(line, self.periods, is_stale=False)
 
@@ -316,7 +316,7 @@ def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule[ADPSGDStat
         met = jax.tree.map(lambda x, y: (x + y) / 2, x, row(state.workers, j))
         x, opt_state = update.apply(grads, row(state.opt_state, i), met, event, read)
         every = put(put(state.workers, j, met), i, x)
-        info = {"loss": loss, "sent_bytes": both_ways(i != j, x)}
+        info = {"loss": loss, "sent_bytes": round_trip_bytes(i != j, x)}
         read, opt_state = put((state.read, state.opt_state), i, (x, opt_state))
         return ADPSGDState(every, read, opt_state, i), info
 
@@ -350,13 +350,13 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
     ) -> Rule:
         return ad_psgd(gradient, update, self.groups)
 
-    def clock(self, setting: ClockInputs, methods: Methods) -> Timeline:
+    def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """A worker's service has its message to the peer and the peer's back.
 
         The peer is not held up. The staleness is how many others arrived since the worker had read.
         """
-        line = self.exchanging(setting, methods, [1] * self.groups)
-        rng = seeds.generator(setting.setup.seed, "peers")
+        line = self.exchanging(inputs, methods, [1] * self.groups)
+        rng = seeds.generator(inputs.setup.seed, "peers")
         met = peers(line.worker, self.groups, self.graph, rng)
         return line._replace(plan=WorkerStep(line.worker, numbers={"peer": met}))
 
@@ -364,7 +364,7 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
         """All, but where a worker is alone."""
         return np.asarray(plan.numbers["peer"] != plan.worker)
 
-    def joins(self, setup: Setup, methods: Methods) -> Iterator[Join]:
+    def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
         yield from super().joins(setup, methods)
         said = f"must be {one_of_these(self.graph, GRAPHS)}"
         yield Join("method.graph", self.graph not in GRAPHS, said)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Wrong, is_as_wanted
+from optdyn.base.errors import ConfigError, Wrong, passes
 from optdyn.base.fields import plain
 from optdyn.optimizers.kinds import Optimizer
 
@@ -92,15 +92,15 @@ def schedule(chosen: Optimizer, length: int) -> optax.Schedule:
     return make(**{key: value for key, value in numbers.items() if key in taken}, **given)
 
 
-def _wrong_options(name: str, given: Mapping[str, Any], wanted: Set[str]) -> Iterator[Wrong]:
+def _wrong_options(name: str, given: Mapping[str, Any], expected: Set[str]) -> Iterator[Wrong]:
     key = "config.optimizer.schedule_options"
-    takes, has = (" and ".join(sorted(names)) or "nothing" for names in (wanted, given))
-    yield given.keys() != wanted, f"{key}: {name!r} takes {takes}, and is given {has}"
+    takes, has = (" and ".join(sorted(names)) or "nothing" for names in (expected, given))
+    yield given.keys() != expected, f"{key}: {name!r} takes {takes}, and is given {has}"
     if name == "piecewise":
         boundaries, scales = given["boundaries"], given["scales"]
         line = f"{key}: boundaries = {boundaries!r} must be updates from 1 up, in order, and "
         line += f"scales = {scales!r} a finite number from 0 up for each"
-        yield not is_as_wanted(_are_steps, (boundaries, scales)), line
+        yield not passes(_are_steps, (boundaries, scales)), line
 
 
 def _are_steps(given: tuple[Sequence[int], Sequence[float]]) -> bool:

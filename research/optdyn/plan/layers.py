@@ -27,7 +27,7 @@ from flax.linen.module import InterceptorContext
 from optdyn.base.trees import Tree, bytes_of, head
 from optdyn.clock.timeline import at
 from optdyn.core import Event
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.plan import phases, planner
 from optdyn.plan.phases import Loop
 from optdyn.problem import problem
@@ -38,11 +38,11 @@ from optdyn.train.program import CHUNK
 from optdyn.train.trainer import Run
 
 Choice = tuple[str, ...]  # the algorithm of each of the `distinct` convolutions
-Layers = Mapping[str, "Layer"]  # every convolution by name, in the order they are computed in
+Layers = Mapping[str, "Convolution"]  # every convolution by name, in the order they are computed in
 Updates = Callable[[int, Choice], "UpdateProgram"]
 
 
-class Layer(NamedTuple):
+class Convolution(NamedTuple):
     """A convolution, as it meets an example."""
 
     image: tuple[int, int, int]  # H, W, C
@@ -82,7 +82,7 @@ class Tables(NamedTuple):
 
 def convolutions(run: Run) -> Layers:
     """Every convolution of the model, by tracing it."""
-    found: dict[str, Layer] = {}
+    found: dict[str, Convolution] = {}
 
     def record(
         block: str,
@@ -94,7 +94,7 @@ def convolutions(run: Run) -> Layers:
         conv = context.module
         if isinstance(conv, Conv) and context.method_name == "__call__":
             (x,) = arguments
-            found["/".join((block, *conv.path))] = Layer(
+            found["/".join((block, *conv.path))] = Convolution(
                 x.shape[1:],
                 (*conv.kernel_size, x.shape[-1], conv.features),
                 tuple(conv.strides),
@@ -112,7 +112,7 @@ def convolutions(run: Run) -> Layers:
     return found
 
 
-def distinct(layers: Layers) -> list[Layer]:
+def distinct(layers: Layers) -> list[Convolution]:
     """The convolutions without repetition."""
     return list(dict.fromkeys(layers.values()))
 
@@ -129,7 +129,7 @@ def lowering(layers: Layers, choice: Choice) -> str:
     return ",".join(names[layer] for layer in layers.values())
 
 
-def exchanged(kinds: Sequence[Layer], base: Choice) -> dict[tuple[int, int], Choice]:
+def exchanged(kinds: Sequence[Convolution], base: Choice) -> dict[tuple[int, int], Choice]:
     """`base` with algorithm l, of LOWERINGS, for convolution i: by (i, l), for all that serve."""
     return {
         (i, column): (*base[:i], name, *base[i + 1 :])
@@ -139,17 +139,17 @@ def exchanged(kinds: Sequence[Layer], base: Choice) -> dict[tuple[int, int], Cho
     }
 
 
-def chosen(kinds: Sequence[Layer], columns: Sequence[int]) -> Choice:
+def chosen(kinds: Sequence[Convolution], columns: Sequence[int]) -> Choice:
     """The choice that the rows of `Tables` stand for."""
     return tuple(list(LOWERINGS)[column] for column in columns[: len(kinds)])
 
 
-def least(update: Updates, kinds: Sequence[Layer], base: Choice, batch: int) -> Choice:
+def least(update: Updates, kinds: Sequence[Convolution], base: Choice, batch: int) -> Choice:
     """The algorithm of every convolution that takes the program the fewest bytes."""
     return chosen(kinds, _beyond(update, kinds, base, batch).argmin(axis=1).tolist())
 
 
-def _beyond(update: Updates, kinds: Sequence[Layer], base: Choice, batch: int) -> np.ndarray:
+def _beyond(update: Updates, kinds: Sequence[Convolution], base: Choice, batch: int) -> np.ndarray:
     """Bytes of the program with algorithm l for convolution i, beyond those of `base`."""
     beyond = np.full((len(kinds), len(LOWERINGS)), math.inf)
     choices = exchanged(kinds, base)
@@ -162,7 +162,7 @@ def _beyond(update: Updates, kinds: Sequence[Layer], base: Choice, batch: int) -
 
 
 def tables(
-    update: Updates, kinds: Sequence[Layer], base: Choice, batch: int, memory: float, rounds: int
+    update: Updates, kinds: Sequence[Convolution], base: Choice, batch: int, memory: float, rounds: int
 ) -> Tables:
     """T_il, M_il and M_bound, from the program with `base` and with one exchange at a time.
 
@@ -225,7 +225,7 @@ def terms(run: Run, layers: Layers, batch: int) -> Terms:
     return Terms(maps, weights, sum(classifier))
 
 
-def lowered(config: Experiment, lowering: str) -> Experiment:
+def lowered(config: Config, lowering: str) -> Config:
     """The experiment whose convolutions, where its model may have some, are computed so."""
     has = "lowering" in config.model.field_table()
     return config.with_({"model.lowering": lowering}) if has else config

@@ -17,12 +17,12 @@ import jax
 from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json, write_json
 from optdyn.base.trees import Json
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.plan import layers, planner, plans
 from optdyn.train import memory_checks
 
 
-def resolved(config: Experiment, kept: Path, workdir: Path) -> str:
+def resolved(config: Config, kept: Path, workdir: Path) -> str:
     """What stands for 'measured' in a run's config: as its workdir or the file `kept` has it.
 
     Otherwise it is measured; '' if the model has no convolutions. Raises what `plans.prepare` does.
@@ -42,11 +42,11 @@ def resolved(config: Experiment, kept: Path, workdir: Path) -> str:
     return str(known[name])
 
 
-def plain(config: Experiment) -> Experiment:
+def plain(config: Config) -> Config:
     """Synchronous training of the same model, on the mini-batch that one device computes."""
     nodes, devices = config.methods.devices(config) if config.parallel.api else (1, 1)
     batch = max(config.batch_size // (nodes * devices * config.parallel.accumulation), 1)
-    return Experiment(
+    return Config(
         model=config.model.with_(lowering="") if config.model.lowering else config.model,
         data=config.data.with_(streaming=False, dirichlet=0.0),
         loss=config.loss,
@@ -55,7 +55,7 @@ def plain(config: Experiment) -> Experiment:
     )
 
 
-def key(config: Experiment) -> str:
+def key(config: Config) -> str:
     """All that a choice depends on, as text."""
     data = {"name": config.data.name, "image_size": getattr(config.data, "image_size", 0)}
     device = [jax.devices()[0].device_kind, os.cpu_count(), os.environ.get("NPROC", "")]
@@ -64,7 +64,7 @@ def key(config: Experiment) -> str:
     return json.dumps([*about, own] if own else about, sort_keys=True)
 
 
-def fastest(config: Experiment) -> str:
+def fastest(config: Config) -> str:
     """Measures `config`, which is `plain`; '' if it has no convolutions."""
     run = plans.prepare(config)
     every = layers.convolutions(run)

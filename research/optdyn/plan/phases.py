@@ -30,7 +30,7 @@ from optdyn.clock.network import exchange
 from optdyn.core import Event, Info, all_reduce, single_optimizer
 from optdyn.devices import layout
 from optdyn.devices.first_process import agreed
-from optdyn.experiment import Experiment, refuse_first
+from optdyn.experiment import Config, refuse_first
 from optdyn.methods.sync import cut, merged
 from optdyn.problem import problem
 from optdyn.problem.data.order import DataBlock, streamed
@@ -91,7 +91,7 @@ def phases(whole: Problem, first: int) -> dict[str, Phase]:
     return {"conv": conv, "fc": fc} if whole.blocks[first:] else {"conv": alone}
 
 
-def prepare(config: Experiment) -> MeasurementPlan:
+def prepare(config: Config) -> MeasurementPlan:
     """The loops of a config's first phase and last, and of their messages.
 
     Raises what `trainer.prepare` raises, and `ConfigError` if it has no such phases.

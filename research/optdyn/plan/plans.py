@@ -13,7 +13,7 @@ import numpy as np
 from optdyn.base.errors import Join, refused_at
 from optdyn.base.progress import Progress
 from optdyn.base.trees import Json
-from optdyn.experiment import Experiment, refuse_first
+from optdyn.experiment import Config, refuse_first
 from optdyn.methods import PLAIN
 from optdyn.methods.setup import Plan
 from optdyn.plan import convergence, layers, phases, planner
@@ -62,7 +62,7 @@ class Whole(NamedTuple):
     gain: Interval | None  # own over planned seconds; None if there was nothing to compare
 
 
-def prepare(config: Experiment) -> Run:
+def prepare(config: Config) -> Run:
     """The run whose program is measured; raises `ConfigError` where there is nothing to plan."""
     methods = config.methods
     refused = {
@@ -77,7 +77,7 @@ def prepare(config: Experiment) -> Run:
     return trainer.prepare(layers.lowered(config.with_(steps=CHUNK), "xla"))
 
 
-def start(config: Experiment) -> Start:
+def start(config: Config) -> Start:
     """Raises as `prepare`."""
     run = prepare(config)
     every = layers.convolutions(run)
@@ -89,7 +89,7 @@ def start(config: Experiment) -> Start:
     return Start(run, every, layers.updates(run, every), own, first, count)
 
 
-def device(config: Experiment) -> Device:
+def device(config: Config) -> Device:
     """The config's programs, and the largest mini-batch within `config.plan.memory`.
 
     Raises `ConfigError` if no update of one example fits, and as `prepare`.

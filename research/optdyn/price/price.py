@@ -25,15 +25,15 @@ from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN
 from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, at, plan_of
-from optdyn.experiment import Experiment, check_cluster, refuse_first
-from optdyn.methods import Methods
+from optdyn.experiment import Config, check_cluster, refuse_first
+from optdyn.methods import MethodStack
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.dynamic_batch import costs
 from optdyn.methods.method import slowed
 from optdyn.methods.workers import WorkerMethod
 from optdyn.price import sent_bytes
 from optdyn.price.sent_bytes import at_work
-from optdyn.price.shapes import Shapes, setting, stages
+from optdyn.price.shapes import Shapes, clock_inputs, stages
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
@@ -82,18 +82,18 @@ class UpdateRange(NamedTuple):
     settled: bool = True  # False: of a run from its first update to its last
 
 
-def examples_of_worker(config: Experiment) -> float:
+def examples_of_worker(config: Config) -> float:
     """How many examples a worker computes for its part of an update."""
     return config.batch_size / at_work(config)
 
 
-def step_of(config: Experiment, seconds: float) -> Experiment:
+def step_of(config: Config, seconds: float) -> Config:
     """The experiment in which a worker of speed 1 computes so long for its part of an update."""
     each = examples_of_worker(config)
     return config.with_({"cluster.seconds_per_example": seconds / each})
 
 
-def with_nodes(config: Experiment, nodes: int) -> Experiment:
+def with_nodes(config: Config, nodes: int) -> Config:
     """The experiment on so many nodes, whose workers have as many examples for an update.
 
     Where every worker is a group it stays so.
@@ -106,7 +106,7 @@ def with_nodes(config: Experiment, nodes: int) -> Experiment:
     return there.with_(batch_size=max(round(each * at_work(there)), 1))
 
 
-def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
+def with_method(config: Config, name: str, **keys: object) -> Config:
     """The experiment by another method, whose workers have as many examples for an update.
 
     Groups that arrive by themselves are as many as workers, or as the devices of a node; those of
@@ -115,7 +115,7 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
     """
     cluster, each = config.cluster, examples_of_worker(config)
     workers = cluster.worker_count
-    methods = Methods.named(name)
+    methods = MethodStack.named(name)
     groups = cluster.devices_per_node if methods.mix else workers
     if name == config.method.name:
         groups = config.methods.groups
@@ -130,13 +130,13 @@ def with_method(config: Experiment, name: str, **keys: object) -> Experiment:
 
 def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The values of keys of config.method, without keys that the method lacks, each once."""
-    methods = Methods.named(name)
+    methods = MethodStack.named(name)
     own = [{k: v for k, v in each.items() if methods.having(k)} for each in keys]
     return [each for i, each in enumerate(own) if each not in own[:i]]
 
 
 def rows(
-    config: Experiment,
+    config: Config,
     shapes: Shapes,
     methods: Sequence[str],
     bandwidths: Sequence[float],
@@ -164,7 +164,7 @@ def rows(
             yield row
 
 
-def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:
+def price(config: Config, shapes: Shapes, steps: int = 0) -> Price:
     """What the experiment's method takes on its cluster.
 
     With `steps` it is of a run of so many updates from the first to the last, as it is trained;
@@ -175,7 +175,7 @@ def price(config: Experiment, shapes: Shapes, steps: int = 0) -> Price:
     return priced(config, shapes, steps)(config.cluster.bandwidth)
 
 
-def priced(config: Experiment, shapes: Shapes, steps: int = 0) -> Callable[[float], Price]:
+def priced(config: Config, shapes: Shapes, steps: int = 0) -> Callable[[float], Price]:
     """`price` by the bytes a second between nodes, each computed once."""
     methods, cluster = config.methods, config.cluster
     window = _window(config, shapes, steps)
@@ -249,7 +249,7 @@ def _needed(of: Callable[[float], Price], share: float, known: dict[float, float
         turn += 1
 
 
-def check(config: Experiment) -> None:
+def check(config: Config) -> None:
     """Raises `ConfigError` where a cluster has no prices, by whatever method."""
     refuse_first(config, _cluster(config.cluster))
 
@@ -265,7 +265,7 @@ def _cluster(cluster: Cluster) -> Iterator[Join]:
     yield Join("cluster.pieces", cluster.pieces != Pieces(), said)
 
 
-def _joins(config: Experiment, shapes: Shapes, window: UpdateRange) -> Iterator[Join]:
+def _joins(config: Config, shapes: Shapes, window: UpdateRange) -> Iterator[Join]:
     """What has a price."""
     yield from _cluster(config.cluster)
     methods = config.methods
@@ -281,7 +281,7 @@ def _joins(config: Experiment, shapes: Shapes, window: UpdateRange) -> Iterator[
     yield Join("method.name", unknown, said)
 
 
-def _window(config: Experiment, shapes: Shapes, steps: int) -> UpdateRange:
+def _window(config: Config, shapes: Shapes, steps: int) -> UpdateRange:
     methods = config.methods
     if steps and not methods.get("max_batches", 0):
         each = max(shapes.set_size // config.batch_size, 1) if shapes.set_size else steps
@@ -300,7 +300,7 @@ def _window(config: Experiment, shapes: Shapes, steps: int) -> UpdateRange:
     return UpdateRange(steps, 0, steps, steps)
 
 
-def _never_waits(config: Experiment) -> bool:
+def _never_waits(config: Config) -> bool:
     """Whether groups of one worker arrive by themselves, and nothing that they do is dropped."""
     methods, cluster = config.methods, config.cluster
     if methods.mix or not methods.grouped:
@@ -311,9 +311,9 @@ def _never_waits(config: Experiment) -> bool:
     return alone and not waits and methods.get("waiting", "") in ("", "k_batch_async")
 
 
-def _line(config: Experiment, shapes: Shapes, window: UpdateRange) -> Timeline:
+def _line(config: Config, shapes: Shapes, window: UpdateRange) -> Timeline:
     """The updates of the window, whose seconds begin at 0."""
-    known = setting(config, shapes, window.steps_per_epoch)._asdict()
+    known = clock_inputs(config, shapes, window.steps_per_epoch)._asdict()
     del known["setup"]
     if window.settled:  # DASO follows the losses: as long as they fall its B stays
         known["epochs"] = [
@@ -330,7 +330,7 @@ def _line(config: Experiment, shapes: Shapes, window: UpdateRange) -> Timeline:
     )
 
 
-def _pace(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
+def _pace(config: Config, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
     """How fast it goes in the window."""
     cluster, methods = config.cluster, config.methods
     plan: Plan = getattr(line.plan, "inner", ()) if methods.mix else line.plan
@@ -343,7 +343,7 @@ def _pace(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timelin
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
     # Every worker is a renewal process of its own, and begins anew with every exchange.
     steps, rate, exchanged = _until_exchange(line, methods.groups, exchange)
-    means = compute_means(slowed(setting(config, shapes), methods), len(rate), config.batch_size)
+    means = compute_means(slowed(clock_inputs(config, shapes), methods), len(rate), config.batch_size)
     each = exchanged / steps if exchanges else 0 * steps
     share = float(rate @ means.sum(axis=1)) / workers
     return Pace(1 / float(rate.sum()), share, float(rate @ each / rate.sum()))
@@ -364,14 +364,14 @@ def _until_exchange(
     return found[0], found[1], found[2]
 
 
-def _busy(config: Experiment, shapes: Shapes, window: UpdateRange, line: Timeline) -> float:
+def _busy(config: Config, shapes: Shapes, window: UpdateRange, line: Timeline) -> float:
     """Seconds that all workers compute for the updates, in the mean of their law."""
     methods, updates = config.methods, len(line.seconds)
     if methods.stages:
         work = stages(config, shapes)
         part = float(work.forward.sum() + work.backward.sum())
         return updates * part * config.cluster.seconds_per_example * config.batch_size
-    cluster = slowed(setting(config, shapes), methods)
+    cluster = slowed(clock_inputs(config, shapes), methods)
     if divided := plan_of(line, Shares):
         each = window.steps_per_epoch
         of = costs(config.cluster, -(-window.steps // each), each, config.seed)

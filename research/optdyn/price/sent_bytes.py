@@ -20,13 +20,13 @@ import numpy as np
 from optdyn.base.trees import Plan
 from optdyn.clock.network import SERVER, busiest, one_way
 from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
-from optdyn.experiment import Experiment
-from optdyn.methods import Methods, local
+from optdyn.experiment import Config
+from optdyn.methods import MethodStack, local
 from optdyn.methods.asynchronous import Asynchronous, Grouped
 from optdyn.methods.averaging import ModelAveraging
 from optdyn.methods.gossip import Gossip, Neighbours
 from optdyn.methods.workers import ADPSGD
-from optdyn.price.shapes import Shapes, setting, stages
+from optdyn.price.shapes import Shapes, clock_inputs, stages
 
 
 class Sent(NamedTuple):
@@ -36,7 +36,7 @@ class Sent(NamedTuple):
     link: float  # one way over the busiest link
 
 
-def between_nodes(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+def between_nodes(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Bytes for a step of one node, and over one link while every node makes a step."""
     nodes, steps = config.cluster.nodes, at_work(config) / config.cluster.devices_per_node
     if nodes == 1:
@@ -45,7 +45,7 @@ def between_nodes(config: Experiment, shapes: Shapes, line: Timeline, exchanges:
     return Sent(every.network / steps, every.link * nodes / steps)
 
 
-def _messages(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Bytes of an update."""
     methods, choice, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
@@ -68,14 +68,14 @@ def _messages(config: Experiment, shapes: Shapes, line: Timeline, exchanges: flo
     return _by_groups(config, shapes, line, exchanges)
 
 
-def _by_all(config: Experiment, size: float, gathered: bool = False) -> Sent:
+def _by_all(config: Config, size: float, gathered: bool = False) -> Sent:
     """Of an all-reduce of `size` bytes of every node, which may be `gathered` instead."""
     nodes = config.cluster.nodes
     copies = nodes * (nodes - 1) if gathered else 2 * (nodes - 1)
     return Sent(float(copies * size), busiest(config.cluster, size, gathered))
 
 
-def _by_each(config: Experiment, size: float) -> Sent:
+def _by_each(config: Config, size: float) -> Sent:
     """Of nodes that send `size` bytes each, and are sent as many."""
     return Sent(config.cluster.nodes * size, size)
 
@@ -87,7 +87,7 @@ def _of_stages(sent: np.ndarray, back: int) -> Sent:
     return Sent(float((1 + back) * sent.sum()), float(link))
 
 
-def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+def _by_groups(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Of groups that arrive by themselves, whose messages are of the size of the parameters.
 
     The busiest link is the server's, which is read as often as groups exchange, or the one of the
@@ -95,8 +95,8 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     """
     cluster, methods, size = config.cluster, config.methods, shapes.bytes
     workers = cluster.worker_count // methods.groups
-    own_nodes = max(workers // cluster.devices_per_node, 1)
-    inside = 2 * (own_nodes - 1)  # a group adds up
+    local_nodes = max(workers // cluster.devices_per_node, 1)
+    inside = 2 * (local_nodes - 1)  # a group adds up
     small = methods.read.compressed() if isinstance(methods.read, Asynchronous) else None
     there_and_back = 1 + (small.part(shapes.params) if small else 1)
     to_server, reads = there_and_back + inside, 1
@@ -110,18 +110,18 @@ def _by_groups(config: Experiment, shapes: Shapes, line: Timeline, exchanges: fl
     network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
     if isinstance(methods.read, ADPSGD):
         return Sent(network, network / cluster.nodes)
-    of_group = exchanges + one_way(cluster.collective, own_nodes)
+    of_group = exchanges + one_way(cluster.collective, local_nodes)
     busy = max(exchanges * reads, of_group / methods.groups)
     return Sent(network, size * all_read * busy)
 
 
-def logged(config: Experiment, shapes: Shapes, choice: Plan, exchanges: float) -> float:
+def logged(config: Config, shapes: Shapes, choice: Plan, exchanges: float) -> float:
     """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
 
     Of nodes that meet it is their messages, of workers with parameters of their own both ways.
     """
     methods = config.methods
-    if not any("sent_bytes" in method.info for method in methods.every):
+    if not any("sent_bytes" in method.info for method in methods.members):
         return 0.0
     own = 0.0
     if isinstance(choice, Meeting):
@@ -150,13 +150,13 @@ def _gossiped(choice: Neighbours | Meeting, size: Any) -> float:
     return float((np.ravel(size) * peers).mean() / nodes)
 
 
-def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple[float, float]:
+def _meeting_bytes(config: Config, shapes: Shapes, choice: Meeting) -> tuple[float, float]:
     """Bytes of a node's messages, an update: of its parameters, and of its optimizer's state."""
     mix = config.methods.mix
     send = np.asarray(choice.send).reshape(len(choice.send), -1)
     receive = np.asarray(choice.receive).reshape(send.shape)
     if isinstance(mix, ModelAveraging):
-        return mix.sent_bytes(setting(config, shapes), choice)
+        return mix.sent_bytes(clock_inputs(config, shapes), choice)
     if choice.to is not None:  # over a graph
         return _gossiped(choice, shapes.bytes * send), 0.0
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
@@ -170,19 +170,19 @@ def _meeting_bytes(config: Experiment, shapes: Shapes, choice: Meeting) -> tuple
     return float((send * np.where(blocking, short, usual)).mean()), 0.0
 
 
-def at_work(config: Experiment) -> float:
+def at_work(config: Config) -> float:
     """Workers whose examples an update is of, each as often as it is."""
     cluster, methods = config.cluster, config.methods
     workers = cluster.worker_count
     return workers / methods.groups * methods.get("arrivals", 1)
 
 
-def _never_back(methods: Methods) -> bool:
+def _never_back(methods: MethodStack) -> bool:
     """Whether stages send activations on, and nothing comes back."""
     return isinstance(methods.gradient, local.Local) and methods.gradient.variant != "backprop"
 
 
-def _is_synchronous(config: Experiment) -> bool:
+def _is_synchronous(config: Config) -> bool:
     """Whether one group of all shares its parameters, and so has no server."""
     methods = config.methods
     one = methods.groups == 1 and isinstance(methods.read, Grouped)

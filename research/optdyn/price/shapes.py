@@ -8,7 +8,7 @@ import jax
 from optdyn.base import seeds
 from optdyn.base.trees import Params, bytes_of, examples_in, head
 from optdyn.clock.pipeline import StageWork
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods import ClockInputs, ModelInfo, local
 from optdyn.problem import shared_data
 from optdyn.train import program
@@ -30,7 +30,7 @@ class Shapes(NamedTuple):
         return bytes_of(self.params)
 
 
-def of_model(config: Experiment) -> Shapes:
+def of_model(config: Config) -> Shapes:
     """The model of an experiment. Raises `ConfigError` and `DataError`."""
     data = shared_data.load(config)
     one = head(data.train, 1)
@@ -51,12 +51,12 @@ def of_parameters(count: float) -> Shapes:
     return Shapes(params)
 
 
-def setting(config: Experiment, shapes: Shapes, steps_per_epoch: int = 0) -> ClockInputs:
+def clock_inputs(config: Config, shapes: Shapes, steps_per_epoch: int = 0) -> ClockInputs:
     network = ModelInfo(shapes.problem, shapes.params, shapes.examples)
     return ClockInputs(config, steps_per_epoch or config.steps, shapes.bytes, network=network)
 
 
-def stages(config: Experiment, shapes: Shapes) -> StageWork:
+def stages(config: Config, shapes: Shapes) -> StageWork:
     """The work of the nodes that are stages (`pipeline.StageWork`)."""
     of = config.methods.gradient
     of = of if isinstance(of, local.Local) else local.Local(variant="backprop")

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from optdyn.clock.network import between_nodes
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.price.price import GIGABIT
 
 OUTER = "outer momentum"  # SNOO: `diloco` on one node
@@ -59,7 +59,7 @@ def over_best(method: str, rho: float) -> float:
 
 
 def pays(
-    config: Experiment, size: int, noise_scale: float, bandwidths: Sequence[float]
+    config: Config, size: int, noise_scale: float, bandwidths: Sequence[float]
 ) -> list[dict[str, float]]:
     """By Gbit/s: rho, and seconds of DiLoCo and top-k over the best synchronous training."""
     cluster, found = config.cluster, list[dict[str, float]]()

@@ -49,8 +49,8 @@ def label_smoothing(outputs: jax.Array, batch: Batch) -> jax.Array:
 
 def accuracy(outputs: jax.Array, batch: Batch) -> jax.Array:
     """1 where the largest output is that of `label`; of text, the share of next tokens."""
-    wanted = batch["label"] if "label" in batch else _next_tokens(batch)
-    right = (outputs.argmax(-1) == wanted).astype(jnp.float32)
+    expected = batch["label"] if "label" in batch else _next_tokens(batch)
+    right = (outputs.argmax(-1) == expected).astype(jnp.float32)
     return right if "label" in batch else jnp.mean(right, -1)
 
 

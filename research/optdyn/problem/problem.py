@@ -189,9 +189,9 @@ def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Wrong]:
         yield chosen.augment, f"{augment}of config.model.name = 'quadratic'"
         return
     held = next(name for kind, name in HELD.items() if kind in train)
-    wanted = "text" if isinstance(model, Transformers) else "images"
-    apart = not isinstance(model, OwnModel) and (held == "text") != (wanted == "text")
-    said = f"needs {wanted}: config.data.name = {chosen.name!r} holds {held}"
+    expected = "text" if isinstance(model, Transformers) else "images"
+    apart = not isinstance(model, OwnModel) and (held == "text") != (expected == "text")
+    said = f"needs {expected}: config.data.name = {chosen.name!r} holds {held}"
     yield apart, f"config.model.name = {model.name!r} {said}"
     channels = train["image"].shape[-1] if "image" in train else 0
     yield chosen.augment and not channels, f"{augment}{chosen.name!r}"

@@ -18,7 +18,7 @@ from typing import Any
 from optdyn.base.errors import InputError, one_line
 from optdyn.base.greeting import Address, Door, call
 from optdyn.base.trees import Json
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.race import shards
 from optdyn.race.shards import PartLost
 from optdyn.race.sockets import answer, at_work
@@ -47,7 +47,7 @@ class RayError(InputError):
 class Worker:
     """An actor: a compute group, which reads its data and compiles its gradient by itself."""
 
-    def __init__(self, config: Experiment, group: int):
+    def __init__(self, config: Config, group: int):
         self._run = prepare(config, race=True)
         self._compute, self._group = worker(self._run), group
         asked(self._run, self._compute, group).send()
@@ -69,7 +69,7 @@ class Worker:
 class Keeper:
     """An actor: a part of the server."""
 
-    def __init__(self, config: Experiment, number: int, servers: int):
+    def __init__(self, config: Config, number: int, servers: int):
         self._run = prepare(config, race=True)
         self._part, self._servers = shards.Part(self._run, number, servers), servers
 

@@ -28,7 +28,7 @@ from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import SERVED, read
 from optdyn.clock.versions import Order, fill
 from optdyn.core import Info, State
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.race import server, shards
 from optdyn.race.worker import Compute, Workers, order_of, parts_of, worker
 from optdyn.train import trainer
@@ -44,7 +44,7 @@ Connect = Callable[[Run], AbstractContextManager[Workers]]
 
 
 @lookup.once()
-def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) -> Json:
+def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `config.cluster.service.name` is 'race', and `connect` gives workers of so many `servers`.
@@ -74,7 +74,7 @@ def race(config: Experiment, workdir: Path, connect: Connect, servers: int = 1) 
     return chunk
 
 
-def prepared(config: Experiment, servers: int, begun: bool = False) -> Run:
+def prepared(config: Config, servers: int, begun: bool = False) -> Run:
     """The prepared run. Raises what `trainer.prepare` does, and where it has no such servers."""
     run = trainer.prepare(config, begun=begun, race=True)
     if fresh := config.methods.get("fresh", ()):

@@ -69,7 +69,7 @@ def section(it: Compared) -> Section | None:
         "Pareto fronts: the lowest loss, median over seeds, that any setting of a kind has had for "
         "so much or less; bands are from the least to the most of its seeds."
     )
-    if left := run_tables.untold(it.runs, it.keys):
+    if left := run_tables.undocumented(it.runs, it.keys):
         text += f" Settings of one kind differ in {', '.join(left)}."
     text += " Thin lines are the settings." if thin else ""
     points = [said for cost in costs if (said := _lowest(table, cost, list(looks)))]

@@ -27,7 +27,7 @@ from optdyn.clock.service import Gamma, LogNormal
 from optdyn.clock.timeline import Timeline
 from optdyn.clock.trace import SERVED
 from optdyn.evidence.intervals import spread
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.momentum.lags import geometric_distance
 from optdyn.momentum.moments import equivalent_momentum
@@ -164,7 +164,7 @@ def keys(race: RaceRecord, law: FittedLaw, source: RaceRecord) -> dict[str, Any]
 
 def _cluster(values: Mapping[str, Any]) -> Cluster:
     keys = {key: value for key, value in values.items() if key.startswith("cluster.")}
-    return Experiment().with_(keys).cluster
+    return Config().with_(keys).cluster
 
 
 def simulated(race: RaceRecord, values: Mapping[str, Any]) -> list[Timeline]:

@@ -47,4 +47,4 @@ def _of_clock(name: str) -> set[str]:
     """The optional keys of the cluster that methods of that name know; all, if they are unknown."""
     if (methods := seen(name)) is None:
         return set(OPTIONAL)
-    return {key for method in (methods.outermost, *methods.every) for key in method.cluster}
+    return {key for method in (methods.outermost, *methods.members) for key in method.cluster}

@@ -50,7 +50,7 @@ def write(*workdirs: Path, target: float = np.nan, out: Path | None = None) -> P
     workdirs' common folder. Raises `TableError` if there is no run in a workdir, or if one starts
     at or below the target.
     """
-    points = _told_apart(tables.points(*workdirs))
+    points = _distinguished(tables.points(*workdirs))
     recorded = [point for point in points if point.config.get("replicas.count")]
     trained = [point for point in points if not point.config.get("replicas.count")]
     probed = [point for point in trained if point.config.get("probes.momentum")]
@@ -79,14 +79,14 @@ def compared(*workdirs: Path, target: float = np.nan) -> dict[str, Any]:
     A row has the keys of the config that tell it from others, and of each of its runs the seed, the
     updates and the simulated seconds to the target (infinite if missed), and the final loss.
     """
-    points = _comparable(_told_apart(tables.points(*workdirs)))
+    points = _comparable(_distinguished(tables.points(*workdirs)))
     it = _compared(points, target)[0] if points else None
     return {"target": it and it.target, "rows": headline.rows(it) if it else []}
 
 
 def best(workdir: Path, target: float = np.nan) -> str:
     """A short table, as text, of the points that come first; '' if nothing was trained."""
-    points = _comparable(_told_apart(tables.points(workdir)))
+    points = _comparable(_distinguished(tables.points(workdir)))
     return headline.best(_compared(points, target)[0]) if points else ""
 
 
@@ -103,7 +103,7 @@ def _notes(points: Sequence[Point], workdirs: Sequence[Path]) -> list[str]:
     return list(every)[:NOTES]
 
 
-def _told_apart(points: Sequence[Point]) -> Sequence[Point]:
+def _distinguished(points: Sequence[Point]) -> Sequence[Point]:
     """The points, with their workdir in the config if two of different workdirs agree in it."""
     homes: dict[str, set[Path]] = {}
     for point in points:

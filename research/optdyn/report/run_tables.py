@@ -65,7 +65,7 @@ def kinds(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     return told
 
 
-def untold(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+def undocumented(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """What settings of one kind differ in, in words."""
     its = [key for key in changing(runs, keys) if (runs.groupby("kind")[key].nunique() > 1).any()]
     return [TITLES.get(key, key) for key in its]

@@ -17,7 +17,7 @@ from optdyn.base.errors import ConfigError
 from optdyn.base.progress import say
 from optdyn.clock.service import Gamma, LogNormal
 from optdyn.clock.timeline import TimelineError
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.price import price
 from optdyn.price.price import GIGABIT
 from optdyn.price.shapes import Shapes
@@ -40,7 +40,7 @@ class PricedMethod(NamedTuple):
     period: int  # 0: it has none
     synchronous: bool
     penalty: list[which.Triple] | None  # over each synchronous curve; None: not measured
-    of: Callable[[Experiment], Experiment]  # what is priced, on the cluster of another
+    of: Callable[[Config], Config]  # what is priced, on the cluster of another
 
 
 def curves_of_methods(
@@ -68,7 +68,7 @@ def curves_of_arms(found: ProblemResults) -> Iterator[PricedMethod]:
         )
 
 
-def spreads(config: Experiment) -> list[tuple[str, dict[str, Any]]]:
+def spreads(config: Config) -> list[tuple[str, dict[str, Any]]]:
     """What the slider of stragglers stops at: in words, and as keys of the config.
 
     Those of the config itself are among them.
@@ -88,7 +88,7 @@ def spreads(config: Experiment) -> list[tuple[str, dict[str, Any]]]:
 
 
 def grid(
-    config: Experiment,
+    config: Config,
     shapes: Shapes,
     curves: Sequence[PricedMethod],
     nodes: Sequence[int],
@@ -138,7 +138,7 @@ def grid(
     }
 
 
-def _prices(curve: PricedMethod, config: Experiment, shapes: Shapes) -> dict[str, Any] | None:
+def _prices(curve: PricedMethod, config: Config, shapes: Shapes) -> dict[str, Any] | None:
     """A curve's figures by bandwidth; None where it has no price."""
     try:
         one = curve.of(config)

@@ -18,7 +18,7 @@ from optdyn.base.errors import ConfigError, and_, one_line
 from optdyn.clock.timeline import TimelineError
 from optdyn.evidence import intervals
 from optdyn.evidence.intervals import shown
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods import PLAIN
 from optdyn.price import price
 from optdyn.price.price import GIGABIT
@@ -60,7 +60,7 @@ class Ranking(NamedTuple):
 
 
 def answers(
-    config: Experiment, shapes: Shapes, found: ProblemResults, bandwidths: Sequence[float]
+    config: Config, shapes: Shapes, found: ProblemResults, bandwidths: Sequence[float]
 ) -> list[Ranking]:
     """What is best on the cluster of the config, for each of the Gbit/s between nodes.
 
@@ -86,7 +86,7 @@ def answers(
     ]
 
 
-def carried(config: Experiment, arm: MethodResults, anchor: MethodResults) -> Experiment:
+def carried(config: Config, arm: MethodResults, anchor: MethodResults) -> Config:
     """The arm's method on the cluster of the config, at the batch that it was measured at.
 
     That is its batch over the anchor's, as much of the config's own synchronous batch, rounded to
@@ -174,7 +174,7 @@ def _label(name: str, keys: Mapping[str, Any], batch: str = "") -> str:
     return f"{said} ({more})" if more else said
 
 
-def has(found: ProblemResults, one: Experiment) -> bool:
+def has(found: ProblemResults, one: Config) -> bool:
     """Whether a penalty of the experiment's method, period, groups and compression is among them.
 
     Plain synchronous training has one of 1.
@@ -188,7 +188,7 @@ def has(found: ProblemResults, one: Experiment) -> bool:
     )
 
 
-def named(name: str, one: Experiment) -> str:
+def named(name: str, one: Config) -> str:
     """The label of an experiment's method, as those of arms are."""
     methods = one.methods
     keys = {key: methods.get(key, usual) for key, usual in ASKED.items()}
@@ -212,7 +212,7 @@ def table(answer: Ranking, others: Sequence[str] = ()) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def sentences(every: Sequence[Ranking], found: ProblemResults, config: Experiment) -> Iterator[str]:
+def sentences(every: Sequence[Ranking], found: ProblemResults, config: Config) -> Iterator[str]:
     """Who is best and who cannot be told from it, and what all that is of; wrapped lines."""
     said = [best(answer) for answer in every]
     said += [f"No price of {name}: it is {why}." for name, why in every[0].refused.items()]

@@ -29,7 +29,7 @@ from optdyn.base.progress import Watch
 from optdyn.base.trees import Json, Tree
 from optdyn.core import State
 from optdyn.devices.layout import Advance
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.problem.problem import Examples
 from optdyn.train import loop, trainer
@@ -69,12 +69,12 @@ class Rates(NamedTuple):
     updates: int  # after so many
 
 
-def compilation(config: Experiment) -> Hashable:
+def compilation(config: Config) -> Hashable:
     """Equal for configs that one compilation serves (seldom unequal for others that it would).
 
     Where shares divide the batch it takes one compilation for each value of `Run.columns`.
     """
-    usual = Experiment()
+    usual = Config()
     plain = {name: getattr(usual, name) for name in (*UNHEEDED, "cluster", "tune")}
     for part, names in TRACED.items():
         here = getattr(config, part)
@@ -86,13 +86,13 @@ def compilation(config: Experiment) -> Hashable:
     return config.with_(plain), devices, ring
 
 
-def is_batched(config: Experiment) -> bool:
+def is_batched(config: Config) -> bool:
     """Whether the run can be a lane: of one device, and whole before its first update."""
-    follows = config.methods.follows(config) or config.data.streaming or config.probes.momentum
-    return is_one_program(config) and not follows
+    timeline_depends_on_log = config.methods.timeline_depends_on_log(config) or config.data.streaming or config.probes.momentum
+    return is_one_program(config) and not timeline_depends_on_log
 
 
-def is_one_program(config: Experiment) -> bool:
+def is_one_program(config: Config) -> bool:
     """Whether the loop over updates is one compiled program of one device."""
     on_host = config.methods.get("snapshots", "") == "host"
     return not (config.parallel.api or config.replicas.count or on_host)

@@ -4,14 +4,14 @@ from optdyn import experiment
 from optdyn.base import lookup
 from optdyn.base.errors import Join
 from optdyn.base.trees import Params, head
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem.data import Dataset
 from optdyn.train import memory_checks, program
 
 EXAMPLES = 8  # on which a model is tried
 
 
-def check(config: Experiment) -> None:
+def check(config: Config) -> None:
     """Raises `ConfigError` at the first value that cannot run, though it is in its range.
 
     First what must go together, then whether it can fit into this machine's memory, and whether
@@ -22,7 +22,7 @@ def check(config: Experiment) -> None:
     lookup.check(config)
 
 
-def check_parts(config: Experiment, data: Dataset, params: Params) -> None:
+def check_parts(config: Config, data: Dataset, params: Params) -> None:
     """Raises `ConfigError` where parts of a batch have another mean gradient than the whole.
 
     That is where the loss of an example depends on the others of its batch, and the batch is taken
@@ -40,6 +40,6 @@ def check_parts(config: Experiment, data: Dataset, params: Params) -> None:
     }
     chosen = next((key for key, (divides, _) in keys.items() if divides), "")
     if chosen and program.mixes(config, data.classes, params, head(data.train, EXAMPLES)):
-        wanted = f"{keys[chosen][1]}: with this model the loss of an example depends on the others "
-        wanted += "of its batch (as with a norm over the batch), and so on how that is divided"
-        experiment.refuse_first(config, [Join(chosen, True, f"must be {wanted}")])
+        expected = f"{keys[chosen][1]}: with this model the loss of an example depends on the others "
+        expected += "of its batch (as with a norm over the batch), and so on how that is divided"
+        experiment.refuse_first(config, [Join(chosen, True, f"must be {expected}")])

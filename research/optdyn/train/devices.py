@@ -14,7 +14,7 @@ from optdyn.devices.layout import Advance, Layout
 from optdyn.devices.overlap import overlap
 from optdyn.devices.paged import initial, paged
 from optdyn.devices.simulated import one_node, over_nodes, over_workers
-from optdyn.methods import Methods, Rule, compose
+from optdyn.methods import MethodStack, Rule, compose
 from optdyn.problem.problem import Problem
 from optdyn.train.worker_seconds import measure
 
@@ -24,7 +24,7 @@ Loop = Callable[[Rule], Advance]
 class LayoutRequest(NamedTuple):
     """The methods, and the devices that they are to run on."""
 
-    methods: Methods  # `compiled`
+    methods: MethodStack  # `compiled`
     api: str = ""  # '': one device simulates all
     nodes: int = 1
     devices: int = 1  # of a node, real or simulated

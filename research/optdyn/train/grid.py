@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from optdyn.base.errors import InputError, refuse, refused_at, shown
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.train.checks import check
 
 MOST = 100_000  # points of a grid
@@ -55,7 +55,7 @@ class Grid:
     Raises `ConfigError` if there are no points, or more than `MOST`.
     """
 
-    base: Experiment
+    base: Config
     points: Iterable[Point]
     note: str = ""
 
@@ -68,7 +68,7 @@ class Grid:
 
     def _wrongs(self) -> Iterator[tuple[object, str]]:
         base, points = self.base, self.points
-        yield not isinstance(base, Experiment), f"grid: base = {shown(base)}: must be an Experiment"
+        yield not isinstance(base, Config), f"grid: base = {shown(base)}: must be an Experiment"
         is_set = isinstance(points, Points)
         yield not is_set, f"grid: points = {shown(points)}: must be a list of dicts"
         assert isinstance(points, Points)
@@ -143,7 +143,7 @@ def named(grid: Grid) -> Iterator[tuple[str, Point]]:
         yield name, point
 
 
-def resolve(grid: Grid, name: str, point: Point) -> Experiment:
+def resolve(grid: Grid, name: str, point: Point) -> Config:
     """The checked experiment of the point; `ConfigError` says which point is bad and why."""
     with of_point(name):
         resolved = grid.base.with_({k: v for k, v in point.items() if k != "name"})

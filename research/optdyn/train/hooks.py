@@ -68,7 +68,7 @@ def _clock(run: Run, step: int) -> Json:
 
 
 @dataclass
-class Probes(Hook):
+class ProbeHook(Hook):
     """Logs the probes of the methods and of `config.probes`, and what the optimizer says."""
 
     train: Parts
@@ -76,7 +76,7 @@ class Probes(Hook):
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.row is not None:
-            chunk.row |= program.probe(chunk.run.program, chunk.whole, self.train, self.test)
+            chunk.row |= program.extra_metrics(chunk.run.program, chunk.whole, self.train, self.test)
             chunk.row |= optimizers.logged(chunk.whole)
 
 
@@ -174,8 +174,8 @@ class Saves(Hook):
     def chunk(self, chunk: Chunk) -> None:
         config = chunk.run.config
         due = is_due(chunk.step, config.log_every, config.checkpoint_every)
-        wanted = chunk.status or chunk.save or (due and chunk.step > chunk.start)
-        if wanted and chunk.status != "diverged":
+        expected = chunk.status or chunk.save or (due and chunk.step > chunk.start)
+        if expected and chunk.status != "diverged":
             self.checkpoints.save(chunk.step, chunk.whole)
 
     def end(self, chunk: Chunk, summary: Json) -> None:

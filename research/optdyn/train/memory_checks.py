@@ -19,7 +19,7 @@ from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.core import Rule
 from optdyn.devices import paged
 from optdyn.devices.layout import part_axis
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem.data import Dataset
 from optdyn.problem.models import Quadratic
 from optdyn.train import program
@@ -49,7 +49,7 @@ def host_memory() -> float:
     return free
 
 
-def of_config(config: Experiment) -> None:
+def of_config(config: Config) -> None:
     """Raises `ConfigError` where the timeline, the batches or drawn examples cannot fit.
 
     Or where batches are larger than a training set whose size the config says.
@@ -75,7 +75,7 @@ def of_config(config: Experiment) -> None:
         of_batch(config, examples)
 
 
-def of_batch(config: Experiment, examples: int) -> None:
+def of_batch(config: Config, examples: int) -> None:
     """Raises `ConfigError` if a batch is larger than the training set, without replacement."""
     model = config.model
     drawn_alike = isinstance(model, Quadratic) and not (model.noise or model.spread)
@@ -86,7 +86,7 @@ def of_batch(config: Experiment, examples: int) -> None:
         )
 
 
-def of_data(config: Experiment, data: Dataset) -> None:
+def of_data(config: Config, data: Dataset) -> None:
     """Raises `ConfigError` if batches of these examples, or the parameters, cannot fit."""
     train = data.train
     of_batch(config, examples_in(train))
@@ -107,7 +107,7 @@ class Need(NamedTuple):
     host: int  # besides; on a CPU both are of one memory
 
 
-def of_state(config: Experiment, rule: Rule, params: Params, slots: int) -> None:
+def of_state(config: Config, rule: Rule, params: Params, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
     need = need_of(config, rule, params)
     versions = f", {slots:,} versions" if slots > 1 else ""
@@ -119,7 +119,7 @@ def of_state(config: Experiment, rule: Rule, params: Params, slots: int) -> None
         _fits(need.host, f"config.method.snapshots: {slots:,} versions need", host_memory())
 
 
-def need_of(config: Experiment, rule: Rule, params: Params) -> Need:
+def need_of(config: Config, rule: Rule, params: Params) -> Need:
     """Bytes of the state, x_0 and a gradient, and of versions that are on their way."""
     state = jax.eval_shape(rule.init, params)
     device, host = bytes_of(state) + REFERENCES * bytes_of(params), 0

@@ -18,7 +18,7 @@ from optdyn.base.files import Written, crc32, writing
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json, numbers_in
 from optdyn.devices.first_process import agreed
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.compose import METERED, SKETCH
 from optdyn.methods.setup import Probes
 from optdyn.momentum import order_of_arrivals
@@ -39,7 +39,7 @@ def windows(probes: Probes, steps: int) -> Windows:
 
 def read(
     rows: np.ndarray,
-    config: Experiment,
+    config: Config,
     examples: int,
     worker: np.ndarray | None,
     since: int,
@@ -66,7 +66,7 @@ def read(
     return found
 
 
-def _away(config: Experiment, examples: int, start: int, stop: int, past: int) -> np.ndarray:
+def _away(config: Config, examples: int, start: int, stop: int, past: int) -> np.ndarray:
     """`data.away`; of nodes that have shards of their own, from the epoch that is nearest."""
     nodes, replacement = (
         config.cluster.nodes if config.data.dirichlet else 1,
@@ -150,19 +150,19 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
     return np.load(path, mmap_mode="r+")
 
 
-def rate(config: Experiment, step: int) -> float:
+def rate(config: Config, step: int) -> float:
     """Learning rate of the last of `step` updates."""
     return float(_rates(config)[step - 1])
 
 
-def is_plain(config: Experiment) -> bool:
+def is_plain(config: Config) -> bool:
     """Whether displacements over their learning rates are the raw steps, and need no second fit."""
     optimizer = config.optimizer
     more = _has_momentum(config) or optimizer.options or optimizer.chain
     return optimizer.name == "sgd" and not more
 
 
-def lags(config: Experiment) -> int:
+def lags(config: Config) -> int:
     """Terms of heavy-ball SGD on these groups; 0 for optimizers that have no such polynomial."""
     optimizer = config.optimizer
     if not optimizers.is_heavy_ball(optimizer.name):
@@ -172,10 +172,10 @@ def lags(config: Experiment) -> int:
     return 1 + (_has_momentum(config) and config.methods.groups > 1)
 
 
-def _has_momentum(config: Experiment) -> bool:
+def _has_momentum(config: Config) -> bool:
     """Whether there is explicit momentum; with a total of 0 it is steered below 0."""
     return bool(config.optimizer.momentum or config.probes.steer)
 
 
-def _rates(config: Experiment) -> np.ndarray:
+def _rates(config: Config) -> np.ndarray:
     return program.hypers(config)["learning_rate"]

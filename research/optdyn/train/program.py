@@ -21,7 +21,7 @@ from optdyn.base.trees import Hyper, Tree, bytes_of, examples_in
 from optdyn.core import Event, Info, Rule, ServedState, State
 from optdyn.devices.layout import Layout
 from optdyn.devices.simulated import NodeStates
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods import compose, pieces
 from optdyn.methods.sync import Merged, cut, merged
 from optdyn.momentum.probes import PROBES
@@ -44,7 +44,7 @@ class Program:
     (CHUNK, C) int32, are the examples of each batch, device by device, C = B where parts are even,
     or (CHUNK, C, 2), with the seeds of their augmentation.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
-    `probe(params, every, train, test) -> {name: scalar}`: what the log shows besides, if anything;
+    `extra_metrics(params, every, train, test) -> {name: scalar}`: what the log shows besides, if anything;
     `every`: the parameters of all nodes.
     """
 
@@ -53,7 +53,7 @@ class Program:
     layout: Layout
     metered: Layout | None  # the same, of pairs of batches, saying what the momentum meter needs
     evaluate: Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
-    probe: Callable[..., dict[str, jax.Array]] | None
+    extra_metrics: Callable[..., dict[str, jax.Array]] | None
     sums: tuple[str, ...] = ()  # what updates say of themselves that the log sums up
 
     @property
@@ -84,7 +84,7 @@ class Raced(NamedTuple):
     merged: Merged | None = None  # of examples and the numbers, (B,) or (B, 2), of those of a batch
 
 
-class Minimized(NamedTuple):
+class ProblemKey(NamedTuple):
     """What a problem depends on, as a key of caches."""
 
     model: Model  # as made; what its data are like is not of it
@@ -107,24 +107,24 @@ class Static(NamedTuple):
     own: Key
 
 
-def init(config: Experiment, classes: int, key: jax.Array, examples: Examples) -> Params:
+def init(config: Config, classes: int, key: jax.Array, examples: Examples) -> Params:
     """x_0 of a config's model for examples like these, compiled once a model."""
-    _, compiled = _problem(_model(config, classes))
-    return compiled(key, examples)
+    _, static_part = _problem(_model(config, classes))
+    return static_part(key, examples)
 
 
-def shapes(config: Experiment, classes: int, key: jax.Array, examples: Examples) -> Params:
+def shapes(config: Config, classes: int, key: jax.Array, examples: Examples) -> Params:
     """The shapes of what `init` makes; nothing is computed."""
-    _, compiled = _problem(_model(config, classes))
-    return jax.eval_shape(compiled, key, examples)
+    _, static_part = _problem(_model(config, classes))
+    return jax.eval_shape(static_part, key, examples)
 
 
-def problem_of(config: Experiment, classes: int) -> Problem:
+def problem_of(config: Config, classes: int) -> Problem:
     """What is minimized, the same object for configs of one model."""
     return _problem(_model(config, classes))[0]
 
 
-def check(config: Experiment, classes: int, examples: Examples) -> None:
+def check(config: Config, classes: int, examples: Examples) -> None:
     """Raises `ConfigError` where a config's model, loss or metrics cannot be used on the examples.
 
     `problem.check`, once for all configs of one model.
@@ -133,7 +133,7 @@ def check(config: Experiment, classes: int, examples: Examples) -> None:
     _checked(_model(config, classes), tuple(shapes))
 
 
-def mixes(config: Experiment, classes: int, params: Params, examples: Examples) -> bool:
+def mixes(config: Config, classes: int, params: Params, examples: Examples) -> bool:
     """Whether the loss of an example depends on the others of its batch, as a norm over it does.
 
     Tried of the first of these examples, beside the others and beside copies of itself.
@@ -144,17 +144,17 @@ def mixes(config: Experiment, classes: int, params: Params, examples: Examples) 
     return not np.isclose(*found, rtol=1e-4, equal_nan=True)  # the same program, so equal if not
 
 
-def make(config: Experiment, classes: int, slots: int) -> Program:
+def make(config: Config, classes: int, slots: int) -> Program:
     """The program of a config: the same object for configs that differ in traced numbers only."""
     return _make(_model(config, classes), _rest(config, slots))
 
 
-def raced(config: Experiment, classes: int, slots: int) -> Raced:
+def raced(config: Config, classes: int, slots: int) -> Raced:
     """The two halves of the update that `make` makes one program of."""
     return _raced(_model(config, classes), _rest(config, slots))
 
 
-def _rest(config: Experiment, slots: int) -> Static:
+def _rest(config: Config, slots: int) -> Static:
     """What a program depends on besides its problem."""
     name = config.optimizer.name
     return Static(
@@ -172,14 +172,14 @@ def _rest(config: Experiment, slots: int) -> Static:
     )
 
 
-def _layout(config: Experiment) -> parallel.LayoutRequest:
+def _layout(config: Config) -> parallel.LayoutRequest:
     """What `parallel.make` is to know of the methods, their devices and the examples on these."""
     methods, real = config.methods, config.parallel
     nodes, devices = 1, 1
     if real.api or methods.mix or methods.reduces_itself:
         nodes, devices = config.methods.devices(config)
     return parallel.LayoutRequest(
-        methods.compiled,
+        methods.static_part,
         real.api,
         nodes,
         devices,
@@ -190,7 +190,7 @@ def _layout(config: Experiment) -> parallel.LayoutRequest:
     )
 
 
-def _model(config: Experiment, classes: int) -> Minimized:
+def _model(config: Config, classes: int) -> ProblemKey:
     gradient, heads = config.methods.gradient, tuple[str, ...]()
     if gradient:
         heads = tuple(gradient.heads(models.make(config.model, classes)))
@@ -199,24 +199,24 @@ def _model(config: Experiment, classes: int) -> Minimized:
     model = config.model
     if isinstance(model, Quadratic):
         model = model.with_(noise=0.0, spread=0.0)  # which are of the data
-    return Minimized(model, classes, heads, pixels, config.loss, config.metrics, own)
+    return ProblemKey(model, classes, heads, pixels, config.loss, config.metrics, own)
 
 
 @lru_cache(maxsize=32)
-def _problem(of: Minimized) -> tuple[Problem, Callable[..., Params]]:
+def _problem(of: ProblemKey) -> tuple[Problem, Callable[..., Params]]:
     whole = problem.make(of.model, of.classes, of.heads, of.pixels, of.loss, of.metrics)
     return whole, jax.jit(whole.init)
 
 
 @lru_cache(maxsize=32)
-def _checked(of: Minimized, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
+def _checked(of: ProblemKey, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
     classes = of.classes if losses.chooses(of.loss, examples) else 0
     problem.check(_problem(of)[0], examples, classes)
 
 
 @lru_cache(maxsize=32)
-def _first_loss(of: Minimized) -> Callable[[Params, Examples], jax.Array]:
+def _first_loss(of: ProblemKey) -> Callable[[Params, Examples], jax.Array]:
     whole, key = _problem(of)[0], jax.random.key(0)
 
     def first(params: Params, batch: Examples) -> jax.Array:
@@ -229,7 +229,7 @@ def _first_loss(of: Minimized) -> Callable[[Params, Examples], jax.Array]:
 
 
 @lru_cache(maxsize=32)
-def _make(model: Minimized, rest: Static) -> Program:
+def _make(model: ProblemKey, rest: Static) -> Program:
     whole, _ = _problem(model)
     asked = rest.layout, whole, optimizers.optimizer(*rest.optimizer), rest.slots
     rule, layout = parallel.make(lambda one: partial(_loop, whole.batch, one), *asked)
@@ -239,14 +239,14 @@ def _make(model: Minimized, rest: Static) -> Program:
         pairs = partial(_pair, whole)
         _, metered = parallel.make(lambda one: partial(_loop, pairs, one), *asked, meter=True)
     methods = rest.layout.methods
-    own = [method.probe(whole) for method in methods.every]
-    probe = _probe(whole, [each for each in own if each], rest.probes)
-    sums = tuple(name for method in methods.every for name in method.info)
-    return Program(whole, rule, layout, metered, jax.jit(partial(_evaluate, whole)), probe, sums)
+    own = [method.extra_metrics(whole) for method in methods.members]
+    extra_metrics = _probe(whole, [each for each in own if each], rest.probes)
+    sums = tuple(name for method in methods.members for name in method.info)
+    return Program(whole, rule, layout, metered, jax.jit(partial(_evaluate, whole)), extra_metrics, sums)
 
 
 @lru_cache(maxsize=32)
-def _raced(model: Minimized, rest: Static) -> Raced:
+def _raced(model: ProblemKey, rest: Static) -> Raced:
     whole, _ = _problem(model)
     methods = rest.layout.methods
     optimizer = optimizers.optimizer(*rest.optimizer)
@@ -300,14 +300,14 @@ def _probe(
 ) -> Callable[..., dict[str, jax.Array]] | None:
     """The methods' probes, and those of `config.probes` that are asked for."""
 
-    def probe(
+    def extra_metrics(
         params: Params, every: Params, train: Examples, test: Examples
     ) -> dict[str, jax.Array]:
         found = [measure(params, train, test) for measure in own]
         found += [PROBES[name](problem, params, every, train) for name in asked]
         return {name: value for each in found for name, value in each.items()}
 
-    return jax.jit(probe) if own or asked else None
+    return jax.jit(extra_metrics) if own or asked else None
 
 
 def _pair(problem: Problem, examples: Sequence[Examples], chosen: Sequence[jax.Array]) -> Tree:
@@ -350,13 +350,13 @@ def _evaluate(
     return problem.losses(outputs, examples).sum(), metrics
 
 
-def hyper_names(config: Experiment) -> tuple[str, ...]:
+def hyper_names(config: Config) -> tuple[str, ...]:
     """The optimizer's arguments that arrive with every event."""
     momentum = optimizers.takes_momentum(config.optimizer.name)
     return ("learning_rate", "momentum") if momentum else ("learning_rate",)
 
 
-def hypers(config: Experiment) -> dict[str, np.ndarray]:
+def hypers(config: Config) -> dict[str, np.ndarray]:
     """Every update's hyperparameters, (steps,) float32 each."""
     values = {
         "learning_rate": schedules.learning_rates(config.optimizer, config.steps),
@@ -376,12 +376,12 @@ def evaluate(program: Program, params: Params, parts: Parts) -> dict[str, float]
     return totals
 
 
-def probe(program: Program, state: State, train: Parts, test: Parts) -> dict[str, float]:
-    """What the program's `probe` finds on the first part of each, or nothing."""
-    if program.probe is None:
+def extra_metrics(program: Program, state: State, train: Parts, test: Parts) -> dict[str, float]:
+    """What the program's `extra_metrics` finds on the first part of each, or nothing."""
+    if program.extra_metrics is None:
         return {}
     every = state.every if isinstance(state, NodeStates) else state.params
-    found = program.probe(state.params, every, train[0], test[0])
+    found = program.extra_metrics(state.params, every, train[0], test[0])
     return {name: float(value) for name, value in jax.device_get(found).items()}
 
 

@@ -31,7 +31,7 @@ from optdyn.base.trees import Array, Json, examples_in
 from optdyn.clock.timeline import at
 from optdyn.core import Event, State
 from optdyn.devices.first_process import own
-from optdyn.experiment import ConfigError, Experiment
+from optdyn.experiment import ConfigError, Config
 from optdyn.problem.data import order
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.train import history, program, trainer
@@ -58,7 +58,7 @@ class ReplicaGroup(NamedTuple):
 
 
 @lookup.once()
-def record(config: Experiment, workdir: str | Path) -> Json:
+def record(config: Config, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
     `status` is `completed`, `diverged` (not all that was recorded is finite) or `interrupted`.
@@ -176,7 +176,7 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _join(config: Experiment, parts: Path, names: list[str], starts: range) -> Arrays:
+def _join(config: Config, parts: Path, names: list[str], starts: range) -> Arrays:
     """All parts, as they go into one file."""
 
     def whole(name: str, key: str) -> np.ndarray:

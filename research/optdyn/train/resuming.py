@@ -16,7 +16,7 @@ from optdyn.base.files import WorkdirError, rows, write, write_json
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json
 from optdyn.devices.first_process import agreed
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train import history, program
 from optdyn.train.checkpoints import Checkpoints, held_in, latest
 from optdyn.train.run import Run, extended
@@ -28,7 +28,7 @@ def begun(workdir: Path) -> bool:
     return agreed(latest(workdir) is not None)
 
 
-def finished_summary(folder: Path, config: Experiment, held: Json, summary: Json) -> Json:
+def finished_summary(folder: Path, config: Config, held: Json, summary: Json) -> Json:
     """The summary of a finished run; one that diverged gets the new `steps`, written too."""
     if summary["status"] == "diverged" and held["steps"] != config.steps and is_writer():
         summary = {**summary, "steps": config.steps}
@@ -38,7 +38,7 @@ def finished_summary(folder: Path, config: Experiment, held: Json, summary: Json
     return summary
 
 
-def go_on(
+def start_or_resume(
     folder: Path,
     run: Run,
     held: Json,
@@ -63,7 +63,7 @@ def go_on(
     changed: Json = {}
     if planned != config.steps and step:
         past = rows(folder / LOG, held_in(record, LOG))
-        changed = {"of": planned} | _continued(folder, run, planned, step, past)
+        changed = {"of": planned} | resume_diff(folder, run, planned, step, past)
     about = {"init_from": run.origin, "own_code": run.code}
     more = changed | {k: v for k, v in about.items() if v}
     history.started(folder, step, config.steps, record.get("starts", ()), **more)
@@ -82,7 +82,7 @@ def go_on(
         tell(f"other code from here on: {said}")
 
 
-def _continued(
+def resume_diff(
     folder: Path,
     run: Run,
     planned: int,

@@ -18,7 +18,7 @@ from optdyn.base.trees import Json, bytes_of, examples_in, head
 from optdyn.clock.timeline import Shares, Timeline, at, columns, cut, plan_of
 from optdyn.core import Event, Params
 from optdyn.devices.first_process import verdict
-from optdyn.experiment import ConfigError, Experiment, refuse_first
+from optdyn.experiment import ConfigError, Config, refuse_first
 from optdyn.methods.setup import APIS
 from optdyn.momentum.readings import steered
 from optdyn.problem import problem, shared_data
@@ -33,7 +33,7 @@ from optdyn.train.program import CHUNK, Program
 class Run(NamedTuple):
     """All that a config determines before the first update."""
 
-    config: Experiment
+    config: Config
     data: Dataset
     epoch: int  # updates that the timeline calls an epoch
     timeline: Timeline
@@ -55,11 +55,11 @@ class Run(NamedTuple):
 
 @lookup.once()
 def prepare(
-    config: Experiment,
+    config: Config,
     replicas: int = 0,
     begun: bool = False,
     race: bool = False,
-    timeline_of: Callable[..., Timeline] = Experiment.timeline,
+    timeline_of: Callable[..., Timeline] = Config.timeline,
 ) -> Run:
     """Checks the config, loads data, draws the timeline and the initial parameters.
 
@@ -86,23 +86,23 @@ def prepare(
     size = bytes_of(params)
     network = methods.ModelInfo(program.problem_of(config, data.classes), params, one)
     report: Json = {}
-    for method in config.methods.every:
+    for method in config.methods.members:
         report |= method.report(config, network)
     events = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=network)
     first = events(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
-        compiled = program.make(config, data.classes, first.slots)
+        static_part = program.make(config, data.classes, first.slots)
     alone = config.methods.servers(network.problem)  # blocks, each with an optimizer
     for part in params.values() if alone else (params,):
         optimizers.check(config, config.methods.groups, part)
-    memory_checks.of_state(config, compiled.rule, params, first.slots)
+    memory_checks.of_state(config, static_part.rule, params, first.slots)
     hypers = program.hypers(config)
-    run = Run(config, data, epoch, first, events, compiled, params, report, hypers)
+    run = Run(config, data, epoch, first, events, static_part, params, report, hypers)
     code = lookup.fingerprint(config)
     return run._replace(columns=columns_of(first), origin=origin, shards=shards, code=code)
 
 
-def _here(config: Experiment, race: bool) -> Iterator[Join]:
+def _here(config: Config, race: bool) -> Iterator[Join]:
     """These processes are those of the run."""
     raced = config.cluster.service.name == "race" and not race
     said = "of real workers, which `optdyn race` (python -m launch.race) starts; here it must be a "

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.compose import METERED
 from optdyn.momentum.readings import Windows
 from optdyn.train import trainer
@@ -24,7 +24,7 @@ class Recording(NamedTuple):
     losses: np.ndarray  # (T,) of the update's own batch
 
 
-def record(config: Experiment) -> Recording:
+def record(config: Config) -> Recording:
     """Trains the config for all its updates and returns what the meter needs of them.
 
     Raises what `trainer.prepare` raises. Where a run diverges its numbers are not finite.

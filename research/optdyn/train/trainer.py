@@ -26,14 +26,14 @@ from optdyn.base.trees import Json, Params, numbers_in
 from optdyn.clock.timeline import Arrival, plan_of
 from optdyn.core import State
 from optdyn.devices.first_process import agreed, own, verdict
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.train import history, hooks
 from optdyn.train.checkpoints import Checkpoints, held_in, saving
 from optdyn.train.loop import Hook, Training, hooked, run_to_end, updates
 from optdyn.train.meter import Meter
 from optdyn.train.recorder import Recorder
-from optdyn.train.resuming import begun, finished_summary, go_on
+from optdyn.train.resuming import begun, finished_summary, start_or_resume
 from optdyn.train.run import Run, feed_of, prepare
 from optdyn.train.workdir import (
     LOG,
@@ -51,7 +51,7 @@ ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above i
 
 
 @lookup.once()
-def train(config: Experiment, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Json:
+def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `status` is `completed`, `diverged` or `interrupted` (SIGINT, SIGTERM or SIGHUP, `signal` says
@@ -105,7 +105,7 @@ def training(
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
             step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
-            verdict(lambda: go_on(folder, run, held, checkpoints, before, tell))
+            verdict(lambda: start_or_resume(folder, run, held, checkpoints, before, tell))
             about = {"steps": config.steps, "starts": agreed(history.starts(folder))}
             checkpoints.record = lambda: {"files": {}, **about}
             if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
@@ -181,7 +181,7 @@ def _trained(
         watch = cache(partial(stack.enter_context, watching))  # when all is compiled
         all_hooks = [
             hooks.Losses(sample, test_set, begun, watch),
-            hooks.Probes(sample, test_set),
+            hooks.ProbeHook(sample, test_set),
             hooks.Sums(before.sums),
             *([meter] if meter else ()),
             *([hooks.Steering()] if config.probes.steer else ()),

@@ -14,7 +14,7 @@ from optdyn.base.errors import and_, shown
 from optdyn.clock.cluster import Pieces
 from optdyn.clock.timeline import Meeting, at, plan_of
 from optdyn.core import Event
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.methods.compose import pieces, reading
 from optdyn.methods.messages import SIMULATED
 from optdyn.methods.method import Mixes, Periodic
@@ -36,7 +36,7 @@ BESIDE_PIECES = (
 NEEDED = {"absence": "presence", "day": "diurnal", "bandwidth_variation": "regions"}  # of `cluster`
 
 
-def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str]:
+def probable_mistakes(config: Config, given: Iterable[str] = ()) -> list[str]:
     """A line for everything in a checked config that is hardly meant.
 
     `given` are the dotted keys that the user has set for this very run, on the command line. Others
@@ -65,7 +65,7 @@ def probable_mistakes(config: Experiment, given: Iterable[str] = ()) -> list[str
     return [*found, *(line for lines in more for line in lines(config))]
 
 
-def _parts_of_examples(config: Experiment) -> Iterator[str]:
+def _parts_of_examples(config: Config) -> Iterator[str]:
     """A warning where each worker has less than one example of a batch."""
     methods, cluster = config.methods, config.cluster
     workers = cluster.worker_count // config.methods.groups
@@ -78,7 +78,7 @@ def _parts_of_examples(config: Experiment) -> Iterator[str]:
         )
 
 
-def _beyond_the_end(config: Experiment) -> Iterator[str]:
+def _beyond_the_end(config: Config) -> Iterator[str]:
     """A warning where a run ends before something that is counted in updates."""
     steps, warmup = config.steps, config.optimizer.warmup_steps
     if warmup >= steps:
@@ -86,7 +86,7 @@ def _beyond_the_end(config: Experiment) -> Iterator[str]:
             f"config.optimizer.warmup_steps = {warmup:,}: not less than config.steps = {steps:,}, "
             "so no update has the rate config.optimizer.learning_rate"
         )
-    for method in config.methods.every:
+    for method in config.methods.members:
         if isinstance(method, Periodic) and method.period > steps:
             yield (
                 f"config.method.period = {method.period:,}: more than config.steps = {steps:,}, "
@@ -94,10 +94,10 @@ def _beyond_the_end(config: Experiment) -> Iterator[str]:
             )
 
 
-def _outer_momenta(config: Experiment) -> Iterator[str]:
+def _outer_momenta(config: Config) -> Iterator[str]:
     """A warning where two methods that are joined have an outer momentum each."""
     keys = ("outer_momentum", "slow_momentum")
-    every = [getattr(method, key, 0) for method in config.methods.every for key in keys]
+    every = [getattr(method, key, 0) for method in config.methods.members for key in keys]
     if len(momenta := [momentum for momentum in every if momentum]) > 1:
         times = math.prod(1 / (1 - momentum) for momentum in momenta)
         yield (
@@ -107,7 +107,7 @@ def _outer_momenta(config: Experiment) -> Iterator[str]:
         )
 
 
-def _labels(config: Experiment) -> Iterator[str]:
+def _labels(config: Config) -> Iterator[str]:
     """A warning where there are labels in the test split that nothing is trained on."""
     if shared_data.is_drawn(config):
         return
@@ -121,12 +121,12 @@ def _labels(config: Experiment) -> Iterator[str]:
             )
 
 
-def _apart(config: Experiment) -> Iterator[str]:
+def _apart(config: Config) -> Iterator[str]:
     """A warning where a mix of the user's own mixes nothing: its nodes stay apart."""
     methods = config.methods
-    named = zip(methods.name.split("+"), methods.every, strict=True)
+    named = zip(methods.name.split("+"), methods.members, strict=True)
     own = any(lookup.is_own(name) and isinstance(method, Mixes) for name, method in named)
-    if not own or config.cluster.nodes == 1 or jax.process_count() > 1 or methods.follows(config):
+    if not own or config.cluster.nodes == 1 or jax.process_count() > 1 or methods.timeline_depends_on_log(config):
         return
     run = trainer.prepare(config)
     said = f"config.method.name = {methods.name!r}: its nodes train apart to the end, as"
@@ -155,7 +155,7 @@ def _asks_others(run: Run) -> bool:
     return bool(re.search(r"ax[ie]s\w*=\W*node", re.sub(r"axis_index\[.*?\]", "", program)))
 
 
-def _unread(config: Experiment, given: Iterable[str]) -> Iterator[str]:
+def _unread(config: Config, given: Iterable[str]) -> Iterator[str]:
     """Keys of the cluster that another one makes mean nothing."""
     given = list(dict.fromkeys(given))
     for key, needed in NEEDED.items():

@@ -42,7 +42,7 @@ from optdyn.base.files import (
     writing,
 )
 from optdyn.base.trees import Json, Tree
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.train.loop import Chunk, Hook
 
 # Of a run: keys that cannot change its floats, and its length.
@@ -54,7 +54,7 @@ SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 
 def claim(
-    workdir: Path, config: Experiment, free: Sequence[str] = (), code: str | None = None
+    workdir: Path, config: Config, free: Sequence[str] = (), code: str | None = None
 ) -> Json:
     """Makes the workdir this config's; the config that it held, which may differ in keys of `free`.
 
@@ -77,7 +77,7 @@ def claim(
 
 
 def _is_of_another(
-    workdir: Path, config: Experiment, held: Json, text: str, free: Sequence[str]
+    workdir: Path, config: Config, held: Json, text: str, free: Sequence[str]
 ) -> Iterator[tuple[object, str]]:
     """In what a workdir that has the config `held` is not that of this one, whose `text` it is."""
     if not held:
@@ -108,7 +108,7 @@ def summary_of(workdir: Path) -> Json:
     return summary
 
 
-def text_of(config: Experiment, code: str | None = None) -> str:
+def text_of(config: Config, code: str | None = None) -> str:
     """What `config.json` holds: the config with checksums of the user's code, by default of now."""
     now = lookup.fingerprint(config) if code is None else code
     return configs.to_json(config.with_(code=now))
@@ -152,7 +152,7 @@ def damaged(workdir: Path) -> str:
         return SUMS
 
 
-def free(config: Experiment) -> tuple[str, ...]:
+def free(config: Config) -> tuple[str, ...]:
     """Keys that may change where a config's workdir goes on."""
     kept = ["steps"] if config.replicas.count else []  # of a recording, one array
     kept += ["log_every"] if config.probes.steer else []  # it steers when it logs
@@ -226,9 +226,9 @@ class Metrics(Hook):
         sync(self._path)
         return self._written
 
-    def summarize(self, config: Experiment, summary: Mapping[str, object]) -> None:
+    def summarize(self, config: Config, summary: Mapping[str, object]) -> None:
         """What TensorBoard's page of hyperparameters shows of a run: to be written once."""
-        usual, given = (json.loads(configs.to_json(c)) for c in (Experiment(), config))
+        usual, given = (json.loads(configs.to_json(c)) for c in (Config(), config))
         changed = {*configs.differences(usual, given), "optimizer.learning_rate", "seed"}
         values = {name: _value(given, name) for name in sorted(changed)}
         figures = {tag(name): value for name, value in summary.items() if _is_tagged(name)}

@@ -20,7 +20,7 @@ from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.base.trees import Json, Tree, bytes_of, head
 from optdyn.clock.timeline import Timeline
-from optdyn.experiment import Experiment, refuse_first
+from optdyn.experiment import Config, refuse_first
 from optdyn.methods import GROUPED
 from optdyn.momentum.probes import GradientMoments, moments, sharpness
 from optdyn.problem import shared_data
@@ -64,7 +64,7 @@ class Checkpoint(NamedTuple):
     state: Tree
 
 
-def prepare(config: Experiment) -> SimulatedCluster:
+def prepare(config: Config) -> SimulatedCluster:
     """Checks the config and loads data.
 
     Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
@@ -87,7 +87,7 @@ def prepare(config: Experiment) -> SimulatedCluster:
     return SimulatedCluster(run._replace(config=plain), part, groups)
 
 
-def tunable(config: Experiment) -> None:
+def tunable(config: Config) -> None:
     """Raises `ConfigError` where a learning rate is not constant, or x_0 is another run's."""
     changing = config.optimizer.schedule != "constant" or config.optimizer.warmup_steps
     said = "learning rates are constant while tuned"
@@ -97,7 +97,7 @@ def tunable(config: Experiment) -> None:
     )
 
 
-def _joins(config: Experiment) -> Iterator[Join]:
+def _joins(config: Config) -> Iterator[Join]:
     """Groups and a momentum are there to be tuned."""
     methods, name = config.methods, config.optimizer.name
     said = f"must be of groups that arrive by themselves, as {GROUPED!r}; {LADDERS}"

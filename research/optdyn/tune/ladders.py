@@ -17,7 +17,7 @@ from optdyn.evidence import arms
 from optdyn.evidence.arms import MOMENTUM, RATE, STEP, Arm, Ladder
 from optdyn.evidence.study import Study
 from optdyn.evidence.trial import to_loss
-from optdyn.experiment import Experiment, refuse_first
+from optdyn.experiment import Config, refuse_first
 from optdyn.methods import Method
 from optdyn.tune.bench import tunable
 
@@ -25,7 +25,7 @@ CHOOSE, REPORT = 2, 5  # seeds
 APART = 500  # of those that choose from the config's own
 
 
-def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
+def ladders(config: Config) -> dict[str, tuple[Ladder, float]]:
     """What can be tuned, by key of the config, with the value to start from.
 
     A ladder whose end is reached stays there. Raises `ConfigError` where the optimizer's numbers
@@ -38,14 +38,14 @@ def ladders(config: Experiment) -> dict[str, tuple[Ladder, float]]:
     refuse_first(config, [join])
     found: dict[str, tuple[Ladder, float]] = {}
     if optimizers.takes_momentum(optimizer.name):
-        outer = math.prod(1 - getattr(one, "outer_momentum", 0.0) for one in methods.every)
+        outer = math.prod(1 - getattr(one, "outer_momentum", 0.0) for one in methods.members)
         long_run = optimizer.learning_rate / (1 - optimizer.momentum) / outer
         found[STEP] = arms.rates, long_run
         found[MOMENTUM] = arms.momenta, optimizer.momentum
     else:
         found[RATE] = arms.rates, optimizer.learning_rate
     for section, one in methods.by_section.items():
-        prefix = f"method.{section}." if len(methods.every) > 1 else "method."
+        prefix = f"method.{section}." if len(methods.members) > 1 else "method."
         found |= {prefix + key: ladder for key, ladder in _of_method(one)}
     return found
 
@@ -71,14 +71,14 @@ def _of_method(method: Method) -> Iterator[tuple[str, tuple[Ladder, float]]]:
             yield key, (ladder, getattr(method, key))
 
 
-def arm(config: Experiment) -> Arm:
+def arm(config: Config) -> Arm:
     """The experiment with its ladders, at the rungs nearest to the config's own values."""
     every = ladders(config)
     start = {key: arms.rung(ladder, value) for key, (ladder, value) in every.items()}
     return Arm(config, {key: ladder for key, (ladder, _) in every.items()}, start)
 
 
-def tuned(config: Experiment, workdir: Path) -> Json:
+def tuned(config: Config, workdir: Path) -> Json:
     """The setting found, as JSON has it, and what each of the seeds that report took at it.
 
     `neighbours` are simulated seconds of the rungs beside, by ladder, and `interior` whether none
@@ -90,7 +90,7 @@ def tuned(config: Experiment, workdir: Path) -> Json:
         return searched(study, config, target)
 
 
-def searched(study: Study, config: Experiment, target: float) -> Json:
+def searched(study: Study, config: Config, target: float) -> Json:
     """`tuned`, by the trials of a study."""
     start = arm(config)
     found = arms.tuned(study, start, target, "seconds", ends="seconds")

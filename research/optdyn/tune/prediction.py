@@ -27,7 +27,7 @@ import numpy as np
 
 from optdyn import methods
 from optdyn.base.trees import Json
-from optdyn.experiment import Experiment
+from optdyn.experiment import Config
 from optdyn.momentum.probes import GradientMoments, moments, sharpness
 from optdyn.momentum.stability import limit
 from optdyn.problem.problem import Examples, Params
@@ -57,7 +57,7 @@ def penalty(measured: MeasuredLoss, batch: Any, limit: float) -> Any:
     return 1 + KAPPA * measured.sharpness * measured.step / (limit * noise)
 
 
-def stability(config: Experiment, groups: int) -> float:
+def stability(config: Config, groups: int) -> float:
     """a* of the config's cluster in so many groups, infinite for one. Raises `ConfigError`."""
     if groups == 1:
         return np.inf
@@ -71,7 +71,7 @@ def _grouped(groups: int) -> Json:
     return {"method.name": methods.GROUPED, "method.groups": groups}
 
 
-def measure(config: Experiment, updates: int) -> MeasuredLoss:
+def measure(config: Config, updates: int) -> MeasuredLoss:
     """Along a run of so many updates by one group at the config's batch, rate and momentum.
 
     These are to be the best of one group, and `updates` what it takes to the loss in question.

@@ -151,8 +151,8 @@ class Sequences(Data):
     tokenizer: str = field(
         "character",
         "Tokenizer of text.",
-        wanted=tokenizers.WANTED,
-        holds=tokenizers.is_known,
+        expected=tokenizers.WANTED,
+        is_valid=tokenizers.is_known,
     )
     sequence_length: int = field(
         128, "Tokens of text that are predicted in an example.", at_least=1
@@ -284,8 +284,8 @@ class OwnData(Images, Sequences, Custom, custom=True):
 
 def _wrong_return(made: Any, whole: str) -> Iterator[Wrong]:
     """What keeps what a function returned from being a data set."""
-    wanted = "must be optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of "
-    line = f"{whole} is a {type(made).__name__}: {wanted}arrays, and maybe 'classes'"
+    expected = "must be optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of "
+    line = f"{whole} is a {type(made).__name__}: {expected}arrays, and maybe 'classes'"
     yield not isinstance(made, Mapping) or not isinstance(made.get("train"), Mapping), line
     for key in sorted(set(made) - {"train", "test", "classes"}):
         yield True, f"{whole} has {key!r}: only train, test and classes"

@@ -152,15 +152,15 @@ def divided(mixtures: np.ndarray, supply: np.ndarray, sizes: np.ndarray) -> np.n
     counts = np.zeros(mixtures.shape, np.int64)
     while (lack := sizes - counts.sum(axis=1)).any():
         left = supply - counts.sum(axis=0)
-        wanted = mixtures * (left > 0)
-        nothing = wanted.sum(axis=1) < 1e-9  # of what is left a node wants any
-        wanted[nothing] = left
-        asked = lack[:, None] * wanted / wanted.sum(axis=1, keepdims=True)
+        expected = mixtures * (left > 0)
+        nothing = expected.sum(axis=1) < 1e-9  # of what is left a node wants any
+        expected[nothing] = left
+        asked = lack[:, None] * expected / expected.sum(axis=1, keepdims=True)
         many = asked.sum(axis=0)
         given = np.floor(asked * np.minimum(1, left / np.maximum(many, 1e-9))).astype(np.int64)
         if not given.any():
             for node in np.flatnonzero(lack):
-                first = np.argmax(np.where(left > 0, wanted[node], -1))
+                first = np.argmax(np.where(left > 0, expected[node], -1))
                 given[node, first] += 1
                 left[first] -= 1
         counts += given

@@ -51,9 +51,9 @@ def find(spec: str, root: Path) -> Path:
     base, tfds = root / name / (config or ""), f"data set 'tfds:{spec}'"
 
     def versions(pattern: str) -> list[Path]:
-        wanted = re.escape(version) if version else r"\d+\.\d+\.\d+"
+        expected = re.escape(version) if version else r"\d+\.\d+\.\d+"
         folders = [path.parent for path in base.glob(pattern)]
-        return [folder for folder in folders if re.fullmatch(wanted, folder.name)]
+        return [folder for folder in folders if re.fullmatch(expected, folder.name)]
 
     found = versions("*/features.json") or ([] if config else versions("*/*/features.json"))
     configs = sorted({f"tfds:{name}/{folder.parent.name}" for folder in found})
@@ -141,7 +141,7 @@ def unreadable(folder: Path) -> AbstractContextManager[None]:
     return DataError.at(f"cannot read the records in {folder}", OSError, RuntimeError, then=then)
 
 
-class Images(NamedTuple):
+class ImageRows(NamedTuple):
     """Images of one shape, to be gone through in order, as often as is needed."""
 
     examples: int
@@ -149,7 +149,7 @@ class Images(NamedTuple):
     rows: Callable[[], Iterator[tuple[np.ndarray, int]]]  # uint8 image and label of each
 
 
-def _images(folder: Path, image_size: int) -> tuple[dict[str, Images], int]:
+def _images(folder: Path, image_size: int) -> tuple[dict[str, ImageRows], int]:
     """The splits of the records, and the number of classes."""
     builder = opened(folder)
     DataError.refuse(_wrong(builder, f"the data set in {folder}"))
@@ -170,8 +170,8 @@ def _wrong(builder: "DatasetBuilder", whole: str) -> Iterator[Wrong]:
         yield key not in features, f"{whole} has no {key!r}, only {', '.join(sorted(features))}"
     for key, rank, kinds in (("image", 3, ("uint8",)), ("label", 0, ("int", "uint"))):
         shape, dtype = features[key].shape, np.dtype(features[key].np_dtype).name
-        wanted = "uint8 (height, width, channels)" if rank else "one integer"
-        line = f"{key!r} of {whole} is {dtype} {shape}; it must be {wanted}"
+        expected = "uint8 (height, width, channels)" if rank else "one integer"
+        line = f"{key!r} of {whole} is {dtype} {shape}; it must be {expected}"
         yield len(shape) != rank or not dtype.startswith(kinds), line
 
 
@@ -184,7 +184,7 @@ def _undecoded(builder: "DatasetBuilder", name: str) -> "Sequence[Record]":
     return builder.as_data_source(name, decoders=decoders)
 
 
-def _split(builder: "DatasetBuilder", name: str, folder: Path, image_size: int) -> Images:
+def _split(builder: "DatasetBuilder", name: str, folder: Path, image_size: int) -> ImageRows:
     examples = _undecoded(builder, name)
     pixels = partial(_pixels, builder.info.features["image"].shape[-1], image_size)
     shape = pixels(examples[0]["image"]).shape if len(examples) else (0, 0, 0)
@@ -200,7 +200,7 @@ def _split(builder: "DatasetBuilder", name: str, folder: Path, image_size: int) 
                     )
                 yield image, int(example["label"])
 
-    return Images(len(examples), shape, rows)
+    return ImageRows(len(examples), shape, rows)
 
 
 def _pixels(channels: int | None, image_size: int, image: bytes | np.ndarray) -> np.ndarray:
@@ -238,7 +238,7 @@ def _mapped(stored: Path) -> tuple[dict[str, Split], int]:
     return splits, about["classes"]
 
 
-def _write(stored: Path, splits: Mapping[str, Images], classes: int) -> None:
+def _write(stored: Path, splits: Mapping[str, ImageRows], classes: int) -> None:
     """Whole or not at all, whoever else is doing the same."""
     with tempfile.TemporaryDirectory(prefix=".arrays-", dir=stored.parent) as aside:
         made = Path(aside, "made")
@@ -262,7 +262,7 @@ def _write(stored: Path, splits: Mapping[str, Images], classes: int) -> None:
             made.rename(stored)
 
 
-def _in_memory(of: Images) -> Split:
+def _in_memory(of: ImageRows) -> Split:
     images = np.empty((of.examples, *of.shape), np.uint8)
     labels = np.empty(of.examples, np.int32)
     for i, (image, label) in enumerate(of.rows()):

@@ -187,8 +187,8 @@ class ResNet(ConvolutionalModel, name="resnet"):
     stages: tuple[int, ...] = field(
         (),
         "Blocks of each stage, as (3, 4, 6, 3); (): model.blocks evenly.",
-        wanted=f"whole numbers from 1 to {BLOCKS:,}, or ()",
-        holds=counts,
+        expected=f"whole numbers from 1 to {BLOCKS:,}, or ()",
+        is_valid=counts,
     )
     stem: str = field(
         "half",

@@ -17,7 +17,7 @@ from optdyn.base.ranges import WIDTHS
 from optdyn.problem.models.base import Blocks, LayeredModel, ResidualModel
 
 
-class Layer(nn.Module):
+class DenseLayer(nn.Module):
     """(B, ...) -> (B, width), with ReLU if it is `hidden`."""
 
     width: int
@@ -32,8 +32,8 @@ class Layer(nn.Module):
 
 def dense_layers(hidden: Sequence[int], classes: int, dtype: str) -> Blocks:
     """Blocks `hidden0`, `hidden1`, ... and `classifier`."""
-    layers = ((f"hidden{i}", Layer(width, dtype, True)) for i, width in enumerate(hidden))
-    return (*layers, ("classifier", Layer(classes, dtype)))
+    layers = ((f"hidden{i}", DenseLayer(width, dtype, True)) for i, width in enumerate(hidden))
+    return (*layers, ("classifier", DenseLayer(classes, dtype)))
 
 
 @dataclass(frozen=True)
