@@ -16,7 +16,7 @@ from optdyn.base.errors import Join
 from optdyn.cli.keys import keys
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import COLLECTIVES
-from optdyn.experiment import ConfigError, Config, differences, to_json
+from optdyn.experiment import Config, ConfigError, differences, to_json
 from optdyn.methods.averaging import DiLoCo
 from optdyn.problem.models.convnets import NORMS, STEMS, ResNet
 from optdyn.train.checks import check

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.train.grid import (
     MOST,
     Grid,

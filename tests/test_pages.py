@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from analysis.architecture import PACKAGE, PICTURE, drawing, uses
 from tests.blocks import FENCED, PAGES, ROOT
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -34,3 +35,17 @@ def test_links_lead_somewhere(page):
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_the_picture_of_the_package_is_that_of_its_imports():
+    """No circle, either; `python -m analysis.architecture` draws it anew."""
+    assert PICTURE.read_text() == drawing(uses())
+
+
+def test_the_path_of_an_update_names_functions_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([a-z_]+/[a-z_]+\.py)(?:: (\w+))?`", text)
+    assert len(named) > 10
+    for file, function in named:
+        source = (PACKAGE / file).read_text()
+        assert not function or re.search(rf"^def {function}\b", source, re.M), (file, function)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.problem import problem
 from optdyn.problem.data.kinds import MNIST5k
 from optdyn.problem.models import CNN, MLP, Quadratic

@@ -51,7 +51,7 @@ def test_it_is_the_run_that_the_command_makes(tmp_path, monkeypatch):
         **{"optimizer.momentum": 0.3, "cluster.nodes": 4, "log_every": 20},
         **{"method.name": "asynchronous", "method.groups": 4},
     }
-    (tmp_path / "empty.py").write_text("from optdyn.experiment import Experiment as get_config\n")
+    (tmp_path / "empty.py").write_text("from optdyn.experiment import Config as get_config\n")
     given = [f"--config.{key}={value}" for key, value in keys.items()]
     for workdir in ("command", "python"):
         line = [f"--config={tmp_path / 'empty.py'}", *given, f"--workdir={tmp_path / workdir}"]

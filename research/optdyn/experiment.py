@@ -32,7 +32,7 @@ from optdyn.optimizers.kinds import SGD
 from optdyn.problem import losses, models
 from optdyn.problem.models.convolution import LOWERINGS
 
-__all__ = ["ConfigError", "Config", "check", "differences", "read", "to_json"]
+__all__ = ["Config", "ConfigError", "check", "differences", "read", "to_json"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,5 +394,5 @@ def _optimizer(config: Config) -> Iterator[Join]:
 
 
 def _simple() -> list[str]:
-    """The built-in methods whose update is one gradient of the whole batch (`MethodStack.simple`)."""
+    """Returns the built-in methods that are `MethodStack.simple`."""
     return [name for name in built_in() if MethodStack.named(name).simple]

@@ -24,13 +24,28 @@ from tests.methods.test_battery import EPOCH
 # Messages.
 
 
+def region(cluster, node):
+    """The number of the node's region."""
+    return node * cluster.regions // cluster.nodes
+
+
+def earth(cluster):
+    return network.regions(cluster.regions, cluster.bandwidth_variation)
+
+
+def longitudes(cluster):
+    """(nodes,), 0 where all have one hour."""
+    if not cluster.regions:
+        return np.zeros(cluster.nodes)
+    return earth(cluster).longitude[[region(cluster, node) for node in range(cluster.nodes)]]
+
+
 def link(cluster, one, other, size):
     """Seconds of a message from the one node to the other."""
     latency, width = cluster.latency, cluster.bandwidth
     if cluster.regions:
-        earth = network.regions(cluster.regions, cluster.bandwidth_variation)
-        a, b = (node * cluster.regions // cluster.nodes for node in (one, other))
-        latency, width = latency + earth.latency[a, b], width * min(earth.width[a], earth.width[b])
+        here, (a, b) = earth(cluster), (region(cluster, node) for node in (one, other))
+        latency, width = latency + here.latency[a, b], width * min(here.width[a], here.width[b])
     if cluster.latencies:
         latency = cluster.latencies[one][other]
     if cluster.bandwidths:
@@ -42,11 +57,10 @@ def to_server(cluster, node, size):
     """Seconds of a message to the server, at node 0 or in the region that is nearest to all."""
     if not cluster.regions:
         return link(cluster, node, 0, size)
-    earth = network.regions(cluster.regions, cluster.bandwidth_variation)
-    region = [n * cluster.regions // cluster.nodes for n in range(cluster.nodes)]
-    far = min(earth.latency, key=lambda row: sum(row[r] for r in region))[region[node]]
-    width = cluster.bandwidth * earth.width[region[node]]
-    return cluster.latency + far + (size / width if width else 0.0)
+    places = [region(cluster, one) for one in range(cluster.nodes)]
+    far = min(earth(cluster).latency, key=lambda row: sum(row[place] for place in places))
+    width = cluster.bandwidth * earth(cluster).width[places[node]]
+    return cluster.latency + far[places[node]] + (size / width if width else 0.0)
 
 
 def sent(kind, nodes):
@@ -85,7 +99,7 @@ def between(cluster, size):
         return all_reduce(cluster, range(cluster.nodes), size)
     members = {}
     for node in range(cluster.nodes):
-        members.setdefault(node * cluster.regions // cluster.nodes, []).append(node)
+        members.setdefault(region(cluster, node), []).append(node)
     inside = max(all_reduce(cluster, own, size) for own in members.values())
     return inside + all_reduce(cluster, [own[0] for own in members.values()], size)
 
@@ -240,7 +254,7 @@ def share_cores(takes, serving, cores, steps):
 def groups(config, model, size):
     """(seconds, groups, staleness) of groups that arrive by themselves."""
     cluster, methods = config.cluster, config.methods
-    method = methods.read or methods.every[0]
+    method = methods.read or methods.members[0]
     count, policy = getattr(method, "groups", 1), getattr(method, "policy", Policy())
     means = means_of(cluster, count, config.batch_size // policy.arrivals)
     if methods.gradient:
@@ -249,10 +263,7 @@ def groups(config, model, size):
     gradient = size * small.part(model.params) if small else None
     sends, stays = (exchange(cluster, count, size, gradient, way) for way in (True, False))
     period, begun = periods(method, cluster, means, stays), [0] * count
-    stream, longitude = seeds.number(config.seed, "arrivals"), np.zeros(cluster.nodes)
-    if cluster.regions:
-        where = np.arange(cluster.nodes) * cluster.regions // cluster.nodes
-        longitude = network.regions(cluster.regions, cluster.bandwidth_variation).longitude[where]
+    stream, longitude = seeds.number(config.seed, "arrivals"), longitudes(cluster)
     drawn = services(cluster.service.draw, stream, means)
 
     def takes(group, now):
@@ -492,12 +503,9 @@ def local_times(config, model, size):
 def nodes(config, model, line, size):
     """Seconds of nodes that meet when the plan of the line says, and with whom."""
     cluster, plan, steps = config.cluster, line.plan, config.steps
-    method, longitude = config.methods.outermost, np.zeros(cluster.nodes)
+    method, longitude = config.methods.outermost, longitudes(cluster)
     ready, done = local_times(config, model, size)
     hand_on = inside_node(cluster, cluster.devices_per_node, size)[1]
-    if cluster.regions:
-        where = np.arange(cluster.nodes) * cluster.regions // cluster.nodes
-        longitude = network.regions(cluster.regions, cluster.bandwidth_variation).longitude[where]
 
     def load(now):
         return 1 + cluster.diurnal * np.sin(2 * np.pi * now / cluster.day + longitude)

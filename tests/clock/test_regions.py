@@ -15,7 +15,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import LIGHT, RADIUS, great_circle
 from optdyn.clock.service import Constant
 from optdyn.clock.timeline import TimelineError
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
 from tests.methods import test_battery as battery

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.problem import problem
 from optdyn.problem.data.order import contiguous, dirichlet, divided, sizes
 from optdyn.train import trainer

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from optdyn.clock.service import Constant
 from optdyn.evidence import trial as trials
 from optdyn.evidence.trial import Curve, left_open, to_loss, trial
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.train import trainer
 from tests.evidence.known import quadratic
 

@@ -21,7 +21,7 @@ import pytest
 
 from optdyn import optimizers
 from optdyn.clock.timeline import Shares, columns, cut, plan_of
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.methods import Event, MethodStack, ModelInfo, Rule, built_in, compose, messages
 from optdyn.train import devices as parallel
 from optdyn.train import program

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from optdyn import methods
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.methods import names
 from optdyn.train.checks import check
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.optimizers import arguments, known, optimizer, takes_momentum
 from optdyn.optimizers.kinds import SGD
 from optdyn.optimizers.schedules import SCHEDULES, learning_rates

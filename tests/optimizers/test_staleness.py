@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.methods import Event
 from optdyn.optimizers import staleness
 from optdyn.optimizers.kinds import SGD

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from optdyn.cli import profile
 from optdyn.clock.arrivals import IterationSeconds
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.plan import phases as timing
 from optdyn.plan.phases import Loop, first_phase, measure, phases, prepare
 from optdyn.problem import problem

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 from optdyn.base import calls, ranges
-from optdyn.base.errors import ConfigError, and_, passes, meant, one_of_these, shown
+from optdyn.base.errors import ConfigError, and_, meant, one_of_these, passes, shown
 from optdyn.base.in_memory import name_of
 from optdyn.base.lookup import OWN, is_own
 from optdyn.base.ranges import LARGEST, Range
@@ -81,9 +81,9 @@ def field(
 ) -> Any:
     """A field of a `Value`: its default, what it is, and its range.
 
-    `expected` and `is_valid` say a range that no two numbers say, `one_of` the texts that there are. A
-    program is compiled anew for another value of a `static` field; others are data of it. `largest`
-    is of whole numbers (`ranges.refusal`).
+    `expected` and `is_valid` describe a range that no two numbers can, `one_of` the texts allowed.
+    A program is compiled anew for another value of a `static` field; others are data of it.
+    `largest` bounds whole numbers (`ranges.refusal`).
     """
     of = Range(expected, is_valid) if is_valid else ranges.between(at_least, at_most, above, below)
     metadata: dict[str, Any] = {

@@ -47,7 +47,9 @@ def _of_list(value: object, default: Sequence[object]) -> str:
         return f"a list of at most {ENTRIES:,} entries, as (1, 2) or ()"
     if default:
         refusals = (refusal(entry, default[0]) for entry in value)
-        return next((f"a list, of which each is {expected}" for expected in refusals if expected), "")
+        return next(
+            (f"a list, of which each is {expected}" for expected in refusals if expected), ""
+        )
     good = all(_is_plain(entry) and not isinstance(entry, (bool, dict)) for entry in value)
     return "" if good and None not in value else "a list of numbers or texts, or of lists of them"
 
@@ -88,7 +90,9 @@ class Range:
 def between(at_least: float, at_most: float, above: float, below: float) -> Range | None:
     """The range between two ends, in the words that fit them; None if there is no end."""
     if above > -math.inf:
-        expected = f"between {above:g} and {below:g}" if below < math.inf else f"more than {above:g}"
+        expected = (
+            f"between {above:g} and {below:g}" if below < math.inf else f"more than {above:g}"
+        )
     elif at_least == -math.inf:
         return None
     elif at_most < math.inf:

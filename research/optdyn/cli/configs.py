@@ -90,7 +90,7 @@ def _merged(held: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 def _made(path: Path, text: str) -> Any:
-    from optdyn.experiment import Experiment
+    from optdyn.experiment import Config
     from optdyn.train.grid import Grid
 
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -107,7 +107,7 @@ def _made(path: Path, text: str) -> Any:
         raise
     except Exception as error:
         raise ConfigError(_line_of(error, path)) from error
-    if not isinstance(made, (Experiment, Grid)):
+    if not isinstance(made, (Config, Grid)):
         raise ConfigError(
             f"config file {_near(path)}: its get_config() returns no Experiment and no Grid"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optdyn.base.trees import Json
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
 from optdyn.train.workdir import claim, damaged, free, summary_of

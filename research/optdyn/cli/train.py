@@ -22,7 +22,7 @@ from optdyn.base.progress import clock, number
 from optdyn.base.streams import tell
 from optdyn.base.trees import bytes_of
 from optdyn.cli import app
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.momentum.moments import REJECTED
 from optdyn.problem import shared_data
 from optdyn.train import batched_runs, memory_checks, program, trainer

@@ -21,7 +21,7 @@ from optdyn.base.trees import Plan
 from optdyn.clock.availability import Load, Presence, reroute, still_present
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import Links, between_nodes, broadcast, inside_node
-from optdyn.clock.timeline import Meeting, Timeline, at, from_arrivals, shares, commit_times
+from optdyn.clock.timeline import Meeting, Timeline, at, commit_times, from_arrivals, shares
 
 
 class LocalTimes(NamedTuple):

@@ -145,7 +145,9 @@ def of_groups(
     if local > 1:
         added += _handed(cluster, local, size)
     return (
-        round_trip_bytes + added + np.array([among(cluster, np.unique(place), size) for place in places])
+        round_trip_bytes
+        + added
+        + np.array([among(cluster, np.unique(place), size) for place in places])
     )
 
 

@@ -28,7 +28,7 @@ from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Tree
-from optdyn.clock.arrivals import arrivals, event_arrivals, availability_of
+from optdyn.clock.arrivals import arrivals, availability_of, event_arrivals
 from optdyn.clock.network import to_server
 from optdyn.clock.timeline import Timeline, WorkerStep, from_arrivals
 from optdyn.clock.trace import RecordedTrace
@@ -49,10 +49,10 @@ from optdyn.methods.workers import (
     LocalResult,
     Table,
     WorkerMethod,
-    round_trip_bytes,
     local_step,
     local_steps,
     put,
+    round_trip_bytes,
     row,
     table,
 )

@@ -97,7 +97,7 @@ class Grouped(Reads):
             "seed": setup.seed,
             "replicas": inputs.replicas,
             "policy": self.policy,
-            "held": inputs.trace,
+            "trace": inputs.trace,
         }
         return compute_groups(slowed(inputs, methods), **usual | changes)
 

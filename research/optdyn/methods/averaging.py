@@ -47,10 +47,10 @@ from optdyn.methods.messages import (
     WHOLE,
     Collectives,
     Messages,
+    add_sent_bytes,
     event_of_node,
     sent_to_others,
     size,
-    add_sent_bytes,
 )
 from optdyn.methods.method import (
     ABOVE_0,

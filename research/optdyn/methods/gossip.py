@@ -45,10 +45,10 @@ from optdyn.methods.messages import (
     SIMULATED,
     Collectives,
     Compression,
+    add_sent_bytes,
     event_of_node,
     sent_to_others,
     size,
-    add_sent_bytes,
 )
 from optdyn.methods.method import (
     ABOVE_0,
@@ -421,7 +421,9 @@ class OverGraph(Mixes):
         return "exchanges otherwise than by sums"
 
 
-def graph_clock(graph: str, meeting: Meeting, inputs: ClockInputs, methods: MethodStack) -> Timeline:
+def graph_clock(
+    graph: str, meeting: Meeting, inputs: ClockInputs, methods: MethodStack
+) -> Timeline:
     """The timeline of nodes that wait for their neighbours' messages, and for nobody else.
 
     Meeting n is on turn n of the graph, so that peers take turns whatever the period is. A node

@@ -1,9 +1,9 @@
 """A method: the pieces of plain SGD that a way of parallelising replaces, and its clock.
 
 A method is a class that derives from `Gradients`, `Reads` or `Mixes`. Methods that replace
-different pieces combine (`MethodStack`): `daso+dynamic_batch` is DASO whose nodes divide their batch by
-speed. Pieces that no method replaces are plain SGD's. Last come the numbers that several methods
-have, each with one meaning.
+different pieces combine (`MethodStack`): `daso+dynamic_batch` is DASO whose nodes divide their
+batch by speed. Pieces that no method replaces are plain SGD's. Last come the numbers that several
+methods have, each with one meaning.
 """
 
 import math
@@ -190,7 +190,7 @@ class Gradients(Method):
     # Optional, with their arguments:
     # (problem) -> {block: number of its server}, if blocks have servers of their own
     servers: ClassVar[Callable[..., Mapping[str, int]] | None] = None
-    # (setting, draws) -> each device's seconds, plan
+    # (inputs, draws) -> each device's seconds, plan
     work: ClassVar[Callable[..., tuple[np.ndarray, Plan]] | None] = None
     # (setup, network) -> its seconds over those of plain SGD's
     slower: ClassVar[Callable[..., float] | None] = None

@@ -30,7 +30,14 @@ from optdyn.devices import layout
 from optdyn.devices.layout import Layout, mesh
 from optdyn.methods import local, stages
 from optdyn.methods.asynchronous import asynchronous
-from optdyn.methods.method import ClockInputs, Gradients, MethodStack, MicroBatches, ModelInfo, Reads
+from optdyn.methods.method import (
+    ClockInputs,
+    Gradients,
+    MethodStack,
+    MicroBatches,
+    ModelInfo,
+    Reads,
+)
 from optdyn.methods.setup import Setup
 from optdyn.methods.stages import Form, Forms, Stacked, Stage, ravel, unravel
 from optdyn.methods.sync import SyncState

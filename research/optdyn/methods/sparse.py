@@ -33,12 +33,12 @@ from optdyn.methods.messages import (
     SIMULATED,
     Collectives,
     Compression,
-    numbers,
+    add_sent_bytes,
     event_of_node,
+    numbers,
     part_sent,
     size,
     top_k,
-    add_sent_bytes,
 )
 from optdyn.methods.method import FRACTION, ClockInputs, MethodStack, Mixes, OuterRate, Sends
 from optdyn.methods.setup import Setup

@@ -162,7 +162,12 @@ def _beyond(update: Updates, kinds: Sequence[Convolution], base: Choice, batch: 
 
 
 def tables(
-    update: Updates, kinds: Sequence[Convolution], base: Choice, batch: int, memory: float, rounds: int
+    update: Updates,
+    kinds: Sequence[Convolution],
+    base: Choice,
+    batch: int,
+    memory: float,
+    rounds: int,
 ) -> Tables:
     """T_il, M_il and M_bound, from the program with `base` and with one exchange at a time.
 

@@ -343,7 +343,9 @@ def _pace(config: Config, shapes: Shapes, window: UpdateRange, line: Timeline) -
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
     # Every worker is a renewal process of its own, and begins anew with every exchange.
     steps, rate, exchanged = _until_exchange(line, methods.groups, exchange)
-    means = compute_means(slowed(clock_inputs(config, shapes), methods), len(rate), config.batch_size)
+    means = compute_means(
+        slowed(clock_inputs(config, shapes), methods), len(rate), config.batch_size
+    )
     each = exchanged / steps if exchanges else 0 * steps
     share = float(rate @ means.sum(axis=1)) / workers
     return Pace(1 / float(rate.sum()), share, float(rate @ each / rate.sum()))

@@ -88,7 +88,11 @@ def compilation(config: Config) -> Hashable:
 
 def is_batched(config: Config) -> bool:
     """Whether the run can be a lane: of one device, and whole before its first update."""
-    timeline_depends_on_log = config.methods.timeline_depends_on_log(config) or config.data.streaming or config.probes.momentum
+    timeline_depends_on_log = (
+        config.methods.timeline_depends_on_log(config)
+        or config.data.streaming
+        or config.probes.momentum
+    )
     return is_one_program(config) and not timeline_depends_on_log
 
 

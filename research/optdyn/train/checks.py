@@ -40,6 +40,8 @@ def check_parts(config: Config, data: Dataset, params: Params) -> None:
     }
     chosen = next((key for key, (divides, _) in keys.items() if divides), "")
     if chosen and program.mixes(config, data.classes, params, head(data.train, EXAMPLES)):
-        expected = f"{keys[chosen][1]}: with this model the loss of an example depends on the others "
+        expected = (
+            f"{keys[chosen][1]}: with this model the loss of an example depends on the others "
+        )
         expected += "of its batch (as with a norm over the batch), and so on how that is divided"
         experiment.refuse_first(config, [Join(chosen, True, f"must be {expected}")])

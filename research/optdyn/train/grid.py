@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from optdyn.base.errors import InputError, refuse, refused_at, shown
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.train.checks import check
 
 MOST = 100_000  # points of a grid

@@ -76,7 +76,9 @@ class ProbeHook(Hook):
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.row is not None:
-            chunk.row |= program.extra_metrics(chunk.run.program, chunk.whole, self.train, self.test)
+            chunk.row |= program.extra_metrics(
+                chunk.run.program, chunk.whole, self.train, self.test
+            )
             chunk.row |= optimizers.logged(chunk.whole)
 
 

@@ -44,8 +44,8 @@ class Program:
     (CHUNK, C) int32, are the examples of each batch, device by device, C = B where parts are even,
     or (CHUNK, C, 2), with the seeds of their augmentation.
     `evaluate(params, examples) -> (sum of losses, {metric: sum})` over all `examples`.
-    `extra_metrics(params, every, train, test) -> {name: scalar}`: what the log shows besides, if anything;
-    `every`: the parameters of all nodes.
+    `extra_metrics(params, node_params, train, test) -> {name: scalar}` measures, at log points,
+    the parameters and those of all nodes.
     """
 
     problem: Problem
@@ -242,7 +242,9 @@ def _make(model: ProblemKey, rest: Static) -> Program:
     own = [method.extra_metrics(whole) for method in methods.members]
     extra_metrics = _probe(whole, [each for each in own if each], rest.probes)
     sums = tuple(name for method in methods.members for name in method.info)
-    return Program(whole, rule, layout, metered, jax.jit(partial(_evaluate, whole)), extra_metrics, sums)
+    return Program(
+        whole, rule, layout, metered, jax.jit(partial(_evaluate, whole)), extra_metrics, sums
+    )
 
 
 @lru_cache(maxsize=32)

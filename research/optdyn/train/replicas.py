@@ -31,7 +31,7 @@ from optdyn.base.trees import Array, Json, examples_in
 from optdyn.clock.timeline import at
 from optdyn.core import Event, State
 from optdyn.devices.first_process import own
-from optdyn.experiment import ConfigError, Config
+from optdyn.experiment import Config, ConfigError
 from optdyn.problem.data import order
 from optdyn.problem.problem import Examples, Params, Problem
 from optdyn.train import history, program, trainer

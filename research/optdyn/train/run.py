@@ -18,7 +18,7 @@ from optdyn.base.trees import Json, bytes_of, examples_in, head
 from optdyn.clock.timeline import Shares, Timeline, at, columns, cut, plan_of
 from optdyn.core import Event, Params
 from optdyn.devices.first_process import verdict
-from optdyn.experiment import ConfigError, Config, refuse_first
+from optdyn.experiment import Config, ConfigError, refuse_first
 from optdyn.methods.setup import APIS
 from optdyn.momentum.readings import steered
 from optdyn.problem import problem, shared_data

@@ -126,7 +126,12 @@ def _apart(config: Config) -> Iterator[str]:
     methods = config.methods
     named = zip(methods.name.split("+"), methods.members, strict=True)
     own = any(lookup.is_own(name) and isinstance(method, Mixes) for name, method in named)
-    if not own or config.cluster.nodes == 1 or jax.process_count() > 1 or methods.timeline_depends_on_log(config):
+    if (
+        not own
+        or config.cluster.nodes == 1
+        or jax.process_count() > 1
+        or methods.timeline_depends_on_log(config)
+    ):
         return
     run = trainer.prepare(config)
     said = f"config.method.name = {methods.name!r}: its nodes train apart to the end, as"

@@ -53,9 +53,7 @@ LOG, TRACE, SKETCHES, REPLICAS = "metrics.jsonl", "trace.csv", "sketches.npy", "
 SHOWN = 10.0  # seconds after which TensorBoard sees a log point, at most
 
 
-def claim(
-    workdir: Path, config: Config, free: Sequence[str] = (), code: str | None = None
-) -> Json:
+def claim(workdir: Path, config: Config, free: Sequence[str] = (), code: str | None = None) -> Json:
     """Makes the workdir this config's; the config that it held, which may differ in keys of `free`.
 
     Raises `WorkdirError` if it differs in others, and leaves the workdir as it is. `free`: dotted
