@@ -184,14 +184,14 @@ def arrive(count, steps, takes, policy, limits=(), away=(), serving=None):
     absent = [next(own, None) for own in away]
 
     def begin(group, now):
-        seconds, what = takes(group, now), DONE
+        end, what = now + (seconds := takes(group, now)), DONE
         if limits and seconds > limits[group]:
-            seconds, what = limits[group], LATE
+            end, what = now + limits[group], LATE
         while absent[group] and absent[group][1] <= now:
             absent[group] = next(away[group])
-        if what == DONE and absent[group] and absent[group][0] <= now + seconds:
-            seconds, what = absent[group][1] - now, BACK
-        at[group] = now + seconds, group, what, len(rows)
+        if what == DONE and absent[group] and absent[group][0] <= end:
+            end, what = absent[group][1], BACK
+        at[group] = end, group, what, len(rows)
 
     def order(work):  # those of a second come in their order, whatever the rounding of sums
         return round(work[0], 9), work[2] != SERVED, work[1]

@@ -48,53 +48,61 @@ def policies(draw, many, waiting):
 
 @st.composite
 def availability_of(draw, many):
-    """Habits of so many groups that wait for nobody."""
+    """The availability of so many groups that wait for nobody."""
     load = Load(draw(st.floats(0, 0.9)), 1.0, np.linspace(-math.pi, math.pi, many))
     presence, absence = draw(st.sampled_from([(0.0, 0.0), (30.0, 10.0), (15.0, 0.0)]))
     sending = draw(st.sampled_from((0.0, 0.3)))
     return Availability(draw(st.sampled_from([None, load])), presence, absence, sending)
 
 
-def line_of(own, size, policy=FREE, habits=ALWAYS_THERE):
+def line_of(own, size, policy=FREE, availability=ALWAYS_THERE):
     (law, means), (steps, seed) = own, size
     return event_arrivals(
-        seed, LAWS[law], Work(np.array(means, float)[:, None]), steps, policy, habits
+        seed, LAWS[law], Work(np.array(means, float)[:, None]), steps, policy, availability
     )
 
 
-def simulated(own, size, policy=FREE, habits=ALWAYS_THERE):
+def simulated(own, size, policy=FREE, availability=ALWAYS_THERE):
     """What the groups do by hand."""
     (law, means), (steps, seed) = own, size
     services = by_hand.services(LAWS[law], seed, np.array(means, float)[:, None])
 
     def takes(group, now):
         slow = (
-            habits.load.amplitude * math.sin(now + habits.load.phase[group]) if habits.load else 0
+            availability.load.amplitude * math.sin(now + availability.load.phase[group])
+            if availability.load
+            else 0
         )
         return next(services[group]) * (1 + slow)
 
     limits = [policy.allotted * mean for mean in means] if policy.allotted < np.inf else ()
     away = [
-        by_hand.absences((seed, g, 1), habits.presence, habits.absence) for g in range(len(means))
+        by_hand.absences((seed, g, 1), availability.presence, availability.absence)
+        for g in range(len(means))
     ]
-    serving = repeat(habits.sending) if habits.sending else None
+    serving = repeat(availability.sending) if availability.sending else None
     return by_hand.arrive(len(means), steps, takes, policy, limits, away, serving)
 
 
-@pytest.mark.parametrize("waiting", ["", *WAITING, "habits"])
+@pytest.mark.parametrize("waiting", ["", *WAITING, "availability"])
 @given(st.data())
 @settings(max_examples=30)
 def test_it_is_the_simulation(waiting, data):
     """Who delivers, when to the bit, how stale, what was dropped, and what the slots hold."""
-    own, (steps, seed), policy, habits = data.draw(groups), data.draw(sizes), FREE, ALWAYS_THERE
-    if waiting == "habits":
-        habits = data.draw(availability_of(len(own[1])))
+    own, (steps, seed), policy, availability = (
+        data.draw(groups),
+        data.draw(sizes),
+        FREE,
+        ALWAYS_THERE,
+    )
+    if waiting == "availability":
+        availability = data.draw(availability_of(len(own[1])))
     else:
         policy = data.draw(policies(len(own[1]), waiting))
     assume(own[0] != "constant" or policy.allotted > 1)
     line, (rows, dropped) = (
-        line_of(own, (steps, seed), policy, habits),
-        simulated(own, (steps, seed), policy, habits),
+        line_of(own, (steps, seed), policy, availability),
+        simulated(own, (steps, seed), policy, availability),
     )
     np.testing.assert_array_equal(line.seconds, [second for second, _ in rows])
     np.testing.assert_array_equal(line.worker, [had[-1][0] for _, had in rows])
@@ -169,9 +177,9 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
     What is lost is lost without loss of pace, as an exponential service has no memory.
     """
     n, m, steps = 200, 0.5, 30_000
-    absences = Absences(1, n, habits := Availability(None, presence, absence))
+    absences = Absences(1, n, Availability(None, presence, absence))
     work = Work(np.full((n, 1), m))
-    line = event_arrivals(1, Exponential().draw, work, steps, habits=habits, absences=absences)
+    line = event_arrivals(1, Exponential().draw, work, steps, absences=absences)
     end, begin = line.seconds[-1], line.seconds[steps // 5]  # by when the start is forgotten
     part, away = presence / (presence + absence), np.array(absences.past)
     # 24,000 arrivals are known to 0.65 %; of 200 workers' some 6,000 renewals 1 % or less.
@@ -184,15 +192,15 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
 
 
 @pytest.mark.parametrize(
-    ("policy", "habits", "message"),
+    ("policy", "availability", "message"),
     [
         (Policy(allotted=0.5), ALWAYS_THERE, r"allotted = 0\.5: groups have begun again .* longer"),
         (FREE, Availability(presence=0.02, absence=1.0), r"presence = 0\.02"),
     ],
 )
-def test_who_never_gets_anything_done_is_told_so(policy, habits, message):
+def test_who_never_gets_anything_done_is_told_so(policy, availability, message):
     with pytest.raises(TimelineError, match=message):
-        line_of(("constant", [1.0, 2.0]), (10, 0), policy, habits)
+        line_of(("constant", [1.0, 2.0]), (10, 0), policy, availability)
 
 
 # A machine whose cores workers and their server share.
