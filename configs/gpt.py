@@ -20,7 +20,7 @@ was trained to its end here: that takes an accelerator.
 from typing import NamedTuple
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 
 
 class Size(NamedTuple):
@@ -45,7 +45,7 @@ SIZES = {
 def get_config(variant: str = "10m") -> od.Experiment:
     """SIZE or SIZE,synthetic. Raises `ConfigError` if there is no such size or data set."""
     name, _, data = variant.partition(",")
-    size = entry(SIZES, name)
+    size = config_variant(SIZES, name)
     return od.Experiment(
         model=od.ModernTransformer(
             blocks=size.blocks,
@@ -54,7 +54,7 @@ def get_config(variant: str = "10m") -> od.Experiment:
             dtype=size.dtype,
             remat=size.remat,
         ),
-        data=entry(DATA, data)(size),
+        data=config_variant(DATA, data)(size),
         optimizer=od.AdamW(size.learning_rate, schedule="cosine", warmup_steps=200),
         batch_size=size.batch_size,
         steps=10_000,

@@ -7,7 +7,7 @@ Debian's package dataset-fashion-mnist, 60,000 + 10,000 images.
 from typing import NamedTuple
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 
 
 class Standard(NamedTuple):
@@ -39,7 +39,7 @@ def get_config(name: str = "fashion_mnist") -> od.Experiment:
 
     Raises `ConfigError` if there is no such data set.
     """
-    chosen = entry(STANDARD, name)
+    chosen = config_variant(STANDARD, name)
     epoch = chosen.examples // BATCH
     return od.Experiment(
         model=LENET if len(chosen.mean) == 1 else RESNET,

@@ -4,7 +4,7 @@
 """
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 
 MIB = 2**20
 MODELS = {
@@ -15,7 +15,7 @@ MODELS = {
 
 def get_config(name: str = "lenet") -> od.Experiment:
     """Raises `ConfigError` if there is no such model."""
-    model, memory = entry(MODELS, name)
+    model, memory = config_variant(MODELS, name)
     return od.Experiment(
         model=model,
         optimizer=od.SGD(momentum=0.9),

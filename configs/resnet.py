@@ -15,7 +15,7 @@ either. None of these was trained to its end here: that takes an accelerator.
 """
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 
 STAGES = {"18": (2, 2, 2, 2), "50": (3, 4, 6, 3)}
 SYNTHETIC = "synthetic"
@@ -40,8 +40,8 @@ EPOCHS = {"fashion_mnist": 10, "mnist": 10}  # others: 90
 def get_config(variant: str = "18") -> od.Experiment:
     """DEPTH or DEPTH,DATA. Raises `ConfigError` if there is no such depth or data set."""
     depth, _, name = variant.partition(",")
-    stages, name = entry(STAGES, depth), name or "fashion_mnist"
-    epoch = entry(EXAMPLES, name) // BATCH
+    stages, name = config_variant(STAGES, depth), name or "fashion_mnist"
+    epoch = config_variant(EXAMPLES, name) // BATCH
     large = name in (SYNTHETIC, "imagenet2012")
     return od.Experiment(
         model=od.ResNet(

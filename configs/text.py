@@ -13,7 +13,7 @@ has 2.10 to 2.24.) The 1,500 updates end at 1.49. `:small` is the same for 300 u
 """
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 
 STEPS = {"": 1500, "small": 300}
 
@@ -29,7 +29,7 @@ def get_config(size: str = "") -> od.Experiment:
         method=od.Asynchronous(groups=1),
         cluster=od.Cluster(nodes=8, service=od.Exponential()),
         batch_size=32,
-        steps=entry(STEPS, size),
+        steps=config_variant(STEPS, size),
         log_every=50,
         checkpoint_every=500,
     )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 
 WORKERS = 8
 SECONDS = 1e-3  # an example, on one worker
@@ -91,7 +91,7 @@ def get_config(name: str = "small,stragglers") -> od.Experiment:
 
 def chosen(name: str) -> TuneCase:
     """One of the eight cases. Raises `ConfigError` for others."""
-    batch, kind = entry(CASES, name)
+    batch, kind = config_variant(CASES, name)
     model = CNN if name in ("small,network", "small,uniform") else MLP
     size = BATCHES[batch]
     pieces = od.Pieces()

@@ -273,7 +273,7 @@ def test_examples_are_loaded_and_put_on_devices_once(config, mnist):
     one, other = (prepare(config({**mnist, "seed": seed})) for seed in (0, 1))
     assert one.data is other.data
     sets = [
-        shared_data.put(run.data, run.program.layout.put_examples, run.config)
+        shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config)
         for run in (one, other)
     ]
     assert sets[0] is sets[1]

@@ -12,7 +12,7 @@ from configs.grids import meter
 from optdyn.base.errors import ConfigError
 from optdyn.experiment import Config
 from optdyn.problem import shared_data
-from optdyn.problem.data.arrays import checked
+from optdyn.problem.data.arrays import make_dataset
 from optdyn.report import report, tables
 from optdyn.train import memory_checks, program, trainer
 from optdyn.train.checks import check, check_parts
@@ -228,7 +228,7 @@ def test_a_label_that_only_the_test_split_has_deserves_a_word(config, monkeypatc
     chosen = config({"model.name": "mlp"})
     for train, words in ((label, []), (label % 4, ["has the labels (4, 5) of the test split"])):
         splits = {"train": {"x": x, "label": train}, "test": {"x": x, "label": label}}
-        made = checked(splits, 0, "here")
+        made = make_dataset(splits, 0, "here")
         monkeypatch.setattr(shared_data, "load", lambda _, made=made: made)
         found = probable_mistakes(chosen)
         assert len(found) == len(words) and all(word in found[0] for word in words)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from configs import gpt, resnet
 from optdyn.methods.local_losses import gradients, groups, heads
 from optdyn.problem import problem
-from optdyn.problem.costs import BlockCost, BlockCosts, block_costs, communicated, of_groups
+from optdyn.problem.costs import BlockCost, BlockCosts, block_costs, communicated_bytes, update_cost
 from optdyn.problem.models import MLP, ResMLP, Transformer
 
 BATCH, WIDTH, CLASSES, K = 32, 64, 10, 4
@@ -93,7 +93,7 @@ def test_total_against_the_compiled_gradient_of_all_groups(name, parts):
     analysis: Any = jax.jit(step).lower(params, batch).compile().cost_analysis()
     # Fusions repeat element-wise operations, up to 1 % here. The input gradient of one block too
     # many, or one forward pass too few, would be 4 % or more.
-    assert of_groups(costs(name), parts).total == pytest.approx(analysis["flops"], rel=0.02)
+    assert update_cost(costs(name), parts).total == pytest.approx(analysis["flops"], rel=0.02)
 
 
 def of_update(config, classes, batch):
@@ -102,7 +102,7 @@ def of_update(config, classes, batch):
     whole = problem.make(config.model, classes)
     params = jax.eval_shape(whole.init, jax.random.key(0), batch)
     found = block_costs(whole, params, batch)
-    total = of_groups(found, ((0, len(found.trunk)),)).total
+    total = update_cost(found, ((0, len(found.trunk)),)).total
     return total, sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
@@ -164,7 +164,7 @@ def test_arrays_cost_what_their_shapes_do():
 
 def test_equal_chunks_divide_the_sequential_part():
     for variant in ("greedy", "chunked"):
-        cost = of_groups(costs("mlp"), GROUPS[variant])
+        cost = update_cost(costs("mlp"), GROUPS[variant])
         assert cost.sequential == cost.total / len(GROUPS[variant])  # sums of whole numbers
 
 
@@ -173,17 +173,19 @@ def test_a_shared_head_goes_around_in_two_updates():
     trunk, heads = costs("mlp")
     head = heads[0].forward + heads[0].backward
     around = sum(block.forward for block in trunk) + 2 * head + trunk[0].backward_first
-    alone, shared = (of_groups(costs("mlp"), GROUPS["greedy"], shared) for shared in (False, True))
+    alone, shared = (
+        update_cost(costs("mlp"), GROUPS["greedy"], shared) for shared in (False, True)
+    )
     assert shared.sequential == around / 2 > alone.sequential
     assert (shared.total, shared.latency) == (alone.total, alone.latency)
 
 
 def test_windows_from_greedy_to_backpropagation():
     windows = [
-        of_groups(costs("mlp"), groups("overlapping", K, window, 1)) for window in range(1, K + 1)
+        update_cost(costs("mlp"), groups("overlapping", K, window, 1)) for window in range(1, K + 1)
     ]
-    assert windows[0] == of_groups(costs("mlp"), GROUPS["greedy"])
-    assert windows[-1] == of_groups(costs("mlp"), GROUPS["backprop"])
+    assert windows[0] == update_cost(costs("mlp"), GROUPS["greedy"])
+    assert windows[-1] == update_cost(costs("mlp"), GROUPS["backprop"])
     for key in (
         lambda cost: cost.sequential,
         lambda cost: cost.sequential / cost.total,
@@ -198,7 +200,7 @@ def test_memory_of_groups():
     heads = tuple(head._replace(activation_bytes=10**b) for b, head in enumerate(heads))
     held = [2 * cost.parameter_bytes + cost.activation_bytes for cost in trunk + heads]
     greedy, chunked, backprop = (
-        of_groups(BlockCosts(trunk, heads), GROUPS[variant]).memory
+        update_cost(BlockCosts(trunk, heads), GROUPS[variant]).memory
         for variant in ("greedy", "chunked", "backprop")
     )
     assert backprop == (sum(held[:K]) + held[-1],)
@@ -209,15 +211,15 @@ def test_memory_of_groups():
 def test_communication():
     trunk, heads = costs("mlp")
     activation = trunk[0].output_bytes
-    sent = {variant: of_groups(costs("mlp"), parts) for variant, parts in GROUPS.items()}
-    assert sent["greedy"].communicated == 3 * activation
-    assert sent["chunked"].communicated == activation
-    assert sent["overlapping"].communicated == 2 * 2 * activation  # gradients come back
-    assert sent["backprop"].communicated == 0
+    sent = {variant: update_cost(costs("mlp"), parts) for variant, parts in GROUPS.items()}
+    assert sent["greedy"].communicated_bytes == 3 * activation
+    assert sent["chunked"].communicated_bytes == activation
+    assert sent["overlapping"].communicated_bytes == 2 * 2 * activation  # gradients come back
+    assert sent["backprop"].communicated_bytes == 0
     # Backpropagation over the devices of the greedy groups sends gradients, too.
-    assert communicated(costs("mlp"), GROUPS["backprop"], (1, 2, 3)) == 2 * 3 * activation
-    shared = of_groups(costs("mlp"), GROUPS["greedy"], shared=True)
-    assert shared.communicated == 3 * activation + 2 * 3 * heads[-1].parameter_bytes
+    assert communicated_bytes(costs("mlp"), GROUPS["backprop"], (1, 2, 3)) == 2 * 3 * activation
+    shared = update_cost(costs("mlp"), GROUPS["greedy"], shared=True)
+    assert shared.communicated_bytes == 3 * activation + 2 * 3 * heads[-1].parameter_bytes
 
 
 @st.composite
@@ -242,9 +244,9 @@ def networks(draw):
 @given(networks(), st.booleans())
 def test_order_of_the_paths(network, shared):
     whole, parts = network
-    cost = of_groups(whole, parts, shared)
+    cost = update_cost(whole, parts, shared)
     assert cost.sequential <= cost.latency <= cost.total
-    alone = of_groups(whole, ((0, len(whole.trunk)),), shared)
+    alone = update_cost(whole, ((0, len(whole.trunk)),), shared)
     assert alone.sequential == alone.latency == alone.total
 
 
@@ -277,7 +279,7 @@ def clock(whole, parts, shared, updates):
 @given(networks(), st.booleans())
 def test_paths_against_a_clock(network, shared):
     whole, parts = network
-    cost, updates = of_groups(whole, parts, shared), 200
+    cost, updates = update_cost(whole, parts, shared), 200
     times = clock(whole, parts, shared, updates)
     assert times[0] == cost.latency
     # A path through all updates is cycles, none slower than `sequential`, and at most six steps

@@ -21,13 +21,13 @@ import pytest
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import write_json
-from optdyn.base.hold import LOCK
 from optdyn.base.progress import Watch
+from optdyn.base.workdir_lock import LOCK
 from optdyn.cli.points import described, plan
-from optdyn.clock.trace import read
+from optdyn.clock.trace import read_trace
 from optdyn.problem.data import folder as own_images
 from optdyn.race import race as racing
-from optdyn.race.worker import Workers, worker
+from optdyn.race.worker import Workers, make_compute
 from optdyn.report import export, raced, report, tables, windows
 from optdyn.train import batched_runs, trainer, versions
 from optdyn.train.checkpoints import latest
@@ -190,7 +190,7 @@ def test_traces(config, tmp_path):
         replayed = chosen.with_({"cluster.service.path": str(folder / "trace.csv")})
         return replayed.timeline(steps_per_epoch=10, update_bytes=0)
 
-    uses = {"arrivals": lambda folder: read(str(folder / "trace.csv"), 50), "replay": replay}
+    uses = {"arrivals": lambda folder: read_trace(str(folder / "trace.csv"), 50), "replay": replay}
     replay(original)
     refused, _ = every(original, tmp_path / "aside", uses, seed=0, count=300)
     assert refused > 100
@@ -238,7 +238,7 @@ KINDS = {
 
 def in_turn(run):
     """The groups of a race in this process: whoever has waited longest arrives."""
-    compute, asked = worker(run), {}
+    compute, asked = make_compute(run), {}
 
     def receive(seconds):
         group = min(asked, key=lambda group: asked[group][1].start)

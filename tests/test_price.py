@@ -17,7 +17,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Exponential, LogNormal
 from optdyn.experiment import Config
 from optdyn.price import price, who_pays
-from optdyn.price.shapes import of_model, of_parameters
+from optdyn.price.shapes import model_shapes, parameter_shapes
 from optdyn.problem.data.kinds import MNIST5k
 from optdyn.problem.models import Quadratic, ResMLP
 from optdyn.train import trainer
@@ -27,7 +27,7 @@ STEP, SIZE, NODES = 0.5, 124e6, 64
 FIXED = Cluster(nodes=NODES, service=Constant())
 DRAWN = FIXED.with_(service=LogNormal(0.3))
 TEN = 10 * price.GIGABIT
-SHAPES = of_parameters(SIZE)
+SHAPES = parameter_shapes(SIZE)
 MESSAGE = SHAPES.bytes / TEN  # seconds
 
 
@@ -35,7 +35,7 @@ def experiment(name, cluster=FIXED, step=STEP, **keys):
     """Workers compute eight examples each, `step` seconds at speed 1."""
     workers = cluster.nodes * cluster.devices_per_node
     config = Config(cluster=cluster, batch_size=8 * workers)
-    return price.with_method(price.step_of(config, step), name, **keys)
+    return price.with_method(price.with_step_seconds(config, step), name, **keys)
 
 
 def priced(name, cluster=FIXED, **keys):
@@ -78,7 +78,7 @@ def test_a_run_has_the_seconds_the_bytes_and_the_staleness(name, tmp_path):
     config = small(name, **TRAINED[name])
     trainer.train(config, tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    found = price.price(config, of_model(config), config.steps)
+    found = price.price(config, model_shapes(config), config.steps)
     assert found.seconds == summary["simulated_seconds_per_step"]
     assert found.staleness == pytest.approx(summary["staleness_mean"])
     assert found.logged_bytes == pytest.approx(summary.get("sent_bytes", 0.0) / config.steps)
@@ -99,7 +99,9 @@ def test_nobody_hears_a_node_that_is_alone(name, tmp_path):
     if "+" in name:  # of an exchange the six numbers travel there and back
         inside = 2 * 6 * 4 * trainer.prepare(config).timeline.plan.inner.exchange.sum()
     assert said == inside
-    assert price.price(config, of_model(config), config.steps).logged_bytes * config.steps == said
+    assert (
+        price.price(config, model_shapes(config), config.steps).logged_bytes * config.steps == said
+    )
 
 
 def test_shares_are_of_the_seconds_of_the_same_update():
@@ -132,7 +134,7 @@ def test_an_experiments_price_is_that_of_its_training():
     matrix = chosen.with_(cluster=Cluster(nodes=2, bandwidths=link))
     assert matrix.price(bandwidth=1e2).seconds == chosen.price(bandwidth=1e2).seconds
     settled = chosen.price(settled=True)
-    assert settled == price.price(chosen, of_model(chosen))
+    assert settled == price.price(chosen, model_shapes(chosen))
     assert settled.seconds == pytest.approx(seconds, rel=0.3) and settled.seconds != seconds
 
 
@@ -143,7 +145,7 @@ def test_a_ring_of_equal_workers_has_a_closed_form():
         exchange = around * SHAPES.bytes / (gigabits * price.GIGABIT)
         for name, period in (("sync", 1), ("model_averaging", 1), ("diloco", 32), ("slowmo", 10)):
             config = experiment(name, period=period)
-            found = price.priced(config, SHAPES)(gigabits * price.GIGABIT)
+            found = price.price_by_bandwidth(config, SHAPES)(gigabits * price.GIGABIT)
             assert found.seconds == pytest.approx(STEP + exchange / period, rel=1e-9)
             assert found.computing == pytest.approx(STEP / found.seconds, rel=1e-9)
             assert found.waiting == pytest.approx(0, abs=1e-9)
@@ -248,7 +250,7 @@ def test_daso_is_priced_in_its_cycling_phase():
 def test_a_stream_hides_what_is_shorter_than_its_delay():
     """Fragments of equal parts, each under way for one update of ten."""
     keys = {"period": 10, "fragments": 4, "delay": 1}
-    found = price.priced(experiment("diloco", **keys), SHAPES)
+    found = price.price_by_bandwidth(experiment("diloco", **keys), SHAPES)
     hidden = 2 * (NODES - 1) / NODES * SHAPES.bytes / 4 / STEP
     assert found(1.01 * hidden).computing == pytest.approx(1)
     assert found(hidden / 2).seconds == pytest.approx(STEP + 4 * STEP / 10, rel=1e-3)
@@ -295,8 +297,8 @@ def test_nodes_of_several_devices():
 
 def test_stragglers_bound_what_a_network_can_do():
     """Synchronous workers of log-normal times wait for one another, asynchronous ones do not."""
-    of = price.priced(experiment("sync", DRAWN), SHAPES)
-    assert price.needed(of, [0.9]) == {0.9: math.inf}
+    of = price.price_by_bandwidth(experiment("sync", DRAWN), SHAPES)
+    assert price.bandwidth_needed(of, [0.9]) == {0.9: math.inf}
     # E max of 64 log-normal times of 30 %: the mean of a sample of 20,000.
     sigma = math.sqrt(math.log(1 + 0.3**2))
     draws = np.exp(sigma * np.random.default_rng(0).normal(size=(20_000, NODES)) - sigma**2 / 2)
@@ -308,7 +310,9 @@ def test_the_bandwidth_that_is_needed_is_the_closed_forms(name):
     """To 99 %, also of times that are drawn, where the mean of the draws must not count."""
     around = 2 * (NODES - 1) / NODES if name == "sync" else 2 / (8 if "local" in name else 1)
     cluster = FIXED if name == "sync" else DRAWN
-    found = price.needed(price.priced(experiment(name, cluster), SHAPES), price.SHARES)
+    found = price.bandwidth_needed(
+        price.price_by_bandwidth(experiment(name, cluster), SHAPES), price.SHARES
+    )
     for share, gigabits in found.items():
         bytes_a_second = around * SHAPES.bytes / (STEP * (1 / share - 1))
         rel = price.RATIO - 1 if name == "sync" else 0.03
@@ -352,8 +356,10 @@ def test_streaming_diloco_needs_what_its_paper_prints(model):
     kinds = ({"period": 1}, {"period": 100}, streamed, *[streamed | {"delay": 1}] * 2)
     for n, (keys, printed) in enumerate(zip(kinds, PRINTED[model], strict=True)):
         config = experiment("diloco", two, step, compression="bfloat16", **keys)
-        shapes = of_parameters(size / 4 if n == 4 else size)  # 4 of 16 bits
-        found = price.needed(price.priced(config, shapes), price.SHARES).values()
+        shapes = parameter_shapes(size / 4 if n == 4 else size)  # 4 of 16 bits
+        found = price.bandwidth_needed(
+            price.price_by_bandwidth(config, shapes), price.SHARES
+        ).values()
         ratios = np.array(list(found)) / printed
         assert np.all(np.abs(np.log(ratios[:4])) < np.log(1.21)), (keys, ratios)
         assert 0.41 < ratios[4] < 1.21
@@ -369,7 +375,7 @@ def test_a_worker_has_as_many_examples_by_every_method():
 
 def test_the_size_of_a_model_is_not_the_memory_of_its_price():
     """Shapes have no arrays: 124 billion parameters cost what 124 million do."""
-    shapes = of_parameters(124e9)
+    shapes = parameter_shapes(124e9)
     assert shapes.bytes == pytest.approx(4 * 124e9, rel=1e-6)
     assert price.price(experiment("diloco", period=8), shapes).computing > 0
 
@@ -381,7 +387,7 @@ def test_stages_are_priced_of_a_model(name):
     model, data = ResMLP(blocks=4, width=8), MNIST5k(train_examples=400, train_evaluated=10)
     config = Config(model=model, data=data, cluster=cluster, batch_size=16, steps=20)
     config = price.with_method(config, name)
-    shapes = of_model(config)
+    shapes = model_shapes(config)
     found = price.price(config, shapes, config.steps)
     assert found.seconds == float(trainer.prepare(config).timeline.seconds[-1]) / config.steps
     width = 4 * 16 * 8 * (1 if name == "local" else 2)  # bytes of activations, and of their slopes
@@ -415,7 +421,7 @@ def test_the_tables_are_narrow_and_say_what_has_no_price():
     keys = [{"period": h, "compression": c} for h in (1, 128) for c in ("", "bfloat16")]
     names = ["sync", "local", "async_local_sgd", "diloco+async_local_sgd"]
     config = experiment("sync", DRAWN)
-    rows = list(price.rows(config, of_parameters(1e6), names, [1.0, 0.1], keys))
+    rows = list(price.rows(config, parameter_shapes(1e6), names, [1.0, 0.1], keys))
     assert [row["method"] for row in rows] == [
         *("sync", "local", "async_local_sgd", "async_local_sgd"),
         *["diloco+async_local_sgd"] * 4,

@@ -449,7 +449,7 @@ def test_a_thing_has_one_name_and_an_importable_one_its_own():
 def test_a_name_that_another_process_wrote_is_not_what_has_it_here():
     """The hash beside it tells."""
     made = base(loss=lambda outputs, batch: outputs[:, 0])
-    lookup.objects(made, lookup.MODEL)
+    lookup.user_objects(made, lookup.MODEL)
     held = json.loads(to_json(made.with_(code=lookup.fingerprint(made))))
     assert held["loss"] == made.loss and read(held).loss == made.loss
     with pytest.raises(ConfigError, match="a file runs no code by itself"):

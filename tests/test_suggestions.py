@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.base.errors import closest, meant
+from optdyn.base.errors import closest, did_you_mean
 from optdyn.cli.keys import keys
 
 METHODS = ("sync", "asynchronous", "async_local_sgd", "daso", "diloco", "gossip", "local")
@@ -34,9 +34,9 @@ def test_what_users_type(name, names, expected):
 
 
 def test_the_end_of_a_line():
-    assert meant("asyn", METHODS) == "; did you mean asynchronous or async_local_sgd?"
-    assert meant("asyn", METHODS, most=1) == "; did you mean asynchronous?"
-    assert meant("xyz", METHODS) == ""
+    assert did_you_mean("asyn", METHODS) == "; did you mean asynchronous or async_local_sgd?"
+    assert did_you_mean("asyn", METHODS, most=1) == "; did you mean asynchronous?"
+    assert did_you_mean("xyz", METHODS) == ""
 
 
 @given(st.sampled_from(ALL), st.data())

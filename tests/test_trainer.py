@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from optdyn.base import seeds
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.methods import Event
 from optdyn.problem.data import order as orders
 from optdyn.train import loop, program, trainer
@@ -57,7 +57,7 @@ def test_a_run_is_the_update_rule_looped_over_events_and_batches(
     state = run.program.rule.init(run.params)
     for t, indices in enumerate(batch_indices(run)):
         hyper = {name: values[t] for name, values in run.hypers.items()}
-        event = Event(at(run.timeline.plan, t), hyper)
+        event = Event(entries_at(run.timeline.plan, t), hyper)
         state, _ = step(state, event, {k: v[indices] for k, v in run.data.train.items()})
     reached, saved = final(run, tmp_path)
     assert reached == chosen.steps

@@ -16,7 +16,7 @@ from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, LogNormal
 from optdyn.experiment import Config
 from optdyn.price import price
-from optdyn.price.shapes import of_parameters
+from optdyn.price.shapes import parameter_shapes
 from optdyn.problem.data.kinds import MNIST5k
 from optdyn.problem.models import Quadratic
 from optdyn.report import penalties, sliders, which
@@ -24,7 +24,7 @@ from optdyn.report.tables import TableError
 from tests.report.test_statistical_efficiency import TARGET, write
 
 NODES, STEP, GIGABITS = 4, 0.5, 1.0
-SHAPES = of_parameters(1e6)
+SHAPES = parameter_shapes(1e6)
 RING = 2 * (NODES - 1) / NODES * SHAPES.bytes / (GIGABITS * price.GIGABIT)  # seconds
 SLOW = (1.0, 1.3, 0.8)  # of each seed
 RATES = (0.05, 0.1, 0.2)
@@ -60,7 +60,7 @@ def sweep(folder, arms=ARMS, rates=RATES, **changes):
 
 def cluster(**keys):
     config = Config(cluster=Cluster(nodes=NODES, service=Constant()), batch_size=32)
-    return price.step_of(config.with_({f"cluster.{k}": v for k, v in keys.items()}), STEP)
+    return price.with_step_seconds(config.with_({f"cluster.{k}": v for k, v in keys.items()}), STEP)
 
 
 def asked(found, config=None):
@@ -252,7 +252,7 @@ def test_the_figures_of_the_page_are_prices(shown):
                 assert row["seconds"][1][0] is None
                 continue
             one = which.carried(here, arm, found.anchor)
-            of = price.priced(one, SHAPES)
+            of = price.price_by_bandwidth(one, SHAPES)
             for i, gigabits in enumerate(data["gigabits"]):
                 for name in ("seconds", "computing"):
                     wanted = getattr(of(gigabits * price.GIGABIT), name)

@@ -74,7 +74,7 @@ def operations_of(config: Config) -> float:
     }
     problem = problem_of(config, run.data.classes)
     found = costs.block_costs(problem, run.params, batch)
-    return costs.of_groups(found, ((0, len(found.trunk)),)).total
+    return costs.update_cost(found, ((0, len(found.trunk)),)).total
 
 
 def peak(seconds: dict[str, np.ndarray]) -> Iterator[Row]:

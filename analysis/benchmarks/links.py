@@ -55,7 +55,7 @@ from optdyn.cli import cache
 from optdyn.clock.timeline import Timeline
 from optdyn.devices import overlap
 from optdyn.experiment import Config
-from optdyn.price.shapes import of_model
+from optdyn.price.shapes import model_shapes
 from optdyn.train import loop, program, trainer
 from optdyn.train.run import Run
 
@@ -173,7 +173,7 @@ def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Config
 
 def line_of(config: Config) -> Timeline:
     """The updates of a config by its method's clock, as one epoch."""
-    shapes = of_model(config)
+    shapes = model_shapes(config)
     network = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)
     return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
 
@@ -213,7 +213,7 @@ def lone() -> Iterator[None]:
         mock.patch.object(jax, "process_count", return_value=1),
         mock.patch.object(jax, "devices", return_value=local),
         mock.patch.object(jax, "device_count", return_value=1),
-        mock.patch.object(overlap.ring, "joined", return_value=carrier.submit),
+        mock.patch.object(overlap.ring, "process_ring", return_value=carrier.submit),
     ):
         yield
 

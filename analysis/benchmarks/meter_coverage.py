@@ -30,6 +30,7 @@ import pandas as pd
 import optdyn as od
 from analysis.benchmarks.record import options, publish
 from configs import images
+from optdyn.base.files import read_rows
 from optdyn.momentum import order_of_arrivals
 from optdyn.momentum.moments import NORMAL, REJECTED, NotIdentified, fit
 from optdyn.problem import shared_data
@@ -38,7 +39,6 @@ from optdyn.race.race import race
 from optdyn.report import raced
 from optdyn.train import meter, single
 from optdyn.train.single import Recording
-from optdyn.train.workdir import rows
 
 PARTS = {"all": (0, 1), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
 SHORT = {
@@ -207,7 +207,7 @@ def fitted(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> dic
     moved = recorded.displacements if cell.get("momentum") else recorded.raw_steps
     replacement = bool(config.data.replacement)
     past = max(lags, 1 + late)
-    heed = order.away(start, stop, config.batch_size, examples, past, replacement)
+    heed = order.distance_to_epoch(start, stop, config.batch_size, examples, past, replacement)
     try:
         it = fit([(moved[start:stop], recorded.gradients[start:stop])], lags, late, heed=[heed])
     except NotIdentified as error:
@@ -222,7 +222,7 @@ def fitted(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> dic
 def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[str, Any]]:
     """Does what is not in the file of lines yet, a run once for all that is fitted to it."""
     lines.parent.mkdir(parents=True, exist_ok=True)
-    found = rows(lines)
+    found = read_rows(lines)
     known = {(json.dumps(line["cell"], sort_keys=True), line["seed"]) for line in found}
     held: tuple[str, Any] = ("", None)
     for seed in range(seeds):

@@ -28,9 +28,9 @@ import pandas as pd
 
 from analysis.benchmarks.record import RECORDS, options, publish
 from configs import quickstart
-from optdyn.base.files import rows
+from optdyn.base.files import read_rows
 from optdyn.experiment import Config
-from optdyn.race.race import race, replaying
+from optdyn.race.race import race, replay_workers
 from optdyn.report.race import summarize
 from optdyn.report.raced import RaceRecord, load
 from optdyn.train.checkpoints import parameters
@@ -91,7 +91,7 @@ def replay(folder: Path) -> list[dict[str, Any]]:
         for steps in (EARLY, STEPS):
             halves, whole = raced / f"halves{steps}", raced / f"whole{steps}"
             again = config_of(GROUPS, steps, {**values, "cluster.service.name": "race"})
-            race(again, halves, replaying(order))
+            race(again, halves, replay_workers(order))
             ended(started("launch.train", whole, GROUPS, steps, {**values, **source}))
             about: dict[str, Any] = {"model": model, "updates": steps}
             about["replay by the simulator"] = f"{difference(halves, whole):.1e}"
@@ -106,7 +106,7 @@ def overhead(folder: Path) -> list[dict[str, Any]]:
 
     def measured(module: str, workdir: Path, values: dict[str, Any]) -> float:
         ended(started(module, workdir, 1, 400, values))
-        log = rows(workdir / "metrics.jsonl")
+        log = read_rows(workdir / "metrics.jsonl")
         done = log[-1]["step"] - log[1]["step"]
         return (log[-1]["wall_seconds"] - log[1]["wall_seconds"]) / done
 

@@ -27,7 +27,7 @@ import pandas as pd
 from analysis.benchmarks.record import RECORDS, options, publish
 from analysis.studies.automatic_speedup import START, STEPS, alone, attempt, of_mode, setting
 from configs import tune as cases
-from optdyn.base.files import rows
+from optdyn.base.files import read_rows
 from optdyn.base.trees import Json
 from optdyn.cli.tune import result, tune
 from optdyn.evidence import arms
@@ -93,7 +93,7 @@ def measure(
     for mode in modes:
         folder = workdir / f"{case}-{seed}-{mode}"
         found = tune(of_mode(case, mode).with_(seed=seed), folder)["tuned"]
-        lines = rows(folder / "decisions.jsonl")
+        lines = read_rows(folder / "decisions.jsonl")
         row[mode] = _reached(found["with_probes"]) / opponent
         row[f"{mode} overhead"] = found["overhead"]
         row[f"{mode} picked"] = found["picked"]

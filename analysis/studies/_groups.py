@@ -88,7 +88,7 @@ def _predicted(study: Study, cluster: str, batch: int, one: Tuned) -> dict[int, 
     config = at(config_of(cluster, batch, 1), one.point, study.choose[0])
     [curve] = study.trials([Job(config, problems.TARGET)])
     updates = max(round(to_loss(curve, problems.TARGET)), 1)
-    measured = prediction.Measured(
+    measured = prediction.MeasuredLoss(
         *study.remember(
             f"{cluster} {batch} {one.point} {updates} {study.choose[0]}",
             lambda: list(prediction.measure(config, updates)),

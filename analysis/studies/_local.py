@@ -103,10 +103,10 @@ def clock(config: Config) -> dict[str, list[float]]:
         m, half = MICRO_BATCHES[-1], STAGES // method.chunks
         parts = [slice(a, a + half) for a in range(0, STAGES, half)]
         each = [(work.forward[part] / m, work.backward[part] / m) for part in parts]
-        slowest = max(pipeline.seconds(_flushed(*own, m))[0] for own in each)
+        slowest = max(pipeline.update_seconds(_flushed(*own, m))[0] for own in each)
         found["chunked"] = [float(slowest)] * 2
     for name, schedule in made.items():
-        ends = pipeline.seconds(schedule)
+        ends = pipeline.update_seconds(schedule)
         found[name] = [float(ends[0]), float(np.diff(ends).mean())]
     if not found:
         whole = _costs(config.with_({"method.variant": "backprop"}))[1].total

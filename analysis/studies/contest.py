@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import optdyn as od
-from optdyn.base.arguments import Parser
 from optdyn.base.files import write_json
+from optdyn.base.flag_parser import Parser
 from optdyn.evidence.arms import (
     MOMENTUM,
     OUTER,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.clock.versions import WAITING
 from optdyn.train.grid import Point
 
@@ -64,7 +64,7 @@ def get_config(table: str = "ladder") -> od.Grid:
     base = od.config("quickstart").with_(
         method=od.Asynchronous(groups=GROUPS), steps=400, log_every=400, checkpoint_every=0
     )
-    return od.Grid(base, entry(TABLES, table)())
+    return od.Grid(base, config_variant(TABLES, table)())
 
 
 def _point(arm: str, rate: float, seed: int) -> Point:

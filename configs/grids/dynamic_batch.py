@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 
@@ -29,7 +29,7 @@ def get_config(table: str = "disturbed") -> od.Grid:
         log_every=62,
         checkpoint_every=0,
     )
-    return od.Grid(base, entry(TABLES, table)())
+    return od.Grid(base, config_variant(TABLES, table)())
 
 
 def disturbed() -> Iterator[Point]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 RATES = od.log_range(0.05, 1.6, 6)
@@ -48,7 +48,7 @@ def get_config(table: str = "ladder") -> od.Grid:
         checkpoint_every=0,
         probes=od.Probes(mean=True),
     )
-    return od.Grid(base, entry(TABLES, table)())
+    return od.Grid(base, config_variant(TABLES, table)())
 
 
 def _points(rates: Callable[[str], Sequence[float]], seeds: Sequence[int]) -> Iterator[Point]:

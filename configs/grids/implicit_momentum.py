@@ -16,7 +16,7 @@ independently, as the theory assumes.
 from collections.abc import Iterator, Mapping
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 QUADRATIC = {"model.name": "quadratic", "batch_size": 1, "replicas.block": 1000}
@@ -36,7 +36,7 @@ def get_config(table: str = "mlp") -> od.Grid:
         batch_size=128,
         replicas=od.Replicas(subspace=512),
     )
-    return od.Grid(base, entry(TABLES, table)())
+    return od.Grid(base, config_variant(TABLES, table)())
 
 
 def quadratic() -> Iterator[Point]:

@@ -10,7 +10,7 @@ model's own output, whatever heads a variant trains besides.
 from collections.abc import Iterator
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 SEEDS = (0, 1, 2)
@@ -34,7 +34,7 @@ def get_config(table: str = "mlp") -> od.Grid:
         log_every=200,
         checkpoint_every=0,
     )
-    return od.Grid(base, entry(TABLES, table)())
+    return od.Grid(base, config_variant(TABLES, table)())
 
 
 def mlp() -> Iterator[Point]:

@@ -7,7 +7,7 @@ lag polynomial to each run and to all, beside one term.
 """
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 
 LAWS = {
     "exponential": (4, od.Exponential()),
@@ -18,7 +18,7 @@ LAWS = {
 
 def get_config(name: str = "lognormal") -> od.Grid:
     """Raises `ConfigError` if there is no such law."""
-    groups, law = entry(LAWS, name)
+    groups, law = config_variant(LAWS, name)
     base = od.config("quickstart").with_(
         optimizer=od.SGD(0.1),
         method=od.Asynchronous(groups=groups),

@@ -11,7 +11,7 @@ given as long-run steps alpha / (1 - mu), since the best of those depends little
 from collections.abc import Iterator
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 MOMENTA = (-0.3, 0.0, 0.3, 0.6, 0.9)
@@ -33,7 +33,7 @@ LONG_RUN_STEPS = {  # alpha / (1 - mu), around the best of the model and number 
 
 def get_config(table: str = "mlp") -> od.Grid:
     """Raises `ConfigError` if there is no such table."""
-    model = entry(TABLES, table)
+    model = config_variant(TABLES, table)
     base = od.config("quickstart").with_(
         data=od.MNIST5k(train_evaluated=500, test_evaluated=50),
         batch_size=32,

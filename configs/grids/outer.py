@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 RATES = od.log_range(0.00625, 0.8, 8)
@@ -66,7 +66,7 @@ def get_config(table: str = "ladder") -> od.Grid:
         log_every=400,
         checkpoint_every=0,
     )
-    return od.Grid(base, entry(TABLES, table)())
+    return od.Grid(base, config_variant(TABLES, table)())
 
 
 def _points(rates: Callable[[str], Sequence[float]], seeds: Sequence[int]) -> Iterator[Point]:

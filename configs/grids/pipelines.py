@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 STAGES = (2, 4, 8)  # or nodes
@@ -76,7 +76,7 @@ def get_config(table: str = "ladder") -> od.Grid:
         log_every=300,
         checkpoint_every=0,
     )
-    return od.Grid(base, entry(TABLES, table)())
+    return od.Grid(base, config_variant(TABLES, table)())
 
 
 def _point(arm: str, momentum: float, rate: float, seed: int) -> Point:

@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Iterator
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 NOTE = """\
@@ -55,7 +55,7 @@ def get_config(part: str = "") -> od.Grid:
         data=od.MNIST5k(train_evaluated=1000, test_evaluated=200),
         checkpoint_every=0,
     )
-    return od.Grid(base, entry(PARTS, part)(), NOTE)
+    return od.Grid(base, config_variant(PARTS, part)(), NOTE)
 
 
 def study() -> Iterator[Point]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 NOTE = """\
@@ -99,7 +99,7 @@ def get_config(table: str = "both") -> od.Grid:
         cluster=od.Cluster(nodes=8, service=od.LogNormal(0.3)),
         checkpoint_every=0,
     )
-    return od.Grid(base, entry(TABLES, table)(), NOTE)
+    return od.Grid(base, config_variant(TABLES, table)(), NOTE)
 
 
 def sgd() -> Iterator[Point]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import optdyn as od
-from optdyn.base.errors import entry
+from optdyn.base.errors import config_variant
 from optdyn.train.grid import Point
 
 RATES = od.log_range(0.00625, 6.4, 11)
@@ -56,7 +56,7 @@ def get_config(table: str = "ladder") -> od.Grid:
     base = od.config("quickstart").with_(
         cluster=od.Cluster(nodes=8, bandwidth=1e7), log_every=2000, checkpoint_every=0
     )
-    return od.Grid(base, entry(TABLES, table)())
+    return od.Grid(base, config_variant(TABLES, table)())
 
 
 def _point(arm: str, rate: float, seed: int) -> Point:

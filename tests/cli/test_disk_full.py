@@ -171,10 +171,10 @@ def test_a_sweep_says_one_line_and_goes_on(
 def test_what_a_library_says_of_a_full_disk_is_understood():
     """Some say it in their text only."""
     error = ValueError("RESOURCE_EXHAUSTED: Error writing /a: No space left on device [in kvstore]")
-    with pytest.raises(DiskFull, match="disk full at b: "), outputs.writing("b"):
+    with pytest.raises(DiskFull, match="disk full at b: "), outputs.disk_full_errors("b"):
         raise error
     other = OSError(28, os.strerror(28), "/c")
-    with pytest.raises(DiskFull, match="disk full at /c: "), outputs.writing():
+    with pytest.raises(DiskFull, match="disk full at /c: "), outputs.disk_full_errors():
         raise RuntimeError("cannot write") from other
-    with pytest.raises(RuntimeError, match="out of memory"), outputs.writing("b"):
+    with pytest.raises(RuntimeError, match="out of memory"), outputs.disk_full_errors("b"):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from optdyn.base.arguments import called
+from optdyn.base.flag_parser import invocation
 from optdyn.cli.train import ending
 from optdyn.cli.tune import told
 
@@ -91,7 +91,7 @@ def test_what_else_a_run_measured_is_told(monkeypatch):
 def test_a_command_is_named_as_it_can_be_called(monkeypatch, program, expected):
     """The server of a race is a process of the installed package, in any folder."""
     monkeypatch.setattr(sys, "orig_argv", program)
-    assert called("report") == expected
+    assert invocation("report") == expected
 
 
 def test_the_tuner_says_how_to_train_with_its_choice():

@@ -8,7 +8,7 @@ import pytest
 
 from optdyn.base import progress
 from optdyn.cli import app, plan
-from optdyn.clock.network import exchange
+from optdyn.clock.network import round_trip
 from optdyn.experiment import to_json
 from optdyn.plan import layers, phases, planner, plans
 from optdyn.plan.planner import Interval
@@ -133,7 +133,7 @@ class Clock:
 
 
 def test_who_waits_sees_how_many_programs_are_left(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "PRINTED", 0.0)
+    monkeypatch.setattr(progress, "PRINTED_SECONDS", 0.0)
     update = plans.shown(lambda batch, choice: (batch, choice), 4)
     for batch in (8, 8, 16):  # what is known already counts once
         assert update(batch, ("xla",)) == (batch, ("xla",))
@@ -162,7 +162,7 @@ def test_a_plan_that_does_not_pay_falls_back(small, monkeypatch, planned, kept):
 def test_the_lemmas_of_a_cluster(small, workers):
     """R_O from the network: T_C such that so many devices are just as efficient as wanted."""
     size, config = 10**6, small({"plan.efficiency": 0.6, "cluster.latency": 0.25})
-    overhead = exchange(config.cluster, size)
+    overhead = round_trip(config.cluster, size)
     assert overhead == 2 * (0.25 + 1.0)
     allowed = (1 - 0.6) / (0.6 * workers - 1) if workers > 2 else 1e9  # lemma 1
     # A rounding less computation would be a device less.

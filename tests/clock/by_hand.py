@@ -11,8 +11,8 @@ import numpy as np
 from optdyn.base import seeds
 from optdyn.base.trees import bytes_of
 from optdyn.clock import network
-from optdyn.clock.availability import presence
-from optdyn.clock.timeline import shares
+from optdyn.clock.availability import cluster_presence
+from optdyn.clock.timeline import divide_batch
 from optdyn.clock.versions import Policy
 from optdyn.methods.averaging import cut
 from optdyn.methods.dynamic_batch import costs, smooth
@@ -148,7 +148,7 @@ def means_of(cluster, groups, batch):
     speeds = np.reshape(cluster.speeds or [1.0] * (groups * k), (groups, k))
     parts = [[batch / k] * k] * groups
     if cluster.split == "proportional":
-        parts = [shares(own, batch) for own in speeds]
+        parts = [divide_batch(own, batch) for own in speeds]
     return cluster.seconds_per_example * np.array(parts) / speeds
 
 
@@ -457,7 +457,7 @@ def follow(methods, cluster, seed, batch, factors):
     delay = costs(cluster, epochs, EPOCH, seed).delay
     found = np.empty((steps, together, speeds.shape[1]))
     for i, team in enumerate(workers):
-        rates, share = None, shares(np.ones(len(team)), batch // together)
+        rates, share = None, divide_batch(np.ones(len(team)), batch // together)
         for epoch in range(epochs):
             example = cluster.seconds_per_example / speeds[i]
             for worker, first, last, factor in cluster.disturbances:
@@ -468,7 +468,7 @@ def follow(methods, cluster, seed, batch, factors):
             if methods.gradient.adapt:
                 new = share / found[window, i].mean(axis=0)
                 rates = new if rates is None else smooth(rates, new, methods.gradient.smoothing)
-                share = shares(rates, batch // together)
+                share = divide_batch(rates, batch // together)
     return found.reshape(factors.shape)
 
 
@@ -510,7 +510,7 @@ def nodes(config, model, line, size):
     def load(now):
         return 1 + cluster.diurnal * np.sin(2 * np.pi * now / cluster.day + longitude)
 
-    there = presence(cluster, config.seed)
+    there = cluster_presence(cluster, config.seed)
     if hasattr(method, "graph"):
         meeting, early = plan, getattr(method, "gossip_order", "") == "combine"
         if not hasattr(plan, "send"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from optdyn.base.ranges import SMALL
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 
 
 def numbers(most):
@@ -67,4 +67,4 @@ def check(timeline, groups, steps):
 
 def replica(many, i):
     """One of the replicas of a timeline."""
-    return at(arrays(many), i)._replace(slots=many.slots)
+    return entries_at(arrays(many), i)._replace(slots=many.slots)

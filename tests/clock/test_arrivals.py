@@ -17,9 +17,9 @@ from scipy import stats
 from optdyn.clock.arrivals import (
     BLOCK,
     Work,
-    arrivals,
     compute_groups,
-    event_arrivals,
+    queued_arrivals,
+    renewal_arrivals,
 )
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN, Constant, Exponential, Gamma, LogNormal
@@ -82,8 +82,8 @@ def test_a_synchronous_update_of_n_memoryless_workers_takes_harmonic_time():
 def test_blocks_of_draws_leave_no_seam():
     """A run longer than the blocks begins, to the bit, with the run of less than a block."""
     means = np.array([[1.0], [0.7]])
-    short = arrivals(3, Exponential().draw, Work(means), 1000)
-    long = arrivals(3, Exponential().draw, Work(means), 3 * BLOCK)
+    short = renewal_arrivals(3, Exponential().draw, Work(means), 1000)
+    long = renewal_arrivals(3, Exponential().draw, Work(means), 3 * BLOCK)
     np.testing.assert_array_equal(long.worker[:1000], short.worker)
     np.testing.assert_array_equal(long.seconds[:1000], short.seconds)
     # Across seams too: the services of a worker are still exponential with its mean.
@@ -170,8 +170,8 @@ def exact(service, steps):
 
 
 ORDERS = {
-    "arrivals": arrivals,
-    "events": event_arrivals,
+    "arrivals": renewal_arrivals,
+    "events": queued_arrivals,
 }
 
 

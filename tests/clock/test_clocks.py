@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from optdyn.base.errors import ConfigError
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
-from optdyn.clock.timeline import Arrival, TimelineError, at
+from optdyn.clock.timeline import Arrival, TimelineError, entries_at
 from optdyn.train import program
 from optdyn.train.checks import check
 from optdyn.train.program import parameter_bytes
@@ -177,7 +177,7 @@ def test_what_all_clocks_owe(case, data):
             np.testing.assert_array_equal(held, np.arange(steps) - own)
     if config.methods.mix or config.method.name == "decoupled":
         steps = max(steps - ENDS, 0)
-        short = at(arrays(short), slice(steps))
+        short = entries_at(arrays(short), slice(steps))
     elif not config.methods.stages:
         assert short.slots == long.slots
     begins_with(long, short)

@@ -15,9 +15,9 @@ from optdyn.methods.dynamic_batch import (
     StepCost,
     clocked,
     costs,
+    divide_batch,
     ideal_seconds,
     measured,
-    shares,
     smooth,
     waste,
 )
@@ -63,7 +63,7 @@ extras = st.integers(0, 1000)  # examples beyond the minimum of all
 @given(many_rates, minima, extras)
 def test_shares_are_whole_add_up_and_starve_nobody(rates, minimum, extra):
     size = minimum * len(rates) + extra
-    given_ = shares(np.array(rates), size, minimum)
+    given_ = divide_batch(np.array(rates), size, minimum)
     assert given_.dtype == np.int32
     assert given_.sum() == size and given_.min() >= minimum
 
@@ -72,7 +72,7 @@ def test_shares_are_whole_add_up_and_starve_nobody(rates, minimum, extra):
 def test_shares_are_proportional_but_for_the_rounding_and_the_minimum(rates, minimum, extra):
     """Whoever is above the minimum has, to within one, the same multiple of its rate."""
     rates, size = np.array(rates), minimum * len(rates) + extra
-    given_ = shares(rates, size, minimum)
+    given_ = divide_batch(rates, size, minimum)
     above = given_ > minimum + 1
     # b_i within one of m r_i for some m: the intervals of possible m overlap.
     low, high = (given_ - 1)[above] / rates[above], (given_ + 1)[above] / rates[above]
@@ -88,8 +88,8 @@ def test_the_share_of_a_worker_grows_with_its_rate(rates, minimum, extra, index,
     rates, index = np.array(rates), index % len(rates)
     size = minimum * len(rates) + extra
     faster = rates + more * (np.arange(len(rates)) == index)
-    assert shares(faster, size, minimum)[index] >= shares(rates, size, minimum)[index]
-    given_ = shares(rates, size, minimum)[np.argsort(rates, kind="stable")]
+    assert divide_batch(faster, size, minimum)[index] >= divide_batch(rates, size, minimum)[index]
+    given_ = divide_batch(rates, size, minimum)[np.argsort(rates, kind="stable")]
     different = np.diff(np.sort(rates)) > 0
     assert np.all(np.diff(given_)[different] >= 0)  # and among workers
 
@@ -99,21 +99,21 @@ def test_the_order_of_workers_does_not_matter(data, rates, minimum, extra):
     """But among equals, of whom the first may get one more."""
     size = minimum * len(rates) + extra
     other = data.draw(st.permutations(rates))
-    one = zip(rates, shares(np.array(rates), size, minimum), strict=True)
-    two = zip(other, shares(np.array(other), size, minimum), strict=True)
+    one = zip(rates, divide_batch(np.array(rates), size, minimum), strict=True)
+    two = zip(other, divide_batch(np.array(other), size, minimum), strict=True)
     assert sorted(one) == sorted(two)
 
 
 @given(many_rates, minima, extras, st.integers(-30, 30))
 def test_the_unit_of_rates_does_not_matter(rates, minimum, extra, power):
     rates, size = np.array(rates, float), minimum * len(rates) + extra
-    scaled = shares(rates * 2.0**power, size, minimum)  # exact in float64
-    np.testing.assert_array_equal(scaled, shares(rates, size, minimum))
+    scaled = divide_batch(rates * 2.0**power, size, minimum)  # exact in float64
+    np.testing.assert_array_equal(scaled, divide_batch(rates, size, minimum))
 
 
 @given(st.integers(1, 12), st.floats(1e-6, 1e6), st.integers(0, 1000))
 def test_equal_rates_give_equal_shares_to_within_one(workers, rate, extra):
-    given_ = shares(np.full(workers, rate), workers + extra)
+    given_ = divide_batch(np.full(workers, rate), workers + extra)
     assert np.ptp(given_) <= 1
 
 
@@ -130,15 +130,15 @@ def test_equal_rates_give_equal_shares_to_within_one(workers, rate, extra):
     ],
 )
 def test_shares_by_hand(rates, size, minimum, wanted):
-    np.testing.assert_array_equal(shares(np.array(rates), size, minimum), wanted)
+    np.testing.assert_array_equal(divide_batch(np.array(rates), size, minimum), wanted)
 
 
 def test_shares_that_cannot_be():
     with pytest.raises(TimelineError, match="3 examples for 4 workers, each needs 1 or more"):
-        shares(np.ones(4), 3)
+        divide_batch(np.ones(4), 3)
     for bad in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(TimelineError, match="all must be positive and finite"):
-            shares(np.array([1.0, bad]), 10)
+            divide_batch(np.array([1.0, bad]), 10)
 
 
 def test_one_epoch_finds_the_ideal_when_nothing_is_noise(run):

@@ -12,14 +12,14 @@ from optdyn.clock.arrivals import (
     ALWAYS_THERE,
     Absences,
     Work,
-    arrivals,
-    event_arrivals,
+    queued_arrivals,
+    renewal_arrivals,
     shared_cores,
 )
 from optdyn.clock.availability import Availability, Load
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.timeline import TimelineError
-from optdyn.clock.versions import FREE, NOBODY, WAITING, Policy
+from optdyn.clock.versions import FREE_RUNNING, NO_WAITING, WAITING, Policy
 from tests.clock import by_hand
 from tests.clock.lines import same_arrivals, versions_read
 
@@ -55,14 +55,14 @@ def availability_of(draw, many):
     return Availability(draw(st.sampled_from([None, load])), presence, absence, sending)
 
 
-def line_of(own, size, policy=FREE, availability=ALWAYS_THERE):
+def line_of(own, size, policy=FREE_RUNNING, availability=ALWAYS_THERE):
     (law, means), (steps, seed) = own, size
-    return event_arrivals(
+    return queued_arrivals(
         seed, LAWS[law], Work(np.array(means, float)[:, None]), steps, policy, availability
     )
 
 
-def simulated(own, size, policy=FREE, availability=ALWAYS_THERE):
+def simulated(own, size, policy=FREE_RUNNING, availability=ALWAYS_THERE):
     """What the groups do by hand."""
     (law, means), (steps, seed) = own, size
     services = by_hand.services(LAWS[law], seed, np.array(means, float)[:, None])
@@ -92,7 +92,7 @@ def test_it_is_the_simulation(waiting, data):
     own, (steps, seed), policy, availability = (
         data.draw(groups),
         data.draw(sizes),
-        FREE,
+        FREE_RUNNING,
         ALWAYS_THERE,
     )
     if waiting == "availability":
@@ -125,8 +125,13 @@ def test_it_is_the_simulation(waiting, data):
 def test_who_waits_for_nothing_arrives_as_any(own, size):
     """Without a bound, or with one that nobody reaches, as the number of updates is."""
     (law, means), (steps, seed) = own, size
-    free = arrivals(seed, LAWS[law], Work(np.array(means, float)[:, None]), steps)
-    for policy in (FREE, Policy(1, NOBODY), Policy(delay_bound=steps), Policy(bound=steps)):
+    free = renewal_arrivals(seed, LAWS[law], Work(np.array(means, float)[:, None]), steps)
+    for policy in (
+        FREE_RUNNING,
+        Policy(1, NO_WAITING),
+        Policy(delay_bound=steps),
+        Policy(bound=steps),
+    ):
         line = line_of(own, size, policy)
         same_arrivals(line, free)
         assert line.plan.dropped is None or not line.plan.dropped.any()
@@ -137,7 +142,7 @@ def test_expected_seconds_of_memoryless_groups(waiting):
     """Dutta et al.: n - i groups are still at work after i of a round, or n always."""
     n, k, rate, steps = 8, 3, 2.0, 4000
     work = Work(np.full((n, 1), 1 / rate))
-    line = event_arrivals(0, Exponential().draw, work, steps, Policy(k, waiting))
+    line = queued_arrivals(0, Exponential().draw, work, steps, Policy(k, waiting))
     between = np.diff(line.seconds, prepend=0.0)
     at_work = np.full(k, n) if "batch" in waiting else n - np.arange(k)
     expected = (1 / (rate * at_work)).sum()
@@ -164,7 +169,7 @@ def test_a_service_takes_the_closed_form():
     law, allotted, steps = LogNormal(3.0).draw, 0.5, 20_000
     draws = law(np.random.default_rng(1), (400_000, 1))[:, 0]
     expected = np.minimum(draws, allotted).mean() / (draws <= allotted).mean()
-    line = event_arrivals(0, law, Work(np.ones((1, 1))), steps, Policy(allotted=allotted))
+    line = queued_arrivals(0, law, Work(np.ones((1, 1))), steps, Policy(allotted=allotted))
     # Of 20,000 services, whose deviation is about their mean: 0.7 %; three of them.
     assert line.seconds[-1] / steps == pytest.approx(expected, rel=0.021)
     assert expected < 0.5
@@ -179,7 +184,7 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
     n, m, steps = 200, 0.5, 30_000
     absences = Absences(1, n, Availability(None, presence, absence))
     work = Work(np.full((n, 1), m))
-    line = event_arrivals(1, Exponential().draw, work, steps, absences=absences)
+    line = queued_arrivals(1, Exponential().draw, work, steps, absences=absences)
     end, begin = line.seconds[-1], line.seconds[steps // 5]  # by when the start is forgotten
     part, away = presence / (presence + absence), np.array(absences.past)
     # 24,000 arrivals are known to 0.65 %; of 200 workers' some 6,000 renewals 1 % or less.
@@ -195,7 +200,7 @@ def test_memoryless_workers_deliver_at_their_rate_while_they_are_there(presence,
     ("policy", "availability", "message"),
     [
         (Policy(allotted=0.5), ALWAYS_THERE, r"allotted = 0\.5: groups have begun again .* longer"),
-        (FREE, Availability(presence=0.02, absence=1.0), r"presence = 0\.02"),
+        (FREE_RUNNING, Availability(presence=0.02, absence=1.0), r"presence = 0\.02"),
     ],
 )
 def test_who_never_gets_anything_done_is_told_so(policy, availability, message):
@@ -210,7 +215,7 @@ def test_without_a_server_and_with_cores_enough_it_is_the_clock_of_arrivals():
     work = Work(np.array([[1.0], [2.0], [3.0], [0.7]]))
     for law in (Constant().draw, LogNormal(0.5).draw):
         found = shared_cores(3, law, work, 0.0, 4, 400)
-        same_arrivals(found, arrivals(3, law, work, 400))
+        same_arrivals(found, renewal_arrivals(3, law, work, 400))
 
 
 @given(

@@ -12,7 +12,7 @@ import random
 import pytest
 
 from optdyn.base.errors import InputError
-from optdyn.clock.versions import fill
+from optdyn.clock.versions import replay_order
 from tests.clock.recorded import config_of, line_of, record, replayed
 from tests.methods import test_battery as battery
 
@@ -249,7 +249,7 @@ def traced(case, path):
         worker, config = line.plan.worker, config.with_({"cluster.service.name": "race"})
         blank = line_of(config)
         order = config.methods.read.order(config, config.methods, blank)
-        fill(order, worker, line.seconds, getattr(line.plan, "dropped", None))
+        replay_order(order, worker, line.seconds, getattr(line.plan, "dropped", None))
         line = blank
     record(line, path, raced=case in RACED)
     return replayed(config, path), reference

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.network import COLLECTIVES, among, between_nodes, busiest
-from optdyn.clock.service import with_exchange
+from optdyn.clock.network import COLLECTIVES, all_reduce_among, between_nodes, busiest_link_bytes
+from optdyn.clock.service import overlapped
 from optdyn.clock.timeline import TimelineError
 from tests.clock import by_hand
 
@@ -36,7 +36,7 @@ def test_collectives_have_closed_forms(kind, expected):
 @given(st.sampled_from(COLLECTIVES), st.integers(1, 12), st.floats(0, 1e6))
 def test_one_alone_sends_nothing_and_more_never_less(kind, nodes, size):
     cluster = cluster_of(nodes=nodes, collective=kind)
-    found = [among(cluster, np.arange(n), size) for n in range(1, nodes + 1)]
+    found = [all_reduce_among(cluster, np.arange(n), size) for n in range(1, nodes + 1)]
     assert found[0] == 0
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(found))
 
@@ -55,13 +55,13 @@ fractions = st.floats(0, 1)
 def test_what_overlap_hides(compute, exchange, one, other):
     """Never more than the exchange or that part of the computing, and the more overlap the more."""
     least, most = sorted((one, other))
-    seconds = with_exchange(compute, exchange, most)
+    seconds = overlapped(compute, exchange, most)
     hidden = compute + exchange - seconds
     # Float64 rounding of sums of up to 2e3 seconds.
     assert -1e-12 < hidden - min(exchange, most * compute) < 1e-12 * (compute + exchange) + 1e-12
-    assert seconds <= with_exchange(compute, exchange, least)
-    assert with_exchange(compute, exchange, 0.0) == compute + exchange
-    assert with_exchange(compute, 0.0, most) == compute
+    assert seconds <= overlapped(compute, exchange, least)
+    assert overlapped(compute, exchange, 0.0) == compute + exchange
+    assert overlapped(compute, 0.0, most) == compute
 
 
 def most(rings, kind, nodes):
@@ -76,18 +76,18 @@ def most(rings, kind, nodes):
 def test_the_busiest_link_is_that_of_the_messages_one_by_one(kind, nodes):
     counted = most([range(nodes)], kind, nodes)
     cluster = Cluster(nodes=nodes, collective=kind)
-    np.testing.assert_allclose(counted, busiest(cluster, 1.0), rtol=1e-12)
-    assert busiest(Cluster(collective=kind), 1.0) == 0
+    np.testing.assert_allclose(counted, busiest_link_bytes(cluster, 1.0), rtol=1e-12)
+    assert busiest_link_bytes(Cluster(collective=kind), 1.0) == 0
 
 
 def test_the_busiest_link_between_regions_is_in_both_rings():
     """8 nodes in 3 regions: of 3, 3 and 2, whose first nodes are also around the earth."""
     rings = [0, 1, 2], [3, 4, 5], [6, 7], [0, 3, 6]
     cluster = Cluster(nodes=8, regions=3, bandwidth=1.0)
-    assert busiest(cluster, 1.0) == pytest.approx(most(rings, "ring", 8)[0])
+    assert busiest_link_bytes(cluster, 1.0) == pytest.approx(most(rings, "ring", 8)[0])
 
 
 @pytest.mark.parametrize(("kind", "times"), [("ring", 7), ("tree", 3 * 8), ("server", 7 * 8)])
 def test_what_all_gather_is_what_takes_the_seconds(kind, times):
     """A ring hands on one message of every other; a root has all of them for each below it."""
-    assert busiest(Cluster(nodes=8, collective=kind), 1.0, gathered=True) == times
+    assert busiest_link_bytes(Cluster(nodes=8, collective=kind), 1.0, gathered=True) == times

@@ -11,9 +11,9 @@ from optdyn.clock.pipeline import (
     FORWARD,
     UPDATE,
     StageWork,
-    of_cluster,
+    pipeline_timeline,
     schedule,
-    seconds,
+    update_seconds,
 )
 from optdyn.clock.service import Constant
 from optdyn.clock.timeline import TimelineError
@@ -42,7 +42,7 @@ def test_all_tasks_are_done_when_they_are_by_hand(kind, work, parts, updates):
     assert len(tasks) == len(keys)
     assert tasks == by_hand.staged(kind, forward, backward, update, transfer, parts, updates)
     ends = [max(end for key, (_, end) in tasks.items() if key[1] == t) for t in range(updates)]
-    np.testing.assert_array_equal(seconds(found), ends)
+    np.testing.assert_array_equal(update_seconds(found), ends)
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
@@ -57,7 +57,7 @@ def test_the_bubble_of_equal_stages(kind, stages, parts, forward, backward, upda
     """(S - 1) / (M + S - 1), whatever backward takes over forward, and in every update anew."""
     found = schedule(kind, [forward] * stages, backward, 0.0, updates, parts)
     length = (parts + stages - 1) * (forward + backward)
-    np.testing.assert_array_equal(seconds(found), length * np.arange(1, updates + 1))
+    np.testing.assert_array_equal(update_seconds(found), length * np.arange(1, updates + 1))
     # The order decides what a stage holds: M, or min(S - j, M), from forward to backward.
     more = np.array([1, -1, 0])[found.kind]
     most = [np.cumsum(more[found.stage == stage]).max() for stage in range(stages)]
@@ -99,11 +99,11 @@ def test_equal_intervals_are_those_of_the_whole_schedule(forward, backward, micr
     sent = np.arange(len(forward) - 1) * 1e6
     work = StageWork(forward, backward, sent, np.zeros(len(forward)))
     cluster = Cluster(nodes=len(forward), bandwidth=1e6, service=Constant())
-    made = of_cluster(cluster, micro_batches, work, steps=steps, batch_size=1000)
+    made = pipeline_timeline(cluster, micro_batches, work, steps=steps, batch_size=1000)
     if micro_batches:
         f, b, x = forward / micro_batches, backward / micro_batches, sent / 1e6 / micro_batches
         whole = schedule("gpipe", f, b, x, steps, micro_batches)
     else:
         whole = schedule("local", forward, backward, sent / 1e6, steps)
     # Sums of a few hundred floats in another order.
-    np.testing.assert_allclose(made.seconds, seconds(whole), rtol=1e-12)
+    np.testing.assert_allclose(made.seconds, update_seconds(whole), rtol=1e-12)

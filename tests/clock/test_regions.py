@@ -63,14 +63,14 @@ def test_nodes_are_spread_evenly(nodes, number):
 def test_links_are_those_of_the_matrices_that_they_stand_for():
     made = Cluster(nodes=12, **EARTH)
     one, other = np.arange(12)[:, None], np.arange(12)[None]
-    every = network.links(made, 3e6)(one, other)
-    rest = network.links(made, 0.0)(one, other)
+    every = network.link_seconds(made, 3e6)(one, other)
+    rest = network.link_seconds(made, 0.0)(one, other)
     given = Cluster(
         nodes=12,
         latencies=tuple(map(tuple, rest)),
         bandwidths=tuple(map(tuple, 3e6 / (every - rest))),
     )
-    np.testing.assert_allclose(network.links(given, 3e6)(one, other), every, rtol=1e-12)
+    np.testing.assert_allclose(network.link_seconds(given, 3e6)(one, other), every, rtol=1e-12)
     np.testing.assert_array_equal(every, every.T)
     assert (
         rest[network.region_of_nodes(made)[:, None] == network.region_of_nodes(made)] == 0.01
@@ -79,12 +79,14 @@ def test_links_are_those_of_the_matrices_that_they_stand_for():
 
 def test_hours_add_up_to_a_day():
     made = Cluster(nodes=7, diurnal=0.6, day=24.0, **EARTH)
-    factors = np.array([availability.load(made)(np.full(7, hour)) for hour in np.arange(24.0)])
+    factors = np.array(
+        [availability.cluster_load(made)(np.full(7, hour)) for hour in np.arange(24.0)]
+    )
     np.testing.assert_allclose(factors.mean(axis=0), 1, rtol=1e-12)
     assert factors.min() == pytest.approx(0.4, abs=0.02)  # at one of 24 hours, nearly the least
     later = factors.argmax(axis=0)  # the sun goes west: who is further east has noon sooner
     assert len(set(later.tolist())) > 3
-    assert availability.load(Cluster(nodes=7, **EARTH)) is None
+    assert availability.cluster_load(Cluster(nodes=7, **EARTH)) is None
 
 
 def test_of_a_long_time_everybody_is_there_for_the_part_that_the_means_say():

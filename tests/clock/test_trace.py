@@ -7,7 +7,7 @@ from optdyn.clock.arrivals import compute_groups as make_of
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Trace
 from optdyn.clock.timeline import TimelineError
-from optdyn.clock.trace import read
+from optdyn.clock.trace import read_trace
 
 HEADER = "worker,seconds\n"
 
@@ -27,7 +27,7 @@ def make(cluster, *, steps, replicas=0, **values):
     """The timeline of groups whose arrivals are those of the file that the cluster names."""
     trace = None
     if cluster.service.name == "trace":
-        trace = read(cluster.service.path, steps * max(replicas, 1))
+        trace = read_trace(cluster.service.path, steps * max(replicas, 1))
     return make_of(cluster, steps=steps, replicas=replicas, trace=trace, **values)
 
 

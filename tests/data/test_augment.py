@@ -93,13 +93,15 @@ def test_an_example_depends_on_its_own_seed_only(order):
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 40), st.integers(0, 40), st.integers(1, 9))
 def test_any_window_of_the_draws_is_that_of_the_whole(seed, start, more, batch_size):
-    whole = order.draws(seed, 0, start + more, batch_size)
+    whole = order.augmentation_seeds(seed, 0, start + more, batch_size)
     assert whole.shape == (start + more, batch_size) and whole.dtype == np.int32
-    np.testing.assert_array_equal(order.draws(seed, start, start + more, batch_size), whole[start:])
+    np.testing.assert_array_equal(
+        order.augmentation_seeds(seed, start, start + more, batch_size), whole[start:]
+    )
 
 
 def test_draws_differ_between_updates_places_and_seeds():
-    drawn = np.concatenate([order.draws(seed, 0, 50, 20) for seed in (0, 1)])
+    drawn = np.concatenate([order.augmentation_seeds(seed, 0, 50, 20) for seed in (0, 1)])
     assert len(np.unique(drawn)) == drawn.size  # 2,000 of 2^31: a pair is equal in 1 of 1,000 cases
 
 

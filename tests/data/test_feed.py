@@ -121,7 +121,7 @@ def test_every_device_reads_its_own_rows_and_each_once():
 @pytest.mark.parametrize(("size", "updates"), [(1200, 1), (400, 1), (200, 2), (100, 4), (1, 7)])
 def test_a_part_is_as_large_as_fits(monkeypatch, size, updates):
     """Three examples an update; at least one update, at most 7."""
-    monkeypatch.setattr(order, "BYTES", 1200)
+    monkeypatch.setattr(order, "BLOCK_BYTES", 1200)
     train = {"image": np.zeros((50, size), np.uint8)}
     part = order.streamed(train, lambda of: of(0), 1, 3, 7)(0, chosen)
     assert part.stop == updates and part.examples["image"].shape == (3 * updates, size)
@@ -146,7 +146,7 @@ def train(mnist, tmp_path_factory):
 @pytest.mark.parametrize("augment", ["", "crop_flip"])
 def test_a_streamed_run_is_the_run_in_memory(train, monkeypatch, augment):
     """To the bit, in parts of 7 updates, which end neither at log points nor with the run."""
-    monkeypatch.setattr(order, "BYTES", 7 * 16 * (28 * 28 + 4))
+    monkeypatch.setattr(order, "BLOCK_BYTES", 7 * 16 * (28 * 28 + 4))
     whole, parts = (train(augment=augment, streaming=on) for on in (False, True))
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     assert parts["train_loss"] == whole["train_loss"]
@@ -154,7 +154,7 @@ def test_a_streamed_run_is_the_run_in_memory(train, monkeypatch, augment):
 
 
 def test_a_streamed_run_never_holds_the_training_set(train, monkeypatch):
-    monkeypatch.setattr(order, "BYTES", 16 * (28 * 28 + 4))
+    monkeypatch.setattr(order, "BLOCK_BYTES", 16 * (28 * 28 + 4))
     put, sizes = runs.streamed, []
 
     def watched(examples, to_device, *rest):
@@ -165,6 +165,6 @@ def test_a_streamed_run_never_holds_the_training_set(train, monkeypatch):
         return put(examples, record, *rest)
 
     monkeypatch.setattr(runs, "streamed", watched)
-    monkeypatch.setattr(runs, "whole", lambda *_: 1 / 0)
+    monkeypatch.setattr(runs, "whole_set", lambda *_: 1 / 0)
     train(streaming=True)
     assert set(sizes) == {16} and 60 <= len(sizes) <= 62  # a batch each; two were prefetched

@@ -132,7 +132,7 @@ WRONG = {
     "two files": (two_files, "several idx files of the train images: .*small"),
     "fewer labels": (
         lambda where: write_idx(where, labels=LABELS[:-1]),
-        "the train split .* has 20 images and 19 labels",
+        "the train split .* has 20 of image and 19 of label",
     ),
     "no idx": (wrong_idx(b"PNG"), "cannot read .*train-images-idx3-ubyte: not an idx file"),
     "short idx": (wrong_idx(idx(IMAGES)[:-7]), "cannot read .*train-images-idx3-ubyte: "),
@@ -143,12 +143,12 @@ WRONG = {
     "names": (npz(a=IMAGES, b=LABELS), "train.npz has no 'image', only a, b"),
     "floats": (
         npz(image=IMAGES / 255, label=LABELS),
-        r"train images .* are float64 \(20, 6, 5\); they must be uint8",
+        r"'image' of the data set .* is float32 \(\d+, 6, 5, 1\): must be uint8",
     ),
-    "flat": (npz(image=IMAGES.reshape(20, -1), label=LABELS), r"uint8 \(20, 30\); they must be"),
-    "one-hot": (npz(image=IMAGES, label=np.eye(20)), r"train labels .* float64 \(20, 20\)"),
+    "flat": (npz(image=IMAGES.reshape(20, -1), label=LABELS), r"uint8 \(20, 30\): must be"),
+    "one-hot": (npz(image=IMAGES, label=np.eye(20)), r"'label' of the train .* float64 \(20, 20\)"),
     "npz": (lambda where: (where / "train.npz").write_bytes(b"no"), "cannot read .*train.npz"),
-    "negative": (npz(image=IMAGES, label=LABELS - 1.0 < 0), "train labels .* are bool"),
+    "negative": (npz(image=IMAGES, label=LABELS - 1.0 < 0), "'label' of the train .* is bool"),
     "shapes": (
         both_shapes,
         r"uint8 \(20, 6, 5, 1\) in train and uint8 \(20, 3, 5, 1\) in test: must differ",

@@ -13,7 +13,7 @@ from PIL import Image
 from optdyn.base.errors import ConfigError
 from optdyn.problem import data
 from optdyn.problem.data import prepare, records
-from optdyn.problem.data.records import CACHE, opened
+from optdyn.problem.data.records import CACHE, open_builder
 from tests.data.builders import examples, prepared
 from tests.data.loaded import load
 
@@ -144,7 +144,7 @@ def test_a_data_set_imports_no_class_of_its_own(copied, tmp_path, monkeypatch, n
         features["jsonFeature"] = {"json": json.dumps({"label": one})}
     file.write_text(json.dumps(features))
     with pytest.raises(data.DataError, match=r"'foreign\.Label': must be classes of TFDS's own"):
-        opened(file.parent)
+        open_builder(file.parent)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

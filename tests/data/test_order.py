@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from optdyn.problem.data.arrays import stratified
-from optdyn.problem.data.order import BLOCK, RAMP, away, batches, independent
+from optdyn.problem.data.order import BLOCK, EPOCH_RAMP, batches, distance_to_epoch, independent
 
 SEEDS = st.integers(0, 2**31)
 SIZES = st.integers(1, 40)
@@ -102,10 +102,12 @@ def test_second_batches_have_the_mean_of_what_is_left():
 @given(st.integers(0, 30), SIZES, SIZES, st.integers(1, 3))
 def test_away_is_0_where_an_epoch_begins_and_rises_from_there(start, batch_size, examples, past):
     stop = start + 40
-    epochs = np.arange((stop + RAMP) * batch_size).reshape(-1, batch_size) // examples
-    begins = [t for t in range(stop + RAMP) if len(np.unique(epochs[max(t - past, 0) : t + 1])) > 1]
-    found = away(start, stop, batch_size, examples, past)
+    epochs = np.arange((stop + EPOCH_RAMP) * batch_size).reshape(-1, batch_size) // examples
+    begins = [
+        t for t in range(stop + EPOCH_RAMP) if len(np.unique(epochs[max(t - past, 0) : t + 1])) > 1
+    ]
+    found = distance_to_epoch(start, stop, batch_size, examples, past)
     for t, value in zip(range(start, stop), found, strict=True):
-        near = min((abs(t - begin) for begin in begins), default=RAMP)
-        assert value == min(near / RAMP, 1)
-    assert (away(start, stop, batch_size, examples, past, replacement=True) == 1).all()
+        near = min((abs(t - begin) for begin in begins), default=EPOCH_RAMP)
+        assert value == min(near / EPOCH_RAMP, 1)
+    assert (distance_to_epoch(start, stop, batch_size, examples, past, replacement=True) == 1).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optdyn.problem import losses, problem
-from optdyn.problem.data.arrays import DataError, checked
+from optdyn.problem.data.arrays import DataError, make_dataset
 from optdyn.problem.data.kinds import OwnData
 from tests.data.loaded import load
 from tests.devices.started import parameters
@@ -21,7 +21,7 @@ LABELS, TOKENS = np.arange(20) % 4, RNG.integers(0, 9, size=(20, 6))
 
 def data(*, test=True, **arrays):
     splits = {"train": arrays} | ({"test": {k: v[:8] for k, v in arrays.items()}} if test else {})
-    return checked(splits, 0, "of the test")
+    return make_dataset(splits, 0, "of the test")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ TRAIN = {"train": {"x": X, "y": Y}}
 )
 def test_arrays_that_cannot_be_used_are_one_line(splits, classes, said):
     with np.errstate(over="ignore"):
-        assert said in refusal(checked, splits, classes, "of the test", error=DataError)
+        assert said in refusal(make_dataset, splits, classes, "of the test", error=DataError)
 
 
 @pytest.mark.parametrize("classes", ["two", 2.7, -1, True, [2]])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from optdyn.experiment import Config, ConfigError
 from optdyn.problem import problem
-from optdyn.problem.data.order import contiguous, dirichlet, divided, sizes
+from optdyn.problem.data.order import contiguous, dirichlet, divide, shard_sizes
 from optdyn.train import trainer
 from optdyn.train.checks import check
 from optdyn.train.run import batches_of, feed_of
@@ -32,7 +32,7 @@ def test_every_example_is_one_nodes(nodes, more, classes, alpha, seed):
     labels = rng.integers(classes, size=nodes + more)
     shards = dirichlet(labels, nodes, alpha, np.random.default_rng(seed))
     np.testing.assert_array_equal(np.sort(np.concatenate(shards)), np.arange(len(labels)))
-    assert [len(own) for own in shards] == list(sizes(len(labels), nodes))
+    assert [len(own) for own in shards] == list(shard_sizes(len(labels), nodes))
     assert np.ptp([len(own) for own in shards]) <= 1
     again = dirichlet(labels, nodes, alpha, np.random.default_rng(seed))
     for one, other in zip(shards, again, strict=True):
@@ -55,9 +55,9 @@ def test_what_can_be_had_is_in_the_proportions_that_were_drawn():
     """Where labels are plenty for what is asked for, to one example."""
     mixtures = np.array([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])
     supply, each = np.array([75, 75, 50]), np.array([100, 100])
-    np.testing.assert_array_equal(divided(mixtures, supply, each), [[50, 50, 0], [25, 25, 50]])
+    np.testing.assert_array_equal(divide(mixtures, supply, each), [[50, 50, 0], [25, 25, 50]])
     with pytest.raises(ValueError, match="200 examples for shards of 201"):
-        divided(mixtures, supply, np.array([100, 101]))
+        divide(mixtures, supply, np.array([100, 101]))
 
 
 VALUES = {

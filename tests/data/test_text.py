@@ -182,7 +182,7 @@ def test_no_more_is_read_than_is_asked_for(lines, length, count, tokenizer):
             yield {"text": line.encode()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "sources", lambda _: (source("train"), source("test")))
+        patch.setattr(text, "record_splits", lambda _: (source("train"), source("test")))
         read = text.records(None, "text", tokenizer, length, count)
     made = KJV(tokenizer=tokenizer, sequence_length=length)
     assert taken == ["train"] * expected + ["test"] * expected

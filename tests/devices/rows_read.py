@@ -21,7 +21,7 @@ def main(values: str, folder: str) -> None:
     config = Config().with_(json.loads(Path(values).read_text()))
     run, rows, read = trainer.prepare(config), order._rows, []
     train = run.data.train
-    order.BYTES = sum(leaf.nbytes // len(leaf) for leaf in train.values()) * run.examples
+    order.BLOCK_BYTES = sum(leaf.nbytes // len(leaf) for leaf in train.values()) * run.examples
 
     def recorded(train, numbers, room):
         read.append(numbers.tolist())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from optdyn.base.hold import LOCK, held
+from optdyn.base.workdir_lock import LOCK, locked
 from tests.proc import ended, parents, read
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def test_one_of_four_is_killed(tmp_path, mnist, killed):
 
 def test_a_workdir_in_use_is_refused_on_all_processes(tmp_path, mnist):
     """In the same line on each: whichever ends first says it, and the launcher ends the others."""
-    with held(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         job = start(tmp_path / "run", mnist["data.dir"])
         _, errors = ended(job)
     assert job.returncode == 2 and "Traceback" not in errors

@@ -67,7 +67,7 @@ def test_a_send_does_not_wait(config, monkeypatch):
         begun.append((future := Future(), message))
         return future
 
-    monkeypatch.setattr(ring, "joined", lambda: begin)
+    monkeypatch.setattr(ring, "process_ring", lambda: begin)
     layout, first = program_of(config(REAL), 12)
     running, infos = layout.advance(*first)
     ((future, message),) = begun

@@ -111,7 +111,7 @@ def test_alone_an_exception_passes_and_this_is_the_writer():
 
 def test_description_of_the_job():
     environ = {"OPTDYN_COORDINATOR": "a:1", "OPTDYN_PROCESSES": "4", "OPTDYN_PROCESS": "3"}
-    assert processes.described(environ) == ("a:1", 4, 3)
+    assert processes.job_from_environment(environ) == ("a:1", 4, 3)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_description_of_the_job():
 def test_a_description_that_does_not_hold_together(change, message):
     environ = {"OPTDYN_COORDINATOR": "a:1", "OPTDYN_PROCESSES": "2", "OPTDYN_PROCESS": "0"}
     with pytest.raises(processes.ProcessError, match=message):
-        processes.described({**environ, **change})
+        processes.job_from_environment({**environ, **change})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 import numpy as np
 import pytest
 
-from optdyn.base.greeting import Door, call
+from optdyn.base.handshake import Listener, connect
 from optdyn.base.processes import ProcessError
 from optdyn.devices import ring
 
@@ -47,18 +47,18 @@ def test_strangers_in_the_starting_second_hold_nobody_up(monkeypatch):
 
 
 def test_another_process_is_not_taken_for_the_neighbour():
-    with closing(Door(KEY, "127.0.0.1")) as door, ThreadPoolExecutor(2) as pool:
-        other = pool.submit(call, door.address, KEY, 1, WAIT)
+    with closing(Listener(KEY, "127.0.0.1")) as door, ThreadPoolExecutor(2) as pool:
+        other = pool.submit(connect, door.address, KEY, 1, WAIT)
         found = pool.submit(ring.neighbour, door, 2, WAIT)
         assert other.result() and not found.done()
-        caller = call(door.address, KEY, 2, WAIT)
+        caller = connect(door.address, KEY, 2, WAIT)
         caller.send_bytes(b"two")
         assert found.result().recv_bytes() == b"two"
 
 
 def test_a_neighbour_that_does_not_come_is_one_line():
     with (
-        closing(Door(KEY, "127.0.0.1")) as door,
+        closing(Listener(KEY, "127.0.0.1")) as door,
         socket.create_connection(door.address),
         pytest.raises(ProcessError, match=r"process 2 has not called its neighbour in 0\.2 s"),
     ):

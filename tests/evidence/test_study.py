@@ -48,7 +48,7 @@ def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path, here):
 
 
 def test_whoever_waits_sees_how_many_trials_have_run(tmp_path, monkeypatch, capsys, here):
-    monkeypatch.setattr(progress, "PRINTED", 0.0)
+    monkeypatch.setattr(progress, "PRINTED_SECONDS", 0.0)
     (job,) = jobs(most=10)
     other = job._replace(config=job.config.with_(seed=7))
     with Study(tmp_path / "mine", "small", (5,), (0,), processes=1) as study:

@@ -19,7 +19,9 @@ def asynchronous(loss, optimizer, slots, fresh=()):
 
 
 def daso(loss, optimizer, transfer_dtype="", blocking_dtype="", collectives=SIMULATED):
-    inner = plain(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(optimizer))
+    inner = plain(
+        core.averaged_gradient(core.full_gradient(loss), "data"), core.single_optimizer(optimizer)
+    )
     method = DASO(transfer_dtype=transfer_dtype, blocking_dtype=blocking_dtype)
     return method.mix(inner, collectives)
 

@@ -45,7 +45,9 @@ def loss(params, batch):
 
 def inner(optimizer=SGD):
     """What a node does by itself."""
-    return sync(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(optimizer))
+    return sync(
+        core.averaged_gradient(core.full_gradient(loss), "data"), core.single_optimizer(optimizer)
+    )
 
 
 def averaging(inner, keys, collectives=SIMULATED, optimizer=None):

@@ -20,7 +20,7 @@ import optax
 import pytest
 
 from optdyn import optimizers
-from optdyn.clock.timeline import Shares, columns, cut, plan_of
+from optdyn.clock.timeline import Shares, padded_share, plan_of, split_batches
 from optdyn.experiment import Config, ConfigError
 from optdyn.methods import Event, MethodStack, ModelInfo, Rule, built_in, compose, messages
 from optdyn.train import devices as parallel
@@ -262,7 +262,7 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
     divided = plan_of(line, Shares)
     if divided:  # each device is given its own
         shares = divided.shares
-        own = cut(np.tile(np.arange(BATCH), (STEPS, 1)), shares, columns(shares))
+        own = split_batches(np.tile(np.arange(BATCH), (STEPS, 1)), shares, padded_share(shares))
         batches = jax.tree.map(lambda leaf: leaf[np.arange(STEPS)[:, None], own], batches)
     events = Event(
         jax.tree.map(jnp.asarray, line.plan),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from optdyn import optimizers
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.timeline import Meeting, at
+from optdyn.clock.timeline import Meeting, entries_at
 from optdyn.devices.simulated import NodeStates, over_nodes
 from optdyn.methods import Event
 from optdyn.methods.daso import DASO
@@ -142,7 +142,7 @@ def test_a_merge_keeps_the_mean_and_shrinks_the_spread(wait, data):
     2 S / (2 S + P), a blocking one by 0, and the mean stays. So equal nodes stay as they are."""
     period = data.draw(st.integers(wait, 8))
     choice = meetings_of(max_batches=period, wait=wait, warmup_epochs=0, patience=EPOCHS)
-    window = at(choice, slice(EPOCH))
+    window = entries_at(choice, slice(EPOCH))
     state = apart(FLAT, data.draw(st.integers(0, 99)))
     before = np.float64(state.state.params["w"])
     _, (_, after) = scan(FLAT, state, events_of(window), nothing(EPOCH))
@@ -160,7 +160,7 @@ def test_bfloat16_is_only_for_the_journey():
     state = apart(method, 0)
     sums = jax.tree.leaves(state.state.in_flight)
     assert {leaf.dtype for leaf in sums} == {jnp.dtype("bfloat16")}
-    choice = at(meetings_of(), slice(1))  # blocking
+    choice = entries_at(meetings_of(), slice(1))  # blocking
     after, _ = scan(method, state, events_of(choice), nothing(1))
     assert jax.tree.structure(after) == jax.tree.structure(state)
     for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True):
@@ -175,7 +175,7 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
     """Mapped over, the flags are no scalars any more and nothing else may change."""
     window = {name: values[: 3 * EPOCH] for name, values in batches.items()}
     runs = [
-        events_of(at(choice, slice(3 * EPOCH)))
+        events_of(entries_at(choice, slice(3 * EPOCH)))
         for choice in (meetings_of(), meetings_of(wait=1), meetings_of(warmup_epochs=0))
     ]
     run = partial(scan, METHOD, METHOD.init(START), batches=window)
@@ -189,7 +189,7 @@ def test_replicas_with_schedules_of_their_own_equal_one_by_one(batches):
 
 def traced(dtype="", sends=SIMULATED):
     """Collectives of the program of a device, at a step that sends."""
-    event, batch = at((events_of(meetings_of()), nothing(1)), 0)
+    event, batch = entries_at((events_of(meetings_of()), nothing(1)), 0)
     method = daso(loss, SGD, dtype, collectives=sends)
     return collectives(method, START, event, batch, NODES, LOCAL)
 
@@ -212,7 +212,7 @@ def test_a_node_sends_its_message_once(dtype):
     said = jax.eval_shape(daso(loss, SGD, dtype).init, START).in_flight
     assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(said)) == of_clock
     one = over_nodes(daso(loss, SGD, dtype), NODES, LOCAL)
-    _, info = one.step(one.init(START), *at((events_of(meetings_of()), nothing(1)), 0))
+    _, info = one.step(one.init(START), *entries_at((events_of(meetings_of()), nothing(1)), 0))
     assert info["sent_bytes"] == of_clock
 
 

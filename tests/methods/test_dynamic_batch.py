@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optdyn.clock.timeline import Shares, columns, cut
+from optdyn.clock.timeline import Shares, padded_share, split_batches
 from optdyn.core import Event
 from optdyn.devices.simulated import over_workers
 from optdyn.methods.dynamic_batch import WEIGHTS
@@ -55,7 +55,7 @@ def handed(shares, batch, room=None):
     shares = np.asarray(shares)
     several = shares.reshape(-1, shares.shape[-1])
     numbers = np.tile(np.arange(several[0].sum()), (len(several), 1))
-    own = cut(numbers, several, room or columns(shares))
+    own = split_batches(numbers, several, room or padded_share(shares))
     if shares.ndim == 1:
         return jax.tree.map(lambda leaf: leaf[own[0]], batch)
     return jax.tree.map(lambda leaf: leaf[np.arange(len(own))[:, None], own], batch)

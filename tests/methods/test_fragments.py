@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn import core, optimizers
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.devices.simulated import over_nodes
 from optdyn.experiment import ConfigError
 from optdyn.methods import Event
@@ -52,7 +52,7 @@ def loss(params, batch):
     return 0.5 * jnp.mean((batch["inputs"] @ flat - batch["targets"]) ** 2)
 
 
-INNER = sync(core.averaged(core.full_gradient(loss), "data"), core.single_optimizer(SGD))
+INNER = sync(core.averaged_gradient(core.full_gradient(loss), "data"), core.single_optimizer(SGD))
 
 
 @cache
@@ -158,7 +158,7 @@ def test_more_fragments_than_arrays_are_refused():
 def test_a_device_sends_the_fragments_whose_turn_it_is(fragments, local):
     """In the program: over `node` one collective a fragment, each in a branch of its own."""
     made = averaging(INNER, {"fragments": fragments, "mixing": 0.0}, sharded("data"))
-    choice = at(meeting_schedule(STEPS, 4, fragments, 0), 0)
+    choice = entries_at(meeting_schedule(STEPS, 4, fragments, 0), 0)
     event = Event(choice, {"learning_rate": jnp.float32(RATE)})
     every = collectives(made, tree(START), event, battery.at(BATCHES, 0), NODES, local)
     found = [each for each in every if each[0] == ("node",)]

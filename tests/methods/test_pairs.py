@@ -14,7 +14,7 @@ import pytest
 
 from optdyn import methods
 from optdyn.clock.service import Exponential
-from optdyn.clock.timeline import Shares, at, plan_of
+from optdyn.clock.timeline import Shares, entries_at, plan_of
 from optdyn.methods import Event
 from optdyn.train import devices as parallel
 from optdyn.train import program
@@ -126,7 +126,7 @@ def trained(name):
     state, losses, every = made.init(params), [], []
     for start in range(0, STEPS, WINDOW):
         part = slice(start, start + WINDOW)
-        events = Event(at(line.plan, part), at(hypers, part), line.staleness[part])
+        events = Event(entries_at(line.plan, part), entries_at(hypers, part), line.staleness[part])
         batches = {"image": images[own[part]], "label": labels[own[part]]}
         state, (loss, after) = window(state, *jax.tree.map(jnp.asarray, (events, batches)))
         losses.append(np.asarray(loss))
@@ -153,7 +153,7 @@ def test_it_is_what_its_equations_say(name):
     expected = reference.run(
         name,
         plain(params),
-        [at(line.plan, t) for t in range(WINDOW)],
+        [entries_at(line.plan, t) for t in range(WINDOW)],
         [{name: float(values[t]) for name, values in hypers.items()} for t in range(WINDOW)],
         images[:WINDOW],
         labels[:WINDOW],

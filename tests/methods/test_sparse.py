@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.fft import dctn, idctn
 
-from optdyn.clock.timeline import Together
+from optdyn.clock.timeline import AllReduceStep
 from optdyn.methods.averaging import meeting_schedule
 from optdyn.methods.sparse import chunks, demo, places
 from tests.methods import nodes
@@ -61,7 +61,7 @@ DECAY, GAMMA = 0.9, np.float64(np.float32(RATE))
 
 
 def demo_ran(coefficients, signed):
-    choice = Together(numbers={"momentum_decay": np.full(STEPS, DECAY, np.float32)})
+    choice = AllReduceStep(numbers={"momentum_decay": np.full(STEPS, DECAY, np.float32)})
     made = demo(nodes.inner(), 2, coefficients, signed)
     return nodes.ran(made, nodes.events(choice, RATE, 0.0))
 

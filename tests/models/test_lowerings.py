@@ -8,7 +8,7 @@ import pytest
 from optdyn.experiment import Config
 from optdyn.problem import models
 from optdyn.problem.models import base
-from optdyn.problem.models.convolution import Conv, each
+from optdyn.problem.models.convolution import Conv, lowerings_of
 from tests.models import parameters
 
 LENET = {"model.name": "cnn", "model.channels": (2, 3), "model.hidden": ()}
@@ -83,10 +83,10 @@ SHAPES = [((3, 3), (1, 1)), ((3, 3), (2, 2)), ((5, 5), (1, 1))]
 )
 def test_what_cannot_be(lowering, message):
     with pytest.raises(ValueError, match=message) as error:
-        each(lowering, SHAPES)
+        lowerings_of(lowering, SHAPES)
     assert "\n" not in str(error.value)
 
 
 def test_served():
-    assert each("winograd,xla,fft", SHAPES) == ("winograd", "xla", "fft")
-    assert each(None, SHAPES) == (None, None, None)
+    assert lowerings_of("winograd,xla,fft", SHAPES) == ("winograd", "xla", "fft")
+    assert lowerings_of(None, SHAPES) == (None, None, None)

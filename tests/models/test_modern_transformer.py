@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.problem.models import base
-from optdyn.problem.models.transformer import ModernTransformer, rotated
+from optdyn.problem.models.transformer import ModernTransformer, rotate
 from tests.models.parameters import (
     LENGTH,
     VOCABULARY,
@@ -92,7 +92,7 @@ def test_number_of_parameters(blocks, heads, pairs, vocabulary):
 def test_a_query_meets_a_key_by_their_distance_alone(t, s, shift, seed):
     """Rotations keep lengths, and <R_t q, R_s k> = <R_{t+shift} q, R_{s+shift} k>."""
     q, k = np.random.default_rng(seed).normal(size=(2, 6)).astype(np.float32)
-    qs, ks = (np.asarray(rotated(jnp.tile(x, (1, 64, 1, 1))))[0, :, 0] for x in (q, k))
+    qs, ks = (np.asarray(rotate(jnp.tile(x, (1, 64, 1, 1))))[0, :, 0] for x in (q, k))
     # Angles up to 60 are known to 60 x 2^-24 = 4e-6 in float32, and the products are of size 10.
     np.testing.assert_allclose(np.linalg.norm(qs, axis=-1), np.linalg.norm(q), rtol=1e-6)
     assert abs(qs[t] @ ks[s] - qs[t + shift] @ ks[s + shift]) < 2e-4

@@ -9,7 +9,7 @@ import pytest
 
 from optdyn.problem import costs, models, problem
 from optdyn.problem.models import OwnModel, base
-from optdyn.problem.models.transformer import Transformers
+from optdyn.problem.models.transformer import TransformerBase
 from tests.models.parameters import shapes, some
 from tests.values import as_model
 
@@ -26,7 +26,7 @@ def of(name, remat):
 
 
 def examples(name, batch=2):
-    if isinstance(as_model({"name": name}), Transformers):
+    if isinstance(as_model({"name": name}), TransformerBase):
         return jnp.arange(batch * 64, dtype=jnp.int32).reshape(batch, 64) % 11
     return jnp.asarray(np.random.default_rng(0).normal(size=(batch, 12, 12, 3)), jnp.float32)
 

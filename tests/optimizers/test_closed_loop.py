@@ -13,7 +13,7 @@ from optdyn import optimizers
 from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Law
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.methods import Event
 from optdyn.optimizers.closed_loop import LIMIT, closed_loop, total_momentum
 from optdyn.problem import problem
@@ -185,7 +185,7 @@ def test_vmap_over_seeds_is_one_seed_at_a_time():
     made = arrivals(5, "exponential", 100, 3)
     together = run(made, 5, 0.05, 0.05, 0.9)
     for seed in range(3):
-        alone = made._replace(worker=made.worker[seed], plan=at(made.plan, seed))
+        alone = made._replace(worker=made.worker[seed], plan=entries_at(made.plan, seed))
         for many, one in zip(together, run(alone, 5, 0.05, 0.05, 0.9), strict=True):
             # Another order of float32 operations, as in the comparison with the equations.
             np.testing.assert_allclose(many[seed], one, rtol=0, atol=1e-4)

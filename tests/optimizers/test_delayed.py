@@ -9,6 +9,7 @@ from optax import contrib
 import optdyn as od
 from optdyn.train import loop, program, trainer
 from optdyn.train.checks import check
+from optdyn.train.run import batches_of
 
 OPTIMIZERS = {
     "contrib.muon": (contrib.muon, {"consistent_rms": 0.2}),
@@ -46,7 +47,7 @@ def test_is_optax_on_gradients_one_update_old(name):
     """x_{t+1} = x_t + optax(gradient at x_{t-1}), and at x_0 for the first two."""
     run = trainer.prepare(config(name))
     problem = program.problem_of(run.config, run.data.classes)
-    batches = trainer.batches_of(run)(0, UPDATES)
+    batches = batches_of(run)(0, UPDATES)
     gradient = jax.jit(jax.grad(problem.loss))
     make, options = OPTIMIZERS[name]
     made = make(RATES[name], **options)

@@ -222,7 +222,7 @@ def test_what_can_be_chained():
         (chained(("staleness_rate",), power=-1.0), "must be at least 0"),
         (
             chained(("delay_compensation", "delay_compensation"), lam=1.0),
-            "chain_options.lam: taken by 2 of",
+            "chain_options.lam: must be an argument of one transform, and is of 2 of",
         ),
     ],
 )

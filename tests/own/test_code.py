@@ -234,7 +234,7 @@ def test_so_is_ones_own(folder, there, monkeypatch, held):
 )
 def test_only_the_whole_name_of_that_key_counts(monkeypatch, argument, stands):
     monkeypatch.setattr(sys, "argv", ["optdyn", *argument.split("\n"), "--config.seed=1"])
-    assert lookup.is_given("config.loss", "a.py:f") == stands
+    assert lookup.is_on_command_line("config.loss", "a.py:f") == stands
 
 
 @pytest.mark.parametrize(
@@ -506,9 +506,9 @@ def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
         (folder / "script.py").write_text(text.replace("100", steps))
         name, code = subprocess.check_output([sys.executable, "script.py"], text=True).split("\n")
         assert name == "optdyn.base.in_memory:an_optax_transformation_1"
-        found.append(lookup.entries(code))
+        found.append(lookup.hashes_of(code))
     assert [*found[0]] == ["__main__:loss", "config.optimizer"] and found[0] == found[1]
-    here = lookup.entries(lookup.fingerprint(Config(optimizer=optax.lion(0.01))))
+    here = lookup.hashes_of(lookup.fingerprint(Config(optimizer=optax.lion(0.01))))
     assert here["config.optimizer"] == found[0]["config.optimizer"]
 
 

@@ -69,7 +69,7 @@ def test_what_is_installed_goes_before_the_current_folder(folder, monkeypatch):
 
 def test_what_cannot_be_found_is_one_line(folder):
     assert refusal(find, "c", known={"a": 1, "b": 2}) == (
-        f"config.some.key = 'c': must be one of a, b, or {lookup.OWN}"
+        f"config.some.key = 'c': must be one of a, b, or {lookup.USER_NAMES}"
     )
     assert "no module 'nosuch.deep'" in refusal(find, "nosuch.deep:x")
     assert f"no file {folder}/nosuch.py" in refusal(find, "nosuch.py:x")
@@ -98,13 +98,13 @@ def test_an_error_in_the_file_says_where(folder, text, said):
 def test_what_a_call_raises_says_where(folder):
     write(folder / "calls.py", "def make(a):\n    b = a\n    return 1 / b\n")
     make = find("calls:make")
-    call = partial(lookup.call, KEY, "calls:make", make)
+    call = partial(lookup.call_user_code, KEY, "calls:make", make)
     assert call(2) == 0.5
     assert f"{folder}/calls.py, line 3: ZeroDivisionError" in refusal(call, 0)
     said = refusal(call, 1, c=2)
     assert f"{folder}/calls.py, line 1: TypeError" in said and "'c'" in said
     with pytest.raises(ZeroDivisionError):  # ours are not disguised
-        lookup.call(KEY, "registered", make, 0)
+        lookup.call_user_code(KEY, "registered", make, 0)
 
 
 def test_options_are_the_same_from_a_config_and_from_its_json():
@@ -137,10 +137,10 @@ def test_a_file_is_as_it_is_now_and_a_broken_one_is_a_line_until_it_is_repaired(
 
 def test_once_a_run_is_under_way_nobody_looks_again(folder):
     write(folder / "file.py", "thing = [1]")
-    with lookup.once():
+    with lookup.files_read_once():
         found = find("file.py:thing")
         write(folder / "file.py", "thing = [2]")
-        with lookup.once():
+        with lookup.files_read_once():
             assert find("file.py:thing") is found
         assert find("file.py:thing") is found
     assert find("file.py:thing") == [2]
@@ -469,7 +469,7 @@ from optdyn.clock.meetings import meetings_timeline
 from optdyn.core import Rule
 from optdyn.methods import Mixes
 from optdyn.methods.averaging import meeting_schedule
-from optdyn.methods.messages import own_event
+from optdyn.methods.messages import event_of_node
 from optdyn.methods.nodes import barrier_clock, inside
 
 
@@ -477,7 +477,7 @@ from optdyn.methods.nodes import barrier_clock, inside
 class Mean(Mixes):
     def mix(self, inner, collectives):
         def step(state, event, batch):
-            after, info = inner.step(state, own_event(event), batch)
+            after, info = inner.step(state, event_of_node(event), batch)
             return after.moved_to(lax.pmean(after.params, "node")), info
 
         return Rule(inner.init, step)
@@ -489,7 +489,7 @@ class Mean(Mixes):
 @dataclass(frozen=True)
 class Alone(Mean):
     def mix(self, inner, collectives):
-        return inner._replace(step=lambda x, event, batch: inner.step(x, own_event(event), batch))
+        return inner._replace(step=lambda x, e, batch: inner.step(x, event_of_node(e), batch))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.core import Message
-from optdyn.race.messages import Ask, Get, forms, receive, send
+from optdyn.race.messages import ComputeRequest, StateRequest, forms, receive, send
 
 LEAVES = {
     "weights": np.arange(6, dtype=np.float32).reshape(2, 3).T,  # not in one piece
@@ -22,7 +22,7 @@ LEAVES = {
     "none": np.zeros((0, 4), np.int32),
     "one": np.float32(0.1),
 }
-KNOWN = forms(Ask(LEAVES, (0, 0, 0)), Message(0.0, LEAVES), Get())
+KNOWN = forms(ComputeRequest(LEAVES, (0, 0, 0)), Message(0.0, LEAVES), StateRequest())
 
 
 def received(data, known=KNOWN):
@@ -35,7 +35,11 @@ def received(data, known=KNOWN):
 def test_a_message_comes_as_it_was_sent():
     here, there = Pipe()
     with here, there:
-        for message in (Ask(LEAVES, (3, 5, 1)), Message(np.float32(2), LEAVES), Get()):
+        for message in (
+            ComputeRequest(LEAVES, (3, 5, 1)),
+            Message(np.float32(2), LEAVES),
+            StateRequest(),
+        ):
             send(here, KNOWN, message)
             came = receive(there, KNOWN)
             assert type(came) is type(message)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from optdyn.race import on_ray
-from optdyn.race.on_ray import RayError, started
+from optdyn.race.on_ray import RayError, connected_ray
 from optdyn.race.shards import PartLost
 
 
@@ -40,7 +40,10 @@ def installed(monkeypatch):
 @pytest.mark.parametrize("version", ["2.9.3", "2.50.0", "2.51.2"])
 def test_a_ray_that_asks_for_no_token_is_refused_in_a_line(installed, version, address):
     begun = installed(version)
-    with pytest.raises(RayError, match=f"^Ray {version} asks for no token, .*$"), started(address):
+    with (
+        pytest.raises(RayError, match=f"^Ray {version} asks for no token, .*$"),
+        connected_ray(address),
+    ):
         pass
     assert not begun
 
@@ -48,7 +51,7 @@ def test_a_ray_that_asks_for_no_token_is_refused_in_a_line(installed, version, a
 def test_a_ray_of_this_machine_has_a_token_a_folder_and_a_port_of_its_own(installed, monkeypatch):
     begun = installed("2.52.0")
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "what others know"}
-    with started(""):
+    with connected_ray(""):
         assert os.environ["RAY_AUTH_MODE"] == "token"
         assert os.environ["RAY_AUTH_TOKEN"] == on_ray.TOKEN and len(on_ray.TOKEN) == 64
         (given,) = begun
@@ -60,7 +63,7 @@ def test_a_ray_of_this_machine_has_a_token_a_folder_and_a_port_of_its_own(instal
 
 def test_a_ray_that_others_can_reach_is_ended(installed):
     begun = installed("9.0.0", "10.0.0.1")
-    with pytest.raises(RayError, match=r"listens to others, on 10\.0\.0\.1"), started(""):
+    with pytest.raises(RayError, match=r"listens to others, on 10\.0\.0\.1"), connected_ray(""):
         pass
     assert begun[1:] == ["ended"]
 
@@ -68,7 +71,7 @@ def test_a_ray_that_others_can_reach_is_ended(installed):
 def test_a_ray_of_others_is_met_with_their_token(installed):
     begun = installed("2.60.0", "10.0.0.1")
     os.environ["RAY_AUTH_TOKEN"] = "theirs"
-    with started("10.0.0.1:6379"):
+    with connected_ray("10.0.0.1:6379"):
         assert os.environ["RAY_AUTH_MODE"] == "token" and os.environ["RAY_AUTH_TOKEN"] == "theirs"
         assert begun[0]["address"] == "10.0.0.1:6379"
 
@@ -98,4 +101,4 @@ def test_whoever_has_ended_for_good(ended, parts, error, message):
     workers = ["at work", ended if ended and "worker" in ended else "at work too"]
     keeping = ["kept", ended if ended and "part" in ended else "kept too"] if parts else []
     with pytest.raises(error, match=message) if error else contextlib.nullcontext():
-        on_ray.alive(fake, workers, keeping)
+        on_ray.check_alive(fake, workers, keeping)

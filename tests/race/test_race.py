@@ -19,8 +19,8 @@ import pytest
 from optdyn import core
 from optdyn.base.errors import ConfigError
 from optdyn.base.files import WorkdirError
-from optdyn.base.greeting import Door, call
-from optdyn.base.hold import held
+from optdyn.base.handshake import Listener
+from optdyn.base.workdir_lock import locked
 from optdyn.cli import race as launched
 from optdyn.clock.timeline import TimelineError, from_arrivals
 from optdyn.clock.versions import WAITING
@@ -30,8 +30,8 @@ from optdyn.methods.buffered import Buffered
 from optdyn.methods.local import Local
 from optdyn.race import race as races
 from optdyn.race import shards
-from optdyn.race.race import THREADS, in_turn, one_core, replaying
-from optdyn.race.worker import worker
+from optdyn.race.race import THREADS, one_core, replay_workers, sequential_workers
+from optdyn.race.worker import make_compute
 from optdyn.train.checkpoints import parameters
 from optdyn.train.run import by_number
 from tests.train.runs import prepare, train
@@ -90,7 +90,7 @@ def race(config, *given):
 
 def by(choose):
     """Of those at work the one that it chooses arrives next."""
-    return lambda run: contextlib.nullcontext(in_turn(worker(run), choose))
+    return lambda run: contextlib.nullcontext(sequential_workers(make_compute(run), choose))
 
 
 def at_random(seed):
@@ -171,7 +171,7 @@ def test_a_merged_server_goes_on_where_it_was_saved(config, mnist, tmp_path):
         tmp_path / "parts",
         at_random(23),
     )
-    rest = replaying(messages(trace)[20:])
+    rest = replay_workers(messages(trace)[20:])
     parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
@@ -191,9 +191,11 @@ def test_a_worker_that_died_answers_all_the_same(config, mnist, tmp_path):
     """What it is given the second time is enough for a worker that has never had the first."""
 
     def forgetful(run):
-        each = lambda given, numbers: worker(run)(given, numbers)  # noqa: E731
+        each = lambda given, numbers: make_compute(run)(given, numbers)  # noqa: E731
         rng = np.random.default_rng(21)
-        return contextlib.nullcontext(in_turn(each, lambda working: int(rng.choice(working))))
+        return contextlib.nullcontext(
+            sequential_workers(each, lambda working: int(rng.choice(working)))
+        )
 
     values = {**mnist, **FRESH, "steps": 20}
     one, _ = raced(config, values, tmp_path / "one", at_random(21))
@@ -211,13 +213,13 @@ def in_parts(servers, seed, dying=0.0):
     def connect(run):
         known, key = shards.forms_of(run, servers), b"a secret of this race"
         with contextlib.ExitStack() as stack:
-            doors = [stack.enter_context(contextlib.closing(Door(key))) for _ in range(servers)]
+            doors = [stack.enter_context(contextlib.closing(Listener(key))) for _ in range(servers)]
             pool = stack.enter_context(ThreadPoolExecutor(servers))
             for number, door in enumerate(doors):
-                pool.submit(shards.keep, shards.Part(run, number, servers), door, known)
+                pool.submit(shards.serve_part, shards.Part(run, number, servers), door, known)
 
             def calls(who):
-                return [stack.enter_context(call(door.address, key, who)) for door in doors]
+                return [stack.enter_context(connect(door.address, key, who)) for door in doors]
 
             rng = np.random.default_rng(seed)
             fate = np.random.default_rng(seed)
@@ -231,22 +233,24 @@ def in_parts(servers, seed, dying=0.0):
             def compute(given, numbers):
                 (group,) = last
                 if fate.random() < dying:
-                    lost = shards.with_parts(lines[group], known, run, dies(lines[group]))
+                    lost = shards.compute_with_parts(lines[group], known, run, dies(lines[group]))
                     with pytest.raises(OSError, match="closed"):
                         lost(given, numbers)
                     lines[group] = calls(group)
-                return shards.with_parts(lines[group], known, run, worker(run))(given, numbers)
+                return shards.compute_with_parts(lines[group], known, run, make_compute(run))(
+                    given, numbers
+                )
 
             def dies(own):
                 def compute(x, numbers):
                     own[-1].close()
-                    return jax.tree.map(np.zeros_like, worker(run)(x, numbers))
+                    return jax.tree.map(np.zeros_like, make_compute(run)(x, numbers))
 
                 return compute
 
-            inner = in_turn(compute, choose)
-            server = shards.told(calls(shards.COMMAND), known, run.program.init(run.params))
-            yield shards.sending_to(server, inner)
+            inner = sequential_workers(compute, choose)
+            server = shards.server_parts(calls(shards.COMMAND), known, run.program.init(run.params))
+            yield shards.via_parts(server, inner)
 
     return connect
 
@@ -272,7 +276,7 @@ def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, 
     one, other = (pd.read_csv(tmp_path / name / "trace.csv") for name in ("whole", "parts"))
     pd.testing.assert_frame_equal(*(t[:20].drop(columns=TIMES) for t in (one, other)))
     # It goes on whole, from what the parts have put together.
-    again = race(config(values), tmp_path / "parts", replaying(one["worker"][20:]))
+    again = race(config(values), tmp_path / "parts", replay_workers(one["worker"][20:]))
     one, other = vector(tmp_path / "whole"), vector(tmp_path / "parts")
     assert again["staleness_histogram"] == whole["staleness_histogram"]
     assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()  # two roundings, as above
@@ -280,7 +284,7 @@ def test_a_server_in_parts_makes_the_same_updates(config, mnist, tmp_path, own, 
 
 def test_the_largest_part_is_small():
     params = {name: np.zeros(size) for name, size in zip("abcde", (5, 9, 4, 3, 1), strict=True)}
-    assert shards.blocks(params, 2) == [["b", "d"], ["a", "c", "e"]]
+    assert shards.assign_blocks(params, 2) == [["b", "d"], ["a", "c", "e"]]
 
 
 def test_every_batch_is_of_one_update_and_of_whom_the_order_says(config, tmp_path):
@@ -311,10 +315,10 @@ def test_it_goes_on_where_it_was_saved(config, tmp_path, case):
     values = CASES[case]
     whole, trace = raced(config, values, tmp_path / "whole", at_random(11))
     begun = config({**values, "steps": 20, "cluster.service.name": "race"})
-    race(begun, tmp_path / "parts", replaying(messages(trace)))
+    race(begun, tmp_path / "parts", replay_workers(messages(trace)))
     # A server that died without a checkpoint.
     trace[-1:].to_csv(tmp_path / "parts/trace.csv", mode="a", header=False, index=False)
-    rest = replaying(messages(trace[20:]))
+    rest = replay_workers(messages(trace[20:]))
     parts, again = raced(config, values, tmp_path / "parts", rest)
     assert parts["parameters_crc32"] == whole["parameters_crc32"]
     pd.testing.assert_frame_equal(again.drop(columns=TIMES), trace.drop(columns=TIMES))
@@ -354,9 +358,11 @@ def test_a_batch_is_put_together_of_its_parts():
         numbers = np.arange(8 * k).reshape(8, k)
         np.testing.assert_array_equal(by_number(every, numbers), order)
         some = rng.choice(8 * k, (2, k))
-        cut = core.parts({"x": by_number(every, some).swapaxes(0, 1)}, k)["x"]  # (k, ., 2 batches)
+        cut = core.split_parts({"x": by_number(every, some).swapaxes(0, 1)}, k)[
+            "x"
+        ]  # (k, ., 2 batches)
         for (t, j), number in np.ndenumerate(some):
-            whose = core.parts({"x": order[number // k]}, k)["x"][number % k]
+            whose = core.split_parts({"x": order[number // k]}, k)["x"][number % k]
             np.testing.assert_array_equal(cut[j][:, t], whose)
 
 
@@ -398,7 +404,7 @@ def test_no_worker_starts_where_another_race_is(config, tmp_path):
     def connect(run):
         raise AssertionError("started")
 
-    with held(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
+    with locked(tmp_path), pytest.raises(WorkdirError, match="is in use by process"):
         race(config({"cluster.service.name": "race"}), tmp_path, connect)
 
 

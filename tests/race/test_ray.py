@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from optdyn.base.hold import LOCK, held
+from optdyn.base.workdir_lock import LOCK, locked
 from optdyn.clock.versions import WAITING
 from optdyn.train.checkpoints import parameters
 from tests.proc import parents, read
@@ -211,7 +211,7 @@ def test_it_ends_soon_when_told_and_goes_on(tmp_path):
 
 
 def test_it_doubts_what_training_doubts_and_leaves_a_workdir_to_who_has_it(tmp_path):
-    with held(tmp_path):
+    with locked(tmp_path):
         job = start(tmp_path, **{"optimizer.name": "adam", "optimizer.learning_rate": 0.3})
         _, errors = job.communicate(timeout=60)
     doubt, refusal = errors.splitlines()  # and no word of Ray, which is not started

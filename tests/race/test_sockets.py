@@ -9,28 +9,31 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from optdyn.base.greeting import Door, call
+from optdyn.base.handshake import Listener, connect
 from optdyn.race import messages
-from optdyn.race.messages import Ask
-from optdyn.race.sockets import answer, at_work
-from tests.test_greeting import stranger
+from optdyn.race.messages import ComputeRequest
+from optdyn.race.sockets import connected_groups, serve_group
+from tests.test_handshake import stranger
 
 WAIT = 20.0  # seconds, until what must come has come
 KEY = b"a secret of this race"
-KNOWN = messages.forms(Ask(0, (0, 0, 0)), 0)  # an array each
+KNOWN = messages.forms(ComputeRequest(0, (0, 0, 0)), 0)  # an array each
 
 
 @pytest.fixture(params=["", "127.0.0.1"])
 def door(request):
     """A door for groups of this machine, and one for those of others."""
-    with closing(Door(KEY, request.param)) as opened:
+    with closing(Listener(KEY, request.param)) as opened:
         yield opened
 
 
 def group(door, workers, number):
     """A group that has greeted, while the server waits for a message and gets none."""
     with ThreadPoolExecutor(1) as pool:
-        calling, until = pool.submit(call, door.address, KEY, number, WAIT), time.monotonic() + WAIT
+        calling, until = (
+            pool.submit(connect, door.address, KEY, number, WAIT),
+            time.monotonic() + WAIT,
+        )
         while not calling.done() and time.monotonic() < until:
             assert workers.receive(0.01) is None
         assert workers.receive(0.0) is None
@@ -52,7 +55,7 @@ def fine():
 
 def test_of_what_was_dropped_nothing_is_received(door):
     """A group is at one thing at a time; of what it was sent meanwhile it gets the last."""
-    with at_work(door, KNOWN, 2, fine) as workers:
+    with connected_groups(door, KNOWN, 2, fine) as workers:
         workers.send(0, 1, range(1))  # before anybody is there
         workers.send(1, 2, range(1, 2))
         one, other = group(door, workers, 0), group(door, workers, 1)
@@ -71,7 +74,7 @@ def test_of_what_was_dropped_nothing_is_received(door):
 
 def test_whoever_died_is_asked_the_same_again(door):
     lost = []
-    with at_work(door, KNOWN, 1, lambda: lost.append(None)) as workers:
+    with connected_groups(door, KNOWN, 1, lambda: lost.append(None)) as workers:
         one = group(door, workers, 0)
         workers.send(0, 5, range(3))
         lost.clear()
@@ -89,7 +92,7 @@ def test_whoever_died_is_asked_the_same_again(door):
 
 def test_what_is_no_message_is_of_one_who_died(door):
     """And a number that no group has is nobody's."""
-    with at_work(door, KNOWN, 1, fine) as workers:
+    with connected_groups(door, KNOWN, 1, fine) as workers:
         workers.send(0, 7, range(1))
         one, other = group(door, workers, 0), group(door, workers, 1)
         assert heard(one) == (7, range(1))
@@ -103,7 +106,7 @@ def test_what_is_no_message_is_of_one_who_died(door):
 
 def test_a_stranger_that_says_nothing_keeps_nobody_waiting(door):
     """Many, who are connected first, and never greet."""
-    with ExitStack() as stack, at_work(door, KNOWN, 1, fine) as workers:
+    with ExitStack() as stack, connected_groups(door, KNOWN, 1, fine) as workers:
         workers.send(0, 8, range(1))
         for _ in range(100):
             stack.enter_context(stranger(door))
@@ -112,8 +115,8 @@ def test_a_stranger_that_says_nothing_keeps_nobody_waiting(door):
 
 def test_strangers_that_come_all_the_time_do_not_stop_the_race(door, monkeypatch):
     """`receive` ends when its time has come though there is always somebody at the door."""
-    monkeypatch.setattr(door, "came", list)
-    with at_work(door, KNOWN, 1, fine) as workers, stranger(door):
+    monkeypatch.setattr(door, "accept", list)
+    with connected_groups(door, KNOWN, 1, fine) as workers, stranger(door):
         assert workers.receive(0.1) is None
 
 
@@ -121,7 +124,10 @@ def test_a_group_that_is_lost_for_good_ends_the_race(door):
     def check():
         raise RuntimeError("gone")
 
-    with at_work(door, KNOWN, 1, check) as workers, pytest.raises(RuntimeError, match="gone"):
+    with (
+        connected_groups(door, KNOWN, 1, check) as workers,
+        pytest.raises(RuntimeError, match="gone"),
+    ):
         workers.receive(WAIT)
 
 
@@ -131,14 +137,14 @@ def test_messages_are_what_was_computed_and_groups_end_with_the_server():
     def compute(given, numbers):
         return given + numbers.start
 
-    with closing(Door(KEY)) as door:
+    with closing(Listener(KEY)) as door:
         threads = [
-            Thread(target=answer, args=(door.address, KEY, KNOWN, w, compute), daemon=True)
+            Thread(target=serve_group, args=(door.address, KEY, KNOWN, w, compute), daemon=True)
             for w in range(3)
         ]
         for thread in threads:
             thread.start()
-        with at_work(door, KNOWN, 3, fine) as workers:
+        with connected_groups(door, KNOWN, 3, fine) as workers:
             for w in range(3):
                 workers.send(w, np.full(10**6, float(w)), range(10 * w, 10 * w + 1))
             for done in itertools.count(1):

@@ -5,7 +5,7 @@ import pytest
 
 from analysis.studies import _local, barrier_waste, daso_saves
 from analysis.studies.waiting import FASTEST, WORKERS, config_of
-from optdyn.clock.pipeline import schedule, seconds
+from optdyn.clock.pipeline import schedule, update_seconds
 from optdyn.evidence.trial import Curve, timeline_of
 from optdyn.train import trainer
 
@@ -62,7 +62,7 @@ def test_backpropagation_is_pipelined_and_not_stalled():
     few, many = (clocks[f"1F1B, {m}"][1] for m in _local.MICRO_BATCHES)
     assert 1 / _local.STAGES < many < few < 1
     # Equal stages: (M + S - 1) / M of the S-th part.
-    equal = seconds(schedule("1f1b", [1.0] * 4, [2.0] * 4, 0.0, 2, 16))
+    equal = update_seconds(schedule("1f1b", [1.0] * 4, [2.0] * 4, 0.0, 2, 16))
     assert equal[0] == pytest.approx(3 * (16 + 3))
 
 

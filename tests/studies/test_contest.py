@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.studies import contest
-from optdyn.base.files import finite
+from optdyn.base.files import finite, read_rows
 from optdyn.cli import papers
 from optdyn.clock.service import Constant
 from optdyn.evidence import contest as contested
@@ -30,7 +30,6 @@ from optdyn.evidence.contest import FASTER, MISSED, SAME, SLOWER, Place, Side
 from optdyn.evidence.trial import Curve, to_loss, trial
 from optdyn.train import trainer
 from optdyn.train.checks import check
-from optdyn.train.workdir import rows
 from tests.evidence.known import Known
 
 RATIOS = contest.NETWORKS
@@ -126,7 +125,7 @@ def test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so(tmp_path):
         {"data.train_evaluated": 500}, steps=20, log_every=4, checkpoint_every=0
     )
     trainer.train(config, tmp_path)
-    logged = {row["step"]: row for row in rows(tmp_path / "metrics.jsonl")}
+    logged = {row["step"]: row for row in read_rows(tmp_path / "metrics.jsonl")}
     curve = trial(config)
     losses = dict(zip(curve.updates, curve.losses, strict=True))
     for step in (16, 20):

@@ -4,7 +4,7 @@ import pytest
 
 from analysis.studies.automatic_speedup import CASES
 from configs import tune as cases
-from optdyn.clock.arrivals import pieces_of
+from optdyn.clock.arrivals import iteration_seconds
 from optdyn.train.checks import check
 from tests.tune import hardware
 
@@ -24,7 +24,7 @@ def test_every_case_can_run_and_four_of_eight_are_of_each_batch(case):
 def test_the_server_is_the_closed_forms():
     """4 ms of exchange and 1.5 of the server; 8 groups would take 1.2, but it is saturated."""
     config = cases.get_config("small,server")
-    pieces = pieces_of(config.cluster, merged=False)
+    pieces = iteration_seconds(config.cluster, merged=False)
     assert hardware.seconds_per_iteration(pieces, 1, 8) == pytest.approx(5.5e-3)
     assert hardware.seconds_per_iteration(pieces, 8, 1) == pytest.approx(1.5e-3)
     for g in (1, 2, 4, 8):  # laws of variation 0.25 wait for one another: never faster

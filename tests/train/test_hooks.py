@@ -37,7 +37,7 @@ def chunk_of(start=0, losses=(), row=None, status="", metered=False, run=None, *
 
 
 def quiet(stopped=0, asked=0):
-    return Watch(lambda: stopped, lambda step, text: None, asked=lambda: asked)
+    return Watch(lambda: stopped, lambda step, text: None, saves=lambda: asked)
 
 
 class Calls:
@@ -61,7 +61,9 @@ def begun(config):
     state = run.program.layout.put_state(run.program.init(run.params))
     chunk = next(updates(run, state, 0, [STEPS]))
     chunk.make()
-    return chunk, shared_data.put(run.data, run.program.layout.put_examples, run.config)[1:]
+    return chunk, shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config)[
+        1:
+    ]
 
 
 def test_losses_and_probes_are_logged_at_log_points_alone(begun):

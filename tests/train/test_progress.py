@@ -11,7 +11,7 @@ import pytest
 
 from optdyn.base import progress, signals
 from optdyn.base.errors import print_error
-from optdyn.base.progress import Progress, Sweep, clock, number, say, stoppable
+from optdyn.base.progress import Progress, Sweep, clock, note_signals, number, say
 
 
 class Terminal(io.StringIO):
@@ -106,7 +106,7 @@ def test_another_process_than_the_writer_says_nothing(terminal, monkeypatch):
 
 def test_a_traceback_and_a_signal_begin_lines_of_their_own(terminal, now):
     shown, line = terminal(80), Progress("run", 10)
-    with pytest.raises(ZeroDivisionError), stoppable() as come:
+    with pytest.raises(ZeroDivisionError), note_signals() as come:
         line.show(1)
         os.kill(os.getpid(), signal.SIGINT)
         assert come.stopped == signal.SIGINT
@@ -121,20 +121,20 @@ def test_a_traceback_and_a_signal_begin_lines_of_their_own(terminal, now):
 @pytest.mark.parametrize("number", [*signals.ENDING, *signals.SAVING])
 def test_a_signal_is_noted_once_or_more_and_then_as_it_was(number, terminal):
     before = signal.getsignal(number)
-    with stoppable() as come:
+    with note_signals() as come:
         signal.raise_signal(number)
         noted = (0, 1) if number in signals.SAVING else (number, 0)
-        assert (come.stopped, come.asked) == noted
+        assert (come.stopped, come.saves) == noted
         if number not in (signal.SIGINT, signal.SIGTERM):  # they act as before the second time
             signal.raise_signal(number)
-            assert (come.stopped, come.asked) == (noted[0], 2 * noted[1])
+            assert (come.stopped, come.saves) == (noted[0], 2 * noted[1])
     assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize("numbers", itertools.permutations((signal.SIGTERM, signal.SIGHUP)))
 def test_a_terminal_that_closes_sends_more_than_one(numbers, terminal):
     """As where a session ends: both, in any order, and SIGHUP twice. The first one counts."""
-    with stoppable() as come:
+    with note_signals() as come:
         for number in (*numbers, signal.SIGHUP):
             signal.raise_signal(number)
     assert come.stopped == numbers[0]
@@ -144,7 +144,7 @@ def test_a_terminal_that_closes_sends_more_than_one(numbers, terminal):
 def test_a_signal_that_was_ignored_stays_ignored(number, terminal):
     """As SIGINT is in the background of a script, and SIGHUP under nohup."""
     signal.signal(number, signal.SIG_IGN)
-    with stoppable() as come:
+    with note_signals() as come:
         signal.raise_signal(number)
         assert come.stopped == 0
         assert signal.getsignal(number) == signal.SIG_IGN
@@ -157,11 +157,11 @@ def test_a_signal_that_somebody_heeds_stays_theirs(number, terminal):
     heard = []
     before = signal.signal(number, lambda *_: heard.append(number))
     try:
-        with stoppable() as come:
+        with note_signals() as come:
             signal.raise_signal(number)
     finally:
         signal.signal(number, before)
-    assert (heard, come.asked) == ([number], 0)
+    assert (heard, come.saves) == ([number], 0)
 
 
 class Gone(io.StringIO):
@@ -190,7 +190,7 @@ class Gone(io.StringIO):
 def test_progress_is_no_reason_to_stop(monkeypatch, now, error, is_terminal):
     gone = error and Gone(error, is_terminal)
     monkeypatch.setattr(progress.sys, "stderr", gone)
-    with stoppable() as come:
+    with note_signals() as come:
         line = Progress("run", 2)
         for step in range(3):
             now[0] += 100

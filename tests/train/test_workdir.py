@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from optdyn.base.files import WorkdirError, write_npz
-from optdyn.base.hold import LOCK
 from optdyn.base.signals import ENDING, SAVING
+from optdyn.base.workdir_lock import LOCK
 from optdyn.train import hooks, loop
 from optdyn.train.checkpoints import SUMS, Checkpoints
 from optdyn.train.workdir import claim
@@ -131,7 +131,7 @@ def test_of_several_processes_the_first_one_has_all_save(config, whole, tmp_path
         return value
 
     with monkeypatch.context() as patch:
-        patch.setattr(hooks, "agreed", agreed)
+        patch.setattr(hooks, "from_first", agreed)
         raise_at(patch, 30, signal.SIGUSR1)
         summary = train(config({"checkpoint_every": 0}), tmp_path)
     assert sum(said) == 1 and not said[0]

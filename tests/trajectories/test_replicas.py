@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from optdyn.base import seeds
-from optdyn.base.hold import LOCK
+from optdyn.base.workdir_lock import LOCK
 from optdyn.cli.train import ended
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.methods import Event
 from optdyn.optimizers.kinds import SGD
 from optdyn.problem.models.quadratic import curvatures
@@ -65,7 +65,7 @@ def loop(run, replica):
     x = [flat(state.params)]
     for t, indices in enumerate(replicas._indices(run, f"replicas{replica}")):
         hyper = {name: values[t] for name, values in run.hypers.items()}
-        event = Event(at(run.timeline.plan, (replica, t)), hyper)
+        event = Event(entries_at(run.timeline.plan, (replica, t)), hyper)
         state, _ = step(state, event, {k: v[indices] for k, v in run.data.train.items()})
         x.append(flat(state.params))
     return np.array(x)

@@ -132,7 +132,7 @@ def test_shuffled_epochs_do_not_bias_the_reading(config):
         "optimizer.learning_rate": 0.3,
     }
     runs = [single.record(config({**values, "seed": seed})) for seed in range(3)]
-    heed = order.away(0, 2000, 8, 256, past=1)
+    heed = order.distance_to_epoch(0, 2000, 8, 256, past=1)
     assert (heed == 0).sum() == 62  # of 63 epochs, all but the first
     fit = moments.fit([(r.raw_steps, r.gradients) for r in runs], heed=[heed] * len(runs))
     assert fit.momentum_error < 0.03

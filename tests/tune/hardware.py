@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.clock.arrivals import IterationSeconds, server, t_conv, t_fc
+from optdyn.clock.arrivals import IterationSeconds, omnivore_arrivals, t_conv, t_fc
 from optdyn.clock.timeline import Timeline
 
 
@@ -51,7 +51,9 @@ def simulate(pieces, groups, k, iterations, law, seed):
     The rate and the utilization are those of the later half, in whole rounds of the groups, so that
     the start does not count: there are at least 2 x groups iterations.
     """
-    timeline, services = server(pieces, groups, k, iterations, law, np.random.default_rng(seed))
+    timeline, services = omnivore_arrivals(
+        pieces, groups, k, iterations, law, np.random.default_rng(seed)
+    )
     last = iterations // 2 // groups * groups
     window = timeline.seconds[-1] - timeline.seconds[-1 - last]
     # Between two departures the server works on exactly the batches that depart.

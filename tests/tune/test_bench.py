@@ -63,7 +63,7 @@ def test_the_loss_is_that_of_the_examples_of_a_runs_log(config):
     chosen = config({**VALUES, "tune.probe_seconds": 1.0})
     chosen = chosen.with_({"data.train_evaluated": 70})
     run = trainer.prepare(chosen)
-    _, (logged,), _ = shared_data.put(run.data, run.program.layout.put_examples, chosen)
+    _, (logged,), _ = shared_data.put_on_devices(run.data, run.program.layout.put_examples, chosen)
     assert len(next(iter(logged.values()))) == 70
     (evaluated,) = bench.prepare(chosen).evaluated
     same(dict(evaluated), dict(logged))

@@ -17,7 +17,7 @@ from optdyn import optimizers
 from optdyn.core import Event
 from optdyn.experiment import Config
 from optdyn.plan import layers, phases, planner
-from optdyn.plan.layers import Layer, UpdateProgram
+from optdyn.plan.layers import Convolution, UpdateProgram
 from optdyn.plan.phases import Loop
 from optdyn.problem import problem
 from optdyn.problem.models.convolution import LOWERINGS, serves
@@ -59,8 +59,8 @@ RESNET = {"model.name": "resnet", "model.channels": (2, 4), "model.blocks": 4}
 def test_convolutions_of_lenet():
     made = layers.convolutions(traced(LENET))
     assert made == {
-        "conv0/Conv_0": Layer((28, 28, 1), (5, 5, 1, 2), (1, 1), "VALID", "float32", True),
-        "conv1/Conv_0": Layer((12, 12, 2), (5, 5, 2, 3), (1, 1), "VALID", "float32", False),
+        "conv0/Conv_0": Convolution((28, 28, 1), (5, 5, 1, 2), (1, 1), "VALID", "float32", True),
+        "conv1/Conv_0": Convolution((12, 12, 2), (5, 5, 2, 3), (1, 1), "VALID", "float32", False),
     }
 
 
@@ -146,9 +146,9 @@ def test_bytes_of_the_program(dense):
 
 
 KINDS = (
-    Layer((28, 28, 1), (3, 3, 1, 2), (1, 1), "SAME", "float32", True),
-    Layer((28, 28, 2), (5, 5, 2, 2), (1, 1), "SAME", "float32", False),
-    Layer((28, 28, 2), (3, 3, 2, 2), (2, 2), "SAME", "float32", False),
+    Convolution((28, 28, 1), (3, 3, 1, 2), (1, 1), "SAME", "float32", True),
+    Convolution((28, 28, 2), (5, 5, 2, 2), (1, 1), "SAME", "float32", False),
+    Convolution((28, 28, 2), (3, 3, 2, 2), (2, 2), "SAME", "float32", False),
 )
 CHOICES = [
     choice

@@ -1,4 +1,4 @@
-"""The errors that a command answers in one line, and the words of that line.
+"""Errors that a command answers in one line with exit code 2, and the words of that line.
 
 It needs the standard library only: typing errors are answered before anything else is imported.
 """
@@ -14,32 +14,29 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from optdyn.base.streams import put
 
 T = TypeVar("T")
-Wrong = tuple[object, str]  # whether something is wrong, and the line that says so
-LONGEST = 80  # characters of a value that a message shows
-LEAST = 0.65  # likeness from which on a name may have been meant
-NEAR = 0.03  # names that are less like it than the best by more than this are not told
-CUT, SHORT = 0.94, 0.9  # likeness of a name that was cut off, and of its initials
+Check = tuple[object, str]  # whether something is wrong, and the line that says so
+MOST_CHARACTERS = 80  # of a value in a message
+LEAST_SIMILAR = 0.65  # similarity from which on a name is suggested
+NEAR_BEST = 0.03  # names that are less similar than the best by more than this are not suggested
+PREFIX, INITIALS = 0.94, 0.9  # similarity of a name that was cut off, and of a name's initials
 
 
 class InputError(ValueError):
-    """Something that was given cannot be used; the message is one line: what, where, what would do.
-
-    A command prints it and exits with code 2.
-    """
+    """Bad input. The message is one line: what is wrong, where, and what would do."""
 
     @classmethod
-    def refuse(cls, wrongs: Iterable[Wrong]) -> None:
-        """Raises the line of the first that is wrong; those that follow are not looked at."""
-        for wrong, line in wrongs:
+    def refuse(cls, checks: Iterable[Check]) -> None:
+        """Raises the line of the first check that is wrong; those after it are not computed."""
+        for wrong, line in checks:
             if wrong:
                 raise cls(line)
 
     @classmethod
     @contextmanager
     def at(cls, where: str, *kinds: type[Exception], then: str = "") -> Iterator[None]:
-        """Inside, an error of these kinds becomes one of this class, from `where` to `then`.
+        """Turns errors of these kinds into `WHERE: MESSAGE THEN` of this class.
 
-        One of this class stays what it is.
+        Errors of this class pass unchanged.
         """
         try:
             yield
@@ -50,88 +47,91 @@ class InputError(ValueError):
 
 
 class ConfigError(InputError):
-    """A configuration that cannot run; the message is one line: what, where, what would do."""
+    """A configuration that cannot run."""
 
 
 class Join(NamedTuple):
-    """Two values that may not go together: a key, whether it is wrong here, what is said of it."""
+    """A check of several keys together: the key that is refused, whether it is, and the message."""
 
     key: str
     wrong: object
-    said: str
+    message: str
 
 
 def passes(is_valid: Callable[[Any], object], value: object) -> bool:
-    """Whether the test holds of a value; a value that it cannot be asked of is not as wanted."""
+    """Whether the test holds of the value; False if the value is of a type that it cannot test."""
     try:
         return bool(is_valid(value))
     except TypeError:
         return False
 
 
-def refuse(*wrongs: Wrong) -> None:
-    """Raises `ConfigError` with the line of the first that is wrong."""
-    ConfigError.refuse(wrongs)
-
-
-refused_at = ConfigError.at
+def refuse(*checks: Check) -> None:
+    """Raises `ConfigError` with the line of the first check that is wrong."""
+    ConfigError.refuse(checks)
 
 
 def one_of(name: str, value: object, values: Sequence[str]) -> None:
     """Raises `ConfigError` unless the value is one of these."""
     if value not in values:
-        raise ConfigError(f"{name} = {shown(value)}: must be {one_of_these(value, values)}")
+        raise ConfigError(f"{name} = {short_repr(value)}: must be {one_of_these(value, values)}")
 
 
 def one_of_these(value: object, values: Sequence[str]) -> str:
-    """The words for what a value must be, where it is none of these."""
-    hint = meant(value, values) if isinstance(value, str) else ""
+    """Returns `one of 'a', 'b'` and, if the value is similar to one, `; did you mean a?`."""
+    hint = did_you_mean(value, values) if isinstance(value, str) else ""
     return f"one of {', '.join(map(repr, values))}{hint}"
 
 
-def and_(names: Sequence[str]) -> str:
-    """`one, two and three`."""
+def and_list(names: Sequence[str]) -> str:
+    """Returns `one, two and three`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def entry(table: Mapping[str, T], name: str) -> T:
-    """What a config file's argument names, `--config=FILE:NAME`.
+def config_variant(table: Mapping[str, T], name: str) -> T:
+    """Returns the entry of the table that a config file's argument names, `--config=FILE:NAME`.
 
-    Raises `ConfigError`, which lists the names, if it is none of the table's.
+    Raises `ConfigError`, which lists the names, if there is none.
     """
     if name not in table:
         known = ", ".join(map(repr, filter(None, table))) + ", or left out" * ("" in table)
         raise ConfigError(
-            f"config argument {shown(name)}: must be one of {known}{meant(name, table)}"
+            f"config argument {short_repr(name)}: must be one of {known}{did_you_mean(name, table)}"
         )
     return table[name]
 
 
-def shown(value: object) -> str:
-    """The value in one line of at most `LONGEST` characters, whatever it is."""
-    if is_dataclass(value) or callable(value):  # whose texts are long, or say where they lie
+def short_repr(value: object) -> str:
+    """Returns any value in one line of at most `MOST_CHARACTERS`.
+
+    Dataclasses and functions are shown by their names, dicts as `a dict`.
+    """
+    if is_dataclass(value) or callable(value):
         return getattr(value, "__name__", f"{type(value).__name__}(...)")
     if hasattr(value, "keys"):
         return "a dict"
     try:
         if isinstance(value, (list, tuple)):
-            inner = ", ".join(map(shown, value[:LONGEST]))
+            inner = ", ".join(map(short_repr, value[:MOST_CHARACTERS]))
             text = f"({inner}{',' * (len(value) == 1)})"
         else:
             text = repr(value)
     except (ValueError, RecursionError):  # a number of more digits than Python writes out
         text = f"a value of type {type(value).__name__}"
-    return one_line(text, LONGEST)
+    return one_line(text, MOST_CHARACTERS)
 
 
-def one_line(said: object, most: int = sys.maxsize) -> str:
-    """The text of an error, or any other, without line breaks and of at most so many characters."""
-    text = " ".join(str(said).split())
-    return text if len(text) <= most else text[: most - 3] + "..."
+def one_line(text: object, most: int = sys.maxsize) -> str:
+    """Returns the text without line breaks, cut to at most so many characters."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, of an `OSError` what is wrong, or its name."""
+    """Returns the first line of an exception's message, or else the name of its class.
+
+    Of an `OSError` it is the reason without the file.
+    """
     text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
     return str(text).splitlines()[0]
 
@@ -143,42 +143,39 @@ def print_error(error: object) -> int:
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """Ends the program with one line on standard error and that exit code; 2 is of bad input."""
+    """Ends the program with one line on standard error and the exit code; 2 is of bad input."""
     print_error(message)
     sys.exit(code)
 
 
 def closest(name: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """The names that are most like it, by their last parts, the likest first.
+    """Returns the names whose last parts are most similar to that of `name`, the best first.
 
-    Parts end at a dot or a slash. `learning_rate` is like `optimizer.learning_rate`, `lr` too.
+    Parts end at a dot or a slash: `learning_rate` and `lr` match `optimizer.learning_rate`.
     """
-    alike = {other: _likeness(_last(name), _last(other)) for other in names}
-    least = max([LEAST, *(value - NEAR for value in alike.values())])
-    found = [other for other, value in alike.items() if value >= least]
+    similar = {other: _similarity(_last_part(name), _last_part(other)) for other in names}
+    least = max([LEAST_SIMILAR, *(value - NEAR_BEST for value in similar.values())])
+    found = [other for other, value in similar.items() if value >= least]
     whole = {other: round(SequenceMatcher(None, name, other).ratio(), 1) for other in found}
-    return sorted(found, key=lambda other: (-alike[other], -whole[other]))[:most]
+    return sorted(found, key=lambda other: (-similar[other], -whole[other]))[:most]
 
 
-def meant(name: str, names: Iterable[str], most: int = 3) -> str:
-    """`; did you mean this or that?`, the end of a line that refuses a name; '' if none is like it.
-
-    The names are as they are to be shown.
-    """
+def did_you_mean(name: str, names: Iterable[str], most: int = 3) -> str:
+    """Returns `; did you mean this or that?` with similar names; '' if there is none."""
     found = closest(name, names, most)
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
-def _last(name: str) -> str:
+def _last_part(name: str) -> str:
     return re.split(r"[./]", str(name).lower().lstrip("-"))[-1]
 
 
-def _likeness(one: str, other: str) -> float:
-    """From 0 to 1, the same."""
+def _similarity(one: str, other: str) -> float:
+    """Returns a number from 0 to 1; 1 for equal names."""
     if one == other:
         return 1.0
     words = re.findall(r"[^\W_]+", other)
     if len(words) > 1 and one == "".join(word[0] for word in words):
-        return SHORT
+        return INITIALS
     ratio = SequenceMatcher(None, one, other).ratio()
-    return max(ratio, CUT) if len(one) > 2 and other.startswith(one) else ratio
+    return max(ratio, PREFIX) if len(one) > 2 and other.startswith(one) else ratio

@@ -1,6 +1,6 @@
-"""Files that are whole or absent whenever the process is killed or the machine stops.
+"""Files that are whole or absent, also if the process is killed or the machine stops.
 
-A disk that is full is `DiskFull`, wherever it is found out: in one line, with what is whole.
+A full disk raises `DiskFull` wherever it is noticed.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import InputError, first_line, shown
+from optdyn.base.errors import InputError, first_line, short_repr
 from optdyn.base.trees import Array, Json
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-GOES_ON = "the same command goes on when there is space"
+HOW_TO_GO_ON = "the same command goes on when there is space"
 NUMBER = (int, float)
-# Kinds of figures in summary.json and metrics.jsonl that others compute with; null is of any.
-KINDS: Mapping[str, type | tuple[type, ...]] = {
+# Types of the figures in summary.json and metrics.jsonl that are read again; null is valid, too.
+FIGURE_TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("epoch", "train_loss", "learning_rate", "momentum"), NUMBER),
     **dict.fromkeys(("simulated_seconds", "simulated_seconds_per_step", "wall_seconds"), NUMBER),
     **dict.fromkeys(("staleness_mean", "test_loss", "test_accuracy"), NUMBER),
@@ -34,58 +34,55 @@ KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 class WorkdirError(InputError):
-    """A workdir that cannot be used; the message is one line."""
+    """A workdir that cannot be used."""
 
 
 class DiskFull(Exception):
-    """What cannot be written for want of space; the message is one line."""
+    """Something could not be written for want of space; the message is one line."""
 
     def __init__(self, what: object, whole: str = "what was saved before is whole"):
-        super().__init__(f"disk full at {what}: {whole}; {GOES_ON}")
+        super().__init__(f"disk full at {what}: {whole}; {HOW_TO_GO_ON}")
         self.what = what
 
 
 @contextlib.contextmanager
-def writing(what: object = None) -> Iterator[None]:
-    """Inside, an error that says that the disk is full becomes `DiskFull` at `what`.
-
-    By default at the file that the error names.
-    """
+def disk_full_errors(what: object = None) -> Iterator[None]:
+    """Turns errors of a full disk into `DiskFull` at `what`, by default the error's file."""
     try:
         yield
     except DiskFull:
         raise
     except Exception as error:
-        if full := _full(error):
+        if full := _disk_full_cause(error):
             raise DiskFull(what or getattr(full, "filename", None) or "a file") from error
         raise
 
 
 @contextlib.contextmanager
-def permitted() -> Iterator[None]:
-    """Inside, an error that says that a file may not be used becomes `WorkdirError`."""
+def permission_errors() -> Iterator[None]:
+    """Turns errors of a file's permissions into `WorkdirError`."""
     try:
         yield
     except OSError as error:
         if error.errno not in DENIED or not error.filename:
             raise
-        raise WorkdirError(f"{error.filename}: cannot be used ({line_of(error)})") from error
+        raise WorkdirError(f"{error.filename}: cannot be used ({short_line(error)})") from error
 
 
 @contextlib.contextmanager
-def failing(said: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Inside, an error of these kinds, or an `OSError`, becomes a `WorkdirError` that says so."""
+def workdir_errors(line: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turns `OSError` and errors of these kinds into `WorkdirError`: the line, then the reason."""
     caught: tuple[type[Exception], ...] = (OSError, *kinds)
     try:
         yield
     except caught as error:
-        raise WorkdirError(f"{said} ({line_of(error)})") from error
+        raise WorkdirError(f"{line} ({short_line(error)})") from error
 
 
-def _full(error: BaseException | None) -> BaseException | None:
-    """The error, or that which it came of, that says that the disk is full, if one does.
+def _disk_full_cause(error: BaseException | None) -> BaseException | None:
+    """Returns the error of a full disk among an error and its causes; None if there is none.
 
-    Libraries that write checkpoints say so in their text only.
+    Libraries that write checkpoints say it in their text only.
     """
     while error is not None:
         text = str(error)
@@ -95,46 +92,47 @@ def _full(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def write(path: Path, text: str, aside: str = "part") -> None:
+def write(path: Path, text: str, suffix: str = "part") -> None:
     """Replaces the file in one step. Raises `DiskFull`.
 
-    `aside` ends the name of what is written meanwhile: unlike ones may be written at a time.
+    `suffix` ends the name of the temporary file; writers at the same time need different ones.
     """
-    _replace(path, path.with_name(f".{path.name}.{aside}"), lambda file: file.write(text.encode()))
+    temporary = path.with_name(f".{path.name}.{suffix}")
+    _replace(path, temporary, lambda file: file.write(text.encode()))
 
 
 def as_json(value: Json) -> str:
-    """The value as JSON; numbers that are not finite become null."""
+    """Returns the value as JSON, with null for numbers that are not finite."""
     return json.dumps(finite(value), indent=2)
 
 
 def write_json(path: Path, value: Json) -> None:
-    """Replaces the file in one step; numbers that are not finite become null."""
+    """Replaces the file in one step, with null for numbers that are not finite."""
     write(path, as_json(value) + "\n")
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Replaces the file in one step. Raises `DiskFull`."""
-    aside = path.with_name(f".{path.stem}.part.npz")
-    _replace(path, aside, lambda file: np.savez(file, **dict[str, Any](arrays)))
+    temporary = path.with_name(f".{path.stem}.part.npz")
+    _replace(path, temporary, lambda file: np.savez(file, **dict[str, Any](arrays)))
 
 
-def _replace(path: Path, aside: Path, put: Callable[[IO[bytes]], object]) -> None:
-    with writing(path):
+def _replace(path: Path, temporary: Path, put: Callable[[IO[bytes]], object]) -> None:
+    with disk_full_errors(path):
         try:
-            with aside.open("wb") as file:
+            with temporary.open("wb") as file:
                 put(file)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            aside.unlink(missing_ok=True)  # what is half written takes space that is wanted
+            temporary.unlink(missing_ok=True)  # it takes space that is needed
             raise
-        os.replace(aside, path)
+        os.replace(temporary, path)
         sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Waits until what was written to the file, or the names in the folder, are on the disk."""
+    """Waits until a file's contents, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,13 +141,13 @@ def sync(path: Path) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Adds the text to the end of the file. Raises `DiskFull`, and then its end may be torn."""
-    with writing(path), path.open("a") as file:
+    """Adds the text to the end of the file. Raises `DiskFull`; the last line may then be torn."""
+    with disk_full_errors(path), path.open("a") as file:
         file.write(text)
 
 
 def crc32(path: Path, start: int = 0, size: float = math.inf) -> int:
-    """The checksum of up to `size` bytes of the file from `start` on, read in pieces."""
+    """Returns the checksum of up to `size` bytes of the file from `start` on."""
     total = 0
     with path.open("rb") as file:
         file.seek(start)
@@ -158,51 +156,51 @@ def crc32(path: Path, start: int = 0, size: float = math.inf) -> int:
     return total
 
 
-class Written(NamedTuple):
-    """What a file that only grows holds: `size` bytes from `start` on, and their checksum."""
+class AppendedBytes(NamedTuple):
+    """The contents of a file that only grows: `size` bytes from `start` on, and their checksum."""
 
     size: int = 0
     crc32: int = 0
     start: int = 0
 
-    def more(self, content: bytes) -> "Written":
-        """With the content after it."""
+    def plus(self, content: bytes) -> "AppendedBytes":
+        """Returns the contents with `content` after them."""
         return self._replace(size=self.size + len(content), crc32=zlib.crc32(content, self.crc32))
 
-    def unlike(self, path: Path) -> str:
-        """In what the file does not begin with that, in words; '' if it does."""
+    def difference(self, path: Path) -> str:
+        """Returns how the file differs from these contents, which more may follow; '' if not."""
         try:
-            held = max(path.stat().st_size - self.start, 0) if path.exists() else 0
-            if held < self.size:
-                return f"{held:,} of {self.size:,} bytes are there"
+            present = max(path.stat().st_size - self.start, 0) if path.exists() else 0
+            if present < self.size:
+                return f"{present:,} of {self.size:,} bytes are there"
             same = not self.size or crc32(path, self.start, self.size) == self.crc32
             return "" if same else f"its first {self.size:,} bytes are others"
         except OSError as error:
-            return line_of(error)
+            return short_line(error)
 
 
 def read_json(path: Path) -> Json:
-    """The object in the file, {} if there is none. Raises `WorkdirError`."""
-    with failing(f"{path}: cannot be read", ValueError), contextlib.suppress(FileNotFoundError):
-        return _object(path.read_text())
+    """Returns the object in the file, {} if there is no file. Raises `WorkdirError`."""
+    unreadable = workdir_errors(f"{path}: cannot be read", ValueError)
+    with unreadable, contextlib.suppress(FileNotFoundError):
+        return _parse_object(path.read_text())
     return {}
 
 
-def rows(path: Path, size: int | None = None) -> list[Json]:
-    """The objects in the whole lines of a file, or of its first `size` bytes.
+def read_rows(path: Path, size: int | None = None) -> list[Json]:
+    """Returns the objects in a file's lines, or in those of its first `size` bytes.
 
-    Raises `WorkdirError`.
+    A last line without an end is torn and left out. Raises `WorkdirError`.
     """
     if not path.exists():
         return []
-    with failing(f"{path}: cannot be read", ValueError):
-        # What follows the last newline is torn.
+    with workdir_errors(f"{path}: cannot be read", ValueError):
         lines = path.read_bytes()[:size].decode().split("\n")[:-1]
-        return [_object(line) for line in lines if line]
+        return [_parse_object(line) for line in lines if line]
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON has it: lists, and null in place of numbers that are not finite."""
+    """Returns the value as JSON has it: lists, and None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -210,12 +208,12 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def line_of(error: BaseException) -> str:
-    """An exception's message, first line, shortened."""
+def short_line(error: BaseException) -> str:
+    """Returns the first 160 characters of an exception's first line."""
     return first_line(error)[:160]
 
 
-def _object(text: str) -> Json:
+def _parse_object(text: str) -> Json:
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -225,12 +223,12 @@ def _object(text: str) -> Json:
     return value
 
 
-def unlike(row: Mapping[str, object]) -> str:
-    """The first figure of another kind than is written, in words; '' if there is none."""
+def odd_figure(row: Mapping[str, object]) -> str:
+    """Returns a line on the first figure of another type than runs write; '' if there is none."""
     for key, value in row.items():
-        kind = KINDS.get(key, object)
+        kind = FIGURE_TYPES.get(key, object)
         large = isinstance(value, int) and abs(value) >= 2**63
-        odd = isinstance(value, bool) and key in KINDS
+        odd = isinstance(value, bool) and key in FIGURE_TYPES
         if large or odd or not (value is None or isinstance(value, kind)):
-            return f"{key} = {shown(value)} is not what a run writes there"
+            return f"{key} = {short_repr(value)} is not what a run writes there"
     return ""

@@ -1,8 +1,8 @@
 """Several processes as one JAX job: how they find each other, and how they end when one fails.
 
-`launch.local` sets OPTDYN_COORDINATOR (host:port of process 0), OPTDYN_PROCESSES (how many) and
-OPTDYN_PROCESS (which one this is, from 0); so can any other way to start processes. SLURM, Open
-MPI and TPU pods say the same in variables of their own, which JAX reads.
+`launch.local` sets OPTDYN_COORDINATOR (host:port of process 0), OPTDYN_PROCESSES (their number) and
+OPTDYN_PROCESS (this one's, from 0); other launchers may set them, too. JAX reads the corresponding
+variables of SLURM, Open MPI and TPU pods.
 """
 
 import contextlib
@@ -21,24 +21,24 @@ from optdyn.base.streams import put
 
 PLATFORMS = "jax_platforms"  # of JAX's configuration, from the environment's JAX_PLATFORMS
 CONNECT = 300  # seconds until all processes must have come
-NOTICE = 15  # seconds until the user is told that they have not
+NOTICE = 15  # seconds until a line says that they have not
 HEARTBEAT = 30  # seconds of silence after which a process counts as dead and the others end
 SHUTDOWN = 120  # seconds that the first process to finish waits for the last
 
 
 class ProcessError(InputError):
-    """The variables that should describe the job do not; the message says which and how."""
+    """The environment variables of a job are wrong."""
 
 
 def initialize() -> None:
-    """Joins the job that the environment describes; does nothing if it describes none.
+    """Joins the job that the environment describes, if any; call it before devices are used.
 
-    To be called before anything that touches a device. Raises ProcessError if the description
-    does not hold together. If the other processes do not come, JAX aborts this one.
+    Raises `ProcessError` if the description is inconsistent. JAX aborts this process if the others
+    do not come.
     """
     if "OPTDYN_COORDINATOR" in os.environ:
-        address, processes, process = described(os.environ)
-        # Left to itself JAX would take a surrounding SLURM job's word for which GPU is whose.
+        address, processes, process = job_from_environment(os.environ)
+        # Otherwise JAX would assign GPUs as a surrounding SLURM job says.
         _connect(address, processes, process, method="deactivate")
     elif in_cluster(os.environ):
         try:
@@ -51,25 +51,25 @@ def initialize() -> None:
 
 
 def devices() -> None:
-    """Raises `ProcessError` if there is none of the devices that JAX_PLATFORMS asks for."""
+    """Raises `ProcessError` if JAX_PLATFORMS names no device that there is."""
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion: a platform without a device
-        asked = getattr(jax.config, PLATFORMS)
-        if not asked:
+        platforms = getattr(jax.config, PLATFORMS)
+        if not platforms:
             raise
         jax.config.update(PLATFORMS, "")
-        there = dict.fromkeys(device.platform for device in jax.devices())
+        present = dict.fromkeys(device.platform for device in jax.devices())
         raise ProcessError(
-            f"JAX_PLATFORMS = {asked!r}: there is no such device, or JAX is not installed for it; "
-            f"there is {', '.join(there)}"
+            f"JAX_PLATFORMS = {platforms!r}: there is no such device, or JAX is not installed for "
+            f"it; there is {', '.join(present)}"
         ) from error
 
 
 def local_address(environ: Mapping[str, str]) -> str:
-    """The address that other processes reach this machine at, on the way to the coordinator.
+    """Returns the address at which other processes of the job reach this machine.
 
-    It is the machine's name where no coordinator is known: only `described` jobs say theirs.
+    It is that of the route to the coordinator; without OPTDYN_COORDINATOR the machine's name.
     """
     if "OPTDYN_COORDINATOR" not in environ:
         return socket.gethostname()
@@ -81,7 +81,7 @@ def local_address(environ: Mapping[str, str]) -> str:
 
 
 def is_writer() -> bool:
-    """Whether this process is the one that writes files and reports: number 0, or alone."""
+    """Returns whether this process, number 0 or a single one, writes files and reports."""
     return jax.process_index() == 0
 
 
@@ -89,8 +89,8 @@ def is_writer() -> bool:
 def leaving_on_failure() -> Iterator[None]:
     """Inside, an exception that ends one process of several ends it at once.
 
-    Python's exit would wait in JAX for the other processes, which wait for this one in their next
-    collective. Without a job, exceptions pass.
+    Python's exit would wait in JAX for the other processes, and these for this one in their next
+    collective. In a single process exceptions pass.
     """
     try:
         yield
@@ -109,8 +109,8 @@ def leaving_on_failure() -> Iterator[None]:
         os._exit(code)
 
 
-def described(environ: Mapping[str, str]) -> tuple[str, int, int]:
-    """The coordinator, how many processes there are and which this is, as OPTDYN_* say it."""
+def job_from_environment(environ: Mapping[str, str]) -> tuple[str, int, int]:
+    """Returns the coordinator, the number of processes and this one's, from OPTDYN_* variables."""
     numbers = []
     for name in ("OPTDYN_PROCESSES", "OPTDYN_PROCESS"):
         value = environ.get(name, "")
@@ -124,10 +124,10 @@ def described(environ: Mapping[str, str]) -> tuple[str, int, int]:
 
 
 def in_cluster(environ: Mapping[str, str]) -> bool:
-    """Whether a cluster says that it started this process as one of several.
+    """Returns whether a cluster says that it started this process as one of several.
 
-    SLURM is asked for the tasks of this step: a shell inside a job of many tasks is one process.
-    The environment of a Cloud TPU VM does not say: there JAX asks a server, and may hear of one.
+    For SLURM the tasks of this step count: a shell inside a job of many tasks is one process. On a
+    Cloud TPU VM it is True, and JAX asks a server, which may know of one process only.
     """
     hosts = environ.get("TPU_PROCESS_ADDRESSES", environ.get("TPU_WORKER_HOSTNAMES", ""))
     counts = (

@@ -1,7 +1,7 @@
-"""What a waiting user sees, and how they stop: a progress line, Ctrl-C and other signals.
+"""The progress line on standard error, and Ctrl-C and other signals while a run goes on.
 
-One line at a time is rewritten on a terminal; whatever else is to be said goes through `say`, which
-takes that line away first.
+A terminal shows one progress line, which is rewritten; other lines go through `say`, which removes
+it first.
 """
 
 import contextlib
@@ -20,32 +20,30 @@ from typing import NamedTuple
 from optdyn.base import signals
 from optdyn.base.streams import put
 
-LIVE, PRINTED = 0.2, 10.0  # seconds between lines: rewritten on a terminal, printed elsewhere
+LIVE_SECONDS = 0.2  # between rewritings of the line on a terminal
+PRINTED_SECONDS = 10.0  # between lines printed elsewhere
 PATIENCE = 2.0  # seconds after which the line says what takes so long
 CLEAR = "\r\x1b[K"
 
 
 class Watch(NamedTuple):
-    """What a run looks at between updates, and shows how far it is."""
+    """How a run shows its progress, and which signals it obeys between updates."""
 
     stopped: Callable[[], int]  # the number of the signal that stops it, 0: none
     show: Callable[[int, str], None]  # (updates done, text)
     during: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
-    asked: Callable[[], int] = lambda: 0  # how often it was asked to save and go on
+    saves: Callable[[], int] = lambda: 0  # how many signals have asked to save and go on
 
 
-class Come:
-    """The signals that came: the number of the first that ends a run, and how many ask to save."""
+class NotedSignals:
+    """The number of the first signal that ends a run, and how many have asked to save."""
 
     stopped = 0
-    asked = 0
+    saves = 0
 
 
 def say(text: str) -> None:
-    """Prints a line on standard error, in place of the progress line, if there is one.
-
-    Of several processes only the one that writes files does.
-    """
+    """Prints a line on standard error in place of the progress line, in the writing process."""
     from optdyn.base.processes import is_writer  # here, for it imports jax
 
     if is_writer():
@@ -53,54 +51,53 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def watched(name: str, total: int, start: int, watch: Watch | None = None) -> Iterator[Watch]:
-    """The watch of a run, or where it has none, signals noted inside and a line of its own.
-
-    How often it was asked to save counts from here on.
-    """
+def watch_or_default(
+    name: str, total: int, start: int, watch: Watch | None = None
+) -> Iterator[Watch]:
+    """Yields the watch with saves counted from here; without one, a progress line and signals."""
     if watch:
-        before = watch.asked()
-        yield watch._replace(asked=lambda: watch.asked() - before)
+        before = watch.saves()
+        yield watch._replace(saves=lambda: watch.saves() - before)
     else:
         line = Progress(name, total, start)
-        with stoppable() as come:
-            yield Watch(lambda: come.stopped, line.show, line.during, lambda: come.asked)
+        with note_signals() as noted:
+            yield Watch(lambda: noted.stopped, line.show, line.during, lambda: noted.saves)
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[Come]:
-    """Inside, signals that end a run, or have it save, are only noted, those of `signals.take`.
+def note_signals() -> Iterator[NotedSignals]:
+    """Inside, signals that end a run or have it save are only noted (`signals.take`).
 
-    A second SIGINT or SIGTERM acts as it would outside; a terminal that is closed may send SIGHUP
-    more than once, or after another. Afterwards the progress line is ended, so that what follows
-    it, such as a traceback, begins a line of its own.
+    A second SIGINT or SIGTERM acts as it would outside. A second SIGHUP does not, for a terminal
+    that is closed may send it more than once, or after another signal. At the end the progress line
+    is finished, so that a traceback, say, begins on a line of its own.
     """
-    come = Come()
+    noted = NotedSignals()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        come.stopped = come.stopped or number
+        noted.stopped = noted.stopped or number
         again = number != signal.SIGHUP
         if again:
-            signals.restore({key: kept for key, kept in before.items() if key != signal.SIGHUP})
+            signals.restore({key: old for key, old in before.items() if key != signal.SIGHUP})
         say("stopping" + "; once more to stop at once" * again)
 
     def save(number: int, frame: FrameType | None) -> None:
-        come.asked += 1
+        noted.saves += 1
         say("saving, and going on")
 
     before = signals.take(stop, *signals.ENDING)
-    asking = signals.take(save, *signals.SAVING)
+    saving = signals.take(save, *signals.SAVING)
     try:
-        yield come
+        yield noted
     finally:
-        signals.restore(before | asking)
+        signals.restore(before | saving)
         end_line()
 
 
 def end_line() -> None:
-    """Lets the progress line stand, if there is one, and goes on below it."""
+    """Ends the progress line, if there is one, so that what follows goes below it."""
     global _open
-    with _writing:
+    with _lock:
         put("\n" * _open)
         _open = False
 
@@ -108,9 +105,9 @@ def end_line() -> None:
 class Progress:
     """`name  step 500/1,000  loss 0.12  810 steps/s  0:00:03 left`, on standard error.
 
-    On a terminal the line is rewritten, and no longer than the terminal is wide; elsewhere it is
-    printed every ten seconds and at the end. The rate is that of what was done after the first
-    call of `show`: before it everything is compiled. A total of 0 is one that nobody knows.
+    On a terminal the line is rewritten and cut to the terminal's width; elsewhere it is printed
+    every ten seconds and at the end. The rate leaves out what precedes the first call of `show`,
+    such as compilation. A total of 0 is unknown.
     """
 
     def __init__(self, name: str, total: int = 0, start: int = 0, unit: str = "step"):
@@ -120,19 +117,19 @@ class Progress:
         self._shown = 0.0 if _is_terminal() else time.monotonic()
 
     def show(self, step: int, text: str = "") -> None:
-        """The run has made `step` updates; the line says so where it is time for another."""
+        """Shows that `step` updates are done, if it is time to show something."""
         now = time.monotonic()
         self._done, self._text = step, text
         self._first = self._first or (step, now)
         live, last = _is_terminal(), 0 < self._total <= step
-        if not last and now - self._shown < (LIVE if live else PRINTED):
+        if not last and now - self._shown < (LIVE_SECONDS if live else PRINTED_SECONDS):
             return
         self._shown = now
         _show(self._words(now), last)
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Inside, if it takes long, the line on a terminal ends in `what ...`."""
+        """Inside, after `PATIENCE` seconds, the line on a terminal ends in `what ...`."""
 
         def show() -> None:
             if _is_terminal():
@@ -149,9 +146,9 @@ class Progress:
     def _words(self, now: float) -> str:
         total = f"/{self._total:,}" * (self._total > 0)
         parts = [self._name, f"{self._unit} {self._done:,}{total}", self._text]
-        since, begun = self._first or (self._done, now)
-        if self._done > since:
-            rate = (self._done - since) / max(now - begun, 1e-9)
+        first, begun = self._first or (self._done, now)
+        if self._done > first:
+            rate = (self._done - first) / max(now - begun, 1e-9)
             parts += [f"{number(rate)} {self._unit}s/s"]
             if self._done < self._total:
                 parts += [f"{clock((self._total - self._done) / rate)} left"]
@@ -159,9 +156,9 @@ class Progress:
 
 
 class Sweep:
-    """One line for many runs at a time: `12/64 points, 1 diverged`, and the updates of them all.
+    """A progress line for many runs: `12/64 points, 1 diverged`, and the updates of all.
 
-    `points` are the updates of each, of which those in `done` are not to be run any more.
+    `points` has the updates of each point; those in `done` have ended before.
     """
 
     def __init__(self, name: str, points: Mapping[str, int], done: Collection[str]):
@@ -173,17 +170,16 @@ class Sweep:
 
     @property
     def is_done(self) -> bool:
-        """Whether all points have ended."""
         return len(self._ended) == len(self._points)
 
     def show(self, point: str, step: int) -> None:
-        """Says that the point is at that update; `end` tells of the last one."""
+        """Shows that the point is at that update, but for its last, which `end` shows."""
         with self._lock:
             if step < self._points[point]:
                 self._show(point, step)
 
     def end(self, point: str, status: str) -> None:
-        """Says that the point needs no more updates."""
+        """Shows that the point has ended."""
         with self._lock:
             self._ended.add(point)
             self._diverged += status == "diverged"
@@ -197,7 +193,7 @@ class Sweep:
 
 
 def number(value: float) -> str:
-    """Three digits that count, and none of an exponent: 12,300, 0.0451."""
+    """Returns the number with three significant digits and no exponent: 12,300, 0.0451."""
     if value <= 0:
         return "0"
     digits = max(2 - math.floor(math.log10(value)), 0)
@@ -205,12 +201,12 @@ def number(value: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds: 1:02:03."""
+    """Returns hours, minutes and seconds: 1:02:03."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-_writing = RLock()  # held again by a signal's handler that comes in between
+_lock = RLock()  # reentrant, for a signal's handler may interrupt a writer
 _open = False  # whether the last line of the terminal is the progress line
 
 
@@ -232,8 +228,8 @@ def _is_terminal() -> bool:
 
 
 def _write(text: str, is_open: bool) -> None:
-    """Writes in place of the progress line, which the text is if it stays open."""
+    """Writes the text in place of the progress line; an open text is the new progress line."""
     global _open
-    with _writing:
+    with _lock:
         put(CLEAR * _open + text)
         _open = is_open

@@ -1,7 +1,6 @@
-"""What a value may be: the type of a field's default, a size to compute with, and ranges.
+"""Valid values of fields: of the type of the default, of a size to compute with, and in a range.
 
-The type is asked for first, so that no range meets a text where it compares numbers, and no array
-is asked for whose length has no 32 bits.
+Types are checked before ranges, so that a range never compares a text with a number.
 """
 
 import math
@@ -9,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LARGEST = 2**31 - 1  # of whole numbers, which count what lies in arrays
+LARGEST = 2**31 - 1  # of whole numbers, which index arrays
 SMALL, LARGE = 1e-30, 1e30  # sizes of other numbers: products of some stay finite in float64
 CHARACTERS, ENTRIES, DEPTH = 4096, 2**20, 8  # of a text, of a list, of lists in lists, at most
 WORDS = f"a text of at most {CHARACTERS:,} characters, none of which controls the terminal"
@@ -20,9 +19,9 @@ PIXELS = 4096  # a side
 
 
 def refusal(value: Any, default: object, largest: float = LARGEST) -> str:
-    """What a value must be, by its default; '' if it is that.
+    """Returns what a value must be, by the type of its default; '' if it is valid.
 
-    `largest` is of whole numbers; of others infinity says that they may be infinite, too.
+    `largest` bounds whole numbers; infinity there allows other numbers to be infinite, too.
     """
     if isinstance(default, bool):
         return "" if isinstance(value, bool) else "True or False"
@@ -65,7 +64,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_plain(value: object, depth: int = DEPTH) -> bool:
-    """Whether the value is what a JSON file can hold, and no text or number in it is odd."""
+    """Returns whether a JSON file can have the value, and its texts and numbers are valid."""
     if value is None or isinstance(value, bool) or _is_number(value) or _is_text(value):
         return True
     if isinstance(value, Mapping):
@@ -81,14 +80,14 @@ def _is_plain(value: object, depth: int = DEPTH) -> bool:
 
 @dataclass(frozen=True)
 class Range:
-    """What a value may be, in words and as a test."""
+    """Valid values, in words and as a test."""
 
     expected: str
     is_valid: Callable[[Any], Any]
 
 
 def between(at_least: float, at_most: float, above: float, below: float) -> Range | None:
-    """The range between two ends, in the words that fit them; None if there is no end."""
+    """Returns the range between the ends, `above` and `below` exclusive; None if there is none."""
     if above > -math.inf:
         expected = (
             f"between {above:g} and {below:g}" if below < math.inf else f"more than {above:g}"
@@ -118,7 +117,7 @@ def positive(value: Any) -> bool:
     return bool(0 < value < math.inf)
 
 
-# Those that several fields have, as arguments of `fields.field`.
+# Ranges of several fields, as arguments of `fields.field`.
 Known = dict[str, Any]
 WIDTHS: Known = {
     "expected": f"at most {BLOCKS:,} widths from 1 to {WIDTH:,}",

@@ -1,4 +1,4 @@
-"""One `config.seed`, split by name: init, data order, arrivals, ..."""
+"""One `config.seed`, split by name into streams: init, data order, arrivals, ..."""
 
 import zlib
 
@@ -11,17 +11,17 @@ def _tag(name: str) -> int:
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """NumPy generator of the stream called `name`."""
+    """Returns the NumPy generator of the stream `name`."""
     return np.random.default_rng((seed, _tag(name)))
 
 
 def number(seed: int, name: str, below: int = 2**63) -> int:
-    """The first whole number from 0 of the stream called `name`: the seed of what has its own."""
+    """Returns the first whole number, from 0, of the stream `name`: a seed for other libraries."""
     return int(generator(seed, name).integers(below))
 
 
 def key(seed: int, name: str) -> jax.Array:
-    """JAX key of the stream called `name`."""
+    """Returns the JAX key of the stream `name`."""
     return _key(np.uint32(seed), np.uint32(_tag(name)))
 
 

@@ -1,4 +1,4 @@
-"""Signals: which end a run, which have it save, and who heeds them."""
+"""Signals that end a run or have it save, and their handlers."""
 
 import signal
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ Handler = Any  # as `signal.signal` takes and returns it
 
 
 def take(call: Handler, *numbers: int) -> dict[int, Handler]:
-    """Has signals call this; returns what they did before, to be given back by `restore`.
+    """Sets the handler of signals; returns the handlers before, for `restore`.
 
-    One of `ENDING` that is ignored stays so, as SIGHUP is under nohup and SIGINT in the background
-    of a script; one of `SAVING` that somebody else heeds stays theirs. Python hands signals to the
-    main thread only: in another one none is taken.
+    Signals of `ENDING` that are ignored stay so, as SIGHUP under nohup and SIGINT in the background
+    of a script. Signals of `SAVING` that have a handler keep it. Outside the main thread, where
+    Python delivers no signals, nothing is set.
     """
     if current_thread() is not main_thread():
         return {}

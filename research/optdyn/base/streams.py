@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, or read by nobody: none of it is a reason to stop."""
+"""Standard streams that are closed, full, or read by nobody; a run goes on without them."""
 
 import contextlib
 import io
@@ -7,21 +7,21 @@ import sys
 from typing import Any
 
 
-class Heedless(io.FileIO):
-    """A file that drops what it cannot take."""
+class LossyFile(io.FileIO):
+    """A file that drops what cannot be written."""
 
     def write(self, data: Any) -> int:
         left = memoryview(data)
         with contextlib.suppress(OSError):
-            while left and (taken := super().write(left)):
-                left = left[taken:]
+            while left and (count := super().write(left)):
+                left = left[count:]
         return len(data)
 
 
 def settle() -> None:
-    """Makes standard error one that never fails, and /dev/null of the streams that are closed.
+    """Replaces standard error by one that never fails, and closed streams by /dev/null.
 
-    Else the next file that is opened takes the number of one that is closed, and gets what is
+    Otherwise the next file that is opened would get the descriptor of a closed stream, and what is
     written there.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -29,7 +29,7 @@ def settle() -> None:
     os.close(number)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = io.TextIOWrapper(
-        Heedless(2, "w", closefd=False),
+        LossyFile(2, "w", closefd=False),
         encoding=getattr(sys.stderr, "encoding", None),
         errors="backslashreplace",
         line_buffering=True,
@@ -38,15 +38,15 @@ def settle() -> None:
 
 
 def put(text: str) -> None:
-    """Writes the text on standard error, if there is one that takes it."""
-    # It is None; gone; closed; or a signal's handler comes amid another write.
+    """Writes the text on standard error, if that is possible."""
+    # It is None, gone or closed, or a signal handler interrupts another write.
     with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def tell(*lines: object) -> None:
-    """Prints lines that a file has too on standard output, if there is one that takes them."""
+    """Prints lines on standard output, if that is possible; a file has them, too."""
     try:
         print(*lines, sep="\n", flush=True)
     except (OSError, ValueError):
@@ -54,9 +54,9 @@ def tell(*lines: object) -> None:
 
 
 def drop() -> None:
-    """Standard output is /dev/null from now on.
+    """Redirects standard output to /dev/null.
 
-    What is still in its buffer would else fail once more as Python ends, with another exit code.
+    Otherwise its buffer would fail again as Python ends, with another exit code.
     """
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
-from optdyn.base.errors import ConfigError, InputError, fail, meant
+from optdyn.base.errors import ConfigError, InputError, did_you_mean, fail
 from optdyn.base.streams import put
 from optdyn.cli import cache, configs, interruptible
 
@@ -71,10 +71,10 @@ def _call(
     # Here, for they import jax and numpy.
     from optdyn.base import lookup, processes
     from optdyn.base.fields import Text
-    from optdyn.base.files import permitted, writing
-    from optdyn.base.hold import writable
+    from optdyn.base.files import disk_full_errors, permission_errors
     from optdyn.base.progress import end_line, say
-    from optdyn.devices.first_process import verdict
+    from optdyn.base.workdir_lock import check_writable
+    from optdyn.devices.first_process import run_on_first
 
     interruptible()
     try:
@@ -86,13 +86,13 @@ def _call(
             # are no parts of one to be merged, at every checkpoint.
             if quiet and not processes.is_writer():
                 logging.set_verbosity(logging.ERROR)
-            with lookup.once():
+            with lookup.files_read_once():
                 asked = {key: Text(value) for key, value in changes.items()}
                 config = configs.config(name, asked)
                 workdir = Path(folder)
                 if folder != NONE:
-                    verdict(lambda: writable(workdir))
-                with writing(), permitted():
+                    run_on_first(lambda: check_writable(workdir))
+                with disk_full_errors(), permission_errors():
                     return main(_settled(config, workdir), workdir)
     except KeyboardInterrupt:
         end_line()
@@ -175,11 +175,11 @@ def _settled(config: Any, workdir: Path) -> Any:
     run = getattr(config, "base", config)
     if run.model.lowering != "measured":
         return config
-    from optdyn.devices.first_process import verdict
+    from optdyn.devices.first_process import run_on_first
     from optdyn.plan.lowered import resolved
 
     kept, plain = cache.place() / "lowerings.json", run.with_({"model.lowering": ""})
-    lowering = verdict(lambda: resolved(plain, kept, workdir))
+    lowering = run_on_first(lambda: resolved(plain, kept, workdir))
     key = "base.model.lowering" if run is not config else "model.lowering"
     return config.with_({key: lowering})
 
@@ -222,6 +222,8 @@ def _no_flag(name: str) -> str:
     elif name in keys or is_free:
         hint = f"; did you mean --config.{name}?"
     else:
-        hint = meant(name, known) or meant(name, [*known, *(f"--config.{key}" for key in keys)])
+        hint = did_you_mean(name, known) or did_you_mean(
+            name, [*known, *(f"--config.{key}" for key in keys)]
+        )
         hint = hint or f"; there are {', '.join(known)}"
     return f"Unknown command line flag {name!r}{hint}"

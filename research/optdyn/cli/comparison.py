@@ -16,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from optdyn.base import errors
-from optdyn.base.calls import checked
+from optdyn.base.arguments import check_arguments
 from optdyn.cli.python import Experiment, MomentumEstimate, Trained, in_memory, trained
 from optdyn.evidence.crossing import of_runs
 from optdyn.evidence.intervals import FEWEST, ratio, shown
@@ -48,7 +48,7 @@ class Comparison:
         every = [run for arm in self.runs.values() for run in arm if not run.diverged]
         return float(max((run.log["train_loss"].min() for run in every), default=np.nan))
 
-    @checked
+    @check_arguments
     def table(self, target: float | None = None) -> pd.DataFrame:
         """Updates and seconds to a training loss, a row an experiment, medians over the seeds.
 
@@ -118,7 +118,7 @@ class Comparison:
             )
         return "\n\n".join([said, *lost])
 
-    @checked
+    @check_arguments
     def plot(self, x: str = "simulated_seconds", y: str = "train_loss") -> Figure:
         """A figure of one column of the log against another: medians and ranges over seeds.
 
@@ -142,7 +142,7 @@ class SeedRuns:
 
     runs: tuple[Trained, ...]
 
-    @checked
+    @check_arguments
     def __getitem__(self, i: int) -> Trained:
         return self.runs[i]
 
@@ -161,7 +161,7 @@ class SeedRuns:
         return pd.DataFrame.from_dict(found, "index", columns=MomentumEstimate._fields)
 
 
-@checked
+@check_arguments
 def compare(
     experiments: Mapping[str, Experiment],
     steps: int | None = None,
@@ -206,7 +206,7 @@ def _cannot_be_compared(
     experiments: Mapping[str, Experiment], seeds: Sequence[int]
 ) -> Iterator[tuple[object, str]]:
     for name, one in experiments.items():
-        said = f"{errors.shown(name)} must be of type Experiment, not {type(one).__name__}"
+        said = f"{errors.short_repr(name)} must be of type Experiment, not {type(one).__name__}"
         yield not isinstance(one, Experiment), f"compare: {said}"
         said = "config.replicas.count: must be 0, as recordings of replicas have no log"
         yield one.replicas.count, f"compare: {said}"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optdyn.base.errors import ConfigError, InputError, meant
+from optdyn.base.errors import ConfigError, InputError, did_you_mean
 
 if TYPE_CHECKING:
     from optdyn.cli.python import Experiment
@@ -39,7 +39,7 @@ def config_file(name: str) -> Path:
     shipped, is_workdir = configs(), (path / "config.json").is_file()
     if name in shipped and not is_workdir:
         return shipped[name]
-    hint = meant(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"
+    hint = did_you_mean(name.removesuffix(".py"), shipped) or f"; shipped are {', '.join(shipped)}"
     said = f"not found{hint}"
     if is_workdir:
         said = f"is a workdir; its config is {path}/config.json"
@@ -67,8 +67,8 @@ def _written(path: Path, changes: Mapping[str, Any]) -> "Experiment":
 
     held = read_json(path)
     merged = _merged(held, changes)
-    lookup.check_read(merged, path)
-    theirs, asked = (list(lookup.names(found, lookup.METHOD)) for found in (held, merged))
+    lookup.check_names_in_file(merged, path)
+    theirs, asked = (list(lookup.user_names(found, lookup.METHOD)) for found in (held, merged))
     if theirs != asked:
         held.pop("method", None)  # which would be imported, though another is in its place
     try:

@@ -4,7 +4,7 @@ from dataclasses import Field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from optdyn.base.fields import Value, every_field
+from optdyn.base.fields import Value, all_fields
 from optdyn.experiment import Config
 from optdyn.methods.method import Method, built_in
 
@@ -28,7 +28,7 @@ class Key(NamedTuple):
 def keys() -> dict[str, Key]:
     """The keys by their dotted names, in order. Of several owners the first says what it is."""
     usual = Config()
-    found = {name: _key(each) for name, each in every_field(usual)}
+    found = {name: _key(each) for name, each in all_fields(usual)}
     for root in Value.roots:
         found[root.key("name")] = Key(NAMES[root.section], attrgetter(root.section)(usual).name)
         owned = dict[str, list[str]]()

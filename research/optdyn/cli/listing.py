@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from optdyn.base.errors import meant, print_error
+from optdyn.base.errors import did_you_mean, print_error
 from optdyn.cli import configs as shipped
 
 Listed = Mapping[str, str]  # name: what it is, in a line
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     in_json, words = "--json" in arguments, [word for word in arguments if word != "--json"]
     kind, prefix, *more = [*words, "", ""]
     if kind not in KINDS or any(more):
-        said = f"KIND is {', '.join(KINDS)}{meant(kind, KINDS)}"
+        said = f"KIND is {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
         return print_error(f"optdyn list KIND [PREFIX] [--json]: {said}")
     found = chosen(kind, KINDS[kind](), prefix)
     if not found:

@@ -17,7 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from optdyn.base.errors import fail, meant
+from optdyn.base.errors import did_you_mean, fail
 from optdyn.base.streams import drop
 
 PACKAGE = Path(__file__).parents[1]
@@ -79,7 +79,7 @@ def main() -> None:
             elif name in ("-V", "--version", "version"):
                 print(f"optdyn {version()}")
             elif name not in COMMANDS:
-                hint = meant(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+                hint = did_you_mean(name, COMMANDS) or f"; there are {', '.join(COMMANDS)}"
                 fail(f"no command {name!r}{hint}")
             elif asks_help:
                 print(described(name))

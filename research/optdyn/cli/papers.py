@@ -30,11 +30,17 @@ from absl import flags, logging
 from matplotlib.figure import Figure
 
 from optdyn.base import lookup, processes
-from optdyn.base.errors import InputError, meant, refused_at
-from optdyn.base.files import WorkdirError, permitted, read_json, write_json, writing
-from optdyn.base.hold import held, writable
+from optdyn.base.errors import ConfigError, InputError, did_you_mean
+from optdyn.base.files import (
+    WorkdirError,
+    disk_full_errors,
+    permission_errors,
+    read_json,
+    write_json,
+)
 from optdyn.base.progress import say
 from optdyn.base.streams import tell
+from optdyn.base.workdir_lock import check_writable, locked
 from optdyn.cli import app, interruptible
 from optdyn.evidence import lock
 from optdyn.evidence.claim import WORDS, Claim, Verdict
@@ -71,7 +77,7 @@ def load(name: str, folder: Path) -> ModuleType:
     try:
         module = importlib.import_module(name)
     except Exception as error:
-        raise InputError(f"{file}: cannot be imported ({lookup.told(error)})") from error
+        raise InputError(f"{file}: cannot be imported ({lookup.describe_error(error)})") from error
     InputError.refuse(_lacks(module, file))
     return module
 
@@ -111,7 +117,7 @@ def judge(module: ModuleType, study: Study, files: Mapping[str, str]) -> dict[st
     """Measures a claim and judges it: its row of the scoreboard, with the `files` that it is of."""
     name, begun = module.__name__, time.monotonic()
     result = module.measure(study)
-    with refused_at(f"{module.__file__}: measure() must return JSON values", TypeError):
+    with ConfigError.at(f"{module.__file__}: measure() must return JSON values", TypeError):
         json.dumps(result)
     verdict = Verdict(*module.verdict(result))
     if verdict.word not in WORDS:
@@ -205,7 +211,7 @@ def _cannot_be_judged(
     said = f"--only is empty, and all claims take hours: {', '.join(every)}; name some"
     yield not chosen, said
     for name in chosen:
-        hint = meant(name, every) or f"; there are {', '.join(every)}"
+        hint = did_you_mean(name, every) or f"; there are {', '.join(every)}"
         yield name not in every, f"--only={name}: no such claim{hint}"
 
 
@@ -227,8 +233,8 @@ def main(_: Sequence[str]) -> int:
             chosen = given.only or short(every)
             InputError.refuse(_cannot_be_judged(folder, every, chosen))
             processes.devices()
-            writable(workdir)
-            with held(workdir), writing(), permitted():
+            check_writable(workdir)
+            with locked(workdir), disk_full_errors(), permission_errors():
                 board = run(workdir, chosen, given.scale, given.seed, folder)
     except KeyboardInterrupt:
         say("stopped: the same command goes on")

@@ -24,8 +24,8 @@ from optdyn.base.files import as_json, read_json, write, write_json
 from optdyn.base.progress import end_line, number
 from optdyn.base.trees import bytes_of
 from optdyn.cli import app, train
-from optdyn.clock.network import exchange
-from optdyn.devices.first_process import own
+from optdyn.clock.network import round_trip
+from optdyn.devices.first_process import hold_workdir
 from optdyn.experiment import Config, refuse_first
 from optdyn.plan import convergence, layers, planner, plans
 from optdyn.plan.convergence import Updates
@@ -52,7 +52,7 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
             return made
     updates, source = updates_to_train(config)
     of = plans.device(config)
-    with own(workdir) as folder:
+    with hold_workdir(workdir) as folder:
         claim(folder, config)
         write(folder / "config.json", text_of(config))
         plan: dict[str, Any] = {"memory": config.plan.memory}
@@ -78,7 +78,7 @@ def cluster(config: Config, size: int, seconds: float) -> dict[str, Any]:
     Devices divide the mini-batch, so that a worker of lemma 2 computes for T_C / N_w.
     """
     alpha, most = config.plan.efficiency, config.plan.devices
-    overhead = exchange(config.cluster, size)
+    overhead = round_trip(config.cluster, size)
     ratio = overhead / seconds
     count = planner.gpus(ratio, alpha, most)
     bandwidth = config.cluster.bandwidth

@@ -36,14 +36,14 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from optdyn.base.errors import ConfigError, InputError, Join, and_, one_of
+from optdyn.base.errors import ConfigError, InputError, Join, and_list, one_of
 from optdyn.base.files import as_json, write, write_json
 from optdyn.cli import app
 from optdyn.experiment import Config, refuse_first
 from optdyn.methods import MethodStack, built_in
 from optdyn.methods.messages import COMPRESSIONS
 from optdyn.price import price, who_pays
-from optdyn.price.shapes import Shapes, of_model, of_parameters
+from optdyn.price.shapes import Shapes, model_shapes, parameter_shapes
 
 USUAL = "price"  # the config without a --config
 LONGEST = 10_000  # updates of a period
@@ -87,7 +87,7 @@ def define() -> None:
 
 def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
-    price.check(config)
+    price.check_prices(config)
     given = flags.FLAGS
     InputError.refuse(_wrong_flags(given))
     penalties = _penalties(given) if given.penalty else None
@@ -192,9 +192,9 @@ def _clusters(
     said = "must be (), for --bandwidths says all links"
     refuse_first(config, [Join("cluster.bandwidths", config.cluster.bandwidths, said)])
     clusters = [price.with_nodes(config, number) for number in dict.fromkeys(numbers)]
-    shapes = of_parameters(count) if count else of_model(config)
+    shapes = parameter_shapes(count) if count else model_shapes(config)
     if step_seconds is not None:
-        clusters = [price.step_of(each, step_seconds) for each in clusters]
+        clusters = [price.with_step_seconds(each, step_seconds) for each in clusters]
     return clusters, shapes
 
 
@@ -321,7 +321,9 @@ def notes(config: Config, found: Rows, assumed: bool = False) -> Iterator[str]:
     methods = {name: price.with_method(config, name).methods for name in sorted(priced)}
     alone = [name for name, method in methods.items() if method.groups > 1]
     if alone:
-        said.append(f"An update of {and_(alone)} is of one worker or a few, of the others of all.")
+        said.append(
+            f"An update of {and_list(alone)} is of one worker or a few, of the others of all."
+        )
     if any(not hasattr(methods[name].read, "graph") for name in alone):
         said.append("Their server's own link is as wide as it takes, but for a server_bandwidth.")
     if any("daso" in name.split("+") for name in priced):
@@ -346,7 +348,7 @@ def table_of_pays(found: Sequence[dict[str, float]], noise_scale: float) -> Iter
         yield f"{row['gigabits']:>8g}{cells}"
     yield from textwrap.wrap(
         f"rho: seconds of an all-reduce, over those in which all workers compute {noise_scale:g} "
-        f"examples. {and_(names)}: seconds to a loss that they take there, over the best of "
+        f"examples. {and_list(names)}: seconds to a loss that they take there, over the best of "
         "synchronous training with its best batch and outer momentum on one node. It is what a "
         "contest of a perceptron on 8 workers found at that rho, with heavy-ball SGD on both "
         "sides.",

@@ -14,7 +14,7 @@ import pandas as pd
 from optdyn.base.files import write, write_json
 from optdyn.base.processes import is_writer
 from optdyn.cli import app
-from optdyn.devices.first_process import own
+from optdyn.devices.first_process import hold_workdir
 from optdyn.experiment import Config
 from optdyn.plan.phases import flags, measure, prepare
 from optdyn.train.workdir import claim, text_of
@@ -23,7 +23,7 @@ from optdyn.train.workdir import claim, text_of
 def main(config: Config, workdir: Path) -> int:
     app.check_kind(config)
     work = prepare(config)
-    with own(workdir) as folder:
+    with hold_workdir(workdir) as folder:
         claim(folder, config)
         write(folder / "config.json", text_of(config))
         taken = pd.DataFrame(measure(work.loops) | work.known).sort_index(axis=1)

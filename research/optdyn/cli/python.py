@@ -31,7 +31,7 @@ import optax
 
 from optdyn import experiment
 from optdyn.base import lookup
-from optdyn.base.calls import checked
+from optdyn.base.arguments import check_arguments
 from optdyn.base.errors import ConfigError, Join, refuse
 from optdyn.base.files import finite
 from optdyn.clock.cluster import Cluster
@@ -41,7 +41,7 @@ from optdyn.methods import Event, Method, MethodStack
 from optdyn.methods.compose import reading
 from optdyn.methods.method import ModelInfo
 from optdyn.price.price import GIGABIT, Price, price
-from optdyn.price.shapes import of_model
+from optdyn.price.shapes import model_shapes
 from optdyn.train import trainer
 from optdyn.train.checkpoints import parameters
 from optdyn.train.checks import check
@@ -72,7 +72,7 @@ class Experiment(experiment.Config):
     """
 
     def warn(self) -> None:
-        """Warns, at the line of whoever called a `checked` caller, of everything hardly meant.
+        """Warns of probable mistakes, at the line that called the caller, which checks arguments.
 
         Raises `ConfigError`.
         """
@@ -80,7 +80,7 @@ class Experiment(experiment.Config):
         for doubt in probable_mistakes(self, self.changed_keys()):
             warnings.warn(doubt, stacklevel=4)
 
-    @checked
+    @check_arguments
     def train(self, workdir: str | Path | None = None, hooks: Iterable[Hook] = ()) -> "Trained":
         """Trains, and returns the log, the summary and the parameters.
 
@@ -93,7 +93,7 @@ class Experiment(experiment.Config):
         if workdir:
             trainer.train(self, workdir, tuple(hooks))
             return trained(self, Path(workdir))
-        with lookup.once():
+        with lookup.files_read_once():
             run = trainer.prepare(self)
             return in_memory(self, run_to_end(trainer.in_memory(run, more=tuple(hooks))))
 
@@ -105,7 +105,7 @@ class Experiment(experiment.Config):
         """
         return super().timeline(**known) if known else trainer.prepare(self).timeline
 
-    @checked
+    @check_arguments
     def price(self, bandwidth: float | None = None, settled: bool = False) -> Price:
         """The simulated seconds of its method on its cluster, without training.
 
@@ -117,9 +117,9 @@ class Experiment(experiment.Config):
         config = self
         if bandwidth is not None:
             config = self.with_({"cluster.bandwidth": bandwidth, "cluster.bandwidths": ()})
-        return price(config, of_model(config), 0 if settled else config.steps)
+        return price(config, model_shapes(config), 0 if settled else config.steps)
 
-    @checked
+    @check_arguments
     def which(
         self,
         *penalty: str | Path,
@@ -155,7 +155,7 @@ class Experiment(experiment.Config):
         loss = np.nan if target is None else target
         found = penalties.measured([Path(source) for source in penalty], loss, texts)
         gigabits = bandwidth / GIGABIT
-        (answer,) = which.answers(config, of_model(config), found, [gigabits])
+        (answer,) = which.answers(config, model_shapes(config), found, [gigabits])
         ends = {"updates": ("low", "high"), "seconds": ("least", "most"), "time": ("low", "high")}
         rows = []
         for row in answer.rows:
@@ -193,7 +193,7 @@ class Clock(NamedTuple):
         return Event(self.timeline.plan, {}, self.timeline.staleness)
 
 
-@checked
+@check_arguments
 def rule(
     method: Method,
     loss: Callable[[Any, Any], jax.Array],
@@ -217,7 +217,7 @@ def rule(
     return reading(methods, full_gradient(loss), update, slots or methods.groups)
 
 
-@checked
+@check_arguments
 def timeline(
     method: Method | MethodStack,
     cluster: Cluster,

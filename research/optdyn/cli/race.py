@@ -73,18 +73,18 @@ def described(config: Config) -> Iterator[str]:
     from optdyn.base.progress import clock, number
     from optdyn.base.trees import bytes_of
     from optdyn.cli.train import SECONDS
-    from optdyn.race.race import prepared
-    from optdyn.race.worker import asked, parts_of, worker
+    from optdyn.race.race import prepare_race
+    from optdyn.race.worker import arrivals_per_update, first_job, make_compute
 
     config = raced(config)
-    run = prepared(config, flags.FLAGS.servers)
-    send, given, batches = asked(run, worker(run), 0)
+    run = prepare_race(config, flags.FLAGS.servers)
+    send, given, batches = first_job(run, make_compute(run), 0)
     sent, taken, done = send(), 0.0, 0
     while taken < SECONDS:
         begun = time.monotonic()
         send()
         taken, done = taken + time.monotonic() - begun, done + 1
-    each, updates = taken / done, batches / parts_of(run)
+    each, updates = taken / done, batches / arrivals_per_update(run)
     rate = config.methods.groups * updates / each
     yield f"parameters      {bytes_of(run.params):,} bytes"
     yield f"a message       {number(each)} s of a worker alone with all cores, {updates:g} updates"

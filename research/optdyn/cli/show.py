@@ -16,7 +16,7 @@ from absl import flags
 
 from optdyn.base.errors import InputError
 from optdyn.base.files import read_json
-from optdyn.base.lookup import entries
+from optdyn.base.lookup import hashes_of
 from optdyn.cli import app
 from optdyn.experiment import Config, check_whole, differences, to_json
 from optdyn.train.grid import Grid
@@ -35,7 +35,7 @@ def between(one: Path, other: Path) -> Iterator[str]:
     first, second = (_held(workdir / "config.json") for workdir in (one, other))
     check_whole(first, second, one / "config.json")
     check_whole(second, first, other / "config.json")
-    ours, theirs = (entries(config.pop("code")) for config in (first, second))
+    ours, theirs = (hashes_of(config.pop("code")) for config in (first, second))
     for name in differences(first, second):
         yield f"{name}: {_text(first, *name.split('.'))} -> {_text(second, *name.split('.'))}"
     for name in differences(ours, theirs):

@@ -24,8 +24,8 @@ from typing import Any
 
 from absl import flags
 
-from optdyn.base.arguments import Parser
-from optdyn.base.errors import print_error, refused_at
+from optdyn.base.errors import print_error
+from optdyn.base.flag_parser import Parser
 from optdyn.base.streams import tell
 from optdyn.cli import app, sweep
 from optdyn.cli.points import plan
@@ -88,7 +88,7 @@ def main(given: argparse.Namespace, rest: list[str], config: Grid, workdir: Path
         raise ConfigError(said)
     import submitit
 
-    with refused_at("submitit", NameError, RuntimeError, TypeError, ValueError):
+    with ConfigError.at("submitit", NameError, RuntimeError, TypeError, ValueError):
         executor = submitit.AutoExecutor(workdir / "jobs", cluster=given.cluster)
         executor.update_parameters(**chosen)
     command = [sys.executable, "-m", "optdyn.cli.sweep", *rest]

@@ -34,11 +34,11 @@ from absl import flags
 
 from optdyn.base.files import read_json, write_json
 from optdyn.base.processes import is_writer
-from optdyn.base.progress import Come, Sweep, Watch, say, stoppable
+from optdyn.base.progress import NotedSignals, Sweep, Watch, note_signals, say
 from optdyn.base.streams import tell
 from optdyn.cli import app
 from optdyn.cli.points import DONE, PlannedPoint, described, folder_of, plan
-from optdyn.devices.first_process import agreed, own
+from optdyn.devices.first_process import from_first, hold_workdir
 from optdyn.experiment import ConfigError
 from optdyn.problem import shared_data
 from optdyn.report import implicit_momentum, report, tables
@@ -60,7 +60,7 @@ class Going(NamedTuple):
     threads: int
     memory: float  # bytes for what runs at a time
     line: Sweep
-    come: Come
+    noted: NotedSignals
     failed: Event  # one of them has: the others are to stop
     results: Callable[[str], None] | None  # writes what there is of `results.csv`, this with it
     kept: dict[str, Kept]  # of each point, where there is no workdir
@@ -85,12 +85,12 @@ class Going(NamedTuple):
 
     def watch(self, entry: PlannedPoint) -> Watch:
         def stopped() -> int:
-            return self.come.stopped or (signal.SIGTERM if self.failed.is_set() else 0)
+            return self.noted.stopped or (signal.SIGTERM if self.failed.is_set() else 0)
 
         def show(step: int, text: str) -> None:
             self.line.show(entry.name, step)
 
-        return Watch(stopped, show, asked=lambda: self.come.asked)
+        return Watch(stopped, show, saves=lambda: self.noted.saves)
 
     def end(self, entry: PlannedPoint, summary: dict[str, Any]) -> None:
         if summary["status"] in DONE:
@@ -104,14 +104,14 @@ def main(config: Grid, workdir: Path) -> int:
     chosen = flags.FLAGS
     if chosen.target is not None and not math.isfinite(chosen.target):
         raise ConfigError(f"--target={chosen.target}: must be a finite training loss")
-    entries = agreed(plan(config, workdir, chosen.shard))
+    entries = from_first(plan(config, workdir, chosen.shard))
     threads = chosen.threads or cores()
     if chosen.dry_run:
         if is_writer():
             tell(*described(entries, threads))
         return 0
     shard = chosen.shard.replace("/", "-of-")
-    with own(workdir, f".lock.{shard}"):  # shards have no point in common
+    with hold_workdir(workdir, f".lock.{shard}"):  # shards have no point in common
         number = sweep(config, workdir, entries, chosen.together, threads)
         if number:
             return 128 + number
@@ -155,7 +155,7 @@ def sweep(
     done = {entry.name: entry.status for entry in entries if entry.status in DONE}
     name = workdir.name if workdir else "compare"
     line = Sweep(name, {entry.name: entry.updates for entry in entries}, done)
-    with stoppable() as come:
+    with note_signals() as noted:
         results = tables.following(workdir, _swept(config)) if workdir and is_writer() else None
         memory = available() / 2
         going = Going(
@@ -164,7 +164,7 @@ def sweep(
             threads,
             memory,
             line,
-            come,
+            noted,
             Event(),
             results,
             {} if kept is None else kept,
@@ -174,7 +174,7 @@ def sweep(
             left = [entry for group in _in_step(left) for entry in _in_lanes(going, group, way)]
         _in_threads(going, [entry for entry in left if entry.threaded])
         number = _one_by_one(going, [entry for entry in left if not entry.threaded])
-        return number or (0 if line.is_done else come.stopped)
+        return number or (0 if line.is_done else noted.stopped)
 
 
 def _in_threads(going: Going, entries: Sequence[PlannedPoint]) -> None:
@@ -193,7 +193,7 @@ def _in_threads(going: Going, entries: Sequence[PlannedPoint]) -> None:
 
     with ThreadPoolExecutor(going.threads) as pool:
         try:
-            # In copies of the context, for `lookup.once`.
+            # In copies of the context, for `lookup.files_read_once`.
             started = [pool.submit(copy_context().run, work, entry) for entry in entries]
             for future in as_completed(started):
                 future.result()
@@ -223,7 +223,7 @@ def _in_lanes(going: Going, group: Sequence[PlannedPoint], way: str) -> Sequence
         return group
     for start in range(0, len(group), lanes):
         part = group[start : start + lanes]
-        if going.come.stopped:
+        if going.noted.stopped:
             break
         runs = [going.prepare(entry) for entry in part]
         folders = [folder_of(going.workdir, entry.name) for entry in part]
@@ -258,7 +258,7 @@ def _choose(going: Going, group: Sequence[PlannedPoint], way: str) -> dict[str, 
 def _one_by_one(going: Going, entries: Sequence[PlannedPoint]) -> int:
     """Runs on all devices, and recordings of replicas; the number of the signal that stopped it."""
     for entry in entries:
-        if going.come.stopped:
+        if going.noted.stopped:
             break
         config = resolve(going.config, entry.name, entry.point)
         if going.workdir and config.replicas.count:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from absl import flags
 
-from optdyn.base.arguments import called
+from optdyn.base.flag_parser import invocation
 from optdyn.base.processes import is_writer
 from optdyn.base.progress import clock, number
 from optdyn.base.streams import tell
@@ -80,7 +80,7 @@ def ending(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterator[str
     if stopped:
         yield f"{workdir}: the same command goes on"
     else:
-        yield f"next: {called(then)} --workdir={shlex.quote(str(workdir))}"
+        yield f"next: {invocation(then)} --workdir={shlex.quote(str(workdir))}"
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -162,7 +162,9 @@ def seconds_per_update(run: trainer.Run) -> float:
 
 def seconds_per_evaluation(run: trainer.Run) -> float:
     """The seconds of a log point's figures, measured at the second time."""
-    _, sample, test = shared_data.put(run.data, run.program.layout.put_examples, run.config)
+    _, sample, test = shared_data.put_on_devices(
+        run.data, run.program.layout.put_examples, run.config
+    )
     taken = 0.0
     for _ in range(2):
         begun = time.monotonic()

@@ -26,7 +26,7 @@ from optdyn.base.progress import clock, number, say
 from optdyn.base.streams import tell
 from optdyn.base.trees import Json
 from optdyn.cli import app, train
-from optdyn.devices.first_process import own
+from optdyn.devices.first_process import hold_workdir
 from optdyn.experiment import Config
 from optdyn.report.tables import replace
 from optdyn.train import history, trainer
@@ -58,7 +58,7 @@ def tune(config: Config, workdir: Path) -> dict[str, Any]:
     run = cluster.run if cluster else trainer.prepare(config)
     if not cluster:
         ladders.ladders(config)
-    with own(workdir) as folder, saving(folder):
+    with hold_workdir(workdir) as folder, saving(folder):
         claim(folder, config, ("log_every", "checkpoint_every", "plan"))
         if finished := read_json(folder / "summary.json"):
             say(f"already finished: {workdir}")

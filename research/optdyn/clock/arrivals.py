@@ -2,7 +2,7 @@
 
 A group draws services from a stream of its own, each as long as its slowest worker and its messages
 take. When one is done it delivers, perhaps waits, reads, and begins the next. What else there may
-be in between is an argument of `queued`:
+be in between is an argument of `simulate_queue`:
 
     policy    groups wait for one another, or what is late is dropped (`clock/versions.py`)
     limits    a service that takes longer is dropped, and the group begins again
@@ -15,7 +15,7 @@ Arrivals at the same second, which constant services have, are in the order of t
 1, 2 and 3 meet every second, whatever the rounding of their sums says.
 
 Groups that wait for nothing are renewal processes, and their order is the merge of their arrival
-times. `arrivals` adds these up as arrays, and stands beside the queue as that would take 3 % more
+times. `renewal_arrivals` adds these up as arrays: the queue would take 3 % more
 of a start of 2 s for 10,000 updates of 16 groups (60 ms and not 2), and 45 % for 100,000 of 1,000
 (1.0 s and not 0.06).
 """
@@ -34,11 +34,11 @@ from optdyn.clock import availability
 from optdyn.clock.availability import Availability, Load
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import compute_means, synchronous
-from optdyn.clock.network import of_groups
-from optdyn.clock.service import Draw, geometric, is_constant, with_exchange
+from optdyn.clock.network import group_exchange
+from optdyn.clock.service import Draw, geometric_timeline, is_constant, overlapped
 from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
-from optdyn.clock.trace import RecordedTrace, replayed
-from optdyn.clock.versions import FREE, Policy, Reading, Versions, blank
+from optdyn.clock.trace import RecordedTrace, replay
+from optdyn.clock.versions import FREE_RUNNING, Policy, Task, Versions, blank_timeline
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
 SPARE = 16  # services drawn beyond what a group is likely to need
@@ -119,15 +119,15 @@ class Work(NamedTuple):
     def means(self) -> np.ndarray:
         """(groups, k) mean seconds with the exchange, of groups whose services are alike."""
         exchange = np.reshape(np.broadcast_to(self.exchange, len(self.compute)), (-1, 1))
-        return with_exchange(np.asarray(self.compute), exchange, self.overlap)
+        return overlapped(np.asarray(self.compute), exchange, self.overlap)
 
 
-def drawn(steps: int, groups: int) -> int:
+def services_per_draw(steps: int, groups: int) -> int:
     """Services that each of so many groups draws at a time, for `steps` arrivals of all of them."""
     return min(BLOCK, steps, 2 * -(-steps // groups) + SPARE)
 
 
-def arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
+def renewal_arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
     """The first `steps` arrivals of groups.
 
     Every group draws from a stream of its own, so a longer run begins with the shorter one.
@@ -142,11 +142,13 @@ def arrivals(seed: int, law: Draw, work: Work, steps: int) -> Timeline:
         done, (cycle, exchange) = len(times[group]) - 1, cycles[group]
         if done % BLOCK == 0:
             begun[group], since[group] = times[group][-1], 0.0
-        number = np.arange(done, done + min(max(drawn(steps, groups), done), BLOCK - done % BLOCK))
+        number = np.arange(
+            done, done + min(max(services_per_draw(steps, groups), done), BLOCK - done % BLOCK)
+        )
         draws = law(streams[group], (len(number), cycle.shape[1]))
         place = number % len(cycle)
         slowest = (draws * cycle[place]).max(axis=1)
-        each = with_exchange(slowest, exchange[place], work.overlap)
+        each = overlapped(slowest, exchange[place], work.overlap)
         sums = np.cumsum(np.append(since[group], each))[1:]
         times[group], since[group] = np.append(times[group], begun[group] + sums), sums[-1]
 
@@ -210,12 +212,12 @@ class Absences:
         return None
 
 
-def queued(
+def simulate_queue(
     groups: int,
     steps: int,
     takes: Callable[[int, float], float],
     rounding: float,
-    policy: Policy = FREE,
+    policy: Policy = FREE_RUNNING,
     limits: Sequence[float] = (),
     absences: Absences | None = None,
     serving: Iterable[float] | None = None,
@@ -227,9 +229,9 @@ def queued(
     one may take. `serving`: seconds of the server at one arrival after the other. Raises
     `TimelineError` if groups hardly deliver.
     """
-    line = blank(groups, steps, policy)
+    line = blank_timeline(groups, steps, policy)
     order = Versions(line, groups, policy)
-    away = dict[int, Reading]()
+    away = dict[int, Task]()
     delivered = late = 0
 
     def begin(group: int, now: float) -> tuple[float, int, int]:
@@ -278,12 +280,12 @@ def queued(
     return line._replace(batch=None)  # batches are of updates here, not of readers
 
 
-def services(
+def service_seconds(
     seed: int, law: Draw, work: Work, steps: int, load: Load | None = None
 ) -> Callable[[int, float], float]:
     """(group, now) -> seconds of its next service: its slowest worker's, and of its messages.
 
-    The draws are those of `arrivals`; services are alike, but for the load at their beginning.
+    The draws are those of `renewal_arrivals`; services are alike, but for the load at their start.
     """
     groups, overlap = len(work.compute), work.overlap
     exchange = [float(work.of(group)[1][0]) for group in range(groups)]
@@ -293,7 +295,7 @@ def services(
     def computing(group: int) -> Iterator[float]:
         rng, (mean, _) = np.random.default_rng((seed, group)), work.of(group)
         while True:
-            draws = law(rng, (drawn(steps, groups), mean.shape[1]))
+            draws = law(rng, (services_per_draw(steps, groups), mean.shape[1]))
             yield from (draws * mean).max(axis=1).tolist()
 
     computed = [computing(group) for group in range(groups)]
@@ -307,12 +309,12 @@ def services(
     return takes
 
 
-def event_arrivals(
+def queued_arrivals(
     seed: int,
     law: Draw,
     work: Work,
     steps: int,
-    policy: Policy = FREE,
+    policy: Policy = FREE_RUNNING,
     availability: Availability = ALWAYS_THERE,
     absences: Absences | None = None,
 ) -> Timeline:
@@ -328,8 +330,8 @@ def event_arrivals(
     if availability.presence and not absences:
         absences = Absences(seed, groups, availability)
     serving = repeat(availability.sending) if availability.sending else None
-    takes = services(seed, law, work, steps, availability.load)
-    return queued(groups, steps, takes, rounding(law), policy, limits, absences, serving)
+    takes = service_seconds(seed, law, work, steps, availability.load)
+    return simulate_queue(groups, steps, takes, rounding(law), policy, limits, absences, serving)
 
 
 class IterationSeconds(NamedTuple):
@@ -357,7 +359,7 @@ class IterationSeconds(NamedTuple):
     t_fc_network: float = 0.0  # exchange of the FC model; only if not merged
 
 
-def pieces_of(cluster: Cluster, merged: bool) -> IterationSeconds | None:
+def iteration_seconds(cluster: Cluster, merged: bool) -> IterationSeconds | None:
     """The pieces of a cluster's config, if it has any."""
     given = cluster.pieces
     if not given.conv_compute:
@@ -377,7 +379,7 @@ def t_fc(pieces: IterationSeconds) -> tuple[float, float]:
     return (0.0, pieces.t_fc) if pieces.merged else (pieces.t_fc, pieces.t_fc_network)
 
 
-def server(
+def omnivore_arrivals(
     pieces: IterationSeconds, groups: int, k: int, steps: int, law: Draw, rng: np.random.Generator
 ) -> tuple[Timeline, np.ndarray]:
     """The first `steps` updates by `groups` groups of k workers, and the server's seconds at each.
@@ -395,7 +397,7 @@ def server(
     alone += law(own_stream, (phases,)) * own
     seconds = law(server_stream, (steps,)) * served
     phase, serving = iter(alone.tolist()), chain(seconds.tolist(), repeat(0.0))
-    line = queued(groups, steps, lambda *_: next(phase), rounding(law), serving=serving)
+    line = simulate_queue(groups, steps, lambda *_: next(phase), rounding(law), serving=serving)
     return from_arrivals(line.worker, line.seconds, groups), seconds
 
 
@@ -412,11 +414,11 @@ def shared_cores(
     positive, or infinite. With one core an update takes w + s, however many work.
 
     `work` has what each computes, alone, which is multiplied by draws of `law`, those of
-    `arrivals`. `serving`: s, or (steps,) of every update.
+    `renewal_arrivals`. `serving`: s, or (steps,) of every update.
     """
-    groups, takes = len(work.compute), services(seed, law, work, steps)
+    groups, takes = len(work.compute), service_seconds(seed, law, work, steps)
     served = chain(np.broadcast_to(serving, steps).tolist(), repeat(0.0))
-    line = queued(groups, steps, takes, rounding(law), serving=served, cores=cores)
+    line = simulate_queue(groups, steps, takes, rounding(law), serving=served, cores=cores)
     return from_arrivals(line.worker, line.seconds, groups)
 
 
@@ -430,7 +432,7 @@ def compute_groups(
     seed: int = 0,
     replicas: int = 0,
     merged: bool = False,
-    policy: Policy = FREE,
+    policy: Policy = FREE_RUNNING,
     trace: RecordedTrace | None = None,
     message_bytes: float | None = None,
 ) -> Timeline:
@@ -443,36 +445,36 @@ def compute_groups(
     `message_bytes`), behind the fraction `overlap` of its computing. One group of all is
     synchronous, without a server (`meetings.py`).
 
-    With `cluster.pieces` the groups queue for a server instead (`server`), `merged` or not. Pieces
-    are seconds for a whole batch, so neither `batch_size` nor `update_bytes` counts. The timeline
-    of groups that race is blank: the race fills it. With `trace` it is that of the arrivals that a
-    trace holds.
+    With `cluster.pieces` the groups queue for a server instead (`omnivore_arrivals`), `merged` or
+    not. Pieces are seconds for a whole batch, so `batch_size` and `update_bytes` do not count. The
+    timeline of groups that race is blank: the race fills it. With `trace` it is that of the
+    arrivals that a trace holds.
 
     `replicas` > 0 gives arrays (replicas, steps): consecutive windows of one long timeline, each
     starting from version 0 in every slot.
     """
     count = max(replicas, 1) * steps
-    work = work_of(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)
+    work = group_work(cluster, groups, batch_size, update_bytes, message_bytes=message_bytes)
     if cluster.service.name == "geometric":
         shape = (replicas, steps) if replicas else (steps,)
         interval = 1 / np.sum(1 / work.means().max(axis=1))  # the rates of the groups add up
-        return geometric(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
+        return geometric_timeline(seeds.generator(seed, "arrivals"), groups, float(interval), shape)
     if cluster.service.name == "race":
-        return blank(groups, steps, policy._replace(allotted=math.inf))
+        return blank_timeline(groups, steps, policy._replace(allotted=math.inf))
     law, stream = cluster.service, seeds.number(seed, "arrivals")
     availability = availability_of(cluster, groups, update_bytes)
     if trace:
-        whole = replayed(trace, groups, policy)
-    elif pieces := pieces_of(cluster, merged):
+        whole = replay(trace, groups, policy)
+    elif pieces := iteration_seconds(cluster, merged):
         rng, k = seeds.generator(seed, "arrivals"), cluster.worker_count // groups
-        whole, _ = server(pieces, groups, k, count, law.draw, rng)
+        whole, _ = omnivore_arrivals(pieces, groups, k, count, law.draw, rng)
     elif groups == 1 and not policy.waiting and not availability:
         sizes = {"batch_size": batch_size, "update_bytes": update_bytes}
         whole = synchronous(cluster, steps=count, seed=seed, **sizes)
-    elif policy != FREE or availability:
-        whole = event_arrivals(stream, law.draw, work, count, policy, availability or ALWAYS_THERE)
+    elif policy != FREE_RUNNING or availability:
+        whole = queued_arrivals(stream, law.draw, work, count, policy, availability or ALWAYS_THERE)
     else:
-        whole = arrivals(stream, law.draw, work, count)
+        whole = renewal_arrivals(stream, law.draw, work, count)
     if not replicas:
         return whole
     seconds = whole.seconds.reshape(replicas, steps)
@@ -480,7 +482,7 @@ def compute_groups(
     return from_arrivals(whole.worker.reshape(replicas, steps), seconds - starts, groups)
 
 
-def work_of(
+def group_work(
     cluster: Cluster,
     groups: int,
     batch_size: int,
@@ -490,7 +492,7 @@ def work_of(
 ) -> Work:
     """What each group does for an update, whose gradient and parameters are `sent` or not."""
     means = compute_means(cluster, groups, batch_size)
-    exchange = of_groups(cluster, groups, update_bytes, sent, message_bytes)
+    exchange = group_exchange(cluster, groups, update_bytes, sent, message_bytes)
     return Work(means, exchange, cluster.overlap)
 
 
@@ -498,7 +500,7 @@ def availability_of(cluster: Cluster, groups: int, update_bytes: int) -> Availab
     """The habits of groups of volunteers; a group has the hour of its first worker's node."""
     if not (cluster.diurnal or cluster.presence or cluster.server_bandwidth):
         return None
-    load = availability.load(cluster)
+    load = availability.cluster_load(cluster)
     if load:
         load = load._replace(phase=load.phase[np.arange(groups) * cluster.nodes // groups])
     width = cluster.server_bandwidth

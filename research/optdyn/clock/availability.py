@@ -17,7 +17,7 @@ from optdyn.clock.network import Links
 from optdyn.clock.timeline import TimelineError
 from optdyn.clock.trace import RecordedTrace
 
-TURNS = 10_000  # of a node, from one second that is asked for to the next
+MOST_TURNS = 10_000  # of a node, from one second that is asked for to the next
 
 
 class Load(NamedTuple):
@@ -30,7 +30,7 @@ class Load(NamedTuple):
         return 1 + self.amplitude * np.sin(self.speed * now + self.phase)
 
 
-def load(cluster: Cluster) -> Load | None:
+def cluster_load(cluster: Cluster) -> Load | None:
     """How much longer nodes take at a second; None where all hours are alike.
 
     1 + a sin(2 pi t / day + longitude), a = `cluster.diurnal`: computers that are also used.
@@ -39,7 +39,7 @@ def load(cluster: Cluster) -> Load | None:
         return None
     longitude = np.zeros(cluster.nodes)
     if cluster.regions:
-        longitude = network.regions_of(cluster).longitude[network.region_of_nodes(cluster)]
+        longitude = network.cluster_regions(cluster).longitude[network.region_of_nodes(cluster)]
     return Load(cluster.diurnal, 2 * np.pi / cluster.day, longitude)
 
 
@@ -69,7 +69,7 @@ class Presence:
 
         Raises `TimelineError` where they come and go far more often than is asked for.
         """
-        for _ in range(TURNS):
+        for _ in range(MOST_TURNS):
             again = np.flatnonzero(self.back <= now)
             if not again.size:
                 return now < self.left
@@ -83,7 +83,7 @@ class Presence:
         Raises `TimelineError` where nobody does in a large number of turns.
         """
         every = np.arange(len(seconds))
-        for _ in range(TURNS):
+        for _ in range(MOST_TURNS):
             one, start = int(self.back.argmin()), float(self.back.min())
             self.at(np.where(every == one, start, -np.inf))
             if start + seconds[one] < self.left[one]:
@@ -92,12 +92,12 @@ class Presence:
 
     def _too_often(self) -> TimelineError:
         return TimelineError(
-            f"config.cluster.presence = {self._presence:g}: nodes come and go {TURNS:,} times from "
-            "one meeting to the next, and must be there for longer"
+            f"config.cluster.presence = {self._presence:g}: must be longer, nodes come and go "
+            f"{MOST_TURNS:,} times from one meeting to the next"
         )
 
 
-def presence(cluster: Cluster, seed: int) -> Presence | None:
+def cluster_presence(cluster: Cluster, seed: int) -> Presence | None:
     """The presences of the nodes; None where nobody ever leaves."""
     if not cluster.presence:
         return None
@@ -105,7 +105,7 @@ def presence(cluster: Cluster, seed: int) -> Presence | None:
     return Presence(rng, cluster.nodes, cluster.presence, cluster.absence)
 
 
-def rerouted(to: np.ndarray, there: np.ndarray) -> np.ndarray:
+def reroute_updates(to: np.ndarray, there: np.ndarray) -> np.ndarray:
     """(steps, nodes, k) whom each sends to where only those `there`, (steps, nodes), take part."""
     turns = [reroute(to[t % len(to)], here) for t, here in enumerate(there)]
     return np.stack(turns).astype(np.int32)
@@ -145,7 +145,7 @@ def still_present(
 ) -> np.ndarray:
     """The nodes in the next update, given those in the last; sets `now` of those that are back."""
     every = np.arange(len(here))
-    for _ in range(TURNS):
+    for _ in range(MOST_TURNS):
         here = here & (now < presence.left)
         if here.any():
             start, source = now[here].min(), stand_ins(here[None])[0]
@@ -159,7 +159,7 @@ def still_present(
             return here
     raise TimelineError(
         f"config.cluster.presence: no node is there for the {done.min():.3g} seconds of an update, "
-        f"{TURNS:,} times one after the other; must be longer"
+        f"{MOST_TURNS:,} times one after the other; must be longer"
     )
 
 

@@ -8,9 +8,9 @@ from dataclasses import InitVar, dataclass
 from dataclasses import field as made
 from typing import Any, Self
 
-from optdyn.base.calls import checked
-from optdyn.base.errors import ConfigError, Wrong, shown
-from optdyn.base.fields import Value, field, like
+from optdyn.base.arguments import check_arguments
+from optdyn.base.errors import Check, ConfigError, short_repr
+from optdyn.base.fields import Value, field, normalize
 from optdyn.base.ranges import A_WORKER, BLOCKS, LEAST_AND_MOST, WIDE
 from optdyn.clock.service import Exponential, Law
 
@@ -124,13 +124,13 @@ class Cluster(Value, section="cluster"):
     def __post_init__(self, workers: int | None) -> None:
         super().__post_init__()
         if workers is not None:
-            workers = like(workers, 0)  # also of NumPy
+            workers = normalize(workers, 0)  # also of NumPy
             ConfigError.refuse(self._wrong_workers(workers))
             object.__setattr__(self, "nodes", workers // self.devices_per_node)
             super().__post_init__()  # of these nodes
 
-    def _wrong_workers(self, workers: Any) -> Iterator[Wrong]:
-        where, devices = f"Cluster.workers = {shown(workers)}", self.devices_per_node
+    def _wrong_workers(self, workers: Any) -> Iterator[Check]:
+        where, devices = f"Cluster.workers = {short_repr(workers)}", self.devices_per_node
         wrong = type(workers) is not int or workers < 1 or workers % devices
         said = f"must be a multiple of devices_per_node = {devices}, at least 1"
         yield wrong, f"{where}: {said}"
@@ -142,7 +142,7 @@ class Cluster(Value, section="cluster"):
         """N, the workers of all nodes: `nodes * devices_per_node`."""
         return self.nodes * self.devices_per_node
 
-    @checked
+    @check_arguments
     def with_(self, **changes: Any) -> Self:
         """A copy with other values of some fields. Raises `ConfigError`."""
         whole = {"nodes": 1} if changes.get("workers") else {}

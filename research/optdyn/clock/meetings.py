@@ -21,7 +21,14 @@ from optdyn.base.trees import Plan
 from optdyn.clock.availability import Load, Presence, reroute, still_present
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import Links, between_nodes, broadcast, inside_node
-from optdyn.clock.timeline import Meeting, Timeline, at, commit_times, from_arrivals, shares
+from optdyn.clock.timeline import (
+    Meeting,
+    Timeline,
+    commit_times,
+    divide_batch,
+    entries_at,
+    from_arrivals,
+)
 
 
 class LocalTimes(NamedTuple):
@@ -34,7 +41,7 @@ class LocalTimes(NamedTuple):
     slots: int = 1  # that the choice addresses
 
 
-Inside = Callable[[int], LocalTimes]  # of so many steps
+LocalClock = Callable[[int], LocalTimes]  # of so many steps
 NodesPlan = Any  # a NamedTuple with what is decided for each node as its `inner`
 
 
@@ -45,19 +52,19 @@ def synchronous(
 
     So it is model averaging after every update, at the same seconds.
     """
-    mean = equal_parts(cluster, batch_size)
+    mean = equal_part_seconds(cluster, batch_size)
     if cluster.split == "proportional":
         mean = compute_means(cluster, 1, batch_size).reshape(mean.shape)
-    ends = together(cluster, draws(cluster, steps, seed) * mean, update_bytes)
+    ends = synchronous_seconds(cluster, service_draws(cluster, steps, seed) * mean, update_bytes)
     return from_arrivals(np.zeros(steps, np.int32), np.cumsum(ends), 1)
 
 
-def together(cluster: Cluster, compute: np.ndarray, update_bytes: int) -> np.ndarray:
+def synchronous_seconds(cluster: Cluster, compute: np.ndarray, update_bytes: int) -> np.ndarray:
     """(steps,) seconds of updates by all, from those that every device computes.
 
     `compute`, (steps, nodes, devices a node). All wait for the slowest.
     """
-    ready, done = exchanged(cluster, compute, update_bytes)
+    ready, done = ready_and_done(cluster, compute, update_bytes)
     transfer = between_nodes(cluster, update_bytes)
     return barrier_seconds(ready, done, transfer, broadcast(cluster, update_bytes))
 
@@ -83,11 +90,11 @@ def node_seconds(
     `overlap` of the computing, and the exchange between nodes follows it, layer by layer: it may
     start that much before the gradient is there. Longer runs begin with the shorter ones.
     """
-    compute = draws(cluster, steps, seed) * equal_parts(cluster, batch_size)
-    return exchanged(cluster, compute, update_bytes)
+    compute = service_draws(cluster, steps, seed) * equal_part_seconds(cluster, batch_size)
+    return ready_and_done(cluster, compute, update_bytes)
 
 
-def equal_parts(cluster: Cluster, batch_size: int) -> np.ndarray:
+def equal_part_seconds(cluster: Cluster, batch_size: int) -> np.ndarray:
     """(nodes, devices a node) mean seconds that each device computes for an equal part."""
     shape = (cluster.nodes, cluster.devices_per_node)
     speeds = np.asarray(cluster.speeds or np.ones(shape), np.float64).reshape(shape)
@@ -104,19 +111,19 @@ def compute_means(cluster: Cluster, groups: int, batch_size: int) -> np.ndarray:
     workers = cluster.worker_count
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64).reshape(groups, -1)
     if cluster.split == "proportional":
-        share = np.stack([shares(group, batch_size) for group in speeds])
+        share = np.stack([divide_batch(group, batch_size) for group in speeds])
     else:
         share = np.full(speeds.shape, batch_size / speeds.shape[1])
     return cluster.seconds_per_example * share / speeds
 
 
-def draws(cluster: Cluster, steps: int, seed: int) -> np.ndarray:
+def service_draws(cluster: Cluster, steps: int, seed: int) -> np.ndarray:
     """(steps, nodes, devices a node) of unit mean, from the law `service`."""
     shape = (steps, cluster.nodes, cluster.devices_per_node)
     return cluster.service.draw(seeds.generator(seed, "arrivals"), shape)
 
 
-def exchanged(
+def ready_and_done(
     cluster: Cluster, compute: np.ndarray, update_bytes: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `node_seconds` returns, from the seconds that every device computes."""
@@ -184,7 +191,7 @@ class Peers:
         return arrival, np.where(here, leaves + took[:, -1], free)
 
 
-class Attended(NamedTuple):
+class MeetingTimes(NamedTuple):
     """When updates end, and who took part."""
 
     seconds: np.ndarray  # (steps, ...) at which the last node is done and nobody is later
@@ -198,7 +205,7 @@ def meeting_seconds(
     handed_on: ArrayLike = 0.0,
     load: Load | None = None,
     presence: Presence | None = None,
-) -> Attended:
+) -> MeetingTimes:
     """The seconds of nodes that run apart until they receive.
 
     The clock of each node makes, at update t,
@@ -262,7 +269,7 @@ def meeting_seconds(
         if presence and not at_meetings:
             now = np.where(here, now, start)
         seconds[t] = now.max(axis=-1, where=here, initial=since)
-    return Attended(commit_times(seconds), who)
+    return MeetingTimes(commit_times(seconds), who)
 
 
 def _fragments(flags: np.ndarray) -> list[list[int]]:
@@ -281,5 +288,5 @@ def meetings_timeline(plan: NodesPlan, local: LocalTimes, seconds: np.ndarray) -
     if staleness is None:
         waited = np.asarray(getattr(plan, "waited", none))
         staleness = waited.reshape(known, -1).max(axis=1)
-    plan = plan._replace(inner=at(local.plan, slice(known)))
+    plan = plan._replace(inner=entries_at(local.plan, slice(known)))
     return Timeline(none, staleness[:known], seconds, local.slots, plan)

@@ -37,7 +37,7 @@ Links = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (from, to) -> seconds,
 
 def all_reduce(n: int, size: Any, bandwidth: float, latency: float, kind: str = RING) -> Any:
     """Seconds of an all-reduce of `size` bytes, a number or an array, over `n` alike."""
-    return _collective(kind, n, size, lambda part: latency + transfer(part, bandwidth))
+    return _all_reduce(kind, n, size, lambda part: latency + transfer(part, bandwidth))
 
 
 def inside_node(cluster: Cluster, devices: int, size: Any) -> Any:
@@ -54,7 +54,7 @@ def transfer(size: Any, bandwidth: float) -> Any:
     return size / bandwidth if bandwidth > 0 else 0.0
 
 
-def _collective(kind: str, n: int, size: Any, message: Callable[[Any], Any]) -> Any:
+def _all_reduce(kind: str, n: int, size: Any, message: Callable[[Any], Any]) -> Any:
     """Seconds of an all-reduce over `n`; `message(bytes)` are those of one of its messages."""
     if n == 1 or kind == RING:
         return 2 * (n - 1) * message(size / n)
@@ -63,10 +63,10 @@ def _collective(kind: str, n: int, size: Any, message: Callable[[Any], Any]) -> 
 
 def broadcast(cluster: Cluster, size: float) -> float:
     """Seconds to hand `size` bytes from one device to the others of its node, as a pipeline."""
-    return _handed(cluster, cluster.devices_per_node, size)
+    return _pipelined(cluster, cluster.devices_per_node, size)
 
 
-def _handed(cluster: Cluster, devices: int, size: float) -> float:
+def _pipelined(cluster: Cluster, devices: int, size: float) -> float:
     if devices == 1:
         return 0.0
     return (devices - 1) * cluster.local_latency + transfer(size, cluster.local_bandwidth)
@@ -80,10 +80,10 @@ def between_nodes(cluster: Cluster, size: float) -> float:
     """
     if cluster.regions and cluster.collective == RING:
         return regional_all_reduce(cluster, size)
-    return among(cluster, np.arange(cluster.nodes), size)
+    return all_reduce_among(cluster, np.arange(cluster.nodes), size)
 
 
-def among(cluster: Cluster, nodes: np.ndarray, size: float) -> float:
+def all_reduce_among(cluster: Cluster, nodes: np.ndarray, size: float) -> float:
     """Seconds of an all-reduce over these nodes."""
     kind, n = cluster.collective, len(nodes)
     if not (cluster.regions or cluster.bandwidths or cluster.latencies):
@@ -95,7 +95,9 @@ def among(cluster: Cluster, nodes: np.ndarray, size: float) -> float:
     to = np.roll(nodes, -1)
     if kind == TREE:  # a node sends to the one whose number lacks the last of its bits
         nodes, to = nodes[1:], nodes[np.arange(1, n) & (np.arange(1, n) - 1)]
-    return float(_collective(kind, n, size, lambda part: links(cluster, part)(nodes, to).max()))
+    return float(
+        _all_reduce(kind, n, size, lambda part: link_seconds(cluster, part)(nodes, to).max())
+    )
 
 
 def to_server(cluster: Cluster, size: float) -> np.ndarray:
@@ -105,23 +107,23 @@ def to_server(cluster: Cluster, size: float) -> np.ndarray:
     takes.
     """
     if cluster.regions:
-        earth, region = regions_of(cluster), region_of_nodes(cluster)
+        earth, region = cluster_regions(cluster), region_of_nodes(cluster)
         far = earth.latency[earth.latency[:, region].sum(axis=1).argmin()]
         width = cluster.bandwidth * earth.width[region]
         return cluster.latency + far[region] + size / np.where(width > 0, width, np.inf)
     if cluster.bandwidths or cluster.latencies:
-        return links(cluster, size)(np.arange(cluster.nodes), np.zeros(cluster.nodes, int))
+        return link_seconds(cluster, size)(np.arange(cluster.nodes), np.zeros(cluster.nodes, int))
     return np.full(cluster.nodes, cluster.latency + transfer(size, cluster.bandwidth))
 
 
-def exchange(cluster: Cluster, size: int) -> Any:
+def round_trip(cluster: Cluster, size: int) -> Any:
     """Seconds to send `size` bytes and to receive as many; of each node between regions."""
     if cluster.regions:
         return 2 * to_server(cluster, size)
     return 2 * (cluster.latency + transfer(size, cluster.bandwidth))
 
 
-def of_groups(
+def group_exchange(
     cluster: Cluster, groups: int, size: float, sent: bool = True, message: float | None = None
 ) -> np.ndarray:
     """(groups,) seconds of the messages of a group: its gradient, and what it reads then.
@@ -143,15 +145,15 @@ def of_groups(
         return round_trip_bytes
     added = inside_node(cluster, local, size)
     if local > 1:
-        added += _handed(cluster, local, size)
+        added += _pipelined(cluster, local, size)
     return (
         round_trip_bytes
         + added
-        + np.array([among(cluster, np.unique(place), size) for place in places])
+        + np.array([all_reduce_among(cluster, np.unique(place), size) for place in places])
     )
 
 
-def to_all_nodes(cluster: Cluster, size: float) -> float:
+def all_gather(cluster: Cluster, size: float) -> float:
     """Seconds until every node has the `size` bytes of every other.
 
     Around a ring these are half the rounds of an all-reduce, each of a whole message and not of a
@@ -161,7 +163,7 @@ def to_all_nodes(cluster: Cluster, size: float) -> float:
     return back if cluster.collective == RING else back + between_nodes(cluster, size) / 2
 
 
-def one_way(kind: str, n: int) -> float:
+def one_way_share(kind: str, n: int) -> float:
     """How many times its bytes an all-reduce over `n` sends one way over its busiest link.
 
     ring     2 (n - 1) / n    every link
@@ -173,29 +175,31 @@ def one_way(kind: str, n: int) -> float:
     return n - 1 if kind == SERVER else math.ceil(math.log2(n))
 
 
-def busiest(cluster: Cluster, size: float, gathered: bool = False) -> float:
+def busiest_link_bytes(cluster: Cluster, size: float, gathered: bool = False) -> float:
     """Bytes one way over the busiest link of an all-reduce of `size` bytes over the nodes.
 
     Of the two rings between regions of the earth it is that of a node which is in both. Where every
-    node's bytes are `gathered` by all, it is what `to_all_nodes` sends.
+    node's bytes are `gathered` by all, it is what `all_gather` sends.
     """
     kind, n = cluster.collective, cluster.nodes
-    times = one_way(kind, n)
+    times = one_way_share(kind, n)
     if cluster.regions and kind == RING:
         members = np.bincount(region_of_nodes(cluster))
-        times = one_way(RING, int(members.max())) + one_way(RING, int((members > 0).sum()))
+        times = one_way_share(RING, int(members.max())) + one_way_share(
+            RING, int((members > 0).sum())
+        )
     if gathered:
         times *= n / 2 if kind == RING else n
     return size * times
 
 
-def links(cluster: Cluster, size: float | np.ndarray) -> Links:
+def link_seconds(cluster: Cluster, size: float | np.ndarray) -> Links:
     """Seconds of a message of `size` bytes from the one nodes to the others, arrays that broadcast.
 
-    A matrix of all nodes is there only where the config has one. `TimelineError` as `messages`.
+    A matrix of all nodes is there only where the config has one. Raises as `message_seconds`.
     """
     if cluster.regions:
-        earth, region = regions_of(cluster), region_of_nodes(cluster)
+        earth, region = cluster_regions(cluster), region_of_nodes(cluster)
 
         def regional(one: np.ndarray, other: np.ndarray) -> np.ndarray:
             a, b = region[one], region[other]
@@ -204,13 +208,13 @@ def links(cluster: Cluster, size: float | np.ndarray) -> Links:
 
         return regional
     if cluster.bandwidths or cluster.latencies:
-        matrix = messages(cluster, size)
+        matrix = message_seconds(cluster, size)
         return lambda one, other: matrix[one, other]
     alike = cluster.latency + transfer(size, cluster.bandwidth)
     return lambda one, other: np.full(np.broadcast(one, other).shape, alike)
 
 
-def messages(cluster: Cluster, size: float | np.ndarray) -> np.ndarray:
+def message_seconds(cluster: Cluster, size: float | np.ndarray) -> np.ndarray:
     """(nodes, nodes) seconds of a message of `size` bytes from the one node to the other.
 
     By `cluster.latencies` and `cluster.bandwidths`, or where there is none by the one number.
@@ -271,7 +275,7 @@ def region_of_nodes(cluster: Cluster) -> np.ndarray:
     return np.arange(cluster.nodes) * cluster.regions // cluster.nodes
 
 
-def regions_of(cluster: Cluster) -> Regions:
+def cluster_regions(cluster: Cluster) -> Regions:
     """The regions that the config names, with their links."""
     return regions(cluster.regions, cluster.bandwidth_variation)
 
@@ -285,7 +289,7 @@ def regional_all_reduce(cluster: Cluster, size: float) -> float:
     """
     region = region_of_nodes(cluster)
     _, first, members = np.unique(region, return_index=True, return_counts=True)
-    inside = 2 * (members - 1) * links(cluster, size / members)(first, first)
+    inside = 2 * (members - 1) * link_seconds(cluster, size / members)(first, first)
     number = len(first)
-    around = links(cluster, size / number)(first, np.roll(first, -1))
+    around = link_seconds(cluster, size / number)(first, np.roll(first, -1))
     return float(inside.max() + 2 * (number - 1) * around.max())

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.network import inside_node, messages
+from optdyn.clock.network import inside_node, message_seconds
 from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
 
 FORWARD, BACKWARD, UPDATE = range(3)
@@ -100,7 +100,7 @@ def _order(ahead: int, micro_batches: int) -> list[tuple[int, int]]:
 
 def _wrong(
     given: Sequence[tuple[str, Seconds, int]], micro_batches: int, updates: int
-) -> Iterator[Wrong]:
+) -> Iterator[Check]:
     line = f"{micro_batches} micro-batches, {updates} updates: must be 1 or more"
     yield min(micro_batches, updates) < 1, line
     for name, values, size in given:
@@ -112,7 +112,7 @@ def _wrong(
     yield not stages or not np.all(np.asarray(forward) > 0), line
 
 
-def seconds(schedule: Schedule) -> np.ndarray:
+def update_seconds(schedule: Schedule) -> np.ndarray:
     """(updates,) when the last of the stages has made the update."""
     ends = schedule.end[schedule.kind == UPDATE]
     return ends.reshape(-1, int(schedule.stage.max()) + 1).max(axis=1)
@@ -127,7 +127,7 @@ class StageWork(NamedTuple):
     parameters: np.ndarray  # (S,) bytes
 
 
-def of_cluster(
+def pipeline_timeline(
     cluster: Cluster, micro_batches: int, work: StageWork, *, steps: int, batch_size: int
 ) -> Timeline:
     """Returns updates on a cluster whose nodes are the stages, its devices dividing their batch.
@@ -135,14 +135,14 @@ def of_cluster(
     `micro_batches`: 0 for local learning, else those of 'gpipe'.
     """
     parts, few = micro_batches or 1, min(steps, 2)
-    forward, backward, transfer, update = _on(cluster, work, batch_size, parts)
+    forward, backward, transfer, update = _stage_seconds(cluster, work, batch_size, parts)
     kind = "gpipe" if micro_batches else "local"
-    every = seconds(schedule(kind, forward, backward, transfer, few, parts, update))
+    every = update_seconds(schedule(kind, forward, backward, transfer, few, parts, update))
     ends = every[0] + (every[-1] - every[0]) * np.arange(steps)  # they follow at equal intervals
     return from_arrivals(np.zeros(steps, np.int32), ends, 1)
 
 
-def never_flushed(
+def unflushed_seconds(
     cluster: Cluster, micro_batches: int, work: StageWork, *, steps: int, batch_size: int
 ) -> np.ndarray:
     """Returns when the first stage, the last to know, has made each of the updates, (steps,).
@@ -151,7 +151,7 @@ def never_flushed(
     the slowest stage is at work for it, unless the way there and back is longer than what is under
     way. A stage makes its part of an update with its backward, before it hands the gradient on.
     """
-    forward, backward, transfer, update = _on(cluster, work, batch_size, micro_batches)
+    forward, backward, transfer, update = _stage_seconds(cluster, work, batch_size, micro_batches)
     after = steps + np.size(forward)  # so that none of `steps` is of the drain
     back = backward + update / micro_batches
     made = schedule("1f1b", forward, back, transfer, 1, micro_batches * after)
@@ -159,12 +159,15 @@ def never_flushed(
     return ends.reshape(-1, micro_batches)[:steps, -1]
 
 
-def _on(cluster: Cluster, work: StageWork, batch_size: int, parts: int) -> tuple[np.ndarray, ...]:
+def _stage_seconds(
+    cluster: Cluster, work: StageWork, batch_size: int, parts: int
+) -> tuple[np.ndarray, ...]:
     """Returns the seconds of a part forward, backward and between stages, and of an update."""
     devices = cluster.devices_per_node
     unit = cluster.seconds_per_example * batch_size / devices / parts
     transfer = [
-        messages(cluster, size / devices / parts)[j, j + 1] for j, size in enumerate(work.sent)
+        message_seconds(cluster, size / devices / parts)[j, j + 1]
+        for j, size in enumerate(work.sent)
     ]
     update = inside_node(cluster, devices, work.parameters)
     return work.forward * unit, work.backward * unit, np.array(transfer), update

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Wrong
+from optdyn.base.errors import Check, ConfigError
 from optdyn.base.fields import Custom, Value, field, plain
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError
 
@@ -133,7 +133,7 @@ class OwnLaw(Law, Custom, custom=True):
     @property
     def draw(self) -> Draw:
         function = lookup.find(KEY, self.name, {})
-        made = lookup.call(KEY, self.name, function, **plain(self.options))
+        made = lookup.call_user_code(KEY, self.name, function, **plain(self.options))
         return partial(_drawn, self.name, made)
 
 
@@ -145,7 +145,7 @@ def is_constant(law: Draw) -> bool:
     return law is _mean
 
 
-def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
+def overlapped(compute: Any, exchange: Any, overlap: float) -> Any:
     """Seconds of computing and of the exchange that follows, numbers or arrays.
 
     The exchange of a layer starts when the backward pass is done with it: all of it may run behind
@@ -154,7 +154,7 @@ def with_exchange(compute: Any, exchange: Any, overlap: float) -> Any:
     return np.maximum(compute, compute * (1 - overlap) + exchange)
 
 
-def check(law: Law) -> None:
+def check_law(law: Law) -> None:
     """Looks at a sample of the user's own law: `ConfigError`, or a warning if its mean is not 1."""
     if not isinstance(law, OwnLaw):
         return
@@ -162,19 +162,19 @@ def check(law: Law) -> None:
     mean, error = float(drawn.mean()), float(drawn.std()) / SAMPLE**0.5
     if abs(mean - 1) > ERRORS * error + 1e-6:  # where all draws are equal, their sum is rounded
         logging.warning(
-            f"{lookup.setting(KEY, law.name)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
+            f"{lookup.key_value(KEY, law.name)}: the mean of {SAMPLE:,} draws is {mean:.3g} "
             f"+- {error:.1g} and should be 1, so its seconds are off by that factor"
         )
 
 
 def _drawn(name: str, made: Draw, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Draws of the user's own law, checked."""
-    values = np.asarray(lookup.call(KEY, name, made, rng, shape))
-    ConfigError.refuse(_wrong_draws(lookup.setting(KEY, name), values, shape))
+    values = np.asarray(lookup.call_user_code(KEY, name, made, rng, shape))
+    ConfigError.refuse(_wrong_draws(lookup.key_value(KEY, name), values, shape))
     return values.astype(np.float64)
 
 
-def _wrong_draws(where: str, values: np.ndarray, shape: tuple[int, ...]) -> Iterator[Wrong]:
+def _wrong_draws(where: str, values: np.ndarray, shape: tuple[int, ...]) -> Iterator[Check]:
     said = f"of shape {shape} its law draws {values.dtype} {values.shape}, and must draw as many "
     wrong = values.shape != shape or values.dtype.kind not in "fiu"
     yield wrong, f"{where}: {said}numbers"
@@ -194,7 +194,7 @@ def ring_size(groups: int) -> int:
     return int(2 ** np.ceil(np.log2(longest)))
 
 
-def geometric(
+def geometric_timeline(
     rng: np.random.Generator, groups: int, mean_seconds: float, shape: tuple[int, ...]
 ) -> Timeline:
     """Timeline of `shape` (..., steps), seconds between updates exponential with the given mean."""

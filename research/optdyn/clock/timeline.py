@@ -69,7 +69,7 @@ class Meeting(NamedTuple):
     to: Array | None = None  # (nodes, k) int32, whom each sends to, itself first, if it is not all
 
 
-class Together(NamedTuple):
+class AllReduceStep(NamedTuple):
     """Nodes that wait for one another after every update."""
 
     inner: Plan = ()  # what is decided for each node, (nodes, ...)
@@ -86,7 +86,7 @@ class Timeline(NamedTuple):
     batch: np.ndarray | None = None  # (steps,) its number, or (steps, K) those of its parts
 
 
-def at(plan: T, index: int | slice | Array) -> T:
+def entries_at(plan: T, index: int | slice | Array) -> T:
     """The plan of one update, of those of a slice, or of some replicas."""
     return jax.tree.map(lambda leaf: leaf[index], plan)
 
@@ -138,7 +138,7 @@ def commit_times(seconds: np.ndarray) -> np.ndarray:
     return np.minimum.accumulate(seconds[::-1])[::-1]
 
 
-def shares(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:
+def divide_batch(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:
     """Examples of each worker, (workers,) int32 with sum `batch_size`, none below `minimum`.
 
     Proportional to `rates`, (workers,) and positive, among those above the minimum; whole by the
@@ -168,12 +168,12 @@ def shares(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:
     return whole.astype(np.int32)
 
 
-def columns(shares: np.ndarray) -> int:
+def padded_share(shares: np.ndarray) -> int:
     """Examples that the largest of the shares fits in, a power of two: few sizes are compiled."""
     return 1 << (max(int(shares.max(initial=1)), 1) - 1).bit_length()
 
 
-def cut(batches: np.ndarray, shares: np.ndarray, columns: int) -> np.ndarray:
+def split_batches(batches: np.ndarray, shares: np.ndarray, columns: int) -> np.ndarray:
     """Each device's own examples of every batch, `columns` a device: (n, devices * columns).
 
     `batches`, (n, B), or (n, B, 2) and so is the result; `shares`, (n, ..., devices) with sum B in

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.base.trees import Plan
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError, from_arrivals, staleness_of
-from optdyn.clock.versions import FREE, Policy, Versions, blank, fill
+from optdyn.clock.versions import FREE_RUNNING, Policy, Versions, blank_timeline, replay_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,14 +128,14 @@ class RecordedTrace(NamedTuple):
         return found.astype(np.int32)
 
 
-def table_of(path: str | Path) -> "pd.DataFrame":
+def read_table(path: str | Path) -> "pd.DataFrame":
     """The file, to the bit. Raises `OSError`, and `ValueError` if it is no CSV file."""
     import pandas as pd  # here, for it takes long and few runs need it
 
     return pd.read_csv(path, float_precision="round_trip")
 
 
-def read(path: str, steps: int) -> RecordedTrace:
+def read_trace(path: str, steps: int) -> RecordedTrace:
     """The first `steps` rows of the file. Raises `TimelineError`."""
     not_csv = f"trace {path}: not a CSV file with the columns worker (integers) and seconds, and "
     not_csv += f"{PREFIX}NAME (numbers) if any"
@@ -143,7 +143,7 @@ def read(path: str, steps: int) -> RecordedTrace:
         TimelineError.at(f"trace {path}", OSError),
         TimelineError.at(not_csv, KeyError, ValueError),
     ):
-        table = table_of(path)
+        table = read_table(path)
         worker = table["worker"].to_numpy(np.float64)  # a fraction or a blank is found below
         seconds = table["seconds"].to_numpy(np.float64)
         version = table["version"].to_numpy(np.float64)[:steps] if "version" in table else None
@@ -161,7 +161,7 @@ def _wrong_rows(
     worker: np.ndarray,
     seconds: np.ndarray,
     fields: Mapping[str, np.ndarray],
-) -> Iterator[Wrong]:
+) -> Iterator[Check]:
     few = f"trace {path}: {len(worker)} arrivals, the run has {steps} steps"
     yield len(worker) < steps, few
     for one in worker[~((worker == np.floor(worker)) & (worker >= 0) & (worker < 2**31))][:1]:
@@ -179,7 +179,7 @@ def _needs(path: str, name: str, shape: tuple[int, ...]) -> str:
     return f"trace {path}: needs the columns {PREFIX}{name}{many}"
 
 
-def replayed(trace: RecordedTrace, groups: int, policy: Policy = FREE) -> Timeline:
+def replay(trace: RecordedTrace, groups: int, policy: Policy = FREE_RUNNING) -> Timeline:
     """The timeline of the arrivals that a trace holds, of groups with that policy.
 
     Where something is dropped it also says whose that was. Raises `TimelineError`.
@@ -195,17 +195,17 @@ def replayed(trace: RecordedTrace, groups: int, policy: Policy = FREE) -> Timeli
     if policy.is_free:
         line = from_arrivals(worker, trace.seconds, groups)
         t, late = np.arange(len(worker), dtype=np.int32), line.staleness
-        # Its reader was the first, or read as many updates ago as it is late (`versions.py`).
+        # Its reader was the first, or read as many updates ago as it is late (`read_versions.py`).
         return line._replace(batch=np.where(late == t, worker, groups + t - late - 1))
     dropped = trace.flags("dropped", (groups,)) if policy.drops else None
-    line = blank(groups, len(worker), policy)
+    line = blank_timeline(groups, len(worker), policy)
     order = Versions(line, groups, policy)
     drop = order.drop if policy.allotted < math.inf else None
-    fill(order, worker, trace.seconds, dropped, drop, f"trace {trace.path}: ")
+    replay_order(order, worker, trace.seconds, dropped, drop, f"trace {trace.path}: ")
     return line
 
 
-def versions(line: Timeline) -> np.ndarray:
+def read_versions(line: Timeline) -> np.ndarray:
     """(steps,) int, how many updates that others read each gradient had in its parameters.
 
     Of several gradients it is that of the last. Workers that take local steps are read from where
@@ -217,7 +217,7 @@ def versions(line: Timeline) -> np.ndarray:
     return updates - late
 
 
-def checked(trace: RecordedTrace, line: Timeline) -> Timeline:
+def check_replay(trace: RecordedTrace, line: Timeline) -> Timeline:
     """The timeline that a clock has made of the file, at its seconds.
 
     Raises `TimelineError` where the file says something else than that.
@@ -227,14 +227,14 @@ def checked(trace: RecordedTrace, line: Timeline) -> Timeline:
     return line._replace(seconds=trace.seconds)
 
 
-def _wrong_line(trace: RecordedTrace, line: Timeline) -> Iterator[Wrong]:
+def _wrong_line(trace: RecordedTrace, line: Timeline) -> Iterator[Check]:
     """What a file says else than the timeline that a clock has made of it."""
     where = f"trace {trace.path}"
     for t in _unlike(trace.worker, line.worker):
         said = f"update {t} has worker {trace.worker[t]}, and it is that of {line.worker[t]}"
         yield True, f"{where}: {said}"
     if trace.version is not None:
-        version = versions(line)
+        version = read_versions(line)
         for t in _unlike(trace.version, version):
             said = f"says version {trace.version[t]:g}, and by the order of arrivals it had read "
             yield True, f"{where}: arrival {t}, of worker {trace.worker[t]}, {said}{version[t]}"
@@ -253,7 +253,7 @@ def _wrong_line(trace: RecordedTrace, line: Timeline) -> Iterator[Wrong]:
             yield True, f"{where}: {which} = {one[place]:g}, {said}"
 
 
-def columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
+def trace_columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
     """What a file says of a timeline besides `worker` and `seconds`: (steps,) or (steps, n).
 
     That is all that these two don't say. In a race of single arrivals, and where groups read when

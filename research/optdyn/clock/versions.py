@@ -35,7 +35,7 @@ from optdyn.base.trees import Array
 from optdyn.clock.timeline import Arrival, Timeline, TimelineError
 
 WAITING = ("k_sync", "k_batch_sync", "k_async", "k_batch_async")
-NOBODY = "k_batch_async"
+NO_WAITING = "k_batch_async"
 
 
 class Policy(NamedTuple):
@@ -55,13 +55,13 @@ class Policy(NamedTuple):
     @property
     def is_free(self) -> bool:
         """Whether each arrival is an update and its group reads that."""
-        return self._replace(waiting=self.waiting or NOBODY) == Policy(waiting=NOBODY)
+        return self._replace(waiting=self.waiting or NO_WAITING) == Policy(waiting=NO_WAITING)
 
 
-FREE = Policy()  # nobody waits, and nothing is dropped
+FREE_RUNNING = Policy()  # nobody waits, and nothing is dropped
 
 
-class Reading(NamedTuple):
+class Task(NamedTuple):
     """What a group is working on."""
 
     slot: int
@@ -75,7 +75,7 @@ class Reading(NamedTuple):
         return range(self.batch, self.batch + self.batches)
 
 
-class Arrived(NamedTuple):
+class Outcome(NamedTuple):
     """What an arrival did."""
 
     row: bool  # whether the timeline has an entry more
@@ -84,20 +84,20 @@ class Arrived(NamedTuple):
     dropped: bool = False  # whether its gradient is too old and counts for nothing
 
 
-class Order(Protocol):
+class ArrivalOrder(Protocol):
     """An order of arrivals: it writes the entries of a timeline as groups arrive."""
 
-    working: dict[int, Reading]
+    working: dict[int, Task]
 
     def left(self, group: int) -> int:
         """Arrivals until the group has done what it is at."""
 
-    def arrive(self, group: int, seconds: float) -> Arrived:
+    def arrive(self, group: int, seconds: float) -> Outcome:
         """The group is at work, and has come one arrival further."""
 
 
-def blank(groups: int, steps: int, policy: Policy = FREE) -> Timeline:
-    """The timeline of groups before they arrive: an `Order` writes its updates as they come.
+def blank_timeline(groups: int, steps: int, policy: Policy = FREE_RUNNING) -> Timeline:
+    """The timeline of groups before they arrive: an `ArrivalOrder` writes its updates as they come.
 
     With several arrivals K an update is of parts of batches, and what is of each is (steps, K). One
     slot does where an update drops all other work.
@@ -135,7 +135,7 @@ class Slots:
 
 
 class Versions:
-    """An `Order` of groups that share parameters, with that policy.
+    """An `ArrivalOrder` of groups that share parameters, with that policy.
 
     Who is dropped keeps its batch, and begins again at the newest version. A new version is written
     to a slot that no group at work has read, so that as many slots as groups do.
@@ -143,14 +143,14 @@ class Versions:
 
     def __init__(self, line: Timeline, groups: int, policy: Policy):
         self._line, self._groups, self._policy = line, groups, policy
-        self._goes_on = "batch" in (policy.waiting or NOBODY)
+        self._goes_on = "batch" in (policy.waiting or NO_WAITING)
         self.drops_others = policy.waiting.endswith("_sync")
         self._slots, self._newest = Slots(groups), 0
         self._clock = [0] * groups
         self._batches = 0
         self.updates = 0
-        self.working = dict[int, Reading]()
-        self._had = list[tuple[int, Reading]]()  # arrivals of the next update
+        self.working = dict[int, Task]()
+        self._had = list[tuple[int, Task]]()  # arrivals of the next update
         self._waiting = list[int]()
         for group in range(groups):
             self._begin_next(group)
@@ -159,23 +159,23 @@ class Versions:
         """One arrival: a group delivers whole gradients."""
         return 1
 
-    def arrive(self, group: int, seconds: float) -> Arrived:
+    def arrive(self, group: int, seconds: float) -> Outcome:
         """The group has delivered; the last of an update writes the timeline's next entry."""
         if self.updates - self.working[group].version >= self._policy.delay_bound:
             self.drop(group)
-            return Arrived(False, False, [group], dropped=True)
+            return Outcome(False, False, [group], dropped=True)
         self._had.append((group, self.leave(group)))
         self._clock[group] += 1
         self._waiting.append(group)
         update = len(self._had) == self._policy.arrivals
-        kept = dict[int, Reading]()
+        kept = dict[int, Task]()
         if update and self.drops_others:
             kept = {other: self.leave(other) for other in list(self.working)}
             self._waiting = list(range(self._groups))
         if update:
             self._write(seconds)
         if not (update or self._goes_on):
-            return Arrived(False, False, [])
+            return Outcome(False, False, [])
         clock, readers, bound = self._clock, self._waiting, self._policy.bound
         self._waiting = []
         if bound < math.inf:
@@ -187,7 +187,7 @@ class Versions:
                 self.begin(other, kept[other].batch)
             else:
                 self._begin_next(other)
-        return Arrived(update, update, readers)
+        return Outcome(update, update, readers)
 
     def drop(self, group: int) -> None:
         """What the group is at counts for nothing, and it begins again.
@@ -200,7 +200,7 @@ class Versions:
             self._line.plan.dropped[self.updates, group] = True
         self.begin(group, had.batch)
 
-    def leave(self, group: int) -> Reading:
+    def leave(self, group: int) -> Task:
         """The group is at work no more."""
         had = self.working.pop(group)
         self._slots.release(had.slot)
@@ -209,7 +209,7 @@ class Versions:
     def begin(self, group: int, batch: int) -> None:
         """The group reads the newest version, for the gradient of that batch."""
         self._slots.hold(self._newest)
-        self.working[group] = Reading(self._newest, self.updates, batch)
+        self.working[group] = Task(self._newest, self.updates, batch)
 
     def _begin_next(self, group: int) -> None:
         self.begin(group, self._batches)
@@ -229,11 +229,11 @@ class Versions:
 
 
 # (whether arrivals exchange, how many have so far) -> what else is decided of them, by name
-Decided = Callable[..., Mapping[str, Array]]
+NumbersOf = Callable[..., Mapping[str, Array]]
 
 
 class Exchanges:
-    """An `Order` of workers with parameters of their own; an arrival is a local step.
+    """An `ArrivalOrder` of workers with parameters of their own; an arrival is a local step.
 
     Worker i exchanges with every `periods[i]`-th. Of a race it is heard of when it exchanges, and
     its local steps are then listed together: what workers do by themselves in between has no order
@@ -246,27 +246,27 @@ class Exchanges:
         self,
         line: Timeline,
         periods: Sequence[int],
-        decided: Decided = lambda *_: {},
+        decided: NumbersOf = lambda *_: {},
         is_stale: bool = True,
     ):
         self._line, self._periods, self._decided = line, periods, decided
         self._is_stale = is_stale
         self._steps, self._exchanges, self._batches = 0, 0, 0
-        self.working: dict[int, Reading] = {}
+        self.working: dict[int, Task] = {}
         self._done = [0] * len(periods)  # local steps since a worker's last exchange
         for worker in range(len(periods)):
             self._read(worker)
 
     def _read(self, worker: int) -> None:
         period = self._periods[worker]
-        self.working[worker] = Reading(worker, self._exchanges, self._batches, period)
+        self.working[worker] = Task(worker, self._exchanges, self._batches, period)
         self._done[worker], self._batches = 0, self._batches + period
 
     def left(self, group: int) -> int:
         """Local steps until the worker exchanges."""
         return self._periods[group] - self._done[group]
 
-    def arrive(self, group: int, seconds: float) -> Arrived:
+    def arrive(self, group: int, seconds: float) -> Outcome:
         """The worker has taken a local step; the timeline's next entry is written."""
         line, t, had = self._line, self._steps, self.working[group]
         exchange = self.left(group) == 1
@@ -281,10 +281,10 @@ class Exchanges:
         self._steps, self._done[group] = t + 1, self._done[group] + 1
         if exchange:
             self._read(group)
-        return Arrived(True, exchange, [group] if exchange else [])
+        return Outcome(True, exchange, [group] if exchange else [])
 
 
-def exchanges(
+def exchanges_and_staleness(
     worker: np.ndarray, periods: Sequence[int], is_stale: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """(steps,) each: whether local steps exchange and their staleness, as `Exchanges` has them.
@@ -304,8 +304,8 @@ def exchanges(
     return exchange, late
 
 
-def fill(
-    order: Order,
+def replay_order(
+    order: ArrivalOrder,
     worker: np.ndarray,
     seconds: np.ndarray,
     dropped: np.ndarray | None = None,

@@ -31,7 +31,7 @@ Loss = Callable[[Params, Batch], jax.Array]
 class Event(NamedTuple):
     """One update, as the update rule sees it. All leaves are scalars inside the scan.
 
-    Its plan is `clock.timeline`'s `Arrival`, `Shares`, `Meeting` or `Together`, or a NamedTuple
+    Its plan is `timeline`'s `Arrival`, `Shares`, `Meeting` or `AllReduceStep`, or a NamedTuple
     beside the method that alone has it; () where there is nothing to decide.
     """
 
@@ -150,7 +150,7 @@ def send_gradient(gradient: Gradient, update: Update) -> Callable[..., Message]:
     return work
 
 
-def parts(batch: Tree, count: int) -> Tree:
+def split_parts(batch: Tree, count: int) -> Tree:
     """(count, ...) of each leaf: example i is of part i mod `count`; or so many messages."""
     if isinstance(batch, Message):
         return batch
@@ -168,7 +168,7 @@ def gradient_or_message(gradient: Gradient) -> Gradient:
     return given
 
 
-def averaged(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
+def averaged_gradient(gradient: Gradient, axis: str, message: bool = False) -> Gradient:
     """The mean of the gradients over the devices of an axis; the loss stays each one's own.
 
     `message` sends all leaves as one: faster on real devices, a needless copy where the axis is
@@ -229,7 +229,7 @@ def where(condition: Array, tree: Tree, other: Tree) -> Tree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), tree, other)
 
 
-def distance(every: Params) -> float:
+def relative_spread(every: Params) -> float:
     """The RMS distance of rows, leaves (n, ...), from their mean, over the mean's norm."""
     return float(_distance(every))
 

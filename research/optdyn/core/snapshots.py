@@ -20,7 +20,7 @@ from jax import lax
 from optdyn.base.trees import Array, Tree
 from optdyn.core import Params
 
-KEPT = ("", "bfloat16", "host")  # how versions are
+STORAGES = ("", "bfloat16", "host")  # how versions are
 BITS = jnp.uint16
 Slot = Tree  # int32, of all stale blocks, or a dict of one a block
 
@@ -48,7 +48,7 @@ class SnapshotState(NamedTuple):
         host = all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(self.slots))
         seen = (rows if host else compiled)(self.slots, each)
         for name, exact in self.fresh.items():
-            seen[name] = jax.tree.map(unpacked, seen[name], exact) if name in seen else exact
+            seen[name] = jax.tree.map(unpack, seen[name], exact) if name in seen else exact
         return seen
 
     def after(self, params: Params, opt_state: optax.OptState, slot: Slot) -> "SnapshotState":
@@ -75,7 +75,7 @@ def put(table: Params, slot: Slot, blocks: Params) -> Params:
     each = slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
     return {
         name: jax.tree.map(
-            lambda t, leaf, s=each[name]: t.at[s].set(packed(leaf) if t.dtype == BITS else leaf),
+            lambda t, leaf, s=each[name]: t.at[s].set(pack(leaf) if t.dtype == BITS else leaf),
             block,
             blocks[name],
         )
@@ -83,12 +83,12 @@ def put(table: Params, slot: Slot, blocks: Params) -> Params:
     }
 
 
-def packed(leaf: jax.Array) -> jax.Array:
+def pack(leaf: jax.Array) -> jax.Array:
     """Rounded to bfloat16, as bits: XLA on a CPU writes bfloat16 by converting the whole table."""
     return jax.lax.bitcast_convert_type(leaf.astype(jnp.bfloat16), BITS)
 
 
-def unpacked(bits: jax.Array, exact: jax.Array) -> jax.Array:
+def unpack(bits: jax.Array, exact: jax.Array) -> jax.Array:
     """The rounded numbers of `bits`, in the dtype of `exact`."""
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
 

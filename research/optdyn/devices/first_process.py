@@ -12,13 +12,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from optdyn.base.errors import InputError
-from optdyn.base.hold import LOCK, held
 from optdyn.base.processes import is_writer
+from optdyn.base.workdir_lock import LOCK, locked
 
 T = TypeVar("T")
 
 
-def agreed(value: T) -> T:
+def from_first(value: T) -> T:
     """The first process's value, on every process. All must call this in the same order."""
     if jax.process_count() == 1:
         return value
@@ -29,7 +29,7 @@ def agreed(value: T) -> T:
     return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
 
 
-def verdict(act: Callable[[], T]) -> T:
+def run_on_first(act: Callable[[], T]) -> T:
     """What `act()` returns on the first process, on every process, or the `InputError` it raises.
 
     All must call this in the same order; the others do not act.
@@ -40,20 +40,20 @@ def verdict(act: Callable[[], T]) -> T:
             found = act()
         except InputError as error:
             found = error
-    found = agreed(found)
+    found = from_first(found)
     if isinstance(found, InputError):
         raise found
     return cast(T, found)
 
 
 @contextlib.contextmanager
-def own(workdir: Path, name: str = LOCK) -> Iterator[Path]:
+def hold_workdir(workdir: Path, name: str = LOCK) -> Iterator[Path]:
     """The workdir, held, for the first process; folders that are thrown away for the others.
 
     Raises `WorkdirError` on all of them if another process holds it.
     """
     with contextlib.ExitStack() as stack:
-        verdict(lambda: stack.enter_context(held(workdir, name)))
+        run_on_first(lambda: stack.enter_context(locked(workdir, name)))
         if is_writer():
             yield workdir
         else:

@@ -121,15 +121,15 @@ def jit(
     def run(
         state: Tree, examples: Examples, events: Event, indices: Array, n: int
     ) -> tuple[Tree, Info]:
-        inputs = spread(events, whole), spread(indices, split), spread(np.int32(n), whole)
+        inputs = to_global(events, whole), to_global(indices, split), to_global(np.int32(n), whole)
         state, losses = compiled(state, examples, *inputs)
-        return state, gathered(losses)
+        return state, gather(losses)
 
     return Layout(
         run,
         lambda state: jax.tree.map(_put_leaf, state, shardings(state)),
-        lambda examples: spread(examples, whole),
-        gathered,
+        lambda examples: to_global(examples, whole),
+        gather,
     )
 
 
@@ -152,16 +152,16 @@ def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool
     specs = (state, P(mesh.axis_names) if streamed else P(), P(), indices, P())
     mapped = jax.shard_map(laid, mesh=mesh, in_specs=specs, out_specs=(state, P()), check_vma=False)
     compiled = jax.jit(mapped, donate_argnums=0)
-    put = [lambda tree, spec=spec: spread(tree, NamedSharding(mesh, spec)) for spec in specs]
+    put = [lambda tree, spec=spec: to_global(tree, NamedSharding(mesh, spec)) for spec in specs]
 
     def run(
         state: Tree, examples: Examples, events: Event, indices: Array, n: int
     ) -> tuple[Tree, Info]:
         inputs = put[2](events), put[3](indices), put[4](np.int32(n))
         state, losses = compiled(state, examples, *inputs)
-        return state, gathered(losses)
+        return state, gather(losses)
 
-    laid_out = Layout(run, put[0], put[1], gathered)
+    laid_out = Layout(run, put[0], put[1], gather)
     return with_rows(laid_out, mesh) if streamed else laid_out
 
 
@@ -238,7 +238,7 @@ def pmap(
     return laid_out._replace(put_rows=put_rows, devices=devices) if streamed else laid_out
 
 
-def spread(tree: Tree, sharding: NamedSharding) -> Tree:
+def to_global(tree: Tree, sharding: NamedSharding) -> Tree:
     """Global arrays of what every process holds whole."""
     return jax.tree.map(lambda leaf: _put_leaf(leaf, sharding), tree)
 
@@ -249,7 +249,7 @@ def _put_leaf(leaf: Array, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def gathered(tree: Tree) -> Tree:
+def gather(tree: Tree) -> Tree:
     """Global arrays whole, on every process."""
 
     def whole(leaf: jax.Array) -> np.ndarray:

@@ -24,8 +24,8 @@ from jax.sharding import PartitionSpec as P
 from optdyn.base.trees import Array, Examples, Tree
 from optdyn.core import Event, Info, SplitStep
 from optdyn.devices import ring
-from optdyn.devices.layout import Advance, DeviceError, Layout, gathered, spread, with_rows
-from optdyn.devices.simulated import NodeStates, first_of, single_node
+from optdyn.devices.layout import Advance, DeviceError, Layout, gather, to_global, with_rows
+from optdyn.devices.simulated import NodeStates, first_state, single_node
 
 
 class Running(NamedTuple):
@@ -66,14 +66,16 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
         return nodes, jax.tree.map(lambda leaf: lax.pmean(leaf, "data")[None], infos)
 
     def message(fragment: int, blocking: bool, nodes: NodeStates) -> jax.Array:
-        return split_step.message(first_of(nodes), fragment, blocking)[None]
+        return split_step.message(first_state(nodes), fragment, blocking)[None]
 
     def landed(fragment: int, nodes: NodeStates, total: jax.Array) -> NodeStates:
-        return single_node(split_step.on_receive(first_of(nodes), fragment, total[0]))
+        return single_node(split_step.on_receive(first_state(nodes), fragment, total[0]))
 
     def merge(nodes: NodeStates, events: Event, at: jax.Array) -> NodeStates:
         return single_node(
-            split_step.merge_received(first_of(nodes), jax.tree.map(lambda leaf: leaf[at], events))
+            split_step.merge_received(
+                first_state(nodes), jax.tree.map(lambda leaf: leaf[at], events)
+            )
         )
 
     every = range(split_step.fragments)
@@ -84,11 +86,11 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
     merging = laid(merge, P(), P())
 
     def put(leaf: Tree, spec: P = everywhere) -> Tree:
-        return spread(leaf, NamedSharding(mesh, spec))
+        return to_global(leaf, NamedSharding(mesh, spec))
 
     def carried(vector: jax.Array, turn: int) -> np.ndarray:
         """The sum of the messages of this process's nodes, from a device of each."""
-        first, *others = (_on(vector, device)[0] for device in senders(own, turn))
+        first, *others = (_shard_on(vector, device)[0] for device in senders(own, turn))
         return reduce(np.add, others, first.copy())
 
     def land(nodes: NodeStates, fragment: int, flight: "Future[np.ndarray]") -> NodeStates:
@@ -101,7 +103,7 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
         running: Running, examples: Examples, events: Event, indices: Array, n: int
     ) -> tuple[Running, Info]:
         nodes, flights, turn = running.nodes, dict(running.flights), running.turn
-        send, receive, waited = _turns(events, split_step.fragments)
+        send, receive, waited = _schedule(events, split_step.fragments)
         events, indices, said, start = put(events), put(indices, split), [], 0
         for stop in _cuts(send | receive, int(n)):
             bounds = put(np.int32(start)), put(np.int32(stop - start))
@@ -114,7 +116,7 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
             for q in filter(send[at].item, every):
                 blocking = bool(receive[at, q] and not waited[at, q])
                 vector = messages[q][blocking](nodes)
-                begun[q] = ring.joined()(partial(carried, vector, turn))
+                begun[q] = ring.process_ring()(partial(carried, vector, turn))
                 turn += 1
             for q in filter(receive[at].item, every):
                 flight = (flights if waited[at, q] else begun).pop(q, None)
@@ -123,14 +125,14 @@ def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool)
             if receive[at].any():
                 nodes = merging(nodes, events, put(np.int32(at)))
             flights = {q: flight for q, flight in flights.items() if not send[at, q]} | begun
-        return Running(nodes, flights, turn), _means(said, len(send), own)
+        return Running(nodes, flights, turn), _mean_infos(said, len(send), own)
 
     def put_state(state: NodeStates) -> Running:
-        ring.joined()  # here, where all processes are
+        ring.process_ring()  # here, where all processes are
         return Running(put(state, node), {}, 0)
 
     def get(running: Running) -> NodeStates:
-        whole = gathered(running.nodes)
+        whole = gather(running.nodes)
         for q, flight in running.flights.items():
             arrived = partial(split_step.on_receive, fragment=q, total=flight.result())
             whole = NodeStates(jax.tree.map(np.asarray, jax.vmap(arrived)(whole.state)))
@@ -145,7 +147,7 @@ def senders(own: list[np.ndarray], turn: int) -> list[jax.Device]:
     return [row[turn % row.size] for row in own]
 
 
-def _turns(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
+def _schedule(events: Event, fragments: int) -> tuple[np.ndarray, ...]:
     """`send`, `receive`, `waited` of `outer.py`, (events, fragments)."""
     each = map(np.asarray, (events.plan.send, events.plan.receive, events.plan.waited))
     return tuple(np.broadcast_to(x.reshape(len(x), -1), (len(x), fragments)) for x in each)
@@ -157,14 +159,14 @@ def _cuts(meets: np.ndarray, n: int) -> list[int]:
     return ends if ends and ends[-1] == n else [*ends, n]
 
 
-def _means(said: list[tuple[slice, Info]], events: int, own: list[np.ndarray]) -> Info:
+def _mean_infos(said: list[tuple[slice, Info]], events: int, own: list[np.ndarray]) -> Info:
     """What the updates say of themselves, (events, ...): means over the nodes of all processes."""
 
     def one(*leaves: jax.Array) -> np.ndarray:
         every = np.zeros((len(own), events, *leaves[0].shape[2:]), np.float32)
         for (window, _), leaf in zip(said, leaves, strict=True):
             for i, row in enumerate(own):
-                every[i, window] = _on(leaf, row[0])[0, : window.stop - window.start]
+                every[i, window] = _shard_on(leaf, row[0])[0, : window.stop - window.start]
         return np.asarray(multihost_utils.process_allgather(every, tiled=True)).mean(axis=0)
 
     return jax.tree.map(one, *(infos for _, infos in said))
@@ -183,6 +185,6 @@ def local_nodes(mesh: Mesh) -> list[np.ndarray]:
     return [row for row, its in zip(mesh.devices, of, strict=True) if its == (jax.process_index(),)]
 
 
-def _on(array: jax.Array, device: jax.Device) -> np.ndarray:
+def _shard_on(array: jax.Array, device: jax.Device) -> np.ndarray:
     """What that device holds of it."""
     return np.asarray(next(s.data for s in array.addressable_shards if s.device == device))

@@ -35,7 +35,7 @@ class Paged(NamedTuple):
     device: SnapshotState  # of one slot
 
 
-def initial(
+def broadcast_init(
     one: Callable[[Params], SnapshotState], slots: int
 ) -> Callable[[Params], SnapshotState]:
     """The `init` of so many slots from that of one: of the table only one row takes memory."""
@@ -83,7 +83,7 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
         read, write = np.asarray(choice.read), np.asarray(choice.write)
         none = np.zeros_like(read)  # the device's one slot
         events = events._replace(plan=choice._replace(read=none, write=none))
-        seen, last, said = bring(table, each(table, read[0])), write[0], list[Info]()
+        seen, last, said = fetch_rows(table, each(table, read[0])), write[0], list[Info]()
         made: Params = {}
         for t in range(max(int(n), 1)):  # of no update it is only compiled
             event, chosen = jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], (events, indices))
@@ -96,7 +96,7 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
             if t + 1 < n:
                 there, new = each(table, read[t + 1]), each(table, last)
                 old = {name: slot for name, slot in there.items() if slot != new[name]}
-                seen = made | bring(table, old)
+                seen = made | fetch_rows(table, old)
             said.append(info)
         if not n:
             return state._replace(device=device), said[0]
@@ -106,7 +106,10 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
         return Paged(table, jax.tree.map(np.int32, newest), device), infos
 
     def put_state(state: SnapshotState) -> Paged:
-        table, newest = jax.tree.map(_own, state.slots), jax.tree.map(np.int32, state.newest)
+        table, newest = (
+            jax.tree.map(_aligned_copy, state.slots),
+            jax.tree.map(np.int32, state.newest),
+        )
         slot = newest if isinstance(newest, dict) else dict.fromkeys(table, newest)
         first = jax.tree.map(lambda leaf: jnp.array(leaf)[None], rows(table, slot))
         zeros = jax.tree.map(lambda _: jnp.int32(0), newest)
@@ -119,12 +122,12 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
     return Layout(run, put_state, partial(jax.tree.map, jnp.asarray), get)
 
 
-def bring(table: Params, slots: Mapping[str, Array]) -> Params:
+def fetch_rows(table: Params, slots: Mapping[str, Array]) -> Params:
     """Rows of these blocks, on the device."""
     return jax.device_put(rows({name: table[name] for name in slots}, slots))
 
 
-def _own(leaf: Array) -> np.ndarray:
+def _aligned_copy(leaf: Array) -> np.ndarray:
     """A copy that can be written into, aligned."""
     bytes_of = np.empty(leaf.nbytes + ALIGNED, np.uint8)
     start = -bytes_of.ctypes.data % ALIGNED

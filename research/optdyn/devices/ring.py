@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from optdyn.base.greeting import Door, call
+from optdyn.base.handshake import Listener, connect
 from optdyn.base.processes import ProcessError, local_address
 
 LONGEST = 255  # bytes of an address, as text
@@ -33,7 +33,7 @@ Begin = Callable[[Callable[[], np.ndarray]], "Future[np.ndarray]"]
 
 
 @cache
-def joined() -> Begin:
+def process_ring() -> Begin:
     """The ring of all processes; all must call this together the first time.
 
     `begin(message)` is the sum over the processes of what `message()` is in each, written over it.
@@ -86,11 +86,14 @@ def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
     """
     fresh = np.frombuffer(secrets.token_bytes(32), np.uint8)
     key = np.asarray(multihost_utils.broadcast_one_to_all(fresh)).tobytes()
-    with closing(Door(key, local_address(os.environ))) as door, ThreadPoolExecutor(1) as calling:
+    with (
+        closing(Listener(key, local_address(os.environ))) as door,
+        ThreadPoolExecutor(1) as calling,
+    ):
         text = "{}:{}".format(*door.address).encode().ljust(LONGEST)
         every = multihost_utils.process_allgather(np.frombuffer(text, np.uint8))
         host, _, port = every[(rank + 1) % count].tobytes().decode().strip().rpartition(":")
-        right = calling.submit(call, (host, int(port)), key, rank, START)  # as all call at once
+        right = calling.submit(connect, (host, int(port)), key, rank, START)  # as all call at once
         left = neighbour(door, (rank - 1) % count)
         try:
             return right.result(), left
@@ -98,12 +101,12 @@ def _neighbours(rank: int, count: int) -> tuple[Connection, Connection]:
             raise ProcessError(f"the next process is not at {host}:{port} ({error})") from error
 
 
-def neighbour(door: Door, number: int, seconds: float = START) -> Connection:
+def neighbour(door: Listener, number: int, seconds: float = START) -> Connection:
     """The caller with that number. Raises `ProcessError` if it does not come in so many seconds."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        wait(door.files(), min(left, 1.0))
-        for caller, line in door.came():
+        wait(door.sockets(), min(left, 1.0))
+        for caller, line in door.accept():
             if caller == number:
                 return line
             line.close()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optdyn.base.trees import Tree
-from optdyn.core import Batch, Event, Info, Params, Rule, distance
+from optdyn.core import Batch, Event, Info, Params, Rule, relative_spread
 
 
 class NodeStates(NamedTuple):
@@ -26,7 +26,7 @@ class NodeStates(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """How far nodes are from their mean."""
-        return {"node_distance": distance(self.every)}
+        return {"node_distance": relative_spread(self.every)}
 
 
 def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule[NodeStates]:
@@ -45,7 +45,7 @@ def over_nodes(rule: Rule, nodes: int, devices: int) -> Rule[NodeStates]:
     def step(state: NodeStates, event: Event, batch: Batch) -> tuple[NodeStates, Info]:
         every = jax.vmap(inside, (0, None, 0), axis_name="node")
         after, info = every(state.state, event, _split(batch, nodes))
-        return NodeStates(after), _means(info)
+        return NodeStates(after), _mean_info(info)
 
     return Rule(init, step)
 
@@ -56,12 +56,12 @@ def over_workers(rule: Rule, workers: int) -> Rule:
     def step(state: Tree, event: Event, batch: Batch) -> tuple[Tree, Info]:
         every = jax.vmap(rule.step, (None, None, 0), (None, 0), axis_name="data")
         after, info = every(state, event, _split(batch, workers))
-        return after, _means(info)
+        return after, _mean_info(info)
 
     return Rule(rule.init, step)
 
 
-def _means(info: Info) -> Info:
+def _mean_info(info: Info) -> Info:
     """The means of what each device says, or each node."""
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), info)
 
@@ -74,13 +74,13 @@ def one_node(rule: Rule) -> Rule[NodeStates]:
     """The rule of one real device, its state kept as that of one node among `NodeStates`."""
 
     def step(nodes: NodeStates, event: Event, batch: Batch) -> tuple[NodeStates, Info]:
-        after, info = rule.step(first_of(nodes), event, batch)
+        after, info = rule.step(first_state(nodes), event, batch)
         return single_node(after), info
 
     return Rule(lambda params: single_node(rule.init(params)), step)
 
 
-def first_of(nodes: NodeStates) -> Tree:
+def first_state(nodes: NodeStates) -> Tree:
     """The state of the first node."""
     return jax.tree.map(lambda leaf: leaf[0], nodes.state)
 

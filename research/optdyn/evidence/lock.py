@@ -85,7 +85,7 @@ def _maker_of(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path
         one = left.pop()
         path, name = lookup.file_of(one), one.__name__
         is_ours = name.partition(".")[0] == "optdyn"
-        counts = ours and name.startswith(JUDGING) if is_ours else lookup.is_users(str(path))
+        counts = ours and name.startswith(JUDGING) if is_ours else lookup.is_user_file(str(path))
         if path and name not in seen and (counts or one is module):
             seen.add(name)
             yield one, path

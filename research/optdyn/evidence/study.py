@@ -16,7 +16,7 @@ from threading import RLock, Thread
 from typing import Any, NamedTuple, Self
 
 from optdyn.base import lookup
-from optdyn.base.files import append, rows, write
+from optdyn.base.files import append, read_rows, write
 from optdyn.base.progress import Progress, end_line
 from optdyn.base.trees import Json
 from optdyn.evidence.trial import Curve, cut, trial
@@ -113,7 +113,7 @@ class Study:
     def _known(self, key: str, job: Job) -> bool:
         """Whether what is remembered says all that the job asks for."""
         line = self._trials.at(key)
-        if line is None or lookup.changed(line.get("code"), job.config.code):
+        if line is None or lookup.changed_files(line.get("code"), job.config.code):
             return False
         return reaches(line, job.most)
 
@@ -129,7 +129,7 @@ class Lines:
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._found = {row["id"]: row for row in rows(path)}
+        self._found = {row["id"]: row for row in read_rows(path)}
         self._path, self._lock = path, RLock()
         if path.exists() and not path.read_text().endswith("\n"):  # torn by a kill
             write(path, "".join(json.dumps(row) + "\n" for row in self._found.values()))

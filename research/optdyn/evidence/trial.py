@@ -51,7 +51,7 @@ class Curve(NamedTuple):
     met: Sequence[float] = ()  # simulated seconds, with a last meeting where the loss is of a mean
 
 
-@lookup.once()
+@lookup.files_read_once()
 def trial(
     config: Config,
     target: float = -math.inf,
@@ -78,7 +78,7 @@ def trial(
         return _logged(config, target, most, clock)
     run = trainer.prepare(config, timeline_of=timeline_of)
     layout = run.program.layout
-    _, sample, test = shared_data.put(run.data, layout.put_examples, config)
+    _, sample, test = shared_data.put_on_devices(run.data, layout.put_examples, config)
     watched = _Losses(target, most, clock, _loss(run.program, config.probes.mean), sample, [])
     state = layout.put_state(run.program.rule.init(run.params))
     chunks = updates(run, state, 0, _log_points(first, config.steps), watched.rows)
@@ -125,7 +125,7 @@ def timeline_of(config: Config, **known: Any) -> Timeline:
 
     Searches try dozens of those with the same seeds. What is drawn must not be written to.
     """
-    if known.get("epochs") or any(lookup.names(config)):
+    if known.get("epochs") or any(lookup.user_names(config)):
         return config.timeline(**known)
     optimizer = config.optimizer.with_(learning_rate=1.0)
     if optimizer.momentum:

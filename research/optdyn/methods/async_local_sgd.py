@@ -28,12 +28,12 @@ from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Tree
-from optdyn.clock.arrivals import arrivals, availability_of, event_arrivals
+from optdyn.clock.arrivals import availability_of, queued_arrivals, renewal_arrivals
 from optdyn.clock.network import to_server
 from optdyn.clock.timeline import Timeline, WorkerStep, from_arrivals
 from optdyn.clock.trace import RecordedTrace
 from optdyn.clock.versions import Exchanges
-from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, distance, where
+from optdyn.core import Batch, Event, Gradient, Info, Params, Rule, Update, relative_spread, where
 from optdyn.methods.averaging import cut, fragment_bytes, join, nesterov
 from optdyn.methods.messages import mean_of, size
 from optdyn.methods.method import (
@@ -150,7 +150,7 @@ class AsyncLocalSGDState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of workers from their mean, for the log."""
-        return {"worker_distance": distance(self.workers)}
+        return {"worker_distance": relative_spread(self.workers)}
 
 
 def async_local_sgd(
@@ -479,7 +479,7 @@ class DecoupledState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of learners from their mean, for the log."""
-        return {"worker_distance": distance(self.workers)}
+        return {"worker_distance": relative_spread(self.workers)}
 
 
 def decoupled(
@@ -602,9 +602,9 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
             trace.groups(trace.worker, count)
             line = from_arrivals(trace.worker, trace.seconds, count)
         elif availability := availability_of(setup.cluster, count, 0):
-            line = event_arrivals(stream, law, work, setup.steps, availability=availability)
+            line = queued_arrivals(stream, law, work, setup.steps, availability=availability)
         else:
-            line = arrivals(stream, law, work, setup.steps)
+            line = renewal_arrivals(stream, law, work, setup.steps)
         if trace and trace.has("merge"):  # seconds decide it, and those of a real run are not drawn
             made = _recorded_rounds(trace, self.fragments)
         else:

@@ -45,7 +45,7 @@ from optdyn.core import (
     send_gradient,
     where,
 )
-from optdyn.core.snapshots import KEPT, Slot, SnapshotState, is_rounded, packed
+from optdyn.core.snapshots import STORAGES, Slot, SnapshotState, is_rounded, pack
 from optdyn.methods.messages import Compression, fed_back
 from optdyn.methods.method import ClockInputs, Compressed, MergedServer, MethodStack, Reads, slowed
 from optdyn.methods.setup import Setup
@@ -66,7 +66,7 @@ class Grouped(Reads):
         "",
         "How versions are kept, '' exactly and on the device, "
         "rounded to 'bfloat16', or on the 'host'.",
-        one_of=KEPT,
+        one_of=STORAGES,
         static=True,
     )
 
@@ -182,7 +182,7 @@ def asynchronous(
         if unknown := sorted(set(fresh) - set(params)):
             raise ValueError(f"fresh block {unknown[0]!r}: one of {', '.join(params)}")
         stale = {name: block for name, block in params.items() if name not in fresh}
-        row = jax.tree.map(packed, stale) if rounded else stale
+        row = jax.tree.map(pack, stale) if rounded else stale
         table = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], slots, axis=0), row)
         first = {name: jnp.int32(0) for name in stale} if servers else jnp.int32(0)
         kept = {name: block for name, block in params.items() if rounded or name in fresh}

@@ -37,7 +37,7 @@ from optdyn.base.fields import field
 from optdyn.base.trees import Array, Hyper, Tree, bytes_of, numbers_in
 from optdyn.clock import availability
 from optdyn.clock.meetings import AllReduce, meeting_seconds, meetings_timeline
-from optdyn.clock.network import between_nodes, broadcast, to_all_nodes
+from optdyn.clock.network import all_gather, between_nodes, broadcast
 from optdyn.clock.timeline import Meeting, Timeline
 from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Batch, Event, Info, Params, Rule, SplitStep
@@ -488,7 +488,10 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         if self.state_where_met == "averaged":
             legs.append(self._moment_transfers(inputs, meeting)[:, None])
         handed_on = np.array([broadcast(cluster, size) for size in sizes])
-        habits = availability.load(cluster), availability.presence(cluster, setup.seed)
+        habits = (
+            availability.cluster_load(cluster),
+            availability.cluster_presence(cluster, setup.seed),
+        )
         seconds, here = meeting_seconds(meeting, local, AllReduce(legs), handed_on, *habits)
         if cluster.presence:
             count = np.maximum(here.sum(axis=1, keepdims=True), 1)
@@ -516,7 +519,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         """
         cluster, params = inputs.setup.cluster, inputs.model.params
         small, seconds = self.compressed(), []
-        travel = to_all_nodes if small and small.gathered else between_nodes
+        travel = all_gather if small and small.gathered else between_nodes
         for part, fragment in zip(cut(params, len(sizes)), sizes, strict=True):
             shares = [sent / bytes_of(part) for sent in self.message_bytes(part)]
             seconds.append(sum(travel(cluster, fragment * share) for share in shares))

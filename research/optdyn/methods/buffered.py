@@ -58,7 +58,7 @@ def buffered(
         def add(total: tuple, arrival: tuple) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, one(arrival)), None
 
-        every = event.plan.read, core.parts(batch, arrivals)
+        every = event.plan.read, core.split_parts(batch, arrivals)
         shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], every))
         total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, shapes), every)
         loss, grads, seen = jax.tree.map(lambda leaf: leaf / arrivals, total)

@@ -53,7 +53,7 @@ def compose(
     gradient, update = pieces(methods, problem, optimizer, accumulation)
     servers = methods.servers(problem)
     if axis and not methods.reduces_itself:
-        gradient = core.averaged(gradient, axis, real)
+        gradient = core.averaged_gradient(gradient, axis, real)
     if race:
         gradient = core.gradient_or_message(gradient)
 

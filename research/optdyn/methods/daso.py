@@ -18,7 +18,7 @@ from optdyn.base.ranges import FINITE
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import (
     AllReduce,
-    Inside,
+    LocalClock,
     LocalTimes,
     meeting_seconds,
     meetings_timeline,
@@ -180,7 +180,7 @@ def clock(
     update_bytes: int,
     seed: int = 0,
     epoch_losses: Sequence[float] = (),
-    inside: Inside | None = None,
+    inside: LocalClock | None = None,
 ) -> Timeline:
     """The timeline of the epochs whose phases the losses of the ones before decide.
 

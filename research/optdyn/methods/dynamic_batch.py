@@ -20,9 +20,9 @@ from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.base.fields import field
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.meetings import draws, together
+from optdyn.clock.meetings import service_draws, synchronous_seconds
 from optdyn.clock.service import DRAWN, Measured
-from optdyn.clock.timeline import Shares, Timeline, TimelineError, from_arrivals, shares
+from optdyn.clock.timeline import Shares, Timeline, TimelineError, divide_batch, from_arrivals
 from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Batch, Event, Gradient, Params, all_reduce
 from optdyn.methods.method import ClockInputs, Gradients, MethodStack
@@ -232,14 +232,14 @@ def clocked(
     """
     workers = cluster.worker_count
     cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
-    factors = draws(cluster, steps, seed).reshape(steps, workers)
+    factors = service_draws(cluster, steps, seed).reshape(steps, workers)
 
     def seconds(epoch: int, share: np.ndarray, window: slice) -> np.ndarray:
         return share * cost.example[epoch] * factors[window] + cost.delay[epoch]
 
     def update(compute: np.ndarray) -> np.ndarray:
         each = compute.reshape(-1, cluster.nodes, cluster.devices_per_node)
-        return together(cluster, each, update_bytes)
+        return synchronous_seconds(cluster, each, update_bytes)
 
     return _follow(method, steps, steps_per_epoch, batch_size, workers, seconds, update)
 
@@ -298,7 +298,7 @@ def _follow(
     `seconds(epoch, shares, window)` are (steps of the window, workers), of which `update` makes the
     seconds of updates.
     """
-    share, rates = shares(np.ones(workers), batch_size), None
+    share, rates = divide_batch(np.ones(workers), batch_size), None
     taken = np.empty((steps, workers), np.int32)
     lengths, busy = np.empty(steps), np.empty((steps, workers))
     for epoch, start in enumerate(range(0, steps, steps_per_epoch)):
@@ -308,7 +308,7 @@ def _follow(
         if method.adapt:
             found = share / compute.mean(axis=0)
             rates = found if rates is None else smooth(rates, found, method.smoothing)
-            share = shares(rates, batch_size)
+            share = divide_batch(rates, batch_size)
     line = from_arrivals(np.zeros(steps, np.int32), np.cumsum(lengths), 1)
     return line._replace(plan=Shares(taken)), busy
 

@@ -29,7 +29,7 @@ from optdyn.base.fields import field
 from optdyn.base.trees import Array, Plan, Tree, bytes_of
 from optdyn.clock import availability
 from optdyn.clock.meetings import Peers, meeting_seconds, meetings_timeline
-from optdyn.clock.network import broadcast, links
+from optdyn.clock.network import broadcast, link_seconds
 from optdyn.clock.timeline import Meeting, Timeline
 from optdyn.clock.trace import RecordedTrace
 from optdyn.core import Batch, Event, Info, Params, Rule, State
@@ -312,10 +312,13 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         to = graph_peers(self.graph, cluster.nodes, steps, rng)
         sent = self.message_bytes(inputs.model.params, size) if small else float(size)
         turns, early = np.arange(steps) % len(to), self.gossip_order == "combine"
-        exchange = Peers(to, turns, links(cluster, sent), early)
+        exchange = Peers(to, turns, link_seconds(cluster, sent), early)
         always = np.ones((steps, 1), bool)
         meeting, handed_on = Meeting(always, always, ~always), broadcast(cluster, size)
-        habits = availability.load(cluster), availability.presence(cluster, setup.seed)
+        habits = (
+            availability.cluster_load(cluster),
+            availability.cluster_presence(cluster, setup.seed),
+        )
         seconds, here = meeting_seconds(meeting, local, exchange, handed_on, *habits)
         w = push_weights(to, steps) if self.graph == "push" else np.ones((steps, cluster.nodes))
         plan = Neighbours(
@@ -337,7 +340,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
 
     def _among(self, plan: Neighbours, here: np.ndarray) -> Neighbours:
         """The plan among those that are `here`, (steps, nodes); for others the next one stands."""
-        to = availability.rerouted(np.asarray(plan.to), here)
+        to = availability.reroute_updates(np.asarray(plan.to), here)
         w = push_weights(to, len(to)) if self.graph == "push" else plan.weight
         return plan._replace(
             to=to,
@@ -434,8 +437,8 @@ def graph_clock(
     count = np.asarray(meeting.send)[:, 0].cumsum()
     to = graph_peers(graph, cluster.nodes, int(count[-1]), seeds.generator(setup.seed, "graph"))
     turns = (count - 1).clip(0) % len(to)
-    exchange, handed_on = Peers(to, turns, links(cluster, size)), broadcast(cluster, size)
-    load = availability.load(cluster)
+    exchange, handed_on = Peers(to, turns, link_seconds(cluster, size)), broadcast(cluster, size)
+    load = availability.cluster_load(cluster)
     seconds, _ = meeting_seconds(meeting, local, exchange, handed_on, load)
     return meetings_timeline(meeting._replace(to=to[turns]), local, seconds)
 

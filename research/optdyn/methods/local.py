@@ -26,7 +26,7 @@ from optdyn.base.errors import ConfigError, Join
 from optdyn.base.fields import field
 from optdyn.base.trees import Json, Tree
 from optdyn.clock import pipeline
-from optdyn.clock.meetings import equal_parts
+from optdyn.clock.meetings import equal_part_seconds
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Batch, Event, Gradient, Params
 from optdyn.devices.layout import Layout, mesh
@@ -35,7 +35,7 @@ from optdyn.methods.method import ClockInputs, Gradients, MethodStack, MicroBatc
 from optdyn.methods.setup import Setup
 from optdyn.methods.stages import stages
 from optdyn.problem import models
-from optdyn.problem.costs import Groups, UpdateCost, block_costs, of_groups, of_stages
+from optdyn.problem.costs import Groups, UpdateCost, block_costs, stage_work, update_cost
 from optdyn.problem.models import base
 from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Examples, Problem
@@ -106,12 +106,12 @@ class Local(Gradients, MicroBatches, name="local"):
         _, work = costs(self, setup, inputs.model)
         filled = self.variant == "backprop" and setup.cluster.nodes > 1
         size = {"steps": setup.steps, "batch_size": setup.batch_size}
-        return pipeline.of_cluster(setup.cluster, self.micro_batches * filled, work, **size)
+        return pipeline.pipeline_timeline(setup.cluster, self.micro_batches * filled, work, **size)
 
     def work(self, inputs: ClockInputs, draws: np.ndarray) -> tuple[np.ndarray, tuple[()]]:
         """Seconds of every device, (steps, nodes, k), that computes all blocks of its examples."""
         setup = inputs.setup
-        each = equal_parts(setup.cluster, setup.batch_size)
+        each = equal_part_seconds(setup.cluster, setup.batch_size)
         return draws * each * self.slower(setup, inputs.model), ()
 
     def joins(self, setup: Setup, methods: MethodStack) -> Iterator[Join]:
@@ -155,7 +155,7 @@ class Local(Gradients, MicroBatches, name="local"):
             "total_flops": made.total,
             "sequential_flops": made.sequential,
             "latency_flops": made.latency,
-            "communicated_bytes": made.communicated,
+            "communicated_bytes": made.communicated_bytes,
             "group_memory_bytes": list(made.memory),
         }
 
@@ -214,7 +214,7 @@ def costs(of: "Local", setup: Setup, network: ModelInfo) -> tuple[UpdateCost, pi
     own, stages = of.over(len(made.trunk)), setup.cluster.nodes
     cuts = [len(made.trunk) * i // stages for i in range(stages)]
     placed = cuts if stages > 1 else ()  # on one node as if every group had a device
-    return of_groups(made, own, of.shared_heads, placed), of_stages(made, own, cuts)
+    return update_cost(made, own, of.shared_heads, placed), stage_work(made, own, cuts)
 
 
 def cosines(problem: Problem, groups: Groups, shared: bool = False) -> Measure:

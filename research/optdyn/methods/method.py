@@ -20,15 +20,15 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Join, meant, shown
-from optdyn.base.fields import Value, field, nested, not_one, plain
+from optdyn.base.errors import ConfigError, Join, did_you_mean, short_repr
+from optdyn.base.fields import Value, field, plain, split_nested, wrong_type_line
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import PART, Known
 from optdyn.base.trees import Json, Plan, Tree
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import DRAWN, Trace
 from optdyn.clock.timeline import Timeline
-from optdyn.clock.trace import RecordedTrace, checked, read
+from optdyn.clock.trace import RecordedTrace, check_replay, read_trace
 from optdyn.core import Gradient, NodeState, Rule, Update
 from optdyn.methods.messages import (
     COMPRESSIONS,
@@ -44,7 +44,7 @@ from optdyn.problem.models.base import Blocks
 from optdyn.problem.problem import Examples, Params, Problem
 
 if TYPE_CHECKING:
-    from optdyn.clock.versions import Order
+    from optdyn.clock.versions import ArrivalOrder
     from optdyn.devices.layout import Layout
 
 
@@ -227,7 +227,7 @@ class Reads(Method):
     workers: ClassVar[bool] = False  # every group has parameters of its own (`workers.py`)
     gathers: ClassVar[bool] = False  # not every arrival is an update
     # (setup, methods, timeline) -> who reads when, written into the timeline
-    order: ClassVar[Callable[..., "Order"] | None] = None
+    order: ClassVar[Callable[..., "ArrivalOrder"] | None] = None
     # (gradient, update) -> (given, hyper, batch, numbers of its batches, (n, B)) -> message, where
     # `batch` makes one of (B,)
     message: ClassVar[Callable[..., Callable[..., Tree]] | None] = None
@@ -303,7 +303,7 @@ def load(name: str) -> type[Method]:
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(
             f"config.method.name = {name!r}: must be a Method of optdyn.methods, and is "
-            f"{shown(found)}"
+            f"{short_repr(found)}"
         )
     return found
 
@@ -337,7 +337,7 @@ class MethodStack:
     def __add__(self, other: "Method | MethodStack") -> "MethodStack":
         more = MethodStack.wrap(other)
         if not isinstance(more, MethodStack):
-            raise ConfigError(not_one("method", other, Method))
+            raise ConfigError(wrong_type_line("method", other, Method))
         return MethodStack(f"{self.name}+{more.name}", (*self.members, *more.members)).checked()
 
     def checked(self) -> Self:
@@ -366,7 +366,7 @@ class MethodStack:
                     yield join
                     continue
                 key = _in_section(section, f"config.{join.key}").removeprefix("config.")
-                yield join._replace(key=key, said=_in_section(section, join.said))
+                yield join._replace(key=key, message=_in_section(section, join.message))
         if self.outermost not in self.members:
             yield from self.outermost.joins(setup, self)
 
@@ -386,10 +386,12 @@ class MethodStack:
 
         Raises `ConfigError` for a key that there is not.
         """
-        whole, inner = nested(changes)
+        whole, inner = split_nested(changes)
         name = whole.pop("name", self.name)
         if not isinstance(name, str):
-            raise ConfigError(f"{KEY} = {shown(name)}: must be a name, or several joined by '+'")
+            raise ConfigError(
+                f"{KEY} = {short_repr(name)}: must be a name, or several joined by '+'"
+            )
         name = str(name)  # of a `Text`
         its = self if name == self.name else MethodStack.named(name)
         if len(its.members) == 1:
@@ -401,7 +403,7 @@ class MethodStack:
             if key not in its.sections or key in whole:
                 theirs = [f"config.method.{s}.{key}" for s in its.having(key)]
                 known = [f"{s}.{k}" for s, m in its.by_section.items() for k in m.field_table()]
-                hint = f"; say {' or '.join(theirs)}" if theirs else meant(key, known)
+                hint = f"; say {' or '.join(theirs)}" if theirs else did_you_mean(key, known)
                 raise ConfigError(f"config.method.{key}: {name!r} has no such key{hint}")
         every: list[Any] = []
         for section, method in its.by_section.items():
@@ -566,15 +568,17 @@ class MethodStack:
             return clock(ClockInputs(setup, **known), self)
         # For what is asked for besides: seconds, and who is there, are the file's.
         replay = setup.with_({"cluster.service.name": "constant", "cluster.presence": 0.0})
-        trace = read(setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1))
+        trace = read_trace(
+            setup.cluster.service.path, setup.steps * max(known.get("replicas", 0), 1)
+        )
         line = clock(ClockInputs(replay, trace=trace, **known), self)
-        return checked(trace, self.outermost.with_recorded(line, trace, setup))
+        return check_replay(trace, self.outermost.with_recorded(line, trace, setup))
 
 
 def seen(name: str) -> MethodStack | None:
     """The methods of a run that is read here; None if a file of theirs is not, or not run yet."""
-    own = [part for part in str(name).split("+") if lookup.is_own(part)]
-    if not all(lookup.is_used(KEY, part) or lookup.is_given(KEY, part) for part in own):
+    own = [part for part in str(name).split("+") if lookup.is_user_name(part)]
+    if not all(lookup.was_found(KEY, part) or lookup.is_on_command_line(KEY, part) for part in own):
         return None
     try:
         return MethodStack.named(name) if own else _built(name)

@@ -9,16 +9,16 @@ import numpy as np
 from optdyn.base import seeds
 from optdyn.base.errors import Join
 from optdyn.clock.meetings import (
-    Inside,
+    LocalClock,
     LocalTimes,
     barrier_seconds,
-    draws,
-    exchanged,
     meetings_timeline,
     node_seconds,
+    ready_and_done,
+    service_draws,
 )
 from optdyn.clock.network import broadcast
-from optdyn.clock.timeline import Timeline, Together
+from optdyn.clock.timeline import AllReduceStep, Timeline
 from optdyn.methods.method import ClockInputs, Gradients, MethodStack
 from optdyn.methods.setup import Setup
 
@@ -49,7 +49,7 @@ def joins(setup: Setup, methods: MethodStack) -> Iterator[Join]:
     yield Join("cluster.server_bandwidth", cluster.server_bandwidth, said)
 
 
-def inside(inputs: ClockInputs, methods: MethodStack) -> Inside:
+def inside(inputs: ClockInputs, methods: MethodStack) -> LocalClock:
     """The clock of the nodes by themselves."""
     if methods.read:
         return partial(_groups, inputs, methods)
@@ -62,12 +62,12 @@ def barrier_clock(inputs: ClockInputs, methods: MethodStack, transfer: float) ->
     """The timeline of nodes that wait after every update for the last and for its exchange.
 
     It takes `transfer` seconds, from when the first layers' gradients are there on; then it is
-    handed on inside the nodes. The plan is `Together`.
+    handed on inside the nodes. The plan is `AllReduceStep`.
     """
     local, cluster = inside(inputs, methods)(inputs.setup.steps), inputs.setup.cluster
     handed_on = broadcast(cluster, inputs.update_bytes)
     seconds = barrier_seconds(local.ready, local.done, transfer, handed_on)
-    return meetings_timeline(Together(), local, np.cumsum(seconds))
+    return meetings_timeline(AllReduceStep(), local, np.cumsum(seconds))
 
 
 def _equal(inputs: ClockInputs, steps: int) -> LocalTimes:
@@ -81,8 +81,8 @@ def _devices(inputs: ClockInputs, gradient: Gradients, steps: int) -> LocalTimes
     """Nodes whose devices wait for one another, each for so long as the gradient takes it."""
     assert gradient.work
     setup = inputs.setup
-    seconds, choice = gradient.work(inputs, draws(setup.cluster, steps, setup.seed))
-    return LocalTimes(*exchanged(setup.cluster, seconds, inputs.update_bytes), choice)
+    seconds, choice = gradient.work(inputs, service_draws(setup.cluster, steps, setup.seed))
+    return LocalTimes(*ready_and_done(setup.cluster, seconds, inputs.update_bytes), choice)
 
 
 def _groups(inputs: ClockInputs, methods: MethodStack, steps: int) -> LocalTimes:

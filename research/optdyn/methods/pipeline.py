@@ -164,7 +164,7 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         work = stage_work(setup, inputs.model)
         late, steps = delays(kind, nodes, len(inputs.model.problem.blocks)), setup.steps
         size = {"steps": steps, "batch_size": setup.batch_size}
-        seconds = pipeline.never_flushed(setup.cluster, self.parts(nodes), work, **size)
+        seconds = pipeline.unflushed_seconds(setup.cluster, self.parts(nodes), work, **size)
         t = np.arange(steps)[:, None]
         staleness = np.minimum(late, t).astype(np.int32)
         slots = int(late.max()) + 1 + (kind == "predict")

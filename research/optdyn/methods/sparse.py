@@ -24,7 +24,7 @@ from optdyn.base.errors import Join, one_of_these
 from optdyn.base.fields import field
 from optdyn.base.ranges import PART
 from optdyn.base.trees import Array, Tree
-from optdyn.clock.network import between_nodes, to_all_nodes
+from optdyn.clock.network import all_gather, between_nodes
 from optdyn.clock.timeline import Timeline
 from optdyn.core import Batch, Event, Info, Params, Rule, State
 from optdyn.methods import nodes
@@ -179,7 +179,7 @@ def demo(
     signed: bool = True,
     collectives: Collectives = SIMULATED,
 ) -> Rule[DeMoState]:
-    """The rule of one device over the axis `node`; `event.plan` is `Together`, with beta."""
+    """The rule of one device over the axis `node`; `event.plan` is `AllReduceStep`, with beta."""
 
     def init(params: Params) -> DeMoState:
         return DeMoState(inner.init(params), jax.tree.map(jnp.zeros_like, params))
@@ -247,7 +247,7 @@ class DeMo(Mixes, name="demo"):
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
         """Nodes wait after every update until all have what all others send."""
         sent = self.sends(inputs.model.params).bytes
-        line = nodes.barrier_clock(inputs, methods, to_all_nodes(inputs.setup.cluster, sent))
+        line = nodes.barrier_clock(inputs, methods, all_gather(inputs.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"momentum_decay": beta}))
 
@@ -264,7 +264,7 @@ def places(draw: Array, number: int, count: int, share: float) -> jax.Array:
 
 
 def sparta(inner: Rule, share: float, collectives: Collectives = SIMULATED) -> Rule:
-    """The rule of one device over the axis `node`; `event.plan` is `Together`, with draws."""
+    """The rule of one device over the axis `node`; `event.plan` is `AllReduceStep`, with draws."""
 
     def step(state: State, event: Event, batch: Batch) -> tuple[State, Info]:
         after, info = inner.step(state, event_of_node(event), batch)

@@ -24,9 +24,9 @@ from optdyn.base import seeds
 from optdyn.base.errors import Join, one_of_these
 from optdyn.base.fields import field
 from optdyn.base.trees import Array, Hyper, Tree, bytes_of
-from optdyn.clock.arrivals import Work, arrivals, work_of
+from optdyn.clock.arrivals import Work, group_work, renewal_arrivals
 from optdyn.clock.timeline import Timeline, WorkerStep
-from optdyn.clock.versions import Exchanges, blank, exchanges, fill
+from optdyn.clock.versions import Exchanges, blank_timeline, exchanges_and_staleness, replay_order
 from optdyn.core import (
     Batch,
     Event,
@@ -35,7 +35,7 @@ from optdyn.core import (
     Params,
     Rule,
     Update,
-    distance,
+    relative_spread,
     snapshots,
     where,
 )
@@ -141,7 +141,7 @@ class WorkerMethod(Reads):
     def work(self, inputs: ClockInputs, methods: MethodStack, sent: bool) -> Work:
         """What workers do for a local step, their exchange `sent` or not."""
         setup, cluster = inputs.setup, slowed(inputs, methods)
-        return work_of(cluster, self.groups, setup.batch_size, inputs.update_bytes, sent)
+        return group_work(cluster, self.groups, setup.batch_size, inputs.update_bytes, sent)
 
     def exchanged(self, plan: WorkerStep) -> np.ndarray:
         """The part of the parameters that each step sends, and gets back, (steps, ...)."""
@@ -162,11 +162,13 @@ class WorkerMethod(Reads):
         """
         setup, trace = inputs.setup, inputs.trace
         if trace or setup.cluster.service.name == "race":
-            line = blank(self.groups, setup.steps)
+            line = blank_timeline(self.groups, setup.steps)
             line = line._replace(plan=WorkerStep(line.worker, np.zeros(setup.steps, bool)))
             if trace:
                 trace.groups(trace.worker, self.groups)
-                fill(Exchanges(line, periods, is_stale=is_stale), trace.worker, trace.seconds)
+                replay_order(
+                    Exchanges(line, periods, is_stale=is_stale), trace.worker, trace.seconds
+                )
             return line
         alone, exchanged = (self.work(inputs, methods, sent) for sent in (False, True))
         cycles = [[alone.of(i)] * (n - 1) + [exchanged.of(i)] for i, n in enumerate(periods)]
@@ -175,8 +177,8 @@ class WorkerMethod(Reads):
             for n in range(2)
         )
         work, stream = Work(compute, sent, exchanged.overlap), seeds.number(setup.seed, "arrivals")
-        line = arrivals(stream, setup.cluster.service.draw, work, setup.steps)
-        exchange, late = exchanges(line.worker, periods, is_stale)
+        line = renewal_arrivals(stream, setup.cluster.service.draw, work, setup.steps)
+        exchange, late = exchanges_and_staleness(line.worker, periods, is_stale)
         return line._replace(staleness=late, plan=WorkerStep(line.worker, exchange))
 
 
@@ -195,7 +197,7 @@ class ElasticState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of workers from their mean, for the log."""
-        return {"worker_distance": distance(self.workers)}
+        return {"worker_distance": relative_spread(self.workers)}
 
 
 def elastic(gradient: Gradient, update: Update, workers: int) -> Rule[ElasticState]:
@@ -296,7 +298,7 @@ class ADPSGDState(NamedTuple):
 
     def logged(self) -> dict[str, float]:
         """The distance of workers from their mean, for the log."""
-        return {"worker_distance": distance(self.workers)}
+        return {"worker_distance": relative_spread(self.workers)}
 
 
 def ad_psgd(gradient: Gradient, update: Update, workers: int) -> Rule[ADPSGDState]:

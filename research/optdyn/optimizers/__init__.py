@@ -63,7 +63,7 @@ def maker(name: str) -> Make | None:
 
     Raises `ConfigError` for a name of the user's own that cannot be imported.
     """
-    if lookup.is_own(name):
+    if lookup.is_user_name(name):
         return lookup.find(KEY, name, {})
     module: Any = contrib if name.startswith(CONTRIB) else optax
     return OWN.get(name, getattr(module, name.removeprefix(CONTRIB), None))
@@ -83,8 +83,8 @@ def _parameters(function: object) -> tuple[str, ...]:
 
 def words(name: str) -> str:
     """What lines call the optimizer of that name."""
-    if lookup.is_own(name) or name in OWN:
-        return lookup.words(name) or name
+    if lookup.is_user_name(name) or name in OWN:
+        return lookup.kind_in_memory(name) or name
     return f"optax.{name}"
 
 
@@ -118,7 +118,7 @@ def transform(name: str) -> Make:
 
     One of TRANSFORMS, of optax or of the user's own. Raises `ConfigError` if there is none.
     """
-    if not lookup.is_own(name) and name not in TRANSFORMS:
+    if not lookup.is_user_name(name) and name not in TRANSFORMS:
         of_optax = getattr(optax, name, None)
         if inspect.isfunction(of_optax) and not name.startswith("_"):
             return of_optax
@@ -217,7 +217,7 @@ def check(setup: Optimized, groups: int, params: Params) -> None:
     """
     leaves, structure = jax.tree.flatten(params)
     shapes = tuple((x.shape, x.dtype) for x in leaves)
-    objects = lookup.objects(setup, lookup.OPTIMIZER)
+    objects = lookup.user_objects(setup, lookup.OPTIMIZER)
     _checked(setup.optimizer.name, options(setup, groups), chain(setup), objects, structure, shapes)
 
 
@@ -230,7 +230,7 @@ def _checked(
     structure: jax.tree_util.PyTreeDef,
     leaves: Sequence[tuple[tuple[int, ...], np.dtype]],
 ) -> None:
-    names = (lookup.words(other) or other for other, _ in reversed(chain))
+    names = (lookup.kind_in_memory(other) or other for other, _ in reversed(chain))
     refused = f"config.optimizer: {' after '.join((words(name), *names))} cannot be used"
     number = jax.ShapeDtypeStruct((), jnp.float32)
     hyper = {key: number for key in ("learning_rate", "momentum") if key in arguments(name)}
@@ -247,7 +247,7 @@ def _checked(
         before, after = jax.eval_shape(updated, params, hyper)
     except Exception as error:
         makers = [maker(name), *(transform(other) for other, _ in chain)]
-        why = lookup.told(error, *makers) if objects else one_line(error, 300)
+        why = lookup.describe_error(error, *makers) if objects else one_line(error, 300)
         raise ConfigError(f"{refused} ({why})") from error
 
     def shapes(tree: Tree) -> dict[str, tuple[tuple[int, ...], np.dtype]]:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import optax
 
-from optdyn.base.fields import OPTIONS, Options, Returns, Value, field
+from optdyn.base.fields import OPTIONS, Constant, Options, Value, field
 from optdyn.base.in_memory import name_of
 
 OPTAX = "an optax transformation"
@@ -61,11 +61,11 @@ class Optimizer(Value, section="optimizer", union=True):
         return super().named(name) if known else Optax(name=name)
 
     @classmethod
-    def of(cls, given: Any) -> Any:
+    def from_object(cls, thing: Any) -> Any:
         """The optimizer of a transformation of optax, or of a function that returns one."""
-        if isinstance(given, optax.GradientTransformation):
-            return Optax(name=name_of(_Fixed(given), OPTAX, given), learning_rate=0.0)
-        return super().of(given)
+        if isinstance(thing, optax.GradientTransformation):
+            return Optax(name=name_of(_Fixed(thing), OPTAX, thing), learning_rate=0.0)
+        return super().from_object(thing)
 
 
 @dataclass(frozen=True)
@@ -126,5 +126,5 @@ class _Fixed:
 def _named(each: Any) -> Any:
     """The name of a function or of a transformation of optax; others as they are."""
     if isinstance(each, optax.GradientTransformation):
-        return name_of(Returns(each), OPTAX, each)
+        return name_of(Constant(each), OPTAX, each)
     return name_of(each) if callable(each) else each

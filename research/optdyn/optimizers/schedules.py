@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, Wrong, passes
+from optdyn.base.errors import Check, ConfigError, passes
 from optdyn.base.fields import plain
 from optdyn.optimizers.kinds import Optimizer
 
@@ -64,9 +64,9 @@ def learning_rates(chosen: Optimizer, steps: int) -> np.ndarray:
         warmup = optax.linear_schedule(0.0, rate, warmup_steps)
         whole = optax.join_schedules([warmup, whole], [warmup_steps])
     values = np.asarray(whole(jnp.arange(steps)), np.float32)
-    if lookup.is_own(name) and not np.isfinite(values).all():
+    if lookup.is_user_name(name) and not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ConfigError(f"{lookup.setting(KEY, name)}: the rate of update {at} is {values[at]}")
+        raise ConfigError(f"{lookup.key_value(KEY, name)}: the rate of update {at} is {values[at]}")
     return np.broadcast_to(values, (steps,))
 
 
@@ -79,8 +79,8 @@ def schedule(chosen: Optimizer, length: int) -> optax.Schedule:
     """The schedule over so many steps. Raises `ConfigError`, as for options that it lacks."""
     name, given = chosen.schedule, plain(chosen.schedule_options)
     make = lookup.find(KEY, name, SCHEDULES)
-    if lookup.is_own(name):
-        made = lookup.call(KEY, name, make, chosen.learning_rate, length, **given)
+    if lookup.is_user_name(name):
+        made = lookup.call_user_code(KEY, name, make, chosen.learning_rate, length, **given)
         return _vectorized(name, made)
     numbers = {
         "learning_rate": chosen.learning_rate,
@@ -92,7 +92,7 @@ def schedule(chosen: Optimizer, length: int) -> optax.Schedule:
     return make(**{key: value for key, value in numbers.items() if key in taken}, **given)
 
 
-def _wrong_options(name: str, given: Mapping[str, Any], expected: Set[str]) -> Iterator[Wrong]:
+def _wrong_options(name: str, given: Mapping[str, Any], expected: Set[str]) -> Iterator[Check]:
     key = "config.optimizer.schedule_options"
     takes, has = (" and ".join(sorted(names)) or "nothing" for names in (expected, given))
     yield given.keys() != expected, f"{key}: {name!r} takes {takes}, and is given {has}"
@@ -123,6 +123,8 @@ def _vectorized(name: str, made: optax.Schedule) -> optax.Schedule:
         try:
             return jax.vmap(one)(count)
         except Exception as error:
-            raise ConfigError(f"{lookup.setting(KEY, name)}: {lookup.told(error, made)}") from error
+            raise ConfigError(
+                f"{lookup.key_value(KEY, name)}: {lookup.describe_error(error, made)}"
+            ) from error
 
     return several

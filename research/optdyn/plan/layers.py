@@ -25,7 +25,7 @@ import numpy as np
 from flax.linen.module import InterceptorContext
 
 from optdyn.base.trees import Tree, bytes_of, head
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.core import Event
 from optdyn.experiment import Config
 from optdyn.plan import phases, planner
@@ -243,7 +243,7 @@ def updates(run: Run, layers: Layers) -> Updates:
     """
     examples = run.program.layout.put_examples(run.data.train)
     hypers = {name: values[:CHUNK] for name, values in run.hypers.items()}
-    events = Event(at(run.timeline.plan, slice(CHUNK)), hypers)
+    events = Event(entries_at(run.timeline.plan, slice(CHUNK)), hypers)
 
     @cache
     def update(batch: int, choice: Choice) -> UpdateProgram:

@@ -26,10 +26,10 @@ from jax.sharding import PartitionSpec as P
 from optdyn import optimizers
 from optdyn.base.errors import Join
 from optdyn.base.trees import Array, Examples, Hyper, Tree, bytes_of
-from optdyn.clock.network import exchange
+from optdyn.clock.network import round_trip
 from optdyn.core import Event, Info, all_reduce, single_optimizer
 from optdyn.devices import layout
-from optdyn.devices.first_process import agreed
+from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config, refuse_first
 from optdyn.methods.sync import cut, merged
 from optdyn.problem import problem
@@ -119,7 +119,7 @@ def prepare(config: Config) -> MeasurementPlan:
         loops[COMPUTING[name]] = updates(run, phase, own, block, handed)
         if jax.device_count() > 1:
             loops[network] = all_reduces(own)
-        known[network] = exchange(config.cluster, bytes_of(own))
+        known[network] = round_trip(config.cluster, bytes_of(own))
     return MeasurementPlan(blocks, loops, {key: s for key, s in known.items() if key not in loops})
 
 
@@ -156,7 +156,7 @@ def _timer(loop: Loop) -> Callable[[], float]:
     once(1)  # compiles
     n = 1
     for _ in range(2):  # the first is of one alone, which takes longer to call
-        n = agreed(max(int(SECONDS / once(n)), 1))
+        n = from_first(max(int(SECONDS / once(n)), 1))
     return lambda: once(n) / loop.exchanges
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Join, refused_at
+from optdyn.base.errors import ConfigError, Join
 from optdyn.base.progress import Progress
 from optdyn.base.trees import Json
 from optdyn.experiment import Config, refuse_first
@@ -97,7 +97,7 @@ def device(config: Config) -> Device:
     run, every, update, own, first, count = start(config)
     update = shown(update, count)
     least = layers.least(update, layers.distinct(every), own, first)
-    with refused_at(f"config.plan.memory = {config.plan.memory}", planner.PlanError):
+    with ConfigError.at(f"config.plan.memory = {config.plan.memory}", planner.PlanError):
         fits = planner.largest(lambda b: update(b, least).bytes, config.plan.memory, run.examples)
     return Device(run, every, update, own, least, first, fits)
 

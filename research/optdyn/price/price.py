@@ -24,16 +24,16 @@ from optdyn.base.trees import Plan
 from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.service import DRAWN
-from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, at, plan_of
-from optdyn.experiment import Config, check_cluster, refuse_first
+from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, entries_at, plan_of
+from optdyn.experiment import Config, cluster_joins, refuse_first
 from optdyn.methods import MethodStack
 from optdyn.methods.asynchronous import Asynchronous
 from optdyn.methods.dynamic_batch import costs
 from optdyn.methods.method import slowed
 from optdyn.methods.workers import WorkerMethod
 from optdyn.price import sent_bytes
-from optdyn.price.sent_bytes import at_work
-from optdyn.price.shapes import Shapes, clock_inputs, stages
+from optdyn.price.sent_bytes import workers_per_update
+from optdyn.price.shapes import Shapes, clock_inputs, stage_work
 
 GEOMETRIC = "geometric"  # the law of a staleness, of groups that do not differ
 GIGABIT = 1e9 / 8  # bytes
@@ -44,8 +44,8 @@ FALLING = 1e-9  # the loss of an epoch over that of the one before
 EPOCH = 128  # updates, after each of which shares of a batch follow the speeds
 WIDEST, NARROWEST = 1e5, 1e-4  # Gbit/s between which a bandwidth is looked for
 RATIO = 1.005  # of two bandwidths that are one
-FREE = {"bandwidth": 0.0, "latency": 0.0, "latencies": (), "bandwidths": (), "regions": 0}
-FREE |= {"local_bandwidth": 0.0, "local_latency": 0.0, "server_bandwidth": 0.0}
+FREE_NETWORK = {"bandwidth": 0.0, "latency": 0.0, "latencies": (), "bandwidths": (), "regions": 0}
+FREE_NETWORK |= {"local_bandwidth": 0.0, "local_latency": 0.0, "server_bandwidth": 0.0}
 
 
 class Price(NamedTuple):
@@ -84,10 +84,10 @@ class UpdateRange(NamedTuple):
 
 def examples_of_worker(config: Config) -> float:
     """How many examples a worker computes for its part of an update."""
-    return config.batch_size / at_work(config)
+    return config.batch_size / workers_per_update(config)
 
 
-def step_of(config: Config, seconds: float) -> Config:
+def with_step_seconds(config: Config, seconds: float) -> Config:
     """The experiment in which a worker of speed 1 computes so long for its part of an update."""
     each = examples_of_worker(config)
     return config.with_({"cluster.seconds_per_example": seconds / each})
@@ -103,7 +103,7 @@ def with_nodes(config: Config, nodes: int) -> Config:
     if config.methods.groups == cluster.worker_count > 1:
         groups = {"groups": nodes * cluster.devices_per_node}
         there = there.with_(method=config.method.with_keys(groups))
-    return there.with_(batch_size=max(round(each * at_work(there)), 1))
+    return there.with_(batch_size=max(round(each * workers_per_update(there)), 1))
 
 
 def with_method(config: Config, name: str, **keys: object) -> Config:
@@ -128,7 +128,7 @@ def with_method(config: Config, name: str, **keys: object) -> Config:
     )
 
 
-def owned(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def distinct_settings(name: str, keys: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The values of keys of config.method, without keys that the method lacks, each once."""
     methods = MethodStack.named(name)
     own = [{k: v for k, v in each.items() if methods.having(k)} for each in keys]
@@ -148,16 +148,16 @@ def rows(
     Values that say nothing of a method make no row more.
     """
     for name in methods:
-        for values in owned(name, keys):
+        for values in distinct_settings(name, keys):
             row: dict[str, Any] = {"method": name, "nodes": config.cluster.nodes}
             try:
                 one = with_method(config, name, **values)
                 row |= {"groups": one.methods.groups, "batch_size": one.batch_size}
                 if one.methods.having("period"):
                     row["period"] = one.methods.get("period", 1)
-                of = priced(one, shapes)
+                of = price_by_bandwidth(one, shapes)
                 row |= values | {"prices": {b: of(b * GIGABIT)._asdict() for b in bandwidths}}
-                found = needed(of, SHARES, bandwidths)
+                found = bandwidth_needed(of, SHARES, bandwidths)
                 row["needed"] = {s: None if math.isinf(b) else b for s, b in found.items()}
             except (ConfigError, TimelineError) as error:
                 row |= {**values, "refused": one_line(error)}
@@ -172,10 +172,10 @@ def price(config: Config, shapes: Shapes, steps: int = 0) -> Price:
     and last epochs, in either. Raises `ConfigError` and `TimelineError` where the method's clock
     does not know such a cluster or the model.
     """
-    return priced(config, shapes, steps)(config.cluster.bandwidth)
+    return price_by_bandwidth(config, shapes, steps)(config.cluster.bandwidth)
 
 
-def priced(config: Config, shapes: Shapes, steps: int = 0) -> Callable[[float], Price]:
+def price_by_bandwidth(config: Config, shapes: Shapes, steps: int = 0) -> Callable[[float], Price]:
     """`price` by the bytes a second between nodes, each computed once."""
     methods, cluster = config.methods, config.cluster
     window = _window(config, shapes, steps)
@@ -184,11 +184,11 @@ def priced(config: Config, shapes: Shapes, steps: int = 0) -> Callable[[float], 
     if window.settled:
         left_out["synchronous_updates"] = 0
     whole = config.with_(steps=window.steps, method=methods.with_keys(left_out))
-    check_cluster(whole)
-    free = whole.with_(cluster=cluster.with_(**FREE))
+    refuse_first(whole, cluster_joins(whole))
+    free = whole.with_(cluster=cluster.with_(**FREE_NETWORK))
     without = _pace(free, shapes, window, _line(free, shapes, window)).computing
     # Where nobody ever waits all time is computing, and the draws' own mean is left out.
-    ideal = 1.0 if _never_waits(config) else min(without, 1.0)
+    ideal = 1.0 if _is_free_running(config) else min(without, 1.0)
 
     @cache
     def of(bandwidth: float) -> Price:
@@ -207,26 +207,28 @@ def priced(config: Config, shapes: Shapes, steps: int = 0) -> Callable[[float], 
             computing * (1 / ideal - 1),
             computing * more,
             *sent,
-            sent_bytes.logged(there, shapes, line.plan, exchanges),
+            sent_bytes.logged_bytes(there, shapes, line.plan, exchanges),
             _staleness(line),
         )
 
     return of
 
 
-def needed(
+def bandwidth_needed(
     of: Callable[[float], Price], computing: Iterable[float], tried: Iterable[float] = ()
 ) -> dict[float, float]:
     """Gbit/s between nodes with which such shares of the workers' time are computing.
 
-    `of` is as `priced` returns it, and has been asked for those that are `tried`. Infinite if no
-    network is fast enough: workers wait for one another too. To within `RATIO`.
+    `of` is as `price_by_bandwidth` returns it, and was asked for those that are `tried`. Infinite
+    if no network is fast enough: workers wait for one another too. To within `RATIO`.
     """
     known = {b: of(b * GIGABIT).computing for b in (NARROWEST, WIDEST, *tried)}
-    return {share: _needed(of, share, known) for share in computing}
+    return {share: _bandwidth_for_share(of, share, known) for share in computing}
 
 
-def _needed(of: Callable[[float], Price], share: float, known: dict[float, float]) -> float:
+def _bandwidth_for_share(
+    of: Callable[[float], Price], share: float, known: dict[float, float]
+) -> float:
     """The root by secants, as 1 / computing is nearly linear in 1 / bandwidth, else by the middle.
 
     It is found where a bandwidth that is off by less than `RATIO` would be off as much.
@@ -249,7 +251,7 @@ def _needed(of: Callable[[float], Price], share: float, known: dict[float, float
         turn += 1
 
 
-def check(config: Config) -> None:
+def check_prices(config: Config) -> None:
     """Raises `ConfigError` where a cluster has no prices, by whatever method."""
     refuse_first(config, _cluster(config.cluster))
 
@@ -300,7 +302,7 @@ def _window(config: Config, shapes: Shapes, steps: int) -> UpdateRange:
     return UpdateRange(steps, 0, steps, steps)
 
 
-def _never_waits(config: Config) -> bool:
+def _is_free_running(config: Config) -> bool:
     """Whether groups of one worker arrive by themselves, and nothing that they do is dropped."""
     methods, cluster = config.methods, config.cluster
     if methods.mix or not methods.grouped:
@@ -326,7 +328,7 @@ def _line(config: Config, shapes: Shapes, window: UpdateRange) -> Timeline:
         worker=line.worker[counted],
         staleness=line.staleness[counted],
         seconds=line.seconds[counted] - since,
-        plan=at(line.plan, counted),
+        plan=entries_at(line.plan, counted),
     )
 
 
@@ -339,7 +341,7 @@ def _pace(config: Config, shapes: Shapes, window: UpdateRange, line: Timeline) -
     exchange = read.exchanged(plan) if isinstance(read, WorkerMethod) else np.ones(1)
     exchanges = float(exchange.mean())
     if not (window.settled and isinstance(read, WorkerMethod)) or methods.mix:
-        seconds, busy = float(line.seconds[-1]), _busy(config, shapes, window, line)
+        seconds, busy = float(line.seconds[-1]), _computing_seconds(config, shapes, window, line)
         return Pace(seconds / len(line.seconds), busy / (workers * seconds), exchanges)
     # Every worker is a renewal process of its own, and begins anew with every exchange.
     steps, rate, exchanged = _until_exchange(line, methods.groups, exchange)
@@ -366,11 +368,13 @@ def _until_exchange(
     return found[0], found[1], found[2]
 
 
-def _busy(config: Config, shapes: Shapes, window: UpdateRange, line: Timeline) -> float:
+def _computing_seconds(
+    config: Config, shapes: Shapes, window: UpdateRange, line: Timeline
+) -> float:
     """Seconds that all workers compute for the updates, in the mean of their law."""
     methods, updates = config.methods, len(line.seconds)
     if methods.stages:
-        work = stages(config, shapes)
+        work = stage_work(config, shapes)
         part = float(work.forward.sum() + work.backward.sum())
         return updates * part * config.cluster.seconds_per_example * config.batch_size
     cluster = slowed(clock_inputs(config, shapes), methods)
@@ -389,11 +393,11 @@ def _busy(config: Config, shapes: Shapes, window: UpdateRange, line: Timeline) -
     if cluster.service.name == GEOMETRIC:  # whose arrivals are nobody's
         rate = 1 / means.max(axis=1).reshape(nodes, groups)
         return float(updates * ((rate * an_update).sum(axis=1) / rate.sum(axis=1)).sum())
-    who = _who(line).reshape(updates, nodes, -1)
+    who = _groups_of_updates(line).reshape(updates, nodes, -1)
     return float(an_update[np.arange(nodes)[:, None], who].sum())
 
 
-def _who(line: Timeline) -> np.ndarray:
+def _groups_of_updates(line: Timeline) -> np.ndarray:
     """The groups whose gradients updates are of, (updates, ...), inside nodes with an axis more."""
     choice = line.plan
     while not hasattr(choice, "worker") and hasattr(choice, "inner"):

@@ -10,7 +10,7 @@ A link is that of a node, in the mean of nodes that do alike, or of the server o
 by themselves, which is none of the nodes. It carries as much each way. So around a ring, and where
 nodes meet in pairs, both are the same, and the server's link carries what all nodes send.
 
-`logged` is what a run's log calls `sent_bytes`, a node's own, once.
+`logged_bytes` is what a run's log calls `sent_bytes`, a node's own, once.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optdyn.base.trees import Plan
-from optdyn.clock.network import SERVER, busiest, one_way
+from optdyn.clock.network import SERVER, busiest_link_bytes, one_way_share
 from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
 from optdyn.experiment import Config
 from optdyn.methods import MethodStack, local
@@ -26,7 +26,7 @@ from optdyn.methods.asynchronous import Asynchronous, Grouped
 from optdyn.methods.averaging import ModelAveraging
 from optdyn.methods.gossip import Gossip, Neighbours
 from optdyn.methods.workers import ADPSGD
-from optdyn.price.shapes import Shapes, clock_inputs, stages
+from optdyn.price.shapes import Shapes, clock_inputs, stage_work
 
 
 class Sent(NamedTuple):
@@ -38,7 +38,10 @@ class Sent(NamedTuple):
 
 def between_nodes(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Bytes for a step of one node, and over one link while every node makes a step."""
-    nodes, steps = config.cluster.nodes, at_work(config) / config.cluster.devices_per_node
+    nodes, steps = (
+        config.cluster.nodes,
+        workers_per_update(config) / config.cluster.devices_per_node,
+    )
     if nodes == 1:
         return Sent(0.0, 0.0)
     every = _messages(config, shapes, line, exchanges)
@@ -49,45 +52,48 @@ def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) 
     """Bytes of an update."""
     methods, choice, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
-        return _of_stages(stages(config, shapes).sent, 0 if _never_back(methods) else 1)
+        return _stage_bytes(stage_work(config, shapes).sent, 0 if _never_back(methods) else 1)
     if methods.mix and (own := methods.mix.sends(shapes.params)):
-        return _by_all(config, own.bytes, own.gathered)
+        return _all_reduced(config, own.bytes, own.gathered)
     if isinstance(methods.mix, ModelAveraging):
         small = methods.mix.compressed()
         sent, states = _meeting_bytes(config, shapes, choice)
-        sums, more = _by_all(config, sent, bool(small and small.gathered)), _by_all(config, states)
+        sums, more = (
+            _all_reduced(config, sent, bool(small and small.gathered)),
+            _all_reduced(config, states),
+        )
         return Sent(sums.network + more.network, sums.link + more.link)
     if isinstance(choice, Meeting):
         sent = sum(_meeting_bytes(config, shapes, choice))
-        return _by_all(config, sent) if choice.to is None else _by_each(config, sent)
+        return _all_reduced(config, sent) if choice.to is None else _neighbour_bytes(config, sent)
     if isinstance(choice, Neighbours):
         message = methods.of(Gossip).message_bytes(shapes.params, size)
-        return _by_each(config, _gossiped(choice, message))
+        return _neighbour_bytes(config, _gossip_bytes(choice, message))
     if not methods.grouped or _is_synchronous(config):
-        return _by_all(config, size)
-    return _by_groups(config, shapes, line, exchanges)
+        return _all_reduced(config, size)
+    return _server_bytes(config, shapes, line, exchanges)
 
 
-def _by_all(config: Config, size: float, gathered: bool = False) -> Sent:
+def _all_reduced(config: Config, size: float, gathered: bool = False) -> Sent:
     """Of an all-reduce of `size` bytes of every node, which may be `gathered` instead."""
     nodes = config.cluster.nodes
     copies = nodes * (nodes - 1) if gathered else 2 * (nodes - 1)
-    return Sent(float(copies * size), busiest(config.cluster, size, gathered))
+    return Sent(float(copies * size), busiest_link_bytes(config.cluster, size, gathered))
 
 
-def _by_each(config: Config, size: float) -> Sent:
+def _neighbour_bytes(config: Config, size: float) -> Sent:
     """Of nodes that send `size` bytes each, and are sent as many."""
     return Sent(config.cluster.nodes * size, size)
 
 
-def _of_stages(sent: np.ndarray, back: int) -> Sent:
+def _stage_bytes(sent: np.ndarray, back: int) -> Sent:
     """Of stages that hand activations on, (S - 1,) bytes, and are handed slopes `back`, if 1."""
     on, before = np.append(sent, 0), np.append(0, sent)  # after each stage, and before it
     link = max((on + back * before).max(), (before + back * on).max())
     return Sent(float((1 + back) * sent.sum()), float(link))
 
 
-def _by_groups(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
+def _server_bytes(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Of groups that arrive by themselves, whose messages are of the size of the parameters.
 
     The busiest link is the server's, which is read as often as groups exchange, or the one of the
@@ -110,12 +116,12 @@ def _by_groups(config: Config, shapes: Shapes, line: Timeline, exchanges: float)
     network = size * (arrivals * (exchanges * to_server + (1 - exchanges) * inside))
     if isinstance(methods.read, ADPSGD):
         return Sent(network, network / cluster.nodes)
-    of_group = exchanges + one_way(cluster.collective, local_nodes)
+    of_group = exchanges + one_way_share(cluster.collective, local_nodes)
     busy = max(exchanges * reads, of_group / methods.groups)
     return Sent(network, size * all_read * busy)
 
 
-def logged(config: Config, shapes: Shapes, choice: Plan, exchanges: float) -> float:
+def logged_bytes(config: Config, shapes: Shapes, choice: Plan, exchanges: float) -> float:
     """What a run's log calls `sent_bytes`: a node's own, once, and what its groups say.
 
     Of nodes that meet it is their messages, of workers with parameters of their own both ways.
@@ -128,7 +134,7 @@ def logged(config: Config, shapes: Shapes, choice: Plan, exchanges: float) -> fl
         own = sum(_meeting_bytes(config, shapes, choice))
     elif isinstance(choice, Neighbours):
         size = methods.of(Gossip).message_bytes(shapes.params, shapes.bytes)
-        own = _gossiped(choice, size)
+        own = _gossip_bytes(choice, size)
     elif methods.mix and (each := methods.mix.sends(shapes.params)):
         own = each.bytes
     own *= config.cluster.nodes > 1  # nobody hears one that is alone
@@ -139,7 +145,7 @@ def logged(config: Config, shapes: Shapes, choice: Plan, exchanges: float) -> fl
     return float(own)
 
 
-def _gossiped(choice: Neighbours | Meeting, size: Any) -> float:
+def _gossip_bytes(choice: Neighbours | Meeting, size: Any) -> float:
     """Bytes that a node sends, an update, in the mean of the nodes; `size`: of each message.
 
     One number, or (updates, 1) where messages are not sent after every update.
@@ -158,7 +164,7 @@ def _meeting_bytes(config: Config, shapes: Shapes, choice: Meeting) -> tuple[flo
     if isinstance(mix, ModelAveraging):
         return mix.sent_bytes(clock_inputs(config, shapes), choice)
     if choice.to is not None:  # over a graph
-        return _gossiped(choice, shapes.bytes * send), 0.0
+        return _gossip_bytes(choice, shapes.bytes * send), 0.0
     blocking = receive & (np.asarray(choice.waited).reshape(send.shape) == 0)
     short, usual = (
         shapes.bytes / (2 if dtype == "bfloat16" else 1)
@@ -170,7 +176,7 @@ def _meeting_bytes(config: Config, shapes: Shapes, choice: Meeting) -> tuple[flo
     return float((send * np.where(blocking, short, usual)).mean()), 0.0
 
 
-def at_work(config: Config) -> float:
+def workers_per_update(config: Config) -> float:
     """Workers whose examples an update is of, each as often as it is."""
     cluster, methods = config.cluster, config.methods
     workers = cluster.worker_count

@@ -30,7 +30,7 @@ class Shapes(NamedTuple):
         return bytes_of(self.params)
 
 
-def of_model(config: Config) -> Shapes:
+def model_shapes(config: Config) -> Shapes:
     """The model of an experiment. Raises `ConfigError` and `DataError`."""
     data = shared_data.load(config)
     one = head(data.train, 1)
@@ -39,7 +39,7 @@ def of_model(config: Config) -> Shapes:
     return Shapes(params, problem, one, examples_in(data.train))
 
 
-def of_parameters(count: float) -> Shapes:
+def parameter_shapes(count: float) -> Shapes:
     """Float32 parameters, so many, in square matrices and a vector with the rest."""
     width = max(int(math.sqrt(count / LAYERS)), 1)
     rest = int(count) - LAYERS * width**2
@@ -56,7 +56,7 @@ def clock_inputs(config: Config, shapes: Shapes, steps_per_epoch: int = 0) -> Cl
     return ClockInputs(config, steps_per_epoch or config.steps, shapes.bytes, network=network)
 
 
-def stages(config: Config, shapes: Shapes) -> StageWork:
+def stage_work(config: Config, shapes: Shapes) -> StageWork:
     """The work of the nodes that are stages (`pipeline.StageWork`)."""
     of = config.methods.gradient
     of = of if isinstance(of, local.Local) else local.Local(variant="backprop")

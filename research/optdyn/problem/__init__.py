@@ -1,1 +1,1 @@
-"""What is learned: models, data, losses, and what an example costs."""
+"""Models, data and losses, and the cost of an example."""

@@ -1,4 +1,4 @@
-"""What local parallelism costs: arithmetic, dependent arithmetic, memory and communication.
+"""The costs of local parallelism: arithmetic, dependent arithmetic, memory and communication.
 
 Laskin et al., "Parallel training of deep networks with local updates" (arXiv 2012.03837), plot loss
 against *sequential* compute. With f_j and b_j the operations of trunk block j forward and backward,
@@ -9,10 +9,10 @@ and H_b those of a head and its loss both ways at the output of block b-1, for g
     sequential = max over groups of own(a, b)
     latency    = max over groups of (f_0 + ... + f_{a-1} + own(a, b))
 
-b_a, of the first block of a group, lacks the gradient with respect to its input: nobody needs it.
+b_a, of the first block of a group, lacks the gradient with respect to its input, which is not used.
 Operations are XLA's count of floating-point operations, without transcendental functions, in the
-program as written and for the CPU: compilers hide those of library calls from that count, and add
-those that fusions repeat. Optimizers, a few operations a parameter, are left out.
+uncompiled program for the CPU; the count of a compiled one lacks library calls and repeats fused
+operations. Optimizers, a few operations a parameter, are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,14 +37,14 @@ Abstract = tuple[jax.tree_util.PyTreeDef, tuple[jax.ShapeDtypeStruct, ...]]  # a
 
 
 class BlockCost(NamedTuple):
-    """What one block, or one head and its loss, costs on one batch."""
+    """The costs of a block, or of a head and its loss, on one batch."""
 
     name: str
     forward: float  # floating-point operations
-    backward: float  # the same: gradients of parameters and input, from what forward kept
-    backward_first: float  # the same: gradients of the parameters alone
+    backward: float  # operations of the gradients of parameters and input, given the activations
+    backward_first: float  # operations of the gradients of the parameters only
     parameter_bytes: int
-    activation_bytes: int  # kept from forward to backward, parameters and constants aside
+    activation_bytes: int  # from forward to backward, without parameters and constants
     output_bytes: int
 
 
@@ -54,31 +54,31 @@ class BlockCosts(NamedTuple):
 
 
 class UpdateCost(NamedTuple):
-    """What one update costs; the first three are floating-point operations."""
+    """The costs of one update; the first three are floating-point operations."""
 
     total: float
     sequential: float
     latency: float
     memory: tuple[int, ...]  # bytes, by group
-    communicated: int  # bytes
+    communicated_bytes: int  # bytes
 
 
 def block_costs(problem: Problem, params: Shapes, batch: Shapes) -> BlockCosts:
-    """Costs of all blocks on a batch, from shapes alone. Equal blocks are analyzed once.
+    """Returns the costs of all blocks on a batch, from shapes only; equal blocks are analyzed once.
 
-    `params` has those of all blocks. Heads before the last have what the last block would there.
+    Auxiliary heads cost what the last block would cost at the same input.
     """
-    return _block_costs(Is(problem), _abstract((params, batch)))
+    return _block_costs(Is(problem), _shapes_key((params, batch)))
 
 
-def _abstract(tree: Shapes) -> Abstract:
+def _shapes_key(tree: Shapes) -> Abstract:
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-@lru_cache(maxsize=16)  # a clock asks for those of its model each time
-def _block_costs(of: Is, inputs: Abstract) -> BlockCosts:
-    problem: Problem = of.thing
+@lru_cache(maxsize=16)
+def _block_costs(key: Is, inputs: Abstract) -> BlockCosts:
+    problem: Problem = key.thing
     params, batch = jax.tree.unflatten(*inputs)
     *trunk, (last, head) = problem.blocks
     h = jax.eval_shape(problem.input, batch)
@@ -86,41 +86,39 @@ def _block_costs(of: Is, inputs: Abstract) -> BlockCosts:
     for name, module in trunk:
         blocks.append(_cost(name, module, None, (params[name], h, {})))
         h = jax.eval_shape(_value(module, None), params[name], h, {})
-        name, own = base.head_of(name), jax.eval_shape(head.init, jax.random.key(0), h)["params"]
+        shapes = jax.eval_shape(head.init, jax.random.key(0), h)["params"]
+        name = base.head_of(name)
         if len(blocks) == len(trunk):
-            name, own = last, params[last]
-        heads.append(_cost(name, head, problem.losses, (own, h, batch)))
+            name, shapes = last, params[last]
+        heads.append(_cost(name, head, problem.losses, (shapes, h, batch)))
     return BlockCosts(tuple(blocks), tuple(heads))
 
 
-def of_groups(
+def update_cost(
     costs: BlockCosts, groups: Groups, shared: bool = False, cuts: Sequence[int] = ()
 ) -> UpdateCost:
-    """Costs of one update of these groups, with heads of their own or one that all share.
+    """Returns the costs of one update of these groups, each with its head or with a `shared` one.
 
     - sequential: operations between two updates in the steady state, if everything starts as soon
-      as what it depends on is there. A block's new parameters depend on the old ones of all blocks
-      up to the end of its group, so an update takes the largest mean of a cycle of those
-      dependencies: that is the largest `own`. A shared head closes cycles of two updates, too:
-      from the head through a group to new parameters, from these forward to a use of the head.
-    - latency: operations on the longest path through one update alone, no update under way before.
-    - memory: parameters, their gradients and kept activations of a device that has just one group.
-    - communicated: see `communicated`, of devices that begin at the blocks `cuts`, or of one for
-      every group; a shared head's gradient and new parameters also travel, to the last group and
-      back.
+      as its inputs are there. A block's new parameters depend on the old ones of all blocks up to
+      the end of its group, so an update takes the largest mean of a cycle of those dependencies:
+      the largest `own`. A shared head closes cycles of two updates, too: from the head through a
+      group to new parameters, from these forward to a use of the head.
+    - latency: operations on the longest path through one update, with no other under way.
+    - memory: parameters, their gradients and activations on a device with one group.
+    - communicated_bytes: see there, for devices that begin at the blocks `cuts`, by default one a
+      group; a shared head's gradient and new parameters also travel to the last group and back.
 
-    Paths assume a device for everything that can run at once, free communication, and blocks,
-    batches and passes of a block that are not divided.
+    Paths assume enough devices, free communication, and undivided blocks, batches and passes.
     """
     trunk, heads = costs
-    forward = [0.0]  # of the blocks before each
+    forward = [0.0]  # of all blocks before one
     for block in trunk:
         forward.append(forward[-1] + block.forward)
-    back = [_back(costs, a, b) for a, b in groups]
-    own = [forward[b] - forward[a] + back[i] for i, (a, b) in enumerate(groups)]
-    sequential = max(own)
+    back = [_backward_operations(costs, a, b) for a, b in groups]
+    sequential = max(forward[b] - forward[a] + back[i] for i, (a, b) in enumerate(groups))
     begin = sorted({a for a, _ in groups})
-    sent = communicated(costs, groups, [cut for cut in cuts or begin if cut])
+    sent = communicated_bytes(costs, groups, [cut for cut in cuts or begin if cut])
     if shared:
         used = max(forward[b] + heads[b - 1].forward + heads[b - 1].backward for _, b in groups)
         trip = max(used - forward[a] + back[i] for i, (a, _) in enumerate(groups))
@@ -134,13 +132,13 @@ def of_groups(
     return UpdateCost(forward[-1] + sum(back), sequential, latency, memory, sent)
 
 
-def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> StageWork:
-    """The work of stages that begin at the blocks `cuts`, the first of which is 0.
+def stage_work(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> StageWork:
+    """Returns the work of stages that begin at the blocks `cuts`, the first of which is 0.
 
-    In units of all that backpropagation does on the batch.
+    The unit is the work of backpropagation on the batch through all blocks.
     """
     trunk, heads = costs
-    unit = of_groups(costs, ((0, len(trunk)),)).total
+    unit = update_cost(costs, ((0, len(trunk)),)).total
     stage = np.searchsorted(cuts, np.arange(len(trunk)), side="right") - 1
     forward, backward, parameters = np.zeros((3, len(cuts)))
     for j, block in zip(stage, trunk, strict=True):
@@ -156,25 +154,25 @@ def of_stages(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> StageWo
     return StageWork(forward, backward, sent, parameters)
 
 
-def communicated(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> int:
-    """Bytes sent in one update between devices that divide the trunk before the blocks `cuts`.
+def communicated_bytes(costs: BlockCosts, groups: Groups, cuts: Sequence[int]) -> int:
+    """Returns the bytes sent in one update between devices that begin at the blocks `cuts`.
 
-    Activations go forward over every cut, and for every group that it divides a gradient as large
-    comes back: for backpropagation, the group (0, K), twice the bytes of groups that end there.
+    Activations go forward over all cuts, and a gradient as large comes back over cuts inside a
+    group: for backpropagation, the group (0, K), twice the bytes of groups that end there.
     """
     sent = (1 + sum(a < cut < b for a, b in groups) for cut in cuts)
     return sum(n * costs.trunk[cut - 1].output_bytes for n, cut in zip(sent, cuts, strict=True))
 
 
-def _back(costs: BlockCosts, a: int, b: int) -> float:
-    """Operations of group (a, b) from the output of its last block on."""
+def _backward_operations(costs: BlockCosts, a: int, b: int) -> float:
+    """Returns the operations of group (a, b) after the forward pass of its last block."""
     head, first, others = costs.heads[b - 1], costs.trunk[a], costs.trunk[a + 1 : b]
     through = sum(block.backward for block in others)
     return head.forward + head.backward + through + first.backward_first
 
 
 def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callable[..., jax.Array]:
-    """(params, h, batch) -> output of the block, or with `losses` the mean loss of the head."""
+    """Returns (params, h, batch) -> output of the block, or with `losses` the head's mean loss."""
 
     def value(params: Params, h: jax.Array, batch: Examples) -> jax.Array:
         y: Tree = module.apply({"params": params}, h)
@@ -186,19 +184,19 @@ def _value(module: nn.Module, losses: Callable[..., jax.Array] | None) -> Callab
 def _cost(
     name: str, module: nn.Module, losses: Callable[..., jax.Array] | None, arguments: Shapes
 ) -> BlockCost:
-    return BlockCost(name, *_analyzed(module, losses, _abstract(arguments)))
+    return BlockCost(name, *_analyzed(module, losses, _shapes_key(arguments)))
 
 
 @lru_cache(maxsize=256)
 def _analyzed(
     module: nn.Module, losses: Callable[..., jax.Array] | None, inputs: Abstract
 ) -> tuple:
-    """A `BlockCost` without the name, of arguments (params, h, batch) of these shapes."""
+    """Returns a `BlockCost` without the name, for (params, h, batch) of these shapes."""
     arguments = jax.tree.unflatten(*inputs)
     value = _value(module, losses)
     output = jax.eval_shape(value, *arguments)
 
-    def pull(wrt: int, *arguments: Tree) -> Tree:  # back to the first `wrt` of them
+    def pull(wrt: int, *arguments: Tree) -> Tree:  # back to the first `wrt` arguments
         return jax.vjp(lambda *first: value(*first, *arguments[wrt:]), *arguments[:wrt])
 
     def gradient(wrt: int, cotangent: jax.Array, *arguments: Tree) -> Tree:
@@ -209,7 +207,7 @@ def _analyzed(
     backward, first = (
         _operations(partial(gradient, wrt), output, *arguments) - forward for wrt in (2, 1)
     )
-    kept = _kept(partial(pull, 2), *arguments)
+    kept = _kept_bytes(partial(pull, 2), *arguments)
     return forward, backward, first, bytes_of(arguments[0]), kept, bytes_of(output)
 
 
@@ -219,8 +217,8 @@ def _operations(function: Callable[..., Tree], *arguments: Shapes) -> float:
     return analysis["flops"]
 
 
-def _kept(pull: Callable[..., Tree], params: Shapes, *data: Shapes) -> int:
-    """Bytes of what `pull` keeps that depends on the data."""
+def _kept_bytes(pull: Callable[..., Tree], params: Shapes, *data: Shapes) -> int:
+    """Returns the bytes of what `pull` keeps for the backward pass and depends on the data."""
     jaxpr = jax.make_jaxpr(lambda *arguments: pull(*arguments)[1])(params, *data).jaxpr
     depends = _variables(jaxpr.invars[len(jax.tree.leaves(params)) :])
     for equation in jaxpr.eqns:

@@ -14,7 +14,7 @@ import optax
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError
 
-Each = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
+ExampleLoss = Callable[[jax.Array, Mapping[str, jax.Array]], jax.Array]
 Batch = Mapping[str, jax.Array]
 
 
@@ -32,12 +32,12 @@ def next_token(outputs: jax.Array, batch: Batch) -> jax.Array:
 
 def squared_error(outputs: jax.Array, batch: Batch) -> jax.Array:
     """|outputs - y|^2 / 2, summed over an example's numbers."""
-    return _sum(optax.l2_loss(*_both(outputs, batch)))
+    return _sum_over_example(optax.l2_loss(*_outputs_and_target(outputs, batch)))
 
 
 def huber(outputs: jax.Array, batch: Batch) -> jax.Array:
     """Squared error up to a distance of 1 from `y` and linear beyond, summed likewise."""
-    return _sum(optax.huber_loss(*_both(outputs, batch)))
+    return _sum_over_example(optax.huber_loss(*_outputs_and_target(outputs, batch)))
 
 
 def label_smoothing(outputs: jax.Array, batch: Batch) -> jax.Array:
@@ -56,36 +56,36 @@ def accuracy(outputs: jax.Array, batch: Batch) -> jax.Array:
 
 def absolute_error(outputs: jax.Array, batch: Batch) -> jax.Array:
     """|outputs - y|, the mean over an example's numbers."""
-    found, y = _both(outputs, batch)
+    found, y = _outputs_and_target(outputs, batch)
     return jnp.mean(jnp.abs(found - y).reshape(len(y), -1), -1)
 
 
-LOSSES: Mapping[str, Each] = {
+LOSSES: Mapping[str, ExampleLoss] = {
     each.__name__: each
     for each in (cross_entropy, label_smoothing, next_token, squared_error, huber)
 }
-METRICS: Mapping[str, Each] = {
+METRICS: Mapping[str, ExampleLoss] = {
     "accuracy": accuracy,
     "absolute_error": absolute_error,
     **LOSSES,
 }
 
 
-def loss(name: str) -> Each:
+def loss(name: str) -> ExampleLoss:
     """The loss `config.loss`; '' is the one that the data are usual with. Raises `ConfigError`."""
-    return _found("config.loss", name, LOSSES) if name else usual
+    return _find("config.loss", name, LOSSES) if name else default_loss
 
 
-def usual(outputs: jax.Array, batch: Batch) -> jax.Array:
+def default_loss(outputs: jax.Array, batch: Batch) -> jax.Array:
     """The loss that the target asks for: of `label` cross-entropy, of `y` the squared error."""
     if "label" in batch:
         return cross_entropy(outputs, batch)
     return squared_error(outputs, batch) if "y" in batch else next_token(outputs, batch)
 
 
-def chooses(name: str, batch: Mapping[str, object]) -> bool:
+def has_class_outputs(name: str, batch: Mapping[str, object]) -> bool:
     """Whether the loss of that name has an output for every class of such a batch."""
-    if not name:  # as `usual` has it
+    if not name:  # as `default_loss` has it
         return "label" in batch or ("text" in batch and "y" not in batch)
     return name in ("cross_entropy", "label_smoothing", "next_token")
 
@@ -95,9 +95,9 @@ def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.
 
     () are the usual ones: the accuracy where the outputs are logits of labels or of next tokens.
     """
-    chosen: dict[str, Each] = {}
+    chosen: dict[str, ExampleLoss] = {}
     for name in names:
-        metric, short = _found("config.metrics", name, METRICS), str(name).rpartition(":")[2]
+        metric, short = _find("config.metrics", name, METRICS), str(name).rpartition(":")[2]
         if short != name and getattr(metric, "__name__", "").isidentifier():
             short = metric.__name__
         if short in chosen or short == "loss":
@@ -108,18 +108,18 @@ def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.
         chosen[short] = metric
 
     def measured(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        usual = {"accuracy": accuracy} if _is_logits(outputs, batch) else {}
-        return {name: metric(outputs, batch) for name, metric in (chosen or usual).items()}
+        default_loss = {"accuracy": accuracy} if _is_logits(outputs, batch) else {}
+        return {name: metric(outputs, batch) for name, metric in (chosen or default_loss).items()}
 
     return measured
 
 
-def _found(key: str, name: str, known: Mapping[str, Each]) -> Each:
+def _find(key: str, name: str, known: Mapping[str, ExampleLoss]) -> ExampleLoss:
     """One's own gives numbers of any type, which become float32."""
     found = lookup.find(key, name, known)
     if not callable(found):
         raise ConfigError(
-            f"{lookup.setting(key, name)}: must be a function (outputs, batch) -> (B,)"
+            f"{lookup.key_value(key, name)}: must be a function (outputs, batch) -> (B,)"
         )
     if ":" not in name:
         return found
@@ -137,30 +137,30 @@ def _is_logits(outputs: jax.Array, batch: Batch) -> bool:
     return "text" in batch and "y" not in batch and outputs.ndim == 3
 
 
-def _of(batch: Batch, name: str) -> jax.Array:
+def _array(batch: Batch, name: str) -> jax.Array:
     if name not in batch:
         raise ValueError(f"needs {name!r}, and the data have {', '.join(batch)}")
     return batch[name]
 
 
 def _logits(outputs: jax.Array, batch: Batch) -> jax.Array:
-    shape = jnp.shape(_of(batch, "label"))
+    shape = jnp.shape(_array(batch, "label"))
     if outputs.ndim != 2 or outputs.shape[:1] != shape:
         raise ValueError(f"needs logits (B, classes), and the outputs are {outputs.shape}")
     return outputs.astype(jnp.float32)
 
 
 def _next_tokens(batch: Batch) -> jax.Array:
-    return _of(batch, "text")[:, 1:].astype(jnp.int32)
+    return _array(batch, "text")[:, 1:].astype(jnp.int32)
 
 
-def _both(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _outputs_and_target(outputs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Outputs and target, of one shape, so that nothing is broadcast."""
-    y = _of(batch, "y")
+    y = _array(batch, "y")
     if outputs.shape != y.shape:
         raise ValueError(f"needs outputs like y, {y.shape}, and they are {outputs.shape}")
     return outputs.astype(jnp.float32), y
 
 
-def _sum(errors: jax.Array) -> jax.Array:
+def _sum_over_example(errors: jax.Array) -> jax.Array:
     return jnp.sum(errors.reshape(len(errors), -1), -1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base import lookup, seeds
-from optdyn.base.errors import ConfigError, Wrong, shown
+from optdyn.base.errors import Check, ConfigError, short_repr
 from optdyn.base.trees import Examples, Params, Tree, examples_in
 from optdyn.problem import losses
 from optdyn.problem.data import order
@@ -20,14 +20,14 @@ from optdyn.problem.data.kinds import Data
 from optdyn.problem.models import base
 from optdyn.problem.models.base import Blocks, Model, OwnModel
 from optdyn.problem.models.quadratic import Quadratic
-from optdyn.problem.models.transformer import Transformers
+from optdyn.problem.models.transformer import TransformerBase
 
-HELD = {"text": "text", "image": "images", "x": "numbers"}
-DRAWS = (
+CONTENTS = {"text": "text", "image": "images", "x": "numbers"}
+NO_DRAWS = (
     "must not draw random numbers: no key comes with an update, so they would be the same in all "
     "(dropout is not possible; what is fixed can be drawn before)"
 )
-SEVERAL = 7919  # examples of a batch that is only traced: a size that nothing else has
+TRACED_BATCH = 7919  # examples of a batch that is only traced: a size that nothing else has
 
 
 class Pixels(NamedTuple):
@@ -38,10 +38,10 @@ class Pixels(NamedTuple):
     augment: str = ""  # of `data/augment.py`, of what is trained on
 
 
-AS_THEY_ARE = Pixels()
+UNCHANGED = Pixels()
 
 
-class Drawing(Protocol):
+class BatchSettings(Protocol):
     """What of an experiment says which examples an update is of."""
 
     @property
@@ -110,7 +110,7 @@ def make(
     model: Model,
     classes: int,
     heads: tuple[str, ...] = (),
-    pixels: Pixels = AS_THEY_ARE,
+    pixels: Pixels = UNCHANGED,
     loss: str = "",
     metrics: Sequence[str] = (),
 ) -> Problem:
@@ -127,31 +127,31 @@ def check(of: Problem, examples: Examples, classes: int = 0) -> None:
     `classes` are those that the loss chooses from; 0: it does not. Raises `ConfigError`, in one
     line, at whatever does not fit or fails, before anything is run.
     """
-    ConfigError.refuse(_wrong(of, examples, classes))
+    ConfigError.refuse(_fit_checks(of, examples, classes))
 
 
-def _wrong(of: Problem, examples: Examples, classes: int) -> Iterator[Wrong]:
+def _fit_checks(of: Problem, examples: Examples, classes: int) -> Iterator[Check]:
     """What does not fit, each traced when all before it does."""
     batch = {
-        name: jax.ShapeDtypeStruct((SEVERAL, *leaf.shape[1:]), leaf.dtype)
+        name: jax.ShapeDtypeStruct((TRACED_BATCH, *leaf.shape[1:]), leaf.dtype)
         for name, leaf in examples.items()
     }
     data = ", ".join(f"{name} {leaf.shape[1:]}" for name, leaf in examples.items())
 
-    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Wrong]:
+    def traced(key: str, function: Callable[..., Tree], *args: Tree) -> tuple[Tree, Check]:
         """The shapes that it returns, and whether it draws."""
         try:
             program, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
         except Exception as error:
-            why = lookup.told(error).replace(str(SEVERAL), "B")
+            why = lookup.describe_error(error).replace(str(TRACED_BATCH), "B")
             raise ConfigError(f"{key}: cannot be used on examples of {data} ({why})") from error
         draws = function != of.init and "random_bits" in str(program)
-        return shapes, (draws, f"{key}: {DRAWS}")
+        return shapes, (draws, f"{key}: {NO_DRAWS}")
 
-    def unlike(key: str, shape: jax.ShapeDtypeStruct) -> Wrong:
-        has = str(shape.shape).replace(str(SEVERAL), "B")
+    def unlike(key: str, shape: jax.ShapeDtypeStruct) -> Check:
+        has = str(shape.shape).replace(str(TRACED_BATCH), "B")
         line = f"{key}: must return one number an example, (B,), not {has}"
-        return shape.shape != (SEVERAL,), line
+        return shape.shape != (TRACED_BATCH,), line
 
     params, _ = traced("config.model", of.init, jax.random.key(0), batch)
     outputs, draws = traced("config.model", of.outputs, params, batch)
@@ -178,18 +178,18 @@ def load_data(model: Model, chosen: Data, seed: int) -> Dataset:
         data = model.dataset(chosen.train_examples or 1000, seed)
     else:
         data = chosen.load()
-    DataError.refuse(_wrong_data(model, chosen, data.train))
+    DataError.refuse(_data_checks(model, chosen, data.train))
     return data
 
 
-def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Wrong]:
+def _data_checks(model: Model, chosen: Data, train: Examples) -> Iterator[Check]:
     """What the model, or `config.data` besides, asks for and these examples cannot have."""
     augment = f"config.data.augment = {chosen.augment!r}: only of images, not "
     if isinstance(model, Quadratic):
         yield chosen.augment, f"{augment}of config.model.name = 'quadratic'"
         return
-    held = next(name for kind, name in HELD.items() if kind in train)
-    expected = "text" if isinstance(model, Transformers) else "images"
+    held = next(name for kind, name in CONTENTS.items() if kind in train)
+    expected = "text" if isinstance(model, TransformerBase) else "images"
     apart = not isinstance(model, OwnModel) and (held == "text") != (expected == "text")
     said = f"needs {expected}: config.data.name = {chosen.name!r} holds {held}"
     yield apart, f"config.model.name = {model.name!r} {said}"
@@ -200,10 +200,10 @@ def _wrong_data(model: Model, chosen: Data, train: Examples) -> Iterator[Wrong]:
         said = f"must be a finite number{' above 0' * (not least)} for each of the {channels} "
         said += f"channels of {chosen.name!r}, as `optdyn prepare` prints them"
         wrong = (chosen.mean or chosen.std) and not good
-        yield wrong, f"config.data.{name} = {shown(values)}: {said}"
+        yield wrong, f"config.data.{name} = {short_repr(values)}: {said}"
 
 
-def shards(config: Drawing, nodes: int, data: Dataset) -> tuple[np.ndarray, ...]:
+def shards(config: BatchSettings, nodes: int, data: Dataset) -> tuple[np.ndarray, ...]:
     """The numbers of each node's own examples, where nodes have some (`config.data.dirichlet`).
 
     By their labels, or where there are none one stretch of the training set after the other. Raises
@@ -224,7 +224,7 @@ def shards(config: Drawing, nodes: int, data: Dataset) -> tuple[np.ndarray, ...]
 
 
 def batches(
-    config: Drawing,
+    config: BatchSettings,
     examples: int,
     start: int,
     stop: int,
@@ -264,4 +264,6 @@ def batches(
     if not config.data.augment:
         return chosen
     pixels = seed("second augmentation" if independent else "augmentation")
-    return np.stack([chosen, order.draws(pixels, start, stop, config.batch_size)], axis=-1)
+    return np.stack(
+        [chosen, order.augmentation_seeds(pixels, start, stop, config.batch_size)], axis=-1
+    )

@@ -25,27 +25,27 @@ WRONG = (ValueError, TypeError, LookupError, AttributeError, OverflowError, Recu
 Forms = Sequence[jax.tree_util.PyTreeDef]
 
 
-class Ask(NamedTuple):
+class ComputeRequest(NamedTuple):
     """The server to a group: what it is to compute."""
 
     given: Tree
     numbers: tuple[int, int, int]  # of its batches, as a range
 
 
-class Put(NamedTuple):
-    """The server to a part of it: the whole state. A part's answer to `Get`: its own."""
+class StateMessage(NamedTuple):
+    """The server to a part of it: the whole state. A part's answer to `StateRequest`: its own."""
 
     leaves: dict[str, np.ndarray]
 
 
-class Step(NamedTuple):
+class ApplyGradient(NamedTuple):
     """The server to a part of it: an update by what the group has sent."""
 
     event: Event
     group: int
 
 
-class Give(NamedTuple):
+class PrepareRead(NamedTuple):
     """The server to a part of it: what the group is to have that reads this slot, as number so."""
 
     slot: int
@@ -53,11 +53,11 @@ class Give(NamedTuple):
     number: int
 
 
-class Get(NamedTuple):
+class StateRequest(NamedTuple):
     """The server to a part of it."""
 
 
-class Want(NamedTuple):
+class ReadRequest(NamedTuple):
     """A group to a part of the server: what it was to be given under this number."""
 
     number: int
@@ -69,7 +69,7 @@ class Blocks(NamedTuple):
     of: Params
 
 
-class Had(NamedTuple):
+class Receipt(NamedTuple):
     """A part of the server to a group: it has the gradients."""
 
 

@@ -16,13 +16,13 @@ from types import ModuleType
 from typing import Any
 
 from optdyn.base.errors import InputError, one_line
-from optdyn.base.greeting import Address, Door, call
+from optdyn.base.handshake import Address, Listener, connect
 from optdyn.base.trees import Json
 from optdyn.experiment import Config
 from optdyn.race import shards
 from optdyn.race.shards import PartLost
-from optdyn.race.sockets import answer, at_work
-from optdyn.race.worker import Workers, asked, forms_of, worker
+from optdyn.race.sockets import connected_groups, serve_group
+from optdyn.race.worker import Workers, first_job, forms_of, make_compute
 from optdyn.train.run import Run
 from optdyn.train.trainer import prepare
 
@@ -49,8 +49,8 @@ class Worker:
 
     def __init__(self, config: Config, group: int):
         self._run = prepare(config, race=True)
-        self._compute, self._group = worker(self._run), group
-        asked(self._run, self._compute, group).send()
+        self._compute, self._group = make_compute(self._run), group
+        first_job(self._run, self._compute, group).send()
 
     def ready(self) -> None:
         """Returns when the worker is there."""
@@ -61,12 +61,12 @@ class Worker:
         with contextlib.ExitStack() as stack, contextlib.suppress(EOFError, OSError):
             if parts:
                 known = shards.forms_of(self._run, len(parts))
-                lines = [stack.enter_context(call(at, key, self._group)) for at in parts]
-                compute = shards.with_parts(lines, known, self._run, compute)
-            answer(address, key, known, self._group, compute)
+                lines = [stack.enter_context(connect(at, key, self._group)) for at in parts]
+                compute = shards.compute_with_parts(lines, known, self._run, compute)
+            serve_group(address, key, known, self._group, compute)
 
 
-class Keeper:
+class PartActor:
     """An actor: a part of the server."""
 
     def __init__(self, config: Config, number: int, servers: int):
@@ -75,13 +75,13 @@ class Keeper:
 
     def opened(self, key: bytes, here: bool) -> Address:
         """Where it is to be called, from this machine alone if all are `here`."""
-        self._door = Door(key, "" if here else node_address())
+        self._door = Listener(key, "" if here else node_address())
         return self._door.address
 
     def keep(self) -> None:
         """Keeps its blocks until the command is gone."""
         with contextlib.closing(self._door):
-            shards.keep(self._part, self._door, shards.forms_of(self._run, self._servers))
+            shards.serve_part(self._part, self._door, shards.forms_of(self._run, self._servers))
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def ray_workers(
     too. Raises `RayError`, and inside it may raise `PartLost`.
     """
     with contextlib.ExitStack() as stack:
-        ray = stack.enter_context(started(address))
+        ray = stack.enter_context(connected_ray(address))
         groups, key, here = run.config.methods.groups, secrets.token_bytes(32), not address
         # Of XLA, on a machine of its own; fewer if NPROC says so.
         cores = os.cpu_count() or 1
@@ -110,7 +110,7 @@ def ray_workers(
         kind: Any = ray.remote(Worker)
         kind = kind.options(num_gpus=gpus, max_restarts=-1, max_task_retries=-1, **shared)
         actors = [kind.remote(config, group) for group in range(groups)]
-        keeps: Any = ray.remote(Keeper).options(**shared)
+        keeps: Any = ray.remote(PartActor).options(**shared)
         parts = servers if servers > 1 else 0
         keepers = [keeps.remote(config, number, servers) for number in range(parts)]
         try:
@@ -121,26 +121,28 @@ def ray_workers(
             raise RayError(
                 f"--address={address}: no worker starts; {told}{one_line(error)}"
             ) from error
-        door = stack.enter_context(contextlib.closing(Door(key, "" if here else node_address())))
+        door = stack.enter_context(
+            contextlib.closing(Listener(key, "" if here else node_address()))
+        )
         try:
             at = ray.get([keeper.opened.remote(key, here) for keeper in keepers])
             keeping = [keeper.keep.remote() for keeper in keepers]
-            lines = [stack.enter_context(call(there, key, shards.COMMAND)) for there in at]
+            lines = [stack.enter_context(connect(there, key, shards.COMMAND)) for there in at]
         except (ray.exceptions.RayActorError, OSError) as error:
             raise PartLost from error
         answers = [actor.answer.remote(door.address, key, at) for actor in actors]
         known = shards.forms_of(run, servers) if parts else forms_of(run)
-        check = partial(alive, ray, answers, keeping)
-        workers = stack.enter_context(at_work(door, known, groups, check))
+        check = partial(check_alive, ray, answers, keeping)
+        workers = stack.enter_context(connected_groups(door, known, groups, check))
         if parts:
-            server = shards.told(lines, known, run.program.init(run.params))
-            yield shards.sending_to(server, workers)
+            server = shards.server_parts(lines, known, run.program.init(run.params))
+            yield shards.via_parts(server, workers)
         else:
             yield workers._replace(crowded=here and groups >= cores)
 
 
 @contextlib.contextmanager
-def started(address: str) -> Iterator[ModuleType]:
+def connected_ray(address: str) -> Iterator[ModuleType]:
     """Ray, connected to that cluster, or started here. Raises `RayError`.
 
     Whoever reaches a Ray that asks for no token can run programs in it.
@@ -191,7 +193,7 @@ def started(address: str) -> Iterator[ModuleType]:
         yield ray
 
 
-def alive(ray: ModuleType, answers: Sequence[object], keeping: Sequence[object]) -> None:
+def check_alive(ray: ModuleType, answers: Sequence[object], keeping: Sequence[object]) -> None:
     """Raises `PartLost` or `RayError` if a part or a worker has ended for good."""
     ended, _ = ray.wait([*answers, *keeping], num_returns=1, timeout=0.0)
     if not ended:

@@ -22,15 +22,15 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.files import WorkdirError, read_json
-from optdyn.base.hold import free
 from optdyn.base.trees import Json, Tree
+from optdyn.base.workdir_lock import check_unlocked
 from optdyn.clock.timeline import TimelineError
-from optdyn.clock.trace import SERVED, read
-from optdyn.clock.versions import Order, fill
+from optdyn.clock.trace import SERVED, read_trace
+from optdyn.clock.versions import ArrivalOrder, replay_order
 from optdyn.core import Info, State
 from optdyn.experiment import Config
 from optdyn.race import server, shards
-from optdyn.race.worker import Compute, Workers, order_of, parts_of, worker
+from optdyn.race.worker import Compute, Workers, arrival_order, arrivals_per_update, make_compute
 from optdyn.train import trainer
 from optdyn.train.loop import Chunk, proceed
 from optdyn.train.resuming import begun
@@ -43,19 +43,19 @@ PATIENCE = 0.5  # seconds until the run looks whether it is to stop
 Connect = Callable[[Run], AbstractContextManager[Workers]]
 
 
-@lookup.once()
+@lookup.files_read_once()
 def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
     `config.cluster.service.name` is 'race', and `connect` gives workers of so many `servers`.
     Raises what `trainer.train` raises.
     """
-    run = prepared(config, servers, begun(workdir))
+    run = prepare_race(config, servers, begun(workdir))
     training = trainer.training(run, workdir)
     with contextlib.ExitStack() as stack:
         # Workers that cannot be had are known before the workdir is touched, and before they are
         # started whether it is in use.
-        free(workdir)
+        check_unlocked(workdir)
         done = is_finished(read_json(workdir / "summary.json"), config.steps) and not damaged(
             workdir
         )
@@ -63,8 +63,8 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
         stack.enter_context(contextlib.closing(training))
         chunk = proceed(training)
         if workers and isinstance(chunk, Chunk):
-            order = so_far(run, workdir / "trace.csv", chunk.start)
-            make = serving(run, order, workers, chunk)
+            order = restored_order(run, workdir / "trace.csv", chunk.start)
+            make = chunk_maker(run, order, workers, chunk)
             where = one_core if workers.crowded else contextlib.nullcontext
             while isinstance(chunk, Chunk):
                 with where():  # but not while it evaluates
@@ -74,28 +74,28 @@ def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> J
     return chunk
 
 
-def prepared(config: Config, servers: int, begun: bool = False) -> Run:
+def prepare_race(config: Config, servers: int, begun: bool = False) -> Run:
     """The prepared run. Raises what `trainer.prepare` does, and where it has no such servers."""
     run = trainer.prepare(config, begun=begun, race=True)
     if fresh := config.methods.get("fresh", ()):
         shards.check_separable(run, fresh, f"config.method.fresh = {tuple(fresh)!r}")
-    shards.check(run, servers)
+    shards.check_servers(run, servers)
     return run
 
 
-def so_far(run: Run, trace: Path, step: int) -> Order:
+def restored_order(run: Run, trace: Path, step: int) -> ArrivalOrder:
     """The order after the first `step` updates, which it writes into the timeline.
 
     Raises `WorkdirError` if the trace does not have them.
     """
-    order = order_of(run)
+    order = arrival_order(run)
     try:
         if step:
-            held, parts = read(str(trace), step), parts_of(run)
+            held, parts = read_trace(str(trace), step), arrivals_per_update(run)
             groups = run.config.methods.groups
             worker = held.workers((parts,), groups) if parts > 1 else held.worker
             late = held.flags("dropped", (groups,)) if held.has("dropped") else None
-            fill(order, worker, held.seconds, late)
+            replay_order(order, worker, held.seconds, late)
         return order
     except TimelineError as error:
         raise WorkdirError(
@@ -104,15 +104,17 @@ def so_far(run: Run, trace: Path, step: int) -> Order:
         ) from error
 
 
-def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable[[Chunk], None]:
+def chunk_maker(
+    run: Run, order: ArrivalOrder, workers: Workers, begins: Chunk
+) -> Callable[[Chunk], None]:
     """What makes a chunk's updates: those of messages that arrive, for about as long as PATIENCE.
 
     All groups are at work when it returns.
     """
-    made = server.of_run(run, workers.shards)
+    made = server.make_server(run, workers.shards)
     made.begin(begins)
     if run.config.methods.get("fresh", ()):
-        workers = server.merged(run, order.working, workers, begins)
+        workers = server.merged_server(run, order.working, workers, begins)
     line, step = run.timeline, begins.start
     clock = time.monotonic() - (line.seconds[step - 1] if step else 0.0)
     come = deque[tuple[int, Tree, float]]()  # arrivals that are not in the timeline yet
@@ -165,7 +167,7 @@ def serving(run: Run, order: Order, workers: Workers, begins: Chunk) -> Callable
     return make
 
 
-def replaying(order: Iterable[int]) -> Connect:
+def replay_workers(order: Iterable[int]) -> Connect:
     """The groups of a race in this process, arriving in that order, by the same two programs.
 
     With a merged server each comes with both halves of its gradient, one after the other.
@@ -174,12 +176,14 @@ def replaying(order: Iterable[int]) -> Connect:
     def connect(run: Run) -> AbstractContextManager[Workers]:
         halves = 2 if run.config.methods.get("fresh", ()) else 1
         arriving = (group for group in order for _ in range(halves))
-        return contextlib.nullcontext(in_turn(worker(run), lambda _: next(arriving, None)))
+        return contextlib.nullcontext(
+            sequential_workers(make_compute(run), lambda _: next(arriving, None))
+        )
 
     return connect
 
 
-def in_turn(compute: Compute, choose: Callable[[list[int]], int | None]) -> Workers:
+def sequential_workers(compute: Compute, choose: Callable[[list[int]], int | None]) -> Workers:
     """Groups of this process, one message at a time: of those at work `choose` says who is next.
 
     None: nobody yet.
@@ -204,14 +208,14 @@ def one_core() -> Iterator[None]:
     race of an MLP makes a seventh more updates if these threads stay on one of them.
     """
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    _on({min(before)} if before else before)
+    _pin_threads({min(before)} if before else before)
     try:
         yield
     finally:
-        _on(before)
+        _pin_threads(before)
 
 
-def _on(cores: set[int]) -> None:
+def _pin_threads(cores: set[int]) -> None:
     if not (cores and THREADS.exists()):
         return
     for thread in THREADS.iterdir():

@@ -28,19 +28,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base.trees import Tree
-from optdyn.clock.timeline import at
-from optdyn.clock.versions import Reading
+from optdyn.clock.timeline import entries_at
+from optdyn.clock.versions import Task
 from optdyn.core import Event, Info, Message, Params, State
 from optdyn.race.worker import (
     Activations,
     Answer,
     Shards,
     Workers,
-    examples_of,
-    halves_of,
+    arrivals_per_update,
+    batch_indices,
+    compiled_halves,
+    device_examples,
     message_of,
-    numbered,
-    parts_of,
 )
 from optdyn.train.loop import Chunk
 from optdyn.train.run import Run, joined
@@ -55,21 +55,21 @@ class Server(NamedTuple):
     collected: Callable[[State], State]  # the state after updates
 
 
-def of_run(run: Run, parts: Shards | None) -> Server:
+def make_server(run: Run, parts: Shards | None) -> Server:
     """The server of a run's race, in those parts if there are any."""
-    return _in_parts(run, parts) if parts else _whole(run)
+    return _server_in_parts(run, parts) if parts else _single_server(run)
 
 
 def event_of(run: Run, t: int) -> Event:
     """Update t as `Raced` takes it."""
     line, hyper = run.timeline, {name: values[t] for name, values in run.hypers.items()}
-    return Event(at(line.plan, t), hyper, line.staleness[t])
+    return Event(entries_at(line.plan, t), hyper, line.staleness[t])
 
 
-def _whole(run: Run) -> Server:
-    halves = halves_of(run)
-    examples = examples_of(run)
-    second, parts = numbered(run, independent=True), parts_of(run)
+def _single_server(run: Run) -> Server:
+    halves = compiled_halves(run)
+    examples = device_examples(run)
+    second, parts = batch_indices(run, independent=True), arrivals_per_update(run)
 
     def begin(chunk: Chunk) -> None:
         shapes = message_of(run)
@@ -95,7 +95,7 @@ def _whole(run: Run) -> Server:
     return Server(begin, update, given, lambda state: state)
 
 
-def _in_parts(run: Run, parts: Shards) -> Server:
+def _server_in_parts(run: Run, parts: Shards) -> Server:
     """The parts have the state; that of the run is what they said when they were last asked."""
 
     def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:
@@ -109,16 +109,18 @@ def _in_parts(run: Run, parts: Shards) -> Server:
     return Server(lambda chunk: parts.put(chunk.state), update, given, lambda state: parts.get())
 
 
-def merged(run: Run, working: Mapping[int, Reading], workers: Workers, begins: Chunk) -> Workers:
+def merged_server(
+    run: Run, working: Mapping[int, Task], workers: Workers, begins: Chunk
+) -> Workers:
     """Groups of a merged server: messages are whole gradients, in the order of their updates.
 
     `working`: what each is at. y is computed by the run's own compiled update, with zeros for the
     gradients of the other blocks.
     """
-    halves = halves_of(run)
+    halves = compiled_halves(run)
     assert halves.merged
-    examples = examples_of(run)
-    chosen, state, step = numbered(run), begins.state, begins.start
+    examples = device_examples(run)
+    chosen, state, step = batch_indices(run), begins.state, begins.start
     pieces, numbers = halves.merged, itertools.count(step)
     ahead = jax.tree.map(jnp.copy, state)
     nothing = jax.tree.map(np.zeros_like, jax.device_get(state.params))

@@ -5,8 +5,8 @@
 The command hears only that the parts have a gradient, and numbers it. So all parts have one order
 of updates, and what a worker reads is one version of all blocks.
 
-    worker    `Want` to each part, its `Blocks`, those of the gradient to it, its `Had`; `Message`
-    command   `Step` and `Give` to each part, `Ask` to the worker
+    worker    `ReadRequest` to each part, its `Blocks`; gradient `Blocks`, its `Receipt`; `Message`
+    command   `ApplyGradient` and `PrepareRead` to each part, `ComputeRequest` to the worker
 """
 
 import contextlib
@@ -18,26 +18,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from optdyn.base.errors import ConfigError, refuse
-from optdyn.base.greeting import Door
+from optdyn.base.handshake import Listener
 from optdyn.base.trees import Tree
 from optdyn.core import Event, Message, Params, State
 from optdyn.methods.asynchronous import Grouped
 from optdyn.race.messages import (
-    Ask,
+    ApplyGradient,
     Blocks,
+    ComputeRequest,
     Forms,
-    Get,
-    Give,
-    Had,
-    Put,
-    Step,
-    Want,
+    PrepareRead,
+    ReadRequest,
+    Receipt,
+    StateMessage,
+    StateRequest,
     forms,
     receive,
     send,
 )
 from optdyn.race.server import event_of
-from optdyn.race.worker import Compute, Shards, Workers, halves_of
+from optdyn.race.worker import Compute, Shards, Workers, compiled_halves
 from optdyn.train.run import Run
 
 COMMAND = 2**31 - 1  # what the command calls itself at a part's door, where groups are 0, 1, ...
@@ -47,7 +47,7 @@ class PartLost(Exception):
     """A part of the server died, and with it the updates since the last checkpoint."""
 
 
-def blocks(params: Params, servers: int) -> list[list[str]]:
+def assign_blocks(params: Params, servers: int) -> list[list[str]]:
     """Names by part, so that the largest is as small as this is likely to get: largest first."""
     size = {name: sum(x.size for x in jax.tree.leaves(own)) for name, own in params.items()}
     found: list[list[str]] = [[] for _ in range(servers)]
@@ -60,15 +60,15 @@ class Part:
     """Keeps some blocks, versions that are still to be read among them."""
 
     def __init__(self, run: Run, number: int, servers: int):
-        self._halves = halves_of(run)
-        own = {name: run.params[name] for name in blocks(run.params, servers)[number]}
+        self._halves = compiled_halves(run)
+        own = {name: run.params[name] for name in assign_blocks(run.params, servers)[number]}
         self._state = run.program.rule.init(own)
         # Compiled before the clock of the race begins, of which `put` leaves nothing.
         self.step(event_of(run, 0), jax.tree.map(np.zeros_like, jax.device_get(own)))
 
     def put(self, state: Mapping[str, np.ndarray]) -> None:
         """`state`: leaves of the whole one."""
-        self._state = filled(self._state, state)
+        self._state = with_leaves(self._state, state)
 
     def step(self, event: Event, grads: Params) -> None:
         """Makes an update of the gradients of its blocks."""
@@ -91,7 +91,7 @@ def leaves(state: State) -> dict[str, np.ndarray]:
     }
 
 
-def filled(like: State, found: Mapping[str, np.ndarray]) -> State:
+def with_leaves(like: State, found: Mapping[str, np.ndarray]) -> State:
     """A state like this one, of leaves by path."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: jnp.array(found[jax.tree_util.keystr(path)]), like
@@ -100,15 +100,25 @@ def filled(like: State, found: Mapping[str, np.ndarray]) -> State:
 
 def forms_of(run: Run, servers: int) -> Forms:
     """The forms of all that is sent in a race of a server in parts."""
-    init, names = run.program.rule.init, blocks(run.params, servers)
+    init, names = run.program.rule.init, assign_blocks(run.params, servers)
     parts = [{name: run.params[name] for name in own} for own in names]
-    to_parts = [Step(event_of(run, 0), 0), Give(0, 0, 0), Get(), Want(0), Had()]
-    states = [Put(leaves(init(x))) for x in (run.params, *parts)]
-    to_groups = [Ask((), (0, 0, 0)), Message(jnp.zeros(()), ()), *(Blocks(x) for x in parts)]
+    to_parts = [
+        ApplyGradient(event_of(run, 0), 0),
+        PrepareRead(0, 0, 0),
+        StateRequest(),
+        ReadRequest(0),
+        Receipt(),
+    ]
+    states = [StateMessage(leaves(init(x))) for x in (run.params, *parts)]
+    to_groups = [
+        ComputeRequest((), (0, 0, 0)),
+        Message(jnp.zeros(()), ()),
+        *(Blocks(x) for x in parts),
+    ]
     return forms(*to_parts, *states, *to_groups)
 
 
-def keep(part: Part, door: Door, known: Forms) -> None:
+def serve_part(part: Part, door: Listener, known: Forms) -> None:
     """A part's side: it does what the command and the groups ask for until the command is gone."""
     lines = dict[int, Connection]()
     given = dict[int, tuple[int, Params]]()  # what groups are to have, by the number of their batch
@@ -131,25 +141,25 @@ def keep(part: Part, door: Door, known: Forms) -> None:
 
     def do(who: int, message: Tree) -> None:
         match message:
-            case Put(of):
+            case StateMessage(of):
                 part.put(of)
-                reply(who, Had())
-            case Step(event, group):
+                reply(who, Receipt())
+            case ApplyGradient(event, group):
                 part.step(event, grads.pop(int(group)))
-            case Give(slot, group, number):
+            case PrepareRead(slot, group, number):
                 given[int(group)] = int(number), part.at(int(slot))
                 give(int(group))
-            case Get():
-                reply(who, Put(part.get()))
-            case Want(number):
+            case StateRequest():
+                reply(who, StateMessage(part.get()))
+            case ReadRequest(number):
                 wanted[who] = int(number)
                 give(who)
             case Blocks(of):
                 grads[who] = of
-                reply(who, Had())
+                reply(who, Receipt())
 
     while True:
-        ready = wait([*door.files(), *lines.values()], 1.0)
+        ready = wait([*door.sockets(), *lines.values()], 1.0)
         for who, line in [*lines.items()]:
             if line in ready:
                 try:
@@ -158,12 +168,12 @@ def keep(part: Part, door: Door, known: Forms) -> None:
                     let_go(who)
                     if who == COMMAND:
                         return
-        for who, line in door.came():
+        for who, line in door.accept():
             let_go(who)
             lines[who] = line
 
 
-def told(parts: Sequence[Connection], known: Forms, like: State) -> Shards:
+def server_parts(parts: Sequence[Connection], known: Forms, like: State) -> Shards:
     """The parts at these connections. `like`: a state of all blocks. They may raise `PartLost`."""
 
     def tell(message: Tree) -> None:
@@ -176,17 +186,19 @@ def told(parts: Sequence[Connection], known: Forms, like: State) -> Shards:
             return [receive(line, known) for line in parts]
 
     def put(state: State) -> None:
-        tell(Put(leaves(state)))
+        tell(StateMessage(leaves(state)))
         answers()
 
     def get() -> State:
-        tell(Get())
-        return filled(like, {path: leaf for own in answers() for path, leaf in own.leaves.items()})
+        tell(StateRequest())
+        return with_leaves(
+            like, {path: leaf for own in answers() for path, leaf in own.leaves.items()}
+        )
 
     return Shards(
         put,
-        lambda event, group: tell(Step(event, group)),
-        lambda slot, group, number: tell(Give(slot, group, number)),
+        lambda event, group: tell(ApplyGradient(event, group)),
+        lambda slot, group, number: tell(PrepareRead(slot, group, number)),
         get,
     )
 
@@ -199,7 +211,7 @@ def _lost() -> Iterator[None]:
         raise PartLost from error
 
 
-def sending_to(server: Shards, groups: Workers) -> Workers:
+def via_parts(server: Shards, groups: Workers) -> Workers:
     """Groups that read from the server's parts and send to these."""
 
     def send_to(group: int, slot: int, numbers: range) -> None:
@@ -213,13 +225,15 @@ def sending_to(server: Shards, groups: Workers) -> Workers:
     return Workers(send_to, heard, server)
 
 
-def with_parts(parts: Sequence[Connection], known: Forms, run: Run, compute: Compute) -> Compute:
+def compute_with_parts(
+    parts: Sequence[Connection], known: Forms, run: Run, compute: Compute
+) -> Compute:
     """What a group computes that reads from the parts at these connections, and sends to them."""
-    names = blocks(run.params, len(parts))
+    names = assign_blocks(run.params, len(parts))
 
     def work(_: Tree, numbers: range) -> Message:
         for line in parts:
-            send(line, known, Want(numbers.start))
+            send(line, known, ReadRequest(numbers.start))
         x = {name: leaf for line in parts for name, leaf in receive(line, known).of.items()}
         loss, grads = compute(x, numbers)
         for line, own in zip(parts, names, strict=True):
@@ -231,7 +245,7 @@ def with_parts(parts: Sequence[Connection], known: Forms, run: Run, compute: Com
     return work
 
 
-def check(run: Run, servers: int) -> None:
+def check_servers(run: Run, servers: int) -> None:
     """Raises `ConfigError` if the server of this run cannot have so many parts."""
     config, wanted = run.config, f"--servers={servers}"
     methods = config.methods
@@ -250,7 +264,7 @@ def check(run: Run, servers: int) -> None:
     )
     if servers == 1:
         return
-    for own in blocks(run.params, servers):
+    for own in assign_blocks(run.params, servers):
         check_separable(run, own, wanted)
 
 
@@ -260,7 +274,7 @@ def check_separable(run: Run, blocks: Collection[str], wanted: str) -> None:
     So it does with an optimizer that scales all by the norm of all. Two updates are made of random
     gradients, the second for those that have a memory. `wanted` is the key that asks for it.
     """
-    halves = halves_of(run)
+    halves = compiled_halves(run)
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: rng.standard_normal(x.shape).astype(x.dtype), run.params)
     zeros = jax.tree.map(np.zeros_like, grads)

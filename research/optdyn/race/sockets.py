@@ -10,29 +10,31 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 
-from optdyn.base.greeting import Address, Door, call
+from optdyn.base.handshake import Address, Listener, connect
 from optdyn.base.trees import Tree
-from optdyn.race.messages import Ask, Forms, receive, send
+from optdyn.race.messages import ComputeRequest, Forms, receive, send
 from optdyn.race.worker import Compute, Workers
 
 
-def answer(address: Address, key: bytes, forms: Forms, group: int, compute: Compute) -> None:
+def serve_group(address: Address, key: bytes, forms: Forms, group: int, compute: Compute) -> None:
     """A group's side: it answers until the server is gone."""
-    with contextlib.suppress(EOFError, OSError), call(address, key, group) as line:
+    with contextlib.suppress(EOFError, OSError), connect(address, key, group) as line:
         while True:
             asked = receive(line, forms)
             send(line, forms, compute(asked.given, range(*map(int, asked.numbers))))
 
 
 @contextlib.contextmanager
-def at_work(door: Door, forms: Forms, groups: int, check: Callable[[], None]) -> Iterator[Workers]:
+def connected_groups(
+    door: Listener, forms: Forms, groups: int, check: Callable[[], None]
+) -> Iterator[Workers]:
     """So many groups that connect there, each at one thing at a time; afterwards they are let go.
 
     `check` raises if one of them cannot come back. It is called while not all are connected.
     """
     lines = dict[int, Connection]()
-    asked = dict[int, Ask]()  # what a group is at
-    later = dict[int, Ask]()  # what it is to do then; what it is at is dropped
+    asked = dict[int, ComputeRequest]()  # what a group is at
+    later = dict[int, ComputeRequest]()  # what it is to do then; what it is at is dropped
     ready = deque[Connection]()  # connections with something to read, the oldest first
 
     def ask(group: int) -> None:
@@ -43,7 +45,7 @@ def at_work(door: Door, forms: Forms, groups: int, check: Callable[[], None]) ->
                 lines.pop(group).close()  # it died, and is asked again when it is back
 
     def set_to_work(group: int, given: Tree, numbers: range) -> None:
-        what = Ask(given, (numbers.start, numbers.stop, numbers.step))
+        what = ComputeRequest(given, (numbers.start, numbers.stop, numbers.step))
         if group in asked:
             later[group] = what
         else:
@@ -83,9 +85,9 @@ def at_work(door: Door, forms: Forms, groups: int, check: Callable[[], None]) ->
                 check()
             if not ready:
                 left = max(until - time.monotonic(), 0.0)
-                some = wait([*door.files(), *lines.values()], left)
+                some = wait([*door.sockets(), *lines.values()], left)
                 ready.extend(line for line in some if isinstance(line, Connection))
-                for group, line in door.came():
+                for group, line in door.accept():
                     connected(group, line)
             if ready:
                 if said := heard(ready.popleft()):

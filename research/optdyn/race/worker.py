@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from optdyn.base.trees import Tree
-from optdyn.clock.versions import Order
+from optdyn.clock.versions import ArrivalOrder
 from optdyn.core import Event, Params, State
 from optdyn.problem import problem, shared_data
 from optdyn.problem.problem import Examples
-from optdyn.race.messages import Ask, Forms, forms
+from optdyn.race.messages import ComputeRequest, Forms, forms
 from optdyn.train import program
 from optdyn.train.program import Raced
 from optdyn.train.run import Run, parted
@@ -61,40 +61,45 @@ class Answer(NamedTuple):
     slope: np.ndarray
 
 
-def halves_of(run: Run) -> Raced:
+def compiled_halves(run: Run) -> Raced:
     """The run's update in two compiled halves, the same ones each time."""
     return program.raced(run.config, run.data.classes, run.timeline.slots)
 
 
-def examples_of(run: Run) -> Examples:
+def device_examples(run: Run) -> Examples:
     """The training set on this process's devices, put there once."""
-    return shared_data.put(run.data, run.program.layout.put_examples, run.config).train
+    return shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config).train
 
 
 def message_of(run: Run) -> Tree:
     """The shapes and types of a group's whole message."""
     hyper = {name: values[0] for name, values in run.hypers.items()}
     seen = jax.eval_shape(lambda params: run.program.rule.init(params).at(0), run.params)
-    chosen = numbered(run)(range(1))
-    return jax.eval_shape(halves_of(run).work, seen, hyper, examples_of(run), chosen)
+    chosen = batch_indices(run)(range(1))
+    return jax.eval_shape(compiled_halves(run).work, seen, hyper, device_examples(run), chosen)
 
 
 def forms_of(run: Run) -> Forms:
     """The forms of what the server and its groups send to one another."""
-    halves, numbers, some = halves_of(run), (0, 0, 0), np.zeros(())
+    halves, numbers, some = compiled_halves(run), (0, 0, 0), np.zeros(())
     x = halves.given(run.program.rule.init(run.params), 0)
     if halves.merged:
-        return forms(Ask(x, numbers), Ask(Answer(x, some), numbers), Activations(some), x)
-    return forms(Ask(x, numbers), message_of(run))
+        return forms(
+            ComputeRequest(x, numbers),
+            ComputeRequest(Answer(x, some), numbers),
+            Activations(some),
+            x,
+        )
+    return forms(ComputeRequest(x, numbers), message_of(run))
 
 
-def worker(run: Run) -> Compute:
+def make_compute(run: Run) -> Compute:
     """(what it is given, numbers of its batches) -> what it sends, NumPy arrays."""
-    halves = halves_of(run)
-    examples = examples_of(run)
-    chosen = numbered(run)
+    halves = compiled_halves(run)
+    examples = device_examples(run)
+    chosen = batch_indices(run)
     if halves.merged:
-        return _in_two(halves, examples, chosen)
+        return _compute_in_halves(halves, examples, chosen)
     hyper = {name: values[0] for name, values in run.hypers.items()}  # which some methods need
 
     def compute(given: Tree, numbers: range) -> Tree:
@@ -103,7 +108,9 @@ def worker(run: Run) -> Compute:
     return compute
 
 
-def _in_two(halves: Raced, examples: Examples, chosen: Callable[[range], np.ndarray]) -> Compute:
+def _compute_in_halves(
+    halves: Raced, examples: Examples, chosen: Callable[[range], np.ndarray]
+) -> Compute:
     assert halves.merged
     front, held = halves.merged.front, dict[range, Tree]()  # the way back of what it is at
 
@@ -135,10 +142,10 @@ class WorkerJob(NamedTuple):
     batches: int
 
 
-def asked(run: Run, compute: Compute, group: int) -> WorkerJob:
+def first_job(run: Run, compute: Compute, group: int) -> WorkerJob:
     """Asks a group for its message; the first time, its program is compiled."""
-    halves = halves_of(run)
-    reading = order_of(run).working[group]
+    halves = compiled_halves(run)
+    reading = arrival_order(run).working[group]
     x = jax.device_get(halves.given(run.program.rule.init(run.params), reading.slot))
 
     def send() -> Tree:
@@ -150,21 +157,21 @@ def asked(run: Run, compute: Compute, group: int) -> WorkerJob:
     return WorkerJob(send, x, reading.batches)
 
 
-def order_of(run: Run) -> Order:
+def arrival_order(run: Run) -> ArrivalOrder:
     """The order of arrivals from the beginning, which writes the run's timeline."""
     methods = run.config.methods
     assert methods.read and methods.read.order
     return methods.read.order(run.config, methods, run.timeline)
 
 
-def numbered(run: Run, independent: bool = False) -> Callable[[Iterable[int]], np.ndarray]:
+def batch_indices(run: Run, independent: bool = False) -> Callable[[Iterable[int]], np.ndarray]:
     """Numbers of n batches -> those of their examples, (n, B) or (n, B, 2), for `Problem.batch`.
 
     Or of the second mini-batches beside them, the `independent` ones. Where updates are of several
     arrivals, of parts of batches (`run.parted`).
     """
     held: dict[int, np.ndarray] = {}
-    parts = parts_of(run)
+    parts = arrivals_per_update(run)
 
     def every(start: int, stop: int) -> np.ndarray:
         return problem.batches(run.config, run.examples, start, stop, independent=independent)
@@ -180,7 +187,7 @@ def numbered(run: Run, independent: bool = False) -> Callable[[Iterable[int]], n
     return lambda numbers: np.stack([one(int(number)) for number in numbers])
 
 
-def parts_of(run: Run) -> int:
+def arrivals_per_update(run: Run) -> int:
     """Arrivals of an update, each of a part of a batch."""
     batch = run.timeline.batch
     return 1 if batch is None or batch.ndim == 1 else batch.shape[1]

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from optdyn import methods
 from optdyn.base.errors import InputError
 from optdyn.base.lookup import CLOCK
-from optdyn.clock.trace import table_of
+from optdyn.clock.trace import read_table
 from optdyn.experiment import read
 from optdyn.report import figures, run_tables, tables
 from optdyn.report.page import Picture, Section
@@ -103,7 +103,7 @@ def arrivals(point: Point) -> tuple[np.ndarray, np.ndarray] | None:
     path = point.folder / "trace.csv"
     try:
         if path.exists():
-            table = table_of(path)
+            table = read_table(path)
             return table["worker"].to_numpy(int), table["seconds"].to_numpy(float)
         path = point.folder / "config.json"
         config = read(json.loads(path.read_text()), path, CLOCK)

@@ -17,8 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from optdyn.base.arguments import Parser
 from optdyn.base.errors import print_error
+from optdyn.base.flag_parser import Parser
 from optdyn.report import tables
 from optdyn.report.tables import Point, TableError
 

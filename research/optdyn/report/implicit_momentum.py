@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn.base.arguments import Parser
 from optdyn.base.errors import InputError, print_error
 from optdyn.base.files import as_json, finite, write_json
+from optdyn.base.flag_parser import Parser
 from optdyn.momentum import estimators
 from optdyn.momentum.lags import (
     compared,

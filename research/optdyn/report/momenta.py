@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from optdyn.base.arguments import called
+from optdyn.base.flag_parser import invocation
 from optdyn.momentum.lags import groups_of, memoryless, number_of, theory
 from optdyn.momentum.moments import REJECTED
 from optdyn.report import curves, figures, page, run_tables, tables
@@ -226,7 +226,7 @@ def fitted(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
     lead += list(dict.fromkeys(_scope(point.config) for point in points))[:ROWS]
     if not all(point.fit for point in points):
         where = shlex.join(f"--workdir={workdir}" for workdir in workdirs)
-        lead += [f"Not all are fitted yet: {called('momentum')} {where}"]
+        lead += [f"Not all are fitted yet: {invocation('momentum')} {where}"]
     known = [point for point in points if point.fit]
     if not known:
         return Section("Implicit momentum", lead)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from optdyn.base.arguments import Parser
 from optdyn.base.errors import InputError, print_error
 from optdyn.base.files import write_json
+from optdyn.base.flag_parser import Parser
 from optdyn.clock.arrivals import Work, compute_groups, shared_cores
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Gamma, LogNormal

@@ -20,7 +20,7 @@ from scipy import stats
 
 from optdyn import methods
 from optdyn.clock.timeline import from_arrivals
-from optdyn.clock.trace import SERVED, table_of
+from optdyn.clock.trace import SERVED, read_table
 from optdyn.report import tables
 from optdyn.report.tables import GROUPS, NAME, Point, TableError, value
 from optdyn.train import history
@@ -77,7 +77,7 @@ def load(folder: Path) -> RaceRecord:
             "workers leave, of updates that are one gradient of the whole batch each"
         )
     try:
-        table = table_of(path)
+        table = read_table(path)
         worker, seconds = table["worker"].to_numpy(float), table["seconds"].to_numpy(float)
         version = table["version"].to_numpy(float) if "version" in table else None
         served = table[SERVED].to_numpy(float) if SERVED in table else np.full(len(table), np.nan)

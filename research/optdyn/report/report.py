@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from optdyn.base.arguments import Parser, called
 from optdyn.base.errors import print_error
 from optdyn.base.files import as_json
+from optdyn.base.flag_parser import Parser, invocation
 from optdyn.report import (
     arrivals,
     curves,
@@ -156,7 +156,7 @@ def _provenance(points: Sequence[Point], workdirs: Sequence[Path]) -> dict[str, 
     found = {"libraries": libraries - {""}, "device": devices - {""}}
     facts = [(name, "; ".join(sorted(texts))) for name, texts in found.items() if texts]
     facts += [("wall-clock seconds of the runs", number(seconds))] if seconds else []
-    again = called("report")
+    again = invocation("report")
     facts += [("this page again", f"{again} {shlex.join(['--workdir', *map(str, workdirs)])}")]
     differing = tables.differing(points)
     shared = [

@@ -48,7 +48,7 @@ def curves_of_methods(
 ) -> Iterator[PricedMethod]:
     """A curve a method and values of keys of config.method that it has."""
     for name in dict.fromkeys((methods.PLAIN, *names)):
-        for values in price.owned(name, keys):
+        for values in price.distinct_settings(name, keys):
             said = " ".join(filter(None, (name, str(values.get("compression") or ""))))
             period, of = int(values.get("period", 0)), partial(price.with_method, name=name)
             yield PricedMethod(said, period, name == methods.PLAIN, None, partial(of, **values))
@@ -142,7 +142,7 @@ def _prices(curve: PricedMethod, config: Config, shapes: Shapes) -> dict[str, An
     """A curve's figures by bandwidth; None where it has no price."""
     try:
         one = curve.of(config)
-        of = price.priced(one, shapes)
+        of = price.price_by_bandwidth(one, shapes)
         prices = [of(b * GIGABIT) for b in GIGABITS]
     except (ConfigError, TimelineError):
         return None

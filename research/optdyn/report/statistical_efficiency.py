@@ -24,9 +24,9 @@ import numpy as np
 import pandas as pd
 
 from optdyn import methods
-from optdyn.base.arguments import Parser
 from optdyn.base.errors import print_error
 from optdyn.base.files import as_json, write_json
+from optdyn.base.flag_parser import Parser
 from optdyn.evidence import intervals
 from optdyn.report import efficiency, tables
 from optdyn.report.tables import GROUPS, MOMENTUM, NAME, RATE, Point, TableError

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from optdyn.base.errors import InputError
-from optdyn.base.files import unlike, write
-from optdyn.base.lookup import entries
+from optdyn.base.files import odd_figure, write
+from optdyn.base.lookup import hashes_of
 
 SELDOM = 20
 NAME, GROUPS = "method.name", "method.groups"
@@ -218,7 +218,7 @@ def logged(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def replace(path: Path, text: str) -> None:
     """Writes the file in one step: it is whole whenever the process is killed."""
-    write(path, text, aside=str(os.getpid()))
+    write(path, text, suffix=str(os.getpid()))
 
 
 def folders_with(workdir: Path, name: str) -> list[Path]:
@@ -267,7 +267,7 @@ def _point(folder: Path, name: str, with_log: bool = True) -> Point:
     lines = _text(path).split("\n")[:-1] if with_log else []  # what follows the last is torn
     log = [_parse(path, line) for line in lines if line]
     for file, held in ((folder / "summary.json", [summary]), (path, log)):
-        if why := next(filter(None, map(unlike, held)), ""):
+        if why := next(filter(None, map(odd_figure, held)), ""):
             raise TableError(f"{file}: {why}")
     unfinished = {**(log[-1] if log else {}), "status": "unfinished"}
     return Point(name, _dotted(config), summary or unfinished, log, fit, folder)
@@ -277,7 +277,7 @@ def _dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if prefix + key == "code":  # a key a file, so that runs differ in those that both have
-            flat |= {f"code.{file}": checksum for file, checksum in entries(value).items()}
+            flat |= {f"code.{file}": checksum for file, checksum in hashes_of(value).items()}
         elif isinstance(value, Mapping):
             flat |= _dotted(value, f"{prefix}{key}.")
         else:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import ConfigError, and_, one_line
+from optdyn.base.errors import ConfigError, and_list, one_line
 from optdyn.clock.timeline import TimelineError
 from optdyn.evidence import intervals
 from optdyn.evidence.intervals import shown
@@ -72,7 +72,9 @@ def answers(
     for arm, name in zip(found.arms, names, strict=True):
         try:
             one = carried(config, arm, found.anchor)
-            orders = [price.priced(one.with_(seed=one.seed + i), shapes) for i in range(DRAWN)]
+            orders = [
+                price.price_by_bandwidth(one.with_(seed=one.seed + i), shapes) for i in range(DRAWN)
+            ]
             seconds = [[of(b * GIGABIT).seconds for of in orders] for b in bandwidths]
         except (ConfigError, TimelineError) as error:
             refused[name] = one_line(error)
@@ -228,13 +230,13 @@ def sentences(every: Sequence[Ranking], found: ProblemResults, config: Config) -
         if row.measured_nodes != nodes and not is_synchronous(row.method, row.keys):
             elsewhere.setdefault(row.measured_nodes, []).append(row.label)
     for count, names in elsewhere.items():
-        said.append(f"Measured on {count:,} nodes, and priced on {nodes:,}: {and_(names)}.")
+        said.append(f"Measured on {count:,} nodes, and priced on {nodes:,}: {and_list(names)}.")
     doubts: dict[str, list[str]] = {}
     for row in rows:
         if row.doubt:
             doubts.setdefault(row.doubt, []).append(row.label)
     for doubt, names in doubts.items():
-        said.append(f"Tuned too little ({doubt}), so that less may do: {and_(names)}.")
+        said.append(f"Tuned too little ({doubt}), so that less may do: {and_list(names)}.")
     said += _batches(every)
     said.append(
         "Each seed is judged at the setting that is best on the others. Intervals are 95 %, one by "
@@ -257,7 +259,7 @@ def _batches(every: Sequence[Ranking]) -> Iterator[str]:
             edges.setdefault((which, best), []).append(f"{answer.gigabits:g}")
     for (which, batch), speeds in edges.items():
         yield (
-            f"Synchronous training's best batch at {and_(speeds)} Gbit/s, {batch:,}, is the "
+            f"Synchronous training's best batch at {and_list(speeds)} Gbit/s, {batch:,}, is the "
             f"{which} one measured: with another it may take less."
         )
 
@@ -268,7 +270,7 @@ def best(answer: Ranking) -> str:
     said = f"At {answer.gigabits:g} Gbit/s {first.label} takes the least time"
     if first.time != (1.0, 1.0, 1.0):
         said += f", {_shown(first.time)} times that of synchronous training"
-    told = and_([row.label for row in others if row.word == OPEN])
+    told = and_list([row.label for row in others if row.word == OPEN])
     return f"{said}; it cannot be told from {told}." if told else f"{said}."
 
 

@@ -102,7 +102,7 @@ def is_one_program(config: Config) -> bool:
     return not (config.parallel.api or config.replicas.count or on_host)
 
 
-@lookup.once()
+@lookup.files_read_once()
 def train(
     runs: Sequence[Run], workdirs: Sequence[Path], lanes: int, watches: Sequence[Watch]
 ) -> list[Json]:
@@ -156,7 +156,7 @@ def lanes_of(runs: Sequence[Run], most: int, budget: float) -> int:
 
 def memory(run: Run) -> int:
     """Bytes that one run needs besides the examples, by XLA's analysis, where it is one program."""
-    sets = shared_data.put(run.data, run.program.layout.put_examples, run.config)
+    sets = shared_data.put_on_devices(run.data, run.program.layout.put_examples, run.config)
     evaluation = _bytes(run.program.evaluate, run.params, sets.test_evaluated[0])
     return _bytes(run.program.advance, *loop.first(run, 0)) + evaluation
 

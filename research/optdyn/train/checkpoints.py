@@ -20,15 +20,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from optdyn.base.files import (
+    AppendedBytes,
     DiskFull,
     WorkdirError,
-    Written,
     crc32,
-    line_of,
+    disk_full_errors,
     read_json,
+    short_line,
     sync,
     write_json,
-    writing,
 )
 from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import snapshots
@@ -63,7 +63,7 @@ class Checkpoints:
         self.path = (workdir / "checkpoints").absolute()
         self.record: Callable[[], Json] = dict  # syncs files, and says what is in them
         self._latest, self.passed = self._found(workdir)
-        with writing(self.path):
+        with disk_full_errors(self.path):
             self.path.mkdir(exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
@@ -85,7 +85,9 @@ class Checkpoints:
         for step in sorted(_whole(workdir), reverse=True):
             self._verify(step)
             held = read_json(self.path / str(step) / RECORD).get("files", {})
-            unlike = {name: Written(*was).unlike(workdir / name) for name, was in held.items()}
+            unlike = {
+                name: AppendedBytes(*was).difference(workdir / name) for name, was in held.items()
+            }
             wrong = [f"{workdir / name} ({why})" for name, why in unlike.items() if why]
             if not wrong:
                 return step, passed
@@ -114,7 +116,7 @@ class Checkpoints:
             return
         folder = self.path / str(step)
         try:
-            with writing(self.path), SAVING:
+            with disk_full_errors(self.path), SAVING:
                 self._remove_others()
                 self._has_room(state)
                 large = versions.has_large(state)
@@ -151,7 +153,7 @@ class Checkpoints:
             whole = self._restored(step, kept)
             return step, whole._replace(slots=versions.read(folder, like.slots)) if large else whole
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise self._unusable(step, line_of(error)) from error
+            raise self._unusable(step, short_line(error)) from error
 
     def _restored(self, step: int, like: Tree) -> Tree:
         """What is saved, as `like` by the names of its arrays.
@@ -185,7 +187,7 @@ class Checkpoints:
             if damaged := _damaged(folder):
                 raise self._unusable(step, f"{damaged} is not as written")
         except OSError as error:
-            raise self._unusable(step, line_of(error)) from error
+            raise self._unusable(step, short_line(error)) from error
 
     def _unusable(self, step: int, why: str) -> WorkdirError:
         other = max((other for other in _whole(self.path.parent) if other != step), default=None)
@@ -209,14 +211,14 @@ def latest(workdir: Path) -> int | None:
 
 def held_in(record: Json, name: str) -> int:
     """The bytes that a file of the run had, as a checkpoint's record says."""
-    return Written(*record.get("files", {}).get(name, ())).size
+    return AppendedBytes(*record.get("files", {}).get(name, ())).size
 
 
 @contextlib.contextmanager
 def saving(workdir: Path) -> Iterator[None]:
     """Inside, `DiskFull` says up to which step the run is whole."""
     try:
-        with writing(workdir):
+        with disk_full_errors(workdir):
             yield
     except DiskFull as error:
         whole = f"what was saved up to step {latest(workdir) or 0:,} is whole"
@@ -247,7 +249,7 @@ def parameters(workdir: Path) -> tuple[int, Params]:
         large = (folder / versions.FOLDER).exists()
         return step, _parameters({**saved, "slots": versions.mapped(folder)} if large else saved)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WorkdirError(f"checkpoint {folder}: no parameters ({line_of(error)})") from error
+        raise WorkdirError(f"checkpoint {folder}: no parameters ({short_line(error)})") from error
 
 
 def _parameters(saved: Mapping[str, Tree]) -> Params:

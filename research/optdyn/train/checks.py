@@ -19,7 +19,7 @@ def check(config: Config) -> None:
     """
     experiment.check(config)
     memory_checks.of_config(config)
-    lookup.check(config)
+    lookup.check_code(config)
 
 
 def check_parts(config: Config, data: Dataset, params: Params) -> None:

@@ -12,7 +12,7 @@ from optdyn.core import State
 from optdyn.devices import layout
 from optdyn.devices.layout import Advance, Layout
 from optdyn.devices.overlap import overlap
-from optdyn.devices.paged import initial, paged
+from optdyn.devices.paged import broadcast_init, paged
 from optdyn.devices.simulated import one_node, over_nodes, over_workers
 from optdyn.methods import MethodStack, Rule, compose
 from optdyn.problem.problem import Problem
@@ -55,7 +55,7 @@ def make(
         return compose(*of, asked.accumulation, real, meter)
 
     def on_host() -> Callable[[Params], State]:
-        return initial(jax.jit(rule(None, slots=1).init), slots)
+        return broadcast_init(jax.jit(rule(None, slots=1).init), slots)
 
     if methods.mix:
         simulated = over_nodes(rule("data"), nodes, devices)

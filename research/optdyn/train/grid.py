@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from optdyn.base.errors import InputError, refuse, refused_at, shown
+from optdyn.base.errors import InputError, refuse, short_repr
 from optdyn.experiment import Config, ConfigError
 from optdyn.train.checks import check
 
@@ -68,9 +68,12 @@ class Grid:
 
     def _wrongs(self) -> Iterator[tuple[object, str]]:
         base, points = self.base, self.points
-        yield not isinstance(base, Config), f"grid: base = {shown(base)}: must be an Experiment"
+        yield (
+            not isinstance(base, Config),
+            f"grid: base = {short_repr(base)}: must be an Experiment",
+        )
         is_set = isinstance(points, Points)
-        yield not is_set, f"grid: points = {shown(points)}: must be a list of dicts"
+        yield not is_set, f"grid: points = {short_repr(points)}: must be a list of dicts"
         assert isinstance(points, Points)
         yield not points.count, "grid: it has no points"
         many = f"{points.count:,} points or more"
@@ -109,8 +112,8 @@ def log_range(first: float, last: float, count: int) -> list[float]:
     numbers = all(isinstance(end, (int, float)) for end in (first, last)) and isinstance(count, int)
     if not (numbers and 0 < first < math.inf and 0 < last < math.inf and 2 <= count <= MOST):
         raise ConfigError(
-            f"grid: log_range({shown(first)}, {shown(last)}, {shown(count)}): must go from one "
-            f"number above 0 to another, in 2 to {MOST:,} numbers"
+            f"grid: log_range({short_repr(first)}, {short_repr(last)}, {short_repr(count)}): "
+            f"must go from one number above 0 to another, in 2 to {MOST:,} numbers"
         )
     return [float(f"{value:.6g}") for value in np.geomspace(first, last, count)]
 
@@ -126,8 +129,10 @@ def named(grid: Grid) -> Iterator[tuple[str, Point]]:
     values: dict[str, str] = {}
     for point in grid.points:
         if not (isinstance(point, Mapping) and all(isinstance(key, str) for key in point)):
-            raise ConfigError(f"grid: {shown(point)} is no point: must be a dict of dotted keys")
-        with refused_at(f"grid: {list(point)} of a point", ValueError):
+            raise ConfigError(
+                f"grid: {short_repr(point)} is no point: must be a dict of dotted keys"
+            )
+        with ConfigError.at(f"grid: {list(point)} of a point", ValueError):
             name = point_name(point)
             text = json.dumps({**point, "name": ""}, sort_keys=True, default=repr)
         refuse(
@@ -187,7 +192,7 @@ def _values(key: str, values: Any) -> Sequence[object]:
     """The values of an axis; `ConfigError` if they are none."""
     listed = isinstance(values, Sequence) and not isinstance(values, str)
     refuse(
-        (not listed, f"grid: axis {key} = {shown(values)}: must be a list of values"),
+        (not listed, f"grid: axis {key} = {short_repr(values)}: must be a list of values"),
         (listed and not values, f"grid: axis {key} is empty"),
     )
     return values

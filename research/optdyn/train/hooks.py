@@ -20,7 +20,7 @@ from optdyn.base.progress import Watch
 from optdyn.base.trees import Json, Params
 from optdyn.clock.trace import SERVED
 from optdyn.core import LoggedState
-from optdyn.devices.first_process import agreed
+from optdyn.devices.first_process import from_first
 from optdyn.methods.compose import METERED
 from optdyn.problem.data.order import Feed
 from optdyn.problem.shared_data import Parts
@@ -150,9 +150,9 @@ class Stops(Hook):
         if self.asked < 0 or chunk.status == "diverged":
             self.asked = 0
             return
-        before, self.asked = self.asked, self.watch().asked()
+        before, self.asked = self.asked, self.watch().saves()
         finite, save = math.isfinite(self.log[-1]["train_loss"]), self.asked > before
-        self.signal, finite, chunk.save = agreed((self.watch().stopped(), finite, save))
+        self.signal, finite, chunk.save = from_first((self.watch().stopped(), finite, save))
         if not finite:
             chunk.status = "diverged"
         elif chunk.step == chunk.run.config.steps:

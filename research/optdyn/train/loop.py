@@ -21,7 +21,7 @@ import numpy as np
 
 from optdyn.base.trees import Json, Params, Tree
 from optdyn.core import Event, State
-from optdyn.devices.first_process import agreed
+from optdyn.devices.first_process import from_first
 from optdyn.momentum.readings import Windows
 from optdyn.problem.data.order import DataBlock, Feed
 from optdyn.train.program import CHUNK
@@ -180,7 +180,7 @@ def run_to_end(training: Training[T], length: int = 1) -> T:
                 chunk = next(training)
             except StopIteration as ended:
                 return ended.value
-            most, called = agreed(length), time.monotonic()
+            most, called = from_first(length), time.monotonic()
             chunk.make(most)
             length = next_length(length, chunk.step - chunk.start, time.monotonic() - called)
 

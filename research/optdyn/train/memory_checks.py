@@ -14,7 +14,7 @@ import jax
 from optdyn.base import seeds
 from optdyn.base.errors import ConfigError
 from optdyn.base.trees import Params, bytes_of, examples_in, head, numbers_in
-from optdyn.clock.arrivals import drawn
+from optdyn.clock.arrivals import services_per_draw
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.core import Rule
 from optdyn.devices import paged
@@ -57,7 +57,7 @@ def of_config(config: Config) -> None:
     cluster, methods = config.cluster, config.methods
     updates = config.steps * max(config.replicas.count, 1)
     kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
-    rows = updates if kept else drawn(updates, config.methods.groups)
+    rows = updates if kept else services_per_draw(updates, config.methods.groups)
     draws = rows * cluster.worker_count
     many = f" x config.replicas.count = {config.replicas.count:,}" * bool(config.replicas.count)
     _fits(

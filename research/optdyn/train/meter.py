@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from optdyn import optimizers
-from optdyn.base.files import Written, crc32, writing
+from optdyn.base.files import AppendedBytes, crc32, disk_full_errors
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json, numbers_in
-from optdyn.devices.first_process import agreed
+from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config
 from optdyn.methods.compose import METERED, SKETCH
 from optdyn.methods.setup import Probes
@@ -72,9 +72,9 @@ def _away(config: Config, examples: int, start: int, stop: int, past: int) -> np
         config.cluster.nodes if config.data.dirichlet else 1,
         config.data.replacement,
     )
-    sizes = {int(size) for size in order.sizes(examples, nodes)}
+    sizes = {int(size) for size in order.shard_sizes(examples, nodes)}
     batch = config.batch_size // nodes
-    each = [order.away(start, stop, batch, size, past, replacement) for size in sizes]
+    each = [order.distance_to_epoch(start, stop, batch, size, past, replacement) for size in sizes]
     return np.minimum.reduce(each)
 
 
@@ -85,23 +85,23 @@ class Meter(Hook):
         """`held` are the bytes that the file at `path` has; without one it records in memory."""
         config = run.config
         self.windows = windows(config.probes, config.steps)
-        self._examples, self._log, self._written = run.examples, log, Written()
+        self._examples, self._log, self._written = run.examples, log, AppendedBytes()
         rows = self.windows.before(config.steps)
         shape = (rows, len(METERED), min(SKETCH, numbers_in(run.params)))
         self._rows = opened(path, shape) if path else np.zeros(shape, np.float32)
         if isinstance(self._rows, np.memmap) and path:
             start = self._rows.offset
-            self._written = Written(held, crc32(path, start, held), start)
+            self._written = AppendedBytes(held, crc32(path, start, held), start)
 
     def chunk(self, chunk: Chunk) -> None:
         if chunk.metered and chunk.step > chunk.start:
             at = self.windows.before(chunk.start)
             new = np.stack([chunk.infos[name] for name in METERED], axis=1)
             self._rows[at : at + len(new)] = new
-            self._written = self._written.more(self._rows[at : at + len(new)].tobytes())
+            self._written = self._written.plus(self._rows[at : at + len(new)].tobytes())
         if chunk.row is not None:
             since = self._log[-1]["step"] if self._log else 0
-            chunk.row |= agreed(self._read(chunk, since) if is_writer() else {})
+            chunk.row |= from_first(self._read(chunk, since) if is_writer() else {})
 
     def end(self, chunk: Chunk, summary: Json) -> None:
         """The summary has the reading of all windows since the momentum was last steered."""
@@ -111,7 +111,7 @@ class Meter(Hook):
             summary.clear()
             summary.update(found)
 
-    def synced(self) -> Written:
+    def synced(self) -> AppendedBytes:
         """What the file has, which is on the disk now."""
         if isinstance(self._rows, np.memmap):
             self._rows.flush()
@@ -136,7 +136,7 @@ def opened(path: Path, shape: tuple[int, ...]) -> np.memmap:
     np.lib.format.write_array_header_1_0(header, about)
     size = len(header.getvalue()) + math.prod(shape) * array.itemsize
     is_new = not path.exists()
-    with writing(path):
+    with disk_full_errors(path):
         try:
             with path.open("xb" if is_new else "r+b") as file:
                 if hasattr(os, "posix_fallocate"):  # not on macOS

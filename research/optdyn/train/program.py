@@ -168,7 +168,7 @@ def _rest(config: Config, slots: int) -> Static:
         slots,
         config.probes.momentum,
         tuple(name for name in PROBES if getattr(config.probes, name)),
-        lookup.objects(config, (*lookup.OPTIMIZER, *lookup.METHOD)),
+        lookup.user_objects(config, (*lookup.OPTIMIZER, *lookup.METHOD)),
     )
 
 
@@ -195,7 +195,7 @@ def _model(config: Config, classes: int) -> ProblemKey:
     if gradient:
         heads = tuple(gradient.heads(models.make(config.model, classes)))
     pixels = problem.Pixels(config.data.mean, config.data.std, config.data.augment)
-    own = lookup.objects(config, lookup.MODEL)
+    own = lookup.user_objects(config, lookup.MODEL)
     model = config.model
     if isinstance(model, Quadratic):
         model = model.with_(noise=0.0, spread=0.0)  # which are of the data
@@ -211,7 +211,7 @@ def _problem(of: ProblemKey) -> tuple[Problem, Callable[..., Params]]:
 @lru_cache(maxsize=32)
 def _checked(of: ProblemKey, shapes: Sequence[tuple[str, tuple[int, ...], np.dtype]]) -> None:
     examples = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
-    classes = of.classes if losses.chooses(of.loss, examples) else 0
+    classes = of.classes if losses.has_class_outputs(of.loss, examples) else 0
     problem.check(_problem(of)[0], examples, classes)
 
 

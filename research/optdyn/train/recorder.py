@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from optdyn.base.files import Written, append, crc32, sync
+from optdyn.base.files import AppendedBytes, append, crc32, sync
 from optdyn.clock.timeline import Timeline
-from optdyn.clock.trace import PREFIX, SERVED, columns, table_of, versions
+from optdyn.clock.trace import PREFIX, SERVED, read_table, read_versions, trace_columns
 from optdyn.train.loop import Chunk, Hook
 
 
@@ -16,11 +16,11 @@ class Recorder(Hook):
     """Records an update a row; opening keeps the first `size` bytes. Raises `DiskFull`."""
 
     def __init__(self, path: Path, size: int):
-        self._path, self._written, self._seconds = path, Written(), 0.0
+        self._path, self._written, self._seconds = path, AppendedBytes(), 0.0
         if size:
             os.truncate(path, size)
-            self._written = Written(size, crc32(path))
-            self._seconds = float(table_of(path)["seconds"].iloc[-1])
+            self._written = AppendedBytes(size, crc32(path))
+            self._seconds = float(read_table(path)["seconds"].iloc[-1])
         else:
             path.unlink(missing_ok=True)
 
@@ -45,7 +45,7 @@ class Recorder(Hook):
         Of several arrivals it is that of the last one. `served`: seconds that the server was at
         each, and did not wait for a message, (m,).
         """
-        own = {"version": versions(made)[window], SERVED: np.round(served, 6)}
+        own = {"version": read_versions(made)[window], SERVED: np.round(served, 6)}
         self._append(made, window, made.seconds[window], **own)
 
     def _append(
@@ -54,16 +54,16 @@ class Recorder(Hook):
         import pandas as pd  # here, for it takes long, and a simulated run needs none
 
         rows = {"worker": made.worker[window], "seconds": seconds, **more}
-        for name, values in columns(made, window).items():
+        for name, values in trace_columns(made, window).items():
             if values.ndim == 1:
                 rows[PREFIX + name] = values
             else:
                 rows |= {f"{PREFIX}{name}.{n}": column for n, column in enumerate(values.T)}
         text = pd.DataFrame(rows).to_csv(header=not self._written.size, index=False)
         append(self._path, text)
-        self._written = self._written.more(text.encode())
+        self._written = self._written.plus(text.encode())
 
-    def synced(self) -> Written:
+    def synced(self) -> AppendedBytes:
         """What the file has, which is on the disk now."""
         if self._written.size:
             sync(self._path)

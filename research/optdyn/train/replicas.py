@@ -26,11 +26,11 @@ from jax.flatten_util import ravel_pytree
 from optdyn import methods
 from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
-from optdyn.base.progress import Progress, say, stoppable
+from optdyn.base.progress import Progress, note_signals, say
 from optdyn.base.trees import Array, Json, examples_in
-from optdyn.clock.timeline import at
+from optdyn.clock.timeline import entries_at
 from optdyn.core import Event, State
-from optdyn.devices.first_process import own
+from optdyn.devices.first_process import hold_workdir
 from optdyn.experiment import Config, ConfigError
 from optdyn.problem.data import order
 from optdyn.problem.problem import Examples, Params, Problem
@@ -57,7 +57,7 @@ class ReplicaGroup(NamedTuple):
     trace: float | None = None  # the momentum buffer starts at trace * G_0
 
 
-@lookup.once()
+@lookup.files_read_once()
 def record(config: Config, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
@@ -70,7 +70,7 @@ def record(config: Config, workdir: str | Path) -> Json:
     if config.init_from:
         raise ConfigError("config.init_from: of a run, not of replicas (config.replicas.count)")
     run = trainer.prepare(config, replicas=config.replicas.count)
-    with own(Path(workdir)) as folder, saving(folder):
+    with hold_workdir(Path(workdir)) as folder, saving(folder):
         claim(folder, config, free(config))
         finished = read_json(folder / "summary.json")
         if finished and not damaged(folder):
@@ -95,16 +95,16 @@ def _recorded(run: Run, workdir: Path) -> Json:
     starts = range(0, config.replicas.count, size)
     every = _series(run)
     progress = Progress(workdir.name, len(every) * len(starts), unit="part")
-    with stoppable() as come:
+    with note_signals() as noted:
         for series in every:
             for start in starts:
                 path = parts / f"{series.name}-{start}.npz"
                 if not _is_whole(path):
                     write_npz(path, _part(run, series, start, size))
                 progress.show(len(list(parts.glob("*.npz"))))
-                if come.stopped:
+                if noted.stopped:
                     say("saved: the same command goes on")
-                    return {"status": "interrupted", "signal": come.stopped}
+                    return {"status": "interrupted", "signal": noted.stopped}
     arrays = _join(config, parts, [series.name for series in every], starts)
     write_npz(workdir / REPLICAS, arrays)
     finite = all(np.isfinite(array).all() for array in arrays.values())
@@ -148,7 +148,7 @@ def _part(run: Run, series: ReplicaGroup, start: int, size: int) -> Arrays:
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
-        at(run.timeline.plan, chosen),
+        entries_at(run.timeline.plan, chosen),
         {name: np.broadcast_to(v, (size, len(v))) for name, v in series.hypers.items()},
     )
     examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.files import WorkdirError, rows, write, write_json
+from optdyn.base.files import WorkdirError, read_rows, write, write_json
 from optdyn.base.processes import is_writer
 from optdyn.base.trees import Json
-from optdyn.devices.first_process import agreed
+from optdyn.devices.first_process import from_first
 from optdyn.experiment import Config
 from optdyn.train import history, program
 from optdyn.train.checkpoints import Checkpoints, held_in, latest
@@ -25,7 +25,7 @@ from optdyn.train.workdir import LOG, text_of, too_few, vouch
 
 def begun(workdir: Path) -> bool:
     """Whether the run has a checkpoint to go on from."""
-    return agreed(latest(workdir) is not None)
+    return from_first(latest(workdir) is not None)
 
 
 def finished_summary(folder: Path, config: Config, held: Json, summary: Json) -> Json:
@@ -62,7 +62,7 @@ def start_or_resume(
     WorkdirError.refuse(rows_of)
     changed: Json = {}
     if planned != config.steps and step:
-        past = rows(folder / LOG, held_in(record, LOG))
+        past = read_rows(folder / LOG, held_in(record, LOG))
         changed = {"of": planned} | resume_diff(folder, run, planned, step, past)
     about = {"init_from": run.origin, "own_code": run.code}
     more = changed | {k: v for k, v in about.items() if v}
@@ -78,7 +78,7 @@ def start_or_resume(
         tell("there is no checkpoint to go on from: it starts again")
     if "schedule" in changed:
         tell(f"learning rates: {changed['schedule']}")
-    if said := lookup.changed(held["code"], run.code):
+    if said := lookup.changed_files(held["code"], run.code):
         tell(f"other code from here on: {said}")
 
 

@@ -12,18 +12,18 @@ import numpy as np
 
 from optdyn import methods, optimizers
 from optdyn.base import lookup, seeds
-from optdyn.base.errors import Join, refused_at
+from optdyn.base.errors import Join
 from optdyn.base.files import WorkdirError
 from optdyn.base.trees import Json, bytes_of, examples_in, head
-from optdyn.clock.timeline import Shares, Timeline, at, columns, cut, plan_of
+from optdyn.clock.timeline import Shares, Timeline, entries_at, padded_share, plan_of, split_batches
 from optdyn.core import Event, Params
-from optdyn.devices.first_process import verdict
+from optdyn.devices.first_process import run_on_first
 from optdyn.experiment import Config, ConfigError, refuse_first
 from optdyn.methods.setup import APIS
 from optdyn.momentum.readings import steered
 from optdyn.problem import problem, shared_data
 from optdyn.problem.data import Dataset
-from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole
+from optdyn.problem.data.order import Batches, DataBlock, Feed, streamed, whole_set
 from optdyn.train import memory_checks, program
 from optdyn.train.checkpoints import fingerprint, parameters
 from optdyn.train.checks import check, check_parts
@@ -53,7 +53,7 @@ class Run(NamedTuple):
         return examples_in(self.data.train)
 
 
-@lookup.once()
+@lookup.files_read_once()
 def prepare(
     config: Config,
     replicas: int = 0,
@@ -81,7 +81,7 @@ def prepare(
         check_parts(config, data, params)
     origin: Json = {}
     if config.init_from and not begun:
-        params, origin = verdict(lambda: _given(config.init_from, params))
+        params, origin = run_on_first(lambda: _given(config.init_from, params))
     epoch = max(examples_in(data.train) // config.batch_size, 1)
     size = bytes_of(params)
     network = methods.ModelInfo(program.problem_of(config, data.classes), params, one)
@@ -117,7 +117,7 @@ def _given(workdir: str, drawn: Params) -> tuple[Params, Json]:
 
     They must have the names, shapes and types of those that are `drawn`.
     """
-    with refused_at(f"config.init_from = {workdir!r}", WorkdirError):
+    with ConfigError.at(f"config.init_from = {workdir!r}", WorkdirError):
         step, found = parameters(Path(workdir))
 
     def shapes(tree: Params) -> dict[str, str]:
@@ -162,7 +162,7 @@ def momenta(run: Run, rows: list[Json]) -> list[tuple[int, float]]:
 def columns_of(line: Timeline) -> int:
     """Examples a device, where the timeline divides batches; else 0."""
     divided = plan_of(line, Shares)
-    return columns(np.asarray(divided.shares)) if divided else 0
+    return padded_share(np.asarray(divided.shares)) if divided else 0
 
 
 def feed_of(run: Run) -> Feed:
@@ -171,7 +171,7 @@ def feed_of(run: Run) -> Feed:
     if config.data.streaming:
         put = layout.put_rows or (lambda of: layout.put_examples(of(0)))
         return streamed(run.data.train, put, layout.devices, config.batch_size, CHUNK)
-    return whole(shared_data.put(run.data, layout.put_examples, config).train)
+    return whole_set(shared_data.put_on_devices(run.data, layout.put_examples, config).train)
 
 
 def batches_of(run: Run, independent: bool = False) -> Batches:
@@ -195,7 +195,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
 
     def batches(start: int, stop: int) -> np.ndarray:
         own = shares[start:stop]
-        return cut(every(start, start + len(own)), own, run.columns)
+        return split_batches(every(start, start + len(own)), own, run.columns)
 
     return batches
 
@@ -213,9 +213,9 @@ def parted(every: Batches, numbers: np.ndarray, count: int) -> np.ndarray:
 
     Example i of batch b is in part b count + i mod count.
     """
-    whole = by_number(every, numbers // count)
-    n, size, *rest = whole.shape
-    cut = whole.reshape(n, size // count, count, *rest)
+    whole_set = by_number(every, numbers // count)
+    n, size, *rest = whole_set.shape
+    cut = whole_set.reshape(n, size // count, count, *rest)
     return cut[np.arange(n), :, numbers % count]
 
 
@@ -233,7 +233,7 @@ def events_of(
     window, indices = slice(step, step + n), block.batches(step, step + n)
     hypers = {name: values[window] for name, values in run.hypers.items()}
     line = run.timeline
-    events = Event(at(line.plan, window), hypers, line.staleness[window])
+    events = Event(entries_at(line.plan, window), hypers, line.staleness[window])
 
     def pad(leaf: np.ndarray) -> np.ndarray:
         return np.concatenate([leaf, np.zeros((chunk - n, *leaf.shape[1:]), leaf.dtype)])

@@ -20,12 +20,12 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.files import read_json, sync
-from optdyn.base.hold import writable
-from optdyn.base.progress import Watch, say, watched
+from optdyn.base.progress import Watch, say, watch_or_default
 from optdyn.base.trees import Json, Params, numbers_in
+from optdyn.base.workdir_lock import check_writable
 from optdyn.clock.timeline import Arrival, plan_of
 from optdyn.core import State
-from optdyn.devices.first_process import agreed, own, verdict
+from optdyn.devices.first_process import from_first, hold_workdir, run_on_first
 from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.train import history, hooks
@@ -50,7 +50,7 @@ WORSE = 100  # times the first logged loss: the mark `worse` in a summary
 ABSURD = 1e6  # times the first logged loss, at least 1: a run that ends above it has diverged
 
 
-@lookup.once()
+@lookup.files_read_once()
 def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Json:
     """Runs the config in the workdir, or goes on with it, and returns its summary.
 
@@ -66,7 +66,7 @@ def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Js
     is heeded.
     """
     folder = Path(workdir)
-    verdict(lambda: writable(folder))
+    run_on_first(lambda: check_writable(folder))
     return run_to_end(training(prepare(config, begun=begun(folder)), folder, more=hooks))
 
 
@@ -94,28 +94,28 @@ def training(
     """The run in its workdir; without a `watch` it heeds signals and says how it goes itself."""
     config = run.config
     tell: Callable[[str], None] = (lambda text: None) if watch else say
-    with own(workdir) as folder, saving(folder):
-        held = verdict(lambda: claim(folder, config, free(config), run.code))
-        before = agreed(read_json(folder / "summary.json"))
-        if is_finished(before, config.steps) and not agreed(damaged(folder)):
-            said = lookup.changed(held["code"], run.code)
+    with hold_workdir(workdir) as folder, saving(folder):
+        held = run_on_first(lambda: claim(folder, config, free(config), run.code))
+        before = from_first(read_json(folder / "summary.json"))
+        if is_finished(before, config.steps) and not from_first(damaged(folder)):
+            said = lookup.changed_files(held["code"], run.code)
             other = f", with other code of {said}" if said else ""
             tell(f"already finished at {before['step']:,}{other}: {workdir}")
             return finished_summary(folder, config, held, before)
         with Checkpoints(folder) as checkpoints:
             fresh = run.program.init(run.params)
-            step, state = agreed(checkpoints.restore(fresh) or (0, fresh))
-            verdict(lambda: start_or_resume(folder, run, held, checkpoints, before, tell))
-            about = {"steps": config.steps, "starts": agreed(history.starts(folder))}
+            step, state = from_first(checkpoints.restore(fresh) or (0, fresh))
+            run_on_first(lambda: start_or_resume(folder, run, held, checkpoints, before, tell))
+            about = {"steps": config.steps, "starts": from_first(history.starts(folder))}
             checkpoints.record = lambda: {"files": {}, **about}
             if step == 0 and run.origin:  # it may have moved on, or away, when this is resumed
                 checkpoints.save(0, jax.device_get(fresh))
             state = run.program.layout.put_state(state)
             del fresh  # a state may fill the memory
             with Metrics(folder, held_in(checkpoints.recorded(), LOG)) as metrics:
-                metrics.rows[:] = agreed(metrics.rows)
+                metrics.rows[:] = from_first(metrics.rows)
                 so_far, last = _of_workdir(run, folder, metrics, checkpoints, about)
-                watching = watched(workdir.name, config.steps, step, watch)
+                watching = watch_or_default(workdir.name, config.steps, step, watch)
                 summary = yield from _trained(run, step, state, so_far, watching, more, last)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
@@ -129,7 +129,7 @@ def in_memory(run: Run, watch: Watch | None = None, more: Sequence[Hook] = ()) -
     sums = dict.fromkeys(program.sums, 0.0)
     told = {"init_from": run.origin} if run.origin else {}
     before = Before(rows, hooks.Log(rows), sums, meter, lambda: told)
-    watching = watched(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
+    watching = watch_or_default(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
     state = program.layout.put_state(program.init(run.params))
     summary = yield from _trained(run, 0, state, before, watching, more, [params])
     return Kept(summary, rows, params.found)
@@ -143,7 +143,7 @@ def _of_workdir(
     recorder, meter = Recorder(folder / TRACE, held_in(before, TRACE)), None
     if config.probes.momentum:
         meter = Meter(run, metrics.rows, folder / SKETCHES, held_in(before, SKETCHES))
-    sums = dict.fromkeys(run.program.sums, 0.0) | agreed(before.get("sums", {}))
+    sums = dict.fromkeys(run.program.sums, 0.0) | from_first(before.get("sums", {}))
 
     def record() -> Json:
         files = {LOG: metrics.synced(), TRACE: recorder.synced()}
@@ -154,7 +154,7 @@ def _of_workdir(
     checkpoints.record = record
 
     def told() -> Json:
-        return agreed(history.told(folder))
+        return from_first(history.told(folder))
 
     writing: list[Hook] = [hooks.Saves(checkpoints), hooks.Ends(folder, metrics)]
     if config.parallel.api or config.cluster.service.name == "race":
@@ -175,7 +175,9 @@ def _trained(
     config, steps, every, feed = run.config, run.config.steps, run.config.log_every, feed_of(run)
     rows, meter = before.rows, before.meter
     windows = meter.windows if meter else None
-    _, sample, test_set = shared_data.put(run.data, run.program.layout.put_examples, config)
+    _, sample, test_set = shared_data.put_on_devices(
+        run.data, run.program.layout.put_examples, config
+    )
     begun = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
     with ExitStack() as stack:
         watch = cache(partial(stack.enter_context, watching))  # when all is compiled

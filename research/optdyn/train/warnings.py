@@ -10,9 +10,9 @@ import numpy as np
 
 from optdyn import optimizers
 from optdyn.base import lookup
-from optdyn.base.errors import and_, shown
+from optdyn.base.errors import and_list, short_repr
 from optdyn.clock.cluster import Pieces
-from optdyn.clock.timeline import Meeting, at, plan_of
+from optdyn.clock.timeline import Meeting, entries_at, plan_of
 from optdyn.core import Event
 from optdyn.experiment import Config
 from optdyn.methods.compose import pieces, reading
@@ -102,7 +102,7 @@ def _outer_momenta(config: Config) -> Iterator[str]:
         times = math.prod(1 / (1 - momentum) for momentum in momenta)
         yield (
             f"config.method.name = {config.methods.name!r}: has outer momenta of "
-            f"{and_([f'{momentum:g}' for momentum in momenta])}, which compound: steps become "
+            f"{and_list([f'{momentum:g}' for momentum in momenta])}, which compound: steps become "
             f"{times:.3g} times as long; one of them is usual, with the other 0"
         )
 
@@ -116,8 +116,9 @@ def _labels(config: Config) -> Iterator[str]:
         alone = np.setdiff1d(data.test["label"], data.train["label"]).tolist()
         if alone:
             yield (
-                f"{lookup.setting('config.data.name', config.data.name)}: no training example has "
-                f"the labels {shown(alone)} of the test split, so none of them can be learnt"
+                f"{lookup.key_value('config.data.name', config.data.name)}: no training example "
+                f"has the labels {short_repr(alone)} of the test split, so none of them can be "
+                "learnt"
             )
 
 
@@ -125,7 +126,7 @@ def _apart(config: Config) -> Iterator[str]:
     """A warning where a mix of the user's own mixes nothing: its nodes stay apart."""
     methods = config.methods
     named = zip(methods.name.split("+"), methods.members, strict=True)
-    own = any(lookup.is_own(name) and isinstance(method, Mixes) for name, method in named)
+    own = any(lookup.is_user_name(name) and isinstance(method, Mixes) for name, method in named)
     if (
         not own
         or config.cluster.nodes == 1
@@ -153,7 +154,7 @@ def _asks_others(run: Run) -> bool:
     inner = reading(methods, lambda x, *_: (jnp.float32(0), x), update, line.slots, servers)
     assert methods.mix
     rule = methods.mix.mix(inner, SIMULATED)
-    first = Event(*at((line.plan, dict(run.hypers), line.staleness), 0))
+    first = Event(*entries_at((line.plan, dict(run.hypers), line.staleness), 0))
     axes = [("node", config.cluster.nodes)]
     state = jax.eval_shape(rule.init, run.params)
     program = str(jax.make_jaxpr(rule.step, axis_env=axes)(state, first, {}))
@@ -170,6 +171,6 @@ def _unread(config: Config, given: Iterable[str]) -> Iterator[str]:
     if config.cluster.pieces != Pieces():
         for key in (key for key in BESIDE_PIECES if f"cluster.{key}" in given):
             yield (
-                f"config.cluster.{key} = {shown(getattr(config.cluster, key))}: ignored, the "
+                f"config.cluster.{key} = {short_repr(getattr(config.cluster, key))}: ignored, the "
                 "seconds are those of config.cluster.pieces"
             )

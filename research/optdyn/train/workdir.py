@@ -25,21 +25,21 @@ from tensorboardX.proto.event_pb2 import Event
 from optdyn import experiment as configs
 from optdyn.base import lookup
 from optdyn.base.files import (
+    AppendedBytes,
     DiskFull,
     WorkdirError,
-    Written,
     append,
     as_json,
     crc32,
-    failing,
+    disk_full_errors,
     finite,
+    odd_figure,
     read_json,
-    rows,
+    read_rows,
     sync,
-    unlike,
+    workdir_errors,
     write,
     write_json,
-    writing,
 )
 from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Config
@@ -63,7 +63,7 @@ def claim(workdir: Path, config: Config, free: Sequence[str] = (), code: str | N
     key.
     """
     text = text_of(config, code)
-    with failing(f"workdir {workdir}: cannot be written"):
+    with workdir_errors(f"workdir {workdir}: cannot be written"):
         workdir.mkdir(parents=True, exist_ok=True)
         held = read_json(workdir / "config.json")
         if held:
@@ -93,7 +93,7 @@ def _is_of_another(
     summary = summary_of(workdir)
     yield too_few(workdir, config.steps, summary.get("step") or 0)
     if config.code != lookup.ANY and not is_finished(summary, config.steps):
-        other = lookup.changed(held["code"], json.loads(text)["code"])
+        other = lookup.changed_files(held["code"], json.loads(text)["code"])
         said = f"its run was last started with another {other}; give another --workdir"
         yield other, f"workdir {workdir}: {said}, or --config.code=any to go on with other code"
 
@@ -101,7 +101,7 @@ def _is_of_another(
 def summary_of(workdir: Path) -> Json:
     """The summary of a run, {} if it has none; `WorkdirError` if it is none that a run writes."""
     summary = read_json(workdir / "summary.json")
-    if why := unlike(summary):
+    if why := odd_figure(summary):
         raise WorkdirError(f"{workdir / 'summary.json'}: {why}")
     return summary
 
@@ -188,11 +188,11 @@ class Metrics(Hook):
         self._path = workdir / LOG
         held = self._path.read_bytes()[:size] if size else b""
         write(self._path, held.decode())
-        self.rows, self._written = rows(self._path), Written().more(held)
+        self.rows, self._written = read_rows(self._path), AppendedBytes().plus(held)
         stale = set(workdir.glob(EVENTS))
         suffix = f".{time.time_ns()}"  # the default name holds whole seconds only
         try:
-            with writing(workdir / "events.out.tfevents"):
+            with disk_full_errors(workdir / "events.out.tfevents"):
                 # Not a SummaryWriter: its thread would die of a full disk, and nobody hear of it.
                 self._events = EventsWriter(str(workdir / "events"), suffix)
                 for row in self.rows:
@@ -214,12 +214,12 @@ class Metrics(Hook):
         self.rows.append(row)
         line = json.dumps(finite(row)) + "\n"
         append(self._path, line)
-        self._written = self._written.more(line.encode())
+        self._written = self._written.plus(line.encode())
         self._write_events(finite(row))
         if time.monotonic() - self._flushed > SHOWN:
             self._flush()
 
-    def synced(self) -> Written:
+    def synced(self) -> AppendedBytes:
         """What the log has, which is on the disk now."""
         sync(self._path)
         return self._written
@@ -238,7 +238,7 @@ class Metrics(Hook):
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        with writing(self._path), contextlib.suppress(*([OSError] if kind else [])):
+        with disk_full_errors(self._path), contextlib.suppress(*([OSError] if kind else [])):
             self._events.close()
 
     def _write_events(self, row: Json) -> None:
@@ -248,11 +248,11 @@ class Metrics(Hook):
 
     def _put(self, event: Event, step: int) -> None:
         event.wall_time, event.step = time.time(), step
-        with writing(self._path.with_name("events.out.tfevents")):
+        with disk_full_errors(self._path.with_name("events.out.tfevents")):
             self._events.write_event(event)
 
     def _flush(self) -> None:
-        with writing(self._path.with_name("events.out.tfevents")):
+        with disk_full_errors(self._path.with_name("events.out.tfevents")):
             self._events.flush()
         self._flushed = time.monotonic()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from optdyn.base.files import WorkdirError, append, rows, write
+from optdyn.base.files import WorkdirError, append, read_rows, write
 from optdyn.base.progress import number, say
 from optdyn.base.trees import Json
 from optdyn.train.checkpoints import Checkpoints
@@ -29,7 +29,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, latest: int, seconds: float):
-        before = rows(path)
+        before = read_rows(path)
         lost = [n for n, line in enumerate(before) if line.get("checkpoint", 0) > latest]
         self.lines = before[: lost[0] if lost else None]
         self.path, self._done, self._seconds = path, 0, seconds

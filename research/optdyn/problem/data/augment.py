@@ -1,8 +1,8 @@
 """Random crops and flips of images on the device, pure functions of a seed an example.
 
-- crop: as many zeros as an eighth of the side (4 for 32) are put around the image, and of that
-  a window of the image's own size is taken, every place being equally likely
-- flip: left is exchanged with right, with probability 1/2
+- crop: a random window of the image's size from the image padded with zeros, an eighth of a side
+  wide (4 for 32)
+- flip: left and right are exchanged with probability 1/2
 """
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def crop(key: jax.Array, image: jax.Array) -> jax.Array:
-    """A shifted image (H, W, C)."""
+    """Returns a shifted image, (H, W, C)."""
     padding = jnp.array(image.shape[:2]) // 8
     y, x = jax.random.randint(key, (2,), 0, 2 * padding + 1)
     widths = [(size // 8, size // 8) for size in image.shape[:2]]
@@ -18,12 +18,12 @@ def crop(key: jax.Array, image: jax.Array) -> jax.Array:
 
 
 def flip(key: jax.Array, image: jax.Array) -> jax.Array:
-    """An image (H, W, C) or its mirror image."""
+    """Returns the image (H, W, C) or its mirror image."""
     return jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
 
 
 def augment(name: str, seeds: jax.Array, images: jax.Array) -> jax.Array:
-    """`images` (B, H, W, C) under the augmentation `name`, by the seeds (B,) of its examples."""
+    """Returns `images` (B, H, W, C) under the augmentation `name`, with seeds (B,)."""
     parts = [part for part in (crop, flip) if part.__name__ in name.split("_")]
 
     def one(seed: jax.Array, image: jax.Array) -> jax.Array:

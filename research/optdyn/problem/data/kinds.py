@@ -14,13 +14,21 @@ from typing import Any
 import numpy as np
 
 from optdyn.base import lookup
-from optdyn.base.errors import Wrong, shown
-from optdyn.base.fields import Custom, Returns, Value, field, like, plain
+from optdyn.base.errors import Check, short_repr
+from optdyn.base.fields import Constant, Custom, Value, field, normalize, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import A_CHANNEL, PIXELS
 from optdyn.base.trees import examples_in
 from optdyn.problem.data import folder, records, text, tokenizers
-from optdyn.problem.data.arrays import SEED, DataError, Dataset, Split, checked, stratified, take
+from optdyn.problem.data.arrays import (
+    SEED,
+    DataError,
+    Dataset,
+    Split,
+    make_dataset,
+    stratified,
+    take,
+)
 
 
 @dataclass(frozen=True)
@@ -96,23 +104,23 @@ class Data(Value, section="data", union=True):
         return ""
 
     @classmethod
-    def of(cls, given: Any) -> Any:
+    def from_object(cls, thing: Any) -> Any:
         """The data of a dict of arrays, or of a function that returns some.
 
         Arrays are copied: what is written into them later is other data. The same numbers are the
         same data.
         """
-        if isinstance(given, Mapping):
-            copied = _copied(given if "train" in given else {"train": given})
+        if isinstance(thing, Mapping):
+            copied = _copy_arrays(thing if "train" in thing else {"train": thing})
             numbers = sys.intern(lookup.digest(copied))  # one text of equal numbers, as a key
-            return OwnData(name=name_of(Returns(copied), "arrays", numbers))
-        return super().of(given)
+            return OwnData(name=name_of(Constant(copied), "arrays", numbers))
+        return super().from_object(thing)
 
 
-def _copied(given: Any) -> Any:
+def _copy_arrays(given: Any) -> Any:
     """Arrays of NumPy of whatever holds numbers, in dicts; what cannot be one stays as it is."""
     if isinstance(given, Mapping):
-        return {key: _copied(value) for key, value in given.items()}
+        return {key: _copy_arrays(value) for key, value in given.items()}
     try:
         return given if given is None else np.array(given)
     except ValueError:  # rows of unlike length, which are refused later
@@ -151,7 +159,7 @@ class Sequences(Data):
     tokenizer: str = field(
         "character",
         "Tokenizer of text.",
-        expected=tokenizers.WANTED,
+        expected=tokenizers.EXPECTED,
         is_valid=tokenizers.is_known,
     )
     sequence_length: int = field(
@@ -184,7 +192,7 @@ class Records(Images, Sequences):
 
     def read_records(self, where: Path) -> Dataset:
         """The images in a folder, or as much of a text as is asked for. Raises DataError."""
-        if feature := text.feature(where):
+        if feature := text.text_feature(where):
             asked = self.tokenizer, self.sequence_length, self.train_examples
             return self.windows(text.records(where, feature, *asked), f"in {where}")
         return records.load(where, self.image_size)
@@ -208,7 +216,7 @@ class KJV(Sequences, name="kjv"):
     """The King James Bible, 4 million characters, the last twentieth held out."""
 
     def read(self) -> Dataset:
-        return self.windows(text.cut(text.verses()), "of 'kjv'")
+        return self.windows(text.hold_lines_out(text.verses()), "of 'kjv'")
 
 
 @dataclass(frozen=True)
@@ -273,16 +281,16 @@ class OwnData(Images, Sequences, Custom, custom=True):
     def read(self) -> Dataset:
         key = "config.data.name"
         function = lookup.find(key, self.name, {})
-        made = lookup.call(key, self.name, function, **plain(self.options))
+        made = lookup.call_user_code(key, self.name, function, **plain(self.options))
         if isinstance(made, Dataset):
             made = made._asdict()
-        where = f"of {lookup.setting(key, self.name)}"
-        DataError.refuse(_wrong_return(made, f"the data set {where}"))
+        where = f"of {lookup.key_value(key, self.name)}"
+        DataError.refuse(_return_checks(made, f"the data set {where}"))
         splits = {key: made[key] for key in ("train", "test") if made.get(key) is not None}
-        return checked(splits, like(made.get("classes"), 0) or 0, where)
+        return make_dataset(splits, normalize(made.get("classes"), 0) or 0, where)
 
 
-def _wrong_return(made: Any, whole: str) -> Iterator[Wrong]:
+def _return_checks(made: Any, whole: str) -> Iterator[Check]:
     """What keeps what a function returned from being a data set."""
     expected = "must be optdyn.problem.data.Dataset, or a dict with 'train' and 'test', dicts of "
     line = f"{whole} is a {type(made).__name__}: {expected}arrays, and maybe 'classes'"
@@ -291,6 +299,6 @@ def _wrong_return(made: Any, whole: str) -> Iterator[Wrong]:
         yield True, f"{whole} has {key!r}: only train, test and classes"
     is_split = isinstance(made.get("test"), Mapping | None)
     yield not is_split, f"the test split of {whole} must be a dict of arrays"
-    classes = like(made.get("classes"), 0)
+    classes = normalize(made.get("classes"), 0)
     count = classes is None or (type(classes) is int and classes >= 0)
-    yield not count, f"{whole} has classes = {shown(classes)}: must count them"
+    yield not count, f"{whole} has classes = {short_repr(classes)}: must count them"

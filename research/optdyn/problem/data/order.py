@@ -10,9 +10,11 @@ import numpy as np
 from optdyn.base.trees import Examples
 from optdyn.problem.data.arrays import Split, take
 
-RAMP = 8  # updates
+EPOCH_RAMP = 8  # updates
 BLOCK = 2**16  # draws with replacement are generated in blocks of this many positions
-BYTES = 2**26  # of a block of streamed examples, on all devices together; two of them are there
+BLOCK_BYTES = (
+    2**26
+)  # of a block of streamed examples, on all devices together; two of them are there
 
 
 # Batches: pure functions of seeds and step numbers.
@@ -76,7 +78,7 @@ def independent(
     return chosen
 
 
-def away(
+def distance_to_epoch(
     start: int, stop: int, batch_size: int, examples: int, past: int, replacement: bool = False
 ) -> np.ndarray:
     """How far updates start..stop-1 are from where an epoch begins, 0 to 1, float64 (T,).
@@ -86,15 +88,15 @@ def away(
     """
     if replacement:
         return np.ones(stop - start)
-    t = np.arange(max(start - RAMP, 0), stop + RAMP)
+    t = np.arange(max(start - EPOCH_RAMP, 0), stop + EPOCH_RAMP)
     first = np.maximum(t - past, 0) * batch_size // examples
     last = ((t + 1) * batch_size - 1) // examples
-    begins = np.append(t[first != last], stop + RAMP)
+    begins = np.append(t[first != last], stop + EPOCH_RAMP)
     distance = np.abs(np.arange(start, stop)[:, None] - begins).min(axis=1)
-    return np.minimum(distance / RAMP, 1.0)
+    return np.minimum(distance / EPOCH_RAMP, 1.0)
 
 
-def draws(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:
+def augmentation_seeds(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:
     """A seed for each example of the batches of updates start..stop-1, int32 (stop - start, B).
 
     Those of update t depend on (seed, t) and the example's place in the batch only.
@@ -110,14 +112,14 @@ def draws(seed: int, start: int, stop: int, batch_size: int) -> np.ndarray:
 # Shards of the training set, where nodes hold unlike examples.
 
 
-def sizes(examples: int, nodes: int) -> np.ndarray:
+def shard_sizes(examples: int, nodes: int) -> np.ndarray:
     """(nodes,) int64, equal but for one example; the larger ones first."""
     return examples // nodes + (np.arange(nodes) < examples % nodes)
 
 
 def contiguous(examples: int, nodes: int) -> tuple[np.ndarray, ...]:
     """The numbers of each node's examples, one stretch after the other."""
-    return tuple(np.split(np.arange(examples), np.cumsum(sizes(examples, nodes))[:-1]))
+    return tuple(np.split(np.arange(examples), np.cumsum(shard_sizes(examples, nodes))[:-1]))
 
 
 def dirichlet(
@@ -132,7 +134,7 @@ def dirichlet(
     """
     classes, numbers = np.unique(labels, return_inverse=True)
     mixtures = rng.dirichlet(np.full(len(classes), alpha), nodes)
-    counts = divided(mixtures, np.bincount(numbers), sizes(len(labels), nodes))
+    counts = divide(mixtures, np.bincount(numbers), shard_sizes(len(labels), nodes))
     node_of = np.empty(len(labels), np.int64)
     for label, share in enumerate(counts.T):
         members = rng.permutation(np.flatnonzero(numbers == label))
@@ -140,17 +142,17 @@ def dirichlet(
     return tuple(np.flatnonzero(node_of == node) for node in range(nodes))
 
 
-def divided(mixtures: np.ndarray, supply: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """(nodes, classes) int64 whose rows sum to `sizes` and whose columns sum to `supply`.
+def divide(mixtures: np.ndarray, supply: np.ndarray, shard_sizes: np.ndarray) -> np.ndarray:
+    """(nodes, classes) int64 whose rows sum to `shard_sizes` and whose columns sum to `supply`.
 
     In rounds: each node asks for what it lacks, by its mixture of what is left; what is asked for
     too often is divided in proportion. Crumbs below one example go to who wants them most, one
     class a node and round. ValueError if the sums are not those of one table.
     """
-    if supply.sum() != sizes.sum():
-        raise ValueError(f"{supply.sum()} examples for shards of {sizes.sum()}")
+    if supply.sum() != shard_sizes.sum():
+        raise ValueError(f"{supply.sum()} examples for shards of {shard_sizes.sum()}")
     counts = np.zeros(mixtures.shape, np.int64)
-    while (lack := sizes - counts.sum(axis=1)).any():
+    while (lack := shard_sizes - counts.sum(axis=1)).any():
         left = supply - counts.sum(axis=0)
         expected = mixtures * (left > 0)
         nothing = expected.sum(axis=1) < 1e-9  # of what is left a node wants any
@@ -188,7 +190,7 @@ class DataBlock(NamedTuple):
 Feed = Callable[[int, Batches], DataBlock]  # the block that holds the examples of an update
 
 
-def whole(examples: Examples) -> Feed:
+def whole_set(examples: Examples) -> Feed:
     """The training set as one block, from the devices that it is on."""
     return lambda step, batches: DataBlock(examples, sys.maxsize, batches)
 
@@ -207,7 +209,7 @@ def streamed(
     the shapes of a full one, so that nothing is compiled anew.
     """
     example = sum(leaf.nbytes // len(leaf) for leaf in train.values())
-    updates = int(np.clip(BYTES // (example * batch_size), 1, most))
+    updates = int(np.clip(BLOCK_BYTES // (example * batch_size), 1, most))
     pool = ThreadPoolExecutor(1, "feed")
     coming: dict[int, Future[DataBlock]] = {}  # by their first updates
 

@@ -32,17 +32,17 @@ from pathlib import Path
 
 import numpy as np
 
-from optdyn.base.arguments import Parser
 from optdyn.base.errors import first_line
 from optdyn.base.files import write
+from optdyn.base.flag_parser import Parser
 from optdyn.problem.data import folder as files
 from optdyn.problem.data import records, text
 from optdyn.problem.data.arrays import SEED, DataError, Split, stratified, take
 from optdyn.problem.data.kinds import MNIST5k
 
-PATIENCE = 10  # seconds for a first answer; TFDS itself retries for minutes
+TIMEOUT = 10  # seconds for a first answer; TFDS itself retries for minutes
 DEBIAN = {"fashion_mnist": Path("/usr/share/datasets/fashion-mnist")}
-SLICE = 1000  # images at a time
+IMAGES_AT_ONCE = 1000  # images at a time
 SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".md", ".rst")
 TRAIN = 4_000  # of mnist5k's images
 
@@ -77,28 +77,28 @@ def prepare(spec: str, data_dir: str | None = None, source: str = "", image_size
         sizes = " + ".join(f"{len(part) / 1e6:.1f}" for part in text.packages(root))
         return f"packages is ready under {folder}: {sizes} million characters of text"
     if source or spec in DEBIAN:
-        folder = _of_folder(spec, Path(source) if source else DEBIAN[spec], root)
+        folder = _prepare_folder(spec, Path(source) if source else DEBIAN[spec], root)
     else:
-        folder = _of_tfds(spec, root)
+        folder = _prepare_tfds(spec, root)
     ready = f"tfds:{spec} is ready under {folder}:"
-    if feature := text.feature(folder):
-        first, second = text.sources(folder)
+    if feature := text.text_feature(folder):
+        first, second = text.record_splits(folder)
         return f"{ready} {len(first):,} + {len(second):,} examples of text, {feature!r}"
     data = records.load(folder, image_size)
     train, test = data.train["image"], data.test["image"]
-    mean, std = channels(train)
+    mean, std = channel_statistics(train)
     return (
         f"{ready} {len(train):,} + {len(test):,} images {train.shape[1:]}, {data.classes} classes; "
         f"config.data.mean={mean} config.data.std={std}"
     )
 
 
-def channels(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of the channels of uint8 (N, H, W, C), of pixels from 0 to 1."""
     counts = np.zeros((images.shape[-1], 256))
-    for start in range(0, len(images), SLICE):
+    for start in range(0, len(images), IMAGES_AT_ONCE):
         for c, count in enumerate(counts):
-            part = images[start : start + SLICE, ..., c]
+            part = images[start : start + IMAGES_AT_ONCE, ..., c]
             count += np.bincount(part.ravel(), minlength=256)
     weights, pixels = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
     mean = weights @ pixels
@@ -106,7 +106,7 @@ def channels(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(mean.round(4).tolist()), tuple(std.round(4).tolist())
 
 
-def _of_tfds(spec: str, root: Path) -> Path:
+def _prepare_tfds(spec: str, root: Path) -> Path:
     """The folder of the records. Raises DataError."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
@@ -123,15 +123,15 @@ def _of_tfds(spec: str, root: Path) -> Path:
     ):
         if not builder.data_path.exists():
             for url in [] if by_hand else list(builder.url_infos or ())[:1]:
-                _reach(url)
+                _check_host(url)
             builder.download_and_prepare(file_format="array_record")
     return Path(builder.data_dir)
 
 
-def _reach(url: str) -> None:
+def _check_host(url: str) -> None:
     """Raises OSError unless the host of `url` gives some answer, through a proxy if one is set."""
     try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PATIENCE).close()
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=TIMEOUT).close()
     except urllib.error.HTTPError:
         return
     except (OSError, http.client.HTTPException) as error:
@@ -141,7 +141,7 @@ def _reach(url: str) -> None:
         ) from error
 
 
-def _of_folder(name: str, source: Path, root: Path) -> Path:
+def _prepare_folder(name: str, source: Path, root: Path) -> Path:
     """The folder of the records. Raises DataError."""
     folder = root / name / records.VERSION
     if records.is_prepared(folder):
@@ -194,7 +194,7 @@ def write_records(
     with DataError.at(f"cannot prepare {name} under {root}", OSError, then=then):
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=root) as aside:
-            made = _as_tfds_does(Path(aside), name, description, splits, classes)
+            made = _write_with_tfds(Path(aside), name, description, splits, classes)
             records.load(made)  # decoded, too
             folder.parent.mkdir(exist_ok=True)
             _rename(made, folder)
@@ -209,7 +209,7 @@ def _rename(aside: Path, folder: Path) -> None:
             raise
 
 
-def _as_tfds_does(
+def _write_with_tfds(
     root: Path, name: str, description: str, splits: Mapping[str, Split], classes: int
 ) -> Path:
     """Writes records as array_record, without TensorFlow."""
@@ -264,7 +264,7 @@ def packages(root: Path) -> Path:
     if (folder / text.PACKAGES_JSON).is_file():
         return folder
     found = _distributions()
-    every = list(_texts(found))
+    every = list(_read_texts(found))
     few = f"the packages of this Python have {len(every)} texts: too few to hold out"
     train, test = text.hold_files_out(every, few)
     with DataError.at(f"cannot write {folder}", OSError):
@@ -284,7 +284,7 @@ def _distributions() -> dict[str, metadata.Distribution]:
     return {name: found[name] for name in sorted(found) if name != "optdyn"}
 
 
-def _texts(distributions: Mapping[str, metadata.Distribution]) -> Iterator[str]:
+def _read_texts(distributions: Mapping[str, metadata.Distribution]) -> Iterator[str]:
     """Every text of theirs once: those in UTF-8 that are there."""
     seen = set()
     for each in distributions.values():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.problem.data.arrays import DataError, Dataset, Split, dataset
 
 if TYPE_CHECKING:
@@ -34,10 +34,14 @@ SPEC = re.compile(r"(\w+)(?:/(\w[\w.+-]*))?(?::(\d+\.\d+\.\d+))?")
 VERSION = "1.0.0"  # of what is prepared without TFDS
 CACHE = "optdyn_arrays_2"
 ABOUT = "about.json"
-CHECKED = 2**30  # bytes: larger files are not read through to see whether they are whole
+MOST_CHECKED = 2**30  # bytes: larger files are not read through to see whether they are whole
 DAMAGED = (OSError, ValueError, KeyError, EOFError)
 TFDS = "tensorflow_datasets."
-CLASS = ("pythonClassName", "python_class_name", "type")  # keys of a feature's class, one of old
+CLASS_KEYS = (
+    "pythonClassName",
+    "python_class_name",
+    "type",
+)  # keys of a feature's class, one of old
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of channels
 
 
@@ -81,12 +85,12 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
     """
     stored = folder / (f"{CACHE}_{image_size}" if image_size else CACHE)
     try:
-        splits, classes = _mapped(stored)
+        splits, classes = _map_arrays(stored)
     except DAMAGED:
-        images, classes = _images(folder, image_size)
+        images, classes = _image_rows(folder, image_size)
         try:
             _write(stored, images, classes)
-            splits, classes = _mapped(stored)
+            splits, classes = _map_arrays(stored)
         except DataError:
             raise
         except DAMAGED:
@@ -97,13 +101,13 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
 # Records.
 
 
-def opened(folder: Path) -> "DatasetBuilder":
+def open_builder(folder: Path) -> "DatasetBuilder":
     """The TFDS builder of the records in `folder`, which TFDS can read. Raises DataError."""
     import tensorflow_datasets as tfds
 
-    with unreadable(folder):
+    with reading_errors(folder):
         features = (folder / "features.json").read_text(errors="replace")
-        if name := next(_foreign(features), ""):
+        if name := next(_foreign_classes(features), ""):
             raise DataError(
                 f"{folder}: features.json names {name!r}: must be classes of TFDS's own"
             )
@@ -117,17 +121,17 @@ def opened(folder: Path) -> "DatasetBuilder":
     return builder
 
 
-def _foreign(value: Any) -> Iterator[str]:
+def _foreign_classes(value: Any) -> Iterator[str]:
     """The classes that a `features.json` names and TFDS would import, which are not its own."""
     if isinstance(value, str):
         with suppress(ValueError):  # there may be JSON in a text of JSON
             value = json.loads(value)
     if isinstance(value, Mapping):
-        named = (value.get(key) for key in CLASS)
+        named = (value.get(key) for key in CLASS_KEYS)
         yield from (name for name in named if isinstance(name, str) and not name.startswith(TFDS))
         value = [*value.values()]
     for each in value if isinstance(value, list) else ():
-        yield from _foreign(each)
+        yield from _foreign_classes(each)
 
 
 def held_out_split(builder: "DatasetBuilder") -> str:
@@ -135,7 +139,7 @@ def held_out_split(builder: "DatasetBuilder") -> str:
     return next((name for name in ("test", "validation") if name in builder.info.splits), "")
 
 
-def unreadable(folder: Path) -> AbstractContextManager[None]:
+def reading_errors(folder: Path) -> AbstractContextManager[None]:
     """Inside, an error met while reading records becomes a DataError."""
     then = "; delete the folder and prepare the data set again"
     return DataError.at(f"cannot read the records in {folder}", OSError, RuntimeError, then=then)
@@ -149,21 +153,23 @@ class ImageRows(NamedTuple):
     rows: Callable[[], Iterator[tuple[np.ndarray, int]]]  # uint8 image and label of each
 
 
-def _images(folder: Path, image_size: int) -> tuple[dict[str, ImageRows], int]:
+def _image_rows(folder: Path, image_size: int) -> tuple[dict[str, ImageRows], int]:
     """The splits of the records, and the number of classes."""
-    builder = opened(folder)
-    DataError.refuse(_wrong(builder, f"the data set in {folder}"))
+    builder = open_builder(folder)
+    DataError.refuse(_record_checks(builder, f"the data set in {folder}"))
     named = {"train": "train"} | ({"test": test} if (test := held_out_split(builder)) else {})
-    with unreadable(folder):
+    with reading_errors(folder):
         if test == "test" and "validation" in builder.info.splits:
             first = next(iter(_undecoded(builder, test)), {"label": -1})
             if first["label"] < 0:  # ImageNet's have no labels
                 named["test"] = "validation"
-        splits = {key: _split(builder, name, folder, image_size) for key, name in named.items()}
+        splits = {
+            key: _rows_of_split(builder, name, folder, image_size) for key, name in named.items()
+        }
     return splits, getattr(builder.info.features["label"], "num_classes", None) or 0
 
 
-def _wrong(builder: "DatasetBuilder", whole: str) -> Iterator[Wrong]:
+def _record_checks(builder: "DatasetBuilder", whole: str) -> Iterator[Check]:
     """Whether the records do not hold what is needed, by what TFDS says of them."""
     features = builder.info.features
     for key in ("image", "label"):
@@ -184,13 +190,15 @@ def _undecoded(builder: "DatasetBuilder", name: str) -> "Sequence[Record]":
     return builder.as_data_source(name, decoders=decoders)
 
 
-def _split(builder: "DatasetBuilder", name: str, folder: Path, image_size: int) -> ImageRows:
+def _rows_of_split(
+    builder: "DatasetBuilder", name: str, folder: Path, image_size: int
+) -> ImageRows:
     examples = _undecoded(builder, name)
     pixels = partial(_pixels, builder.info.features["image"].shape[-1], image_size)
     shape = pixels(examples[0]["image"]).shape if len(examples) else (0, 0, 0)
 
     def rows() -> Iterator[tuple[np.ndarray, int]]:
-        with unreadable(folder):
+        with reading_errors(folder):
             for example in examples:
                 image = pixels(example["image"])
                 if image.shape != shape:
@@ -208,12 +216,12 @@ def _pixels(channels: int | None, image_size: int, image: bytes | np.ndarray) ->
     from PIL import Image
 
     if not isinstance(image, np.ndarray):
-        with Image.open(io.BytesIO(image)) as opened:
-            image = np.asarray(opened.convert(MODES.get(channels or 0)))
-    return fitted(image if image.ndim == 3 else image[..., None], image_size)
+        with Image.open(io.BytesIO(image)) as open_builder:
+            image = np.asarray(open_builder.convert(MODES.get(channels or 0)))
+    return fit_square(image if image.ndim == 3 else image[..., None], image_size)
 
 
-def fitted(image: np.ndarray, size: int) -> np.ndarray:
+def fit_square(image: np.ndarray, size: int) -> np.ndarray:
     """The square in the middle of a uint8 (H, W, C), scaled to (size, size, C); all of it for 0."""
     from PIL import Image, ImageOps
 
@@ -226,12 +234,12 @@ def fitted(image: np.ndarray, size: int) -> np.ndarray:
 # Decoded arrays.
 
 
-def _mapped(stored: Path) -> tuple[dict[str, Split], int]:
+def _map_arrays(stored: Path) -> tuple[dict[str, Split], int]:
     about = json.loads((stored / ABOUT).read_text())
     splits: dict[str, Split] = {}
     for file, crc in about["crc32"].items():
         array = np.asarray(np.load(stored / f"{file}.npy", mmap_mode="r"))
-        if array.nbytes <= CHECKED and zlib.crc32(array.data) != crc:
+        if array.nbytes <= MOST_CHECKED and zlib.crc32(array.data) != crc:
             raise ValueError(f"{file} is damaged")
         split, key = file.split("_")
         splits.setdefault(split, {})[key] = array

@@ -18,7 +18,7 @@ import numpy as np
 
 from optdyn.problem.data import tokenizers
 from optdyn.problem.data.arrays import DataError
-from optdyn.problem.data.records import CACHE, Record, held_out_split, opened, unreadable
+from optdyn.problem.data.records import CACHE, Record, held_out_split, open_builder, reading_errors
 
 Texts = tuple[str, str]  # to train on, and held out
 PASSAGES = """
@@ -28,7 +28,7 @@ PASSAGES = """
 REFERENCE = re.compile(r"\d+:\d+ ")  # the text has no other digits
 OPTIONAL = ("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo")
 TESTS = {"test", "tests", "idle_test"}
-EVERY = 20  # the last of so many files in a row is held out
+HELD_OUT_EVERY = 20  # the last of so many files in a row is held out
 PACKAGES = "packages"  # the folder of their texts
 PACKAGES_JSON = "packages.json"  # in it, written last
 
@@ -38,7 +38,7 @@ def windows(tokens: np.ndarray, length: int) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(tokens, length + 1)[::length].copy()
 
 
-def cut(lines: Sequence[str], between: str = "\n") -> Texts:
+def hold_lines_out(lines: Sequence[str], between: str = "\n") -> Texts:
     """All lines, the last twentieth of them held out."""
     at = max(len(lines) * 19 // 20, 1)
     return between.join(lines[:at]), between.join(lines[at:])
@@ -93,10 +93,10 @@ def sources_of_python(root: Path) -> Iterator[Path]:
 
 def hold_files_out(texts: list[str], few: str) -> Texts:
     """19 of 20 texts and the last of each 20. Raises DataError, `few`, where there are fewer."""
-    if len(texts) < EVERY:
+    if len(texts) < HELD_OUT_EVERY:
         raise DataError(few)
-    test = "".join(texts[EVERY - 1 :: EVERY])
-    del texts[EVERY - 1 :: EVERY]
+    test = "".join(texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
+    del texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     return "".join(texts), test
 
 
@@ -126,14 +126,14 @@ def text_files(path: Path) -> Texts:
     for p in paths:
         with DataError.at(f"cannot read {p}", OSError), DataError.at(not_text, UnicodeDecodeError):
             lines += p.read_text("utf-8").splitlines()
-    return cut(lines) if len(lines) > 1 else cut("".join(lines), "")
+    return hold_lines_out(lines) if len(lines) > 1 else hold_lines_out("".join(lines), "")
 
 
-def feature(folder: Path) -> str:
+def text_feature(folder: Path) -> str:
     """The name of the text in TFDS's records in `folder`; '' if there is none, or an image."""
     if any(folder.glob(f"{CACHE}*")):  # of images: there is no need to look further
         return ""
-    features = opened(folder).info.features
+    features = open_builder(folder).info.features
     texts = [
         name
         for name, value in features.items()
@@ -162,24 +162,24 @@ def records(
 
     def text(source: Iterable[Record]) -> str:
         lines = (example[name].decode(errors="replace") for example in source)
-        return "\n".join(_enough(lines, tokenizer, needed))
+        return "\n".join(_first_lines(lines, tokenizer, needed))
 
-    with unreadable(folder):
-        train, test = map(text, sources(folder))
+    with reading_errors(folder):
+        train, test = map(text, record_splits(folder))
     return train, test
 
 
-def sources(folder: Path) -> tuple[Sequence[Record], Sequence[Record]]:
+def record_splits(folder: Path) -> tuple[Sequence[Record], Sequence[Record]]:
     """The records of the two splits, sequences of examples; 95 % and 5 % where there is one."""
-    builder = opened(folder)
+    builder = open_builder(folder)
     test = held_out_split(builder)
     splits = ("train", test) if test else ("train[:95%]", "train[95%:]")
-    with unreadable(folder):
+    with reading_errors(folder):
         train, test = (builder.as_data_source(split) for split in splits)
     return train, test
 
 
-def _enough(lines: Iterable[str], tokenizer: str, needed: int) -> Iterator[str]:
+def _first_lines(lines: Iterable[str], tokenizer: str, needed: int) -> Iterator[str]:
     """The first lines that joined by newlines have the tokens needed; all of them for 0."""
     taken = -1  # a newline less than there are lines
     for line in lines:

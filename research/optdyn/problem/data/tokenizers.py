@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Pairs
 
 NAMES = ("character", "byte")
-WANTED = "'character', 'byte' or 'bpe:N', of a vocabulary of N from 256 up"
+EXPECTED = "'character', 'byte' or 'bpe:N', of a vocabulary of N from 256 up"
 BPE = re.compile(r"bpe:(\d{1,7})")
-LEAST = 256  # the bytes
-LINES = 10_000  # that are encoded at a time: each token takes some hundred bytes meanwhile
+LEAST_PAIRS = 256  # the bytes
+LINES_AT_ONCE = 10_000  # that are encoded at a time: each token takes some hundred bytes meanwhile
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"  # what an unknown character decodes to
 CODE_POINTS = 0x110000
 
@@ -48,10 +48,10 @@ class Tokenizer(NamedTuple):
 
 def is_known(name: str) -> bool:
     """Whether it is one of NAMES, or `bpe:N` with N from 256 up."""
-    return name in NAMES or pairs(name) >= LEAST
+    return name in NAMES or pair_vocabulary(name) >= LEAST_PAIRS
 
 
-def pairs(name: str) -> int:
+def pair_vocabulary(name: str) -> int:
     """The N of `bpe:N`, 0 for other names."""
     match = BPE.fullmatch(str(name))
     return int(match[1]) if match else 0
@@ -59,7 +59,7 @@ def pairs(name: str) -> int:
 
 def make(name: str, text: str, folder: Path | None = None) -> Tokenizer:
     """The tokenizer `name` for a training text; `folder` keeps byte pairs. Raises DataError."""
-    if vocabulary := pairs(name):
+    if vocabulary := pair_vocabulary(name):
         return bpe(vocabulary, text, folder)
     return character(text) if name == "character" else byte()
 
@@ -111,17 +111,17 @@ def bpe(vocabulary: int, text: str, folder: Path | None = None) -> Tokenizer:
         with contextlib.suppress(Exception):  # the library raises no other for a damaged file
             made = library.Tokenizer.from_file(str(kept / "tokenizer.json"))
     if made is None:
-        made = trained = _trained(library, vocabulary, text)
+        made = trained = _train(library, vocabulary, text)
         if kept:
-            _keep(kept / "tokenizer.json", lambda path: write(path, trained.to_str()))
+            _try_to_store(kept / "tokenizer.json", lambda path: write(path, trained.to_str()))
     return Tokenizer(
         made.get_vocab_size(),
-        partial(_encoded, made, kept),
+        partial(_encode, made, kept),
         lambda tokens: made.decode(np.asarray(tokens).tolist()),
     )
 
 
-def _trained(library: ModuleType, vocabulary: int, text: str) -> "Pairs":
+def _train(library: ModuleType, vocabulary: int, text: str) -> "Pairs":
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = library.decoders.ByteLevel()
@@ -134,7 +134,7 @@ def _trained(library: ModuleType, vocabulary: int, text: str) -> "Pairs":
     return made
 
 
-def _encoded(made: "Pairs", folder: Path | None, text: str) -> np.ndarray:
+def _encode(made: "Pairs", folder: Path | None, text: str) -> np.ndarray:
     """(L,) integers of the smallest dtype, from the folder if they are there."""
     kept = folder / f"tokens-{_hash(text)}.npz" if folder else None
     if kept:
@@ -142,16 +142,16 @@ def _encoded(made: "Pairs", folder: Path | None, text: str) -> np.ndarray:
             return arrays["tokens"]
     dtype = np.min_scalar_type(made.get_vocab_size() - 1)
     lines, parts = text.splitlines(keepends=True), [np.empty(0, dtype)]
-    for start in range(0, len(lines), LINES):
-        found = made.encode_batch_fast(lines[start : start + LINES])
+    for start in range(0, len(lines), LINES_AT_ONCE):
+        found = made.encode_batch_fast(lines[start : start + LINES_AT_ONCE])
         parts.append(np.concatenate([np.array(line.ids, dtype) for line in found]))
     tokens = np.concatenate(parts)
     if kept:
-        _keep(kept, lambda path: write_npz(path, {"tokens": tokens}))
+        _try_to_store(kept, lambda path: write_npz(path, {"tokens": tokens}))
     return tokens
 
 
-def _keep(path: Path, put: Callable[[Path], None]) -> None:
+def _try_to_store(path: Path, put: Callable[[Path], None]) -> None:
     """A folder that cannot be written is no error: then the work is done every time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ import flax.linen as nn
 import jax
 
 from optdyn.base import lookup
-from optdyn.base.errors import ConfigError, shown
-from optdyn.base.fields import Custom, Returns, Value, field, plain
+from optdyn.base.errors import ConfigError, short_repr
+from optdyn.base.fields import Constant, Custom, Value, field, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import BLOCKS, WIDE
 from optdyn.base.trees import Params, Tree
@@ -23,7 +23,7 @@ from optdyn.base.trees import Params, Tree
 KEY = "config.model.name"
 Blocks = tuple[tuple[str, nn.Module], ...]
 # A module of another library, {0}, as a pair (init, apply).
-PAIRS = {
+PAIR_EXAMPLES = {
     "flax.nnx": (
         "lambda key, x: nnx.state({0}(..., rngs=nnx.Rngs(key)), nnx.Param) and lambda params, x: "
         "nnx.merge(graph, params, rest)(x), where graph, _, rest = nnx.split({0}(..., "
@@ -60,24 +60,24 @@ class Model(Value, section="model", union=True):
         return ""
 
     @classmethod
-    def of(cls, given: Any) -> Any:
+    def from_object(cls, thing: Any) -> Any:
         """The model of a flax module, of a pair (init, apply) or of a function; others unchanged.
 
         Raises `ConfigError` for a module of another library, or its class.
         """
-        if isinstance(given, nn.Module):
-            words = f"the module {type(given).__name__}"
-            return OwnModel(name=name_of(Returns(given), words, given))
-        if isinstance(given, tuple) and len(given) == 2 and all(map(callable, given)):
-            return OwnModel(name=name_of(Returns(Pure(*given)), "two functions", *given))
-        kind = given if isinstance(given, type) else type(given)
-        for library, pair in PAIRS.items():
+        if isinstance(thing, nn.Module):
+            words = f"the module {type(thing).__name__}"
+            return OwnModel(name=name_of(Constant(thing), words, thing))
+        if isinstance(thing, tuple) and len(thing) == 2 and all(map(callable, thing)):
+            return OwnModel(name=name_of(Constant(Pure(*thing)), "two functions", *thing))
+        kind = thing if isinstance(thing, type) else type(thing)
+        for library, pair in PAIR_EXAMPLES.items():
             if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
                 raise ConfigError(
                     f"Experiment.model: {kind.__name__} is of {library}, so it must be given as a "
                     f"pair of functions (init, apply): {pair.format(kind.__name__)}"
                 )
-        return super().of(given)
+        return super().from_object(thing)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class OwnModel(Model, Custom, custom=True):
     def blocks_for(self, classes: int) -> Blocks:
         """Raises `ConfigError` where the function fails or returns something else."""
         function = lookup.find(KEY, self.name, {})
-        made = lookup.call(KEY, self.name, function, classes, **plain(self.options))
+        made = lookup.call_user_code(KEY, self.name, function, classes, **plain(self.options))
         pairs = (("model", made),) if isinstance(made, nn.Module) else made
         try:
             blocks = tuple((block, module) for block, module in pairs)
@@ -118,8 +118,8 @@ class OwnModel(Model, Custom, custom=True):
         good = [isinstance(block, str) and isinstance(m, nn.Module) for block, m in blocks]
         if not blocks or not all(good) or len(dict(blocks)) < len(blocks):
             raise ConfigError(
-                f"{lookup.setting(KEY, self.name)}: must return a flax.linen module or a sequence "
-                f"of (name, module), all names different, and returned {shown(made)}"
+                f"{lookup.key_value(KEY, self.name)}: must return a flax.linen module or a "
+                f"sequence of (name, module), all names different, and returned {short_repr(made)}"
             )
         return blocks
 
@@ -147,11 +147,11 @@ def make(model: Model, classes: int) -> Blocks:
     """
     *trunk, head = model.blocks_for(classes)
     if model.remat:
-        trunk = [(name, _checkpointed(module)) for name, module in trunk]
+        trunk = [(name, _with_remat(module)) for name, module in trunk]
     return (*trunk, head)
 
 
-def _checkpointed(module: nn.Module) -> nn.Module:
+def _with_remat(module: nn.Module) -> nn.Module:
     fields = (field.name for field in dataclasses.fields(module) if field.init)
     values = {name: getattr(module, name) for name in fields if name not in ("parent", "name")}
     kind: Callable[..., nn.Module] = type(module)

@@ -32,11 +32,11 @@ from itertools import islice
 import flax.linen as nn
 import jax
 
-from optdyn.base.errors import Wrong
+from optdyn.base.errors import Check
 from optdyn.base.fields import field
 from optdyn.base.ranges import BLOCKS, WIDTHS, counts
 from optdyn.problem.models.base import Blocks, LayeredModel
-from optdyn.problem.models.convolution import Conv, Shape, each, max_pool
+from optdyn.problem.models.convolution import Conv, Shape, lowerings_of, max_pool
 from optdyn.problem.models.mlp import dense_layers
 
 WINDOW = (5, 5)  # of LeNet
@@ -97,7 +97,7 @@ class CNN(ConvolutionalModel, name="cnn"):
 
         That has 61,706 parameters on 32 x 32 x 1 images, 44,426 on 28 x 28 x 1.
         """
-        ways = each(self.lowering, [(WINDOW, (1, 1))] * len(self.channels))
+        ways = lowerings_of(self.lowering, [(WINDOW, (1, 1))] * len(self.channels))
         convolutions = tuple(
             (f"conv{i}", ConvPool(channels, self.dtype, way))
             for i, (channels, way) in enumerate(zip(self.channels, ways, strict=True))
@@ -209,7 +209,9 @@ class ResNet(ConvolutionalModel, name="resnet"):
             for i in range(depth)
         ]
         shapes = [convolutions(*kind[1:], self.bottleneck) for kind in kinds]
-        ways = iter(each(self.lowering, [shape for block in shapes for shape in block.values()]))
+        ways = iter(
+            lowerings_of(self.lowering, [shape for block in shapes for shape in block.values()])
+        )
         trunk = [
             ResidualConv(
                 channels,
@@ -225,7 +227,7 @@ class ResNet(ConvolutionalModel, name="resnet"):
         named = ((f"block{i}", block) for i, block in enumerate(trunk))
         return (*named, ("output", PooledOutput(classes, self.norm, self.dtype)))
 
-    def _wrong(self) -> Iterator[Wrong]:
+    def _wrong(self) -> Iterator[Check]:
         stages = len(self.channels)
         uneven = not stages or self.blocks % stages
         yield (

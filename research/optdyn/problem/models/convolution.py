@@ -179,7 +179,7 @@ def require(lowering: str | None, kernel_shape: Sequence[int], strides: Sequence
         )
 
 
-def each(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | None, ...]:
+def lowerings_of(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | None, ...]:
     """One lowering for each convolution, in the order in which they are computed.
 
     'gemm' is that for all of them, 'gemm,fft' names them in order, None is the default. ValueError

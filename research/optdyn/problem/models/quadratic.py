@@ -63,8 +63,8 @@ class Quadratic(Model, name="quadratic"):
         train = {"optimum": optima(rng, count, self.dimension, self.noise)}
         test = {"optimum": np.zeros((1, self.dimension), np.float32)}
         if self.spread:
-            s = factors(rng, count, self.dimension, self.spread)
-            train = {"optimum": centred(train["optimum"], s), "curvature": s}
+            s = curvature_factors(rng, count, self.dimension, self.spread)
+            train = {"optimum": centre(train["optimum"], s), "curvature": s}
             test |= {"curvature": np.ones_like(test["optimum"])}
         return Dataset(train, test, 0)
 
@@ -80,13 +80,15 @@ def optima(rng: np.random.Generator, examples: int, dimension: int, noise: float
     return (xi - xi.mean(axis=0)).astype(np.float32)
 
 
-def factors(rng: np.random.Generator, examples: int, dimension: int, spread: float) -> np.ndarray:
+def curvature_factors(
+    rng: np.random.Generator, examples: int, dimension: int, spread: float
+) -> np.ndarray:
     """s, (examples, dimension), of gamma laws: mean 1 over the set, standard deviation `spread`."""
     s = rng.gamma(spread**-2, spread**2, (examples, dimension))
     return (s / s.mean(axis=0)).astype(np.float32)
 
 
-def centred(xi: np.ndarray, s: np.ndarray) -> np.ndarray:
+def centre(xi: np.ndarray, s: np.ndarray) -> np.ndarray:
     """The optima moved so that the bottom of the whole bowl is 0, E s xi = 0."""
     weighted = np.mean(s.astype(np.float64) * xi, axis=0) / s.mean(axis=0, dtype=np.float64)
     return (xi - weighted).astype(np.float32)

@@ -73,7 +73,7 @@ class TransformerBlock(Block):
         return x + nn.Dense(self.width, dtype=self.dtype, kernel_init=joining, name="contract")(y)
 
 
-def rotated(x: jax.Array) -> jax.Array:
+def rotate(x: jax.Array) -> jax.Array:
     """(B, T, heads, d) with (x_2i, x_2i+1) at position t turned by the angle t BASE^(-2i / d)."""
     length, size = x.shape[1], x.shape[-1]
     frequencies = BASE ** (-jnp.arange(0, size, 2) / size)
@@ -94,7 +94,7 @@ class ModernBlock(Block):
         n = self.norm("attention_norm")(x)
         by_head = (*x.shape[:2], self.attention_heads, -1)
         q, k, v = (self.dense(name)(n).reshape(by_head) for name in ("query", "key", "value"))
-        q, k = (rotated(self.norm(f"{name}_norm")(y)) for name, y in (("query", q), ("key", k)))
+        q, k = (rotate(self.norm(f"{name}_norm")(y)) for name, y in (("query", q), ("key", k)))
         y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape)
         x = x + self.dense("attended", joins=True)(y)
         m = self.norm("mlp_norm")(x)
@@ -131,7 +131,7 @@ class RMSNormOutput(nn.Module):
 
 
 @dataclass(frozen=True)
-class Transformers(ResidualModel):
+class TransformerBase(ResidualModel):
     """A transformer."""
 
     block: ClassVar[type[Block]]
@@ -162,7 +162,7 @@ class Transformers(ResidualModel):
 
 
 @dataclass(frozen=True)
-class Transformer(Transformers, name="transformer"):
+class Transformer(TransformerBase, name="transformer"):
     """Decoder-only transformer (arXiv 1706.03762), normalized before each branch."""
 
     block = TransformerBlock
@@ -170,7 +170,7 @@ class Transformer(Transformers, name="transformer"):
 
 
 @dataclass(frozen=True)
-class ModernTransformer(Transformers, name="modern_transformer"):
+class ModernTransformer(TransformerBase, name="modern_transformer"):
     """Decoder-only transformer as of the 2020s: rotary positions, RMSNorm, QK-norm, SwiGLU."""
 
     block = ModernBlock

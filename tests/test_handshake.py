@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from optdyn.base import greeting
-from optdyn.base.greeting import NONCE, SAID, STRANGERS, Door, call
+from optdyn.base import handshake
+from optdyn.base.handshake import HELLO, MOST_PENDING, NONCE, Listener, connect
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 WAIT = 20.0  # seconds, until what must come has come
@@ -23,7 +23,7 @@ WAIT = 20.0  # seconds, until what must come has come
 @pytest.fixture(params=["", "127.0.0.1"])
 def door(request):
     """One for callers of this machine, and one for those of others."""
-    with closing(Door(KEY, request.param)) as opened:
+    with closing(Listener(KEY, request.param)) as opened:
         yield opened
 
 
@@ -48,10 +48,10 @@ def is_let_go(line):
 def let_in(door, number, key=KEY):
     """The caller's connection and the door's; None and None if the door lets it go."""
     with ThreadPoolExecutor(1) as pool:
-        calling = pool.submit(call, door.address, key, number, WAIT)
+        calling = pool.submit(connect, door.address, key, number, WAIT)
         while not calling.done():
-            wait(door.files(), 0.1)
-            for came, line in door.came():
+            wait(door.sockets(), 0.1)
+            for came, line in door.accept():
                 assert came == number
                 return calling.result(), line
         with contextlib.suppress(ConnectionError):
@@ -67,7 +67,7 @@ def test_who_has_the_key_comes_in_and_both_can_talk(door):
 
 
 def test_who_has_another_key_does_not(door, monkeypatch):
-    monkeypatch.setattr(greeting, "TRIES", 1)
+    monkeypatch.setattr(handshake, "ATTEMPTS", 1)
     assert let_in(door, 0, OTHER) == (None, None)
     assert let_in(door, 0)[0]
 
@@ -76,20 +76,20 @@ def test_a_greeting_that_was_heard_before_is_no_key(door):
     """A stranger repeats what a caller said to another nonce."""
     with stranger(door) as caller, stranger(door) as other:
         for _ in range(2):
-            door.came()
-        said = SAID.pack(1, bytes(NONCE))
-        said += greeting._digest(KEY, b"caller", caller.recv(NONCE), said)
+            door.accept()
+        said = HELLO.pack(1, bytes(NONCE))
+        said += handshake._digest(KEY, b"caller", caller.recv(NONCE), said)
         for line in (caller, other):
             line.send(said)
-        ((number, mine),) = door.came()
+        ((number, mine),) = door.accept()
         assert number == 1 and is_let_go(other)
         mine.close()
 
 
 def test_a_caller_goes_from_a_door_that_has_not_the_key(monkeypatch):
-    monkeypatch.setattr(greeting, "TRIES", 1)
+    monkeypatch.setattr(handshake, "ATTEMPTS", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        calling = pool.submit(call, listener.getsockname(), KEY, 0, WAIT)
+        calling = pool.submit(connect, listener.getsockname(), KEY, 0, WAIT)
         line, _ = listener.accept()
         with line:
             line.sendall(bytes(NONCE))
@@ -105,8 +105,8 @@ def test_a_thousand_silent_strangers_keep_nobody_out(door):
         lines = []
         for _ in range(1000):
             lines.append(stack.enter_context(stranger(door)))
-            door.came()
-            assert len(door.files()) <= 1 + STRANGERS
+            door.accept()
+            assert len(door.sockets()) <= 1 + MOST_PENDING
             if len(lines) > 100:
                 lines.pop(0).close()
         assert is_let_go(lines[0])
@@ -115,17 +115,17 @@ def test_a_thousand_silent_strangers_keep_nobody_out(door):
 
 def test_a_greeting_has_its_time_however_slowly_it_comes(door, monkeypatch):
     now = time.monotonic()
-    monkeypatch.setattr(greeting.time, "monotonic", lambda: now)
+    monkeypatch.setattr(handshake.time, "monotonic", lambda: now)
     with stranger(door) as line:
-        for seconds in (0, 0.1, greeting.PATIENCE - 0.1):
+        for seconds in (0, 0.1, handshake.TIMEOUT - 0.1):
             now += seconds
             line.send(b"x")
-            door.came()
-            assert len(door.files()) == 2
+            door.accept()
+            assert len(door.sockets()) == 2
         now += 1
         line.send(b"x")
-        door.came()
-        assert len(door.files()) == 1 and is_let_go(line)
+        door.accept()
+        assert len(door.sockets()) == 1 and is_let_go(line)
 
 
 @contextlib.contextmanager
@@ -148,11 +148,11 @@ def no_more_files():
 
 
 def test_a_door_without_files_goes_on_when_there_are_some(door, monkeypatch):
-    monkeypatch.setattr(greeting, "PAUSE", 0.0)
+    monkeypatch.setattr(handshake, "PAUSE", 0.0)
     with stranger(door) as early, stranger(door):
-        door.came()
+        door.accept()
         with no_more_files():
-            assert door.came() == []
+            assert door.accept() == []
         assert is_let_go(early)  # its file was wanted
         assert let_in(door, 4)[0]
 
@@ -160,17 +160,17 @@ def test_a_door_without_files_goes_on_when_there_are_some(door, monkeypatch):
 def test_nobody_comes_in_when_it_is_closed(door):
     caller, line = let_in(door, 5)
     with stranger(door) as silent:
-        door.came()
+        door.accept()
         door.close()
         assert is_let_go(silent)
         with pytest.raises((FileNotFoundError, ConnectionRefusedError)):
-            call(door.address, KEY, 5, WAIT)
+            connect(door.address, KEY, 5, WAIT)
     caller.send_bytes(b"who has come stays")
     assert line.recv_bytes()
 
 
 def test_no_other_user_reaches_the_door_of_one_machine():
-    with closing(Door(KEY)) as door:
+    with closing(Listener(KEY)) as door:
         folder = Path(door.address).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert not folder.exists()

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from optdyn.base.files import WorkdirError
-from optdyn.base.hold import LOCK, held
+from optdyn.base.workdir_lock import LOCK, locked
 from optdyn.cli import plan, tune
-from optdyn.devices.first_process import own
+from optdyn.devices.first_process import hold_workdir
 from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 from tests.cli.sweeping import ROOT, grid_file
@@ -24,8 +24,8 @@ from tests.proc import ended
 HOLD = """
 import sys, time
 from pathlib import Path
-from optdyn.base.hold import held
-with held(Path(sys.argv[1]), *sys.argv[2:]):
+from optdyn.base.workdir_lock import locked
+with locked(Path(sys.argv[1]), *sys.argv[2:]):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -52,12 +52,12 @@ def holder():
 
 def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path, holder):
     first = holder(tmp_path)
-    with pytest.raises(WorkdirError, match=IN_USE) as caught, held(tmp_path):
+    with pytest.raises(WorkdirError, match=IN_USE) as caught, locked(tmp_path):
         pass
     assert f"process {first.pid} on " in str(caught.value)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    with held(tmp_path):
+    with locked(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
     assert (tmp_path / LOCK).read_bytes() == b""
 
@@ -65,18 +65,18 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path, ho
 def test_who_holds_it_may_not_be_known(tmp_path, holder):
     holder(tmp_path)
     (tmp_path / LOCK).write_text("{")
-    with pytest.raises(WorkdirError, match="in use by another process;"), held(tmp_path):
+    with pytest.raises(WorkdirError, match="in use by another process;"), locked(tmp_path):
         pass
 
 
 def test_one_process_does_not_hold_it_twice_either(tmp_path):
     """Two points of a sweep that are one folder, say."""
-    with held(tmp_path):
-        with pytest.raises(WorkdirError, match=IN_USE), held(tmp_path):
+    with locked(tmp_path):
+        with pytest.raises(WorkdirError, match=IN_USE), locked(tmp_path):
             pass
-        with held(tmp_path, ".lock.0-of-2"), held(tmp_path, ".lock.1-of-2"):
+        with locked(tmp_path, ".lock.0-of-2"), locked(tmp_path, ".lock.1-of-2"):
             pass
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
 
 
@@ -86,7 +86,7 @@ def test_of_threads_that_ask_at_once_one_has_it(tmp_path):
     def ask(_):
         for _ in range(50):
             try:
-                with held(tmp_path):
+                with locked(tmp_path):
                     inside.append(1)
                     most.append(len(inside))
                     inside.pop()
@@ -118,7 +118,7 @@ def test_every_command_holds_its_workdir(config, tmp_path, holder, files, sweepi
     code, _, err = sweeping(f"--config={file}", f"--workdir={tmp_path / 'swept'}")
     assert code == 2 and re.match("error: " + IN_USE, err) and err.count("\n") == 1
     assert files(tmp_path) == before
-    assert plan.own is own
+    assert plan.hold_workdir is hold_workdir
 
 
 def test_a_point_that_another_shard_is_at_is_refused(tmp_path, holder, sweeping):
@@ -136,7 +136,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch, cap
         raise OSError(38, os.strerror(38))
 
     monkeypatch.setattr("fcntl.flock", without)
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
     said = capsys.readouterr().err
     assert "cannot be locked (Function not implemented): see to it that" in said
