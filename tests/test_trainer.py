@@ -161,29 +161,6 @@ def test_the_same_config_gives_the_same_floats_also_in_a_thread_of_a_notebook(
     assert recorded["status"] == "completed" and signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"optimizer.name": "adamw", "optimizer.weight_decay": 0.1},
-        {"optimizer.name": "lion", "optimizer.schedule": "linear"},
-        # It keeps a random key in its state.
-        {"optimizer.name": "noisy_sgd", "optimizer.options.key": 1},
-    ],
-    ids=lambda values: values["optimizer.name"],
-)
-def test_optimizers_of_optax(config, tmp_path, values, rows):
-    chosen = config({"optimizer.learning_rate": 0.02, **values})
-    summary = train(chosen, tmp_path)
-    assert summary["status"] == "completed"
-    assert summary["train_loss"] < rows(tmp_path)[0]["train_loss"]
-    # The checkpoint holds all of the optimizer's state: killed before the summary, or earlier.
-    (tmp_path / "summary.json").unlink()
-    assert train(chosen, tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
-    (tmp_path / "summary.json").unlink()
-    (tmp_path / "checkpoints" / "60").rename(tmp_path / "away")
-    assert train(chosen, tmp_path)["parameters_crc32"] == summary["parameters_crc32"]
-
-
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32(config, mnist, trained, tmp_path, final):
     chosen = config({**mnist, "model.dtype": "bfloat16"})
     half, single = train(chosen, tmp_path), trained[2]

@@ -44,6 +44,27 @@ def begins_with(long, short):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[:steps], b), *both)
 
 
+def versions_read(read, write, slots):
+    """Version in the slot that each update reads; update t writes version t + 1."""
+    table, versions = [0] * slots, []
+    for t, (r, w) in enumerate(zip(read, write, strict=True)):
+        versions.append(table[r])
+        table[w] = t + 1
+    return np.array(versions)
+
+
+def check(timeline, groups, steps):
+    """What every timeline must satisfy, whatever its law: replayed slot by slot."""
+    for array in (timeline.worker, timeline.staleness, *timeline.plan[:3]):
+        assert array.shape == (steps,) and array.dtype == np.int32 and array.min() >= 0
+    assert timeline.seconds.shape == (steps,) and timeline.seconds.dtype == np.float64
+    assert timeline.worker.max() < groups
+    assert max(table.max() for table in timeline.plan[1:3]) < timeline.slots
+    assert timeline.seconds[0] >= 0 and np.all(np.diff(timeline.seconds) >= 0)
+    held = versions_read(timeline.plan.read, timeline.plan.write, timeline.slots)
+    np.testing.assert_array_equal(held, np.arange(steps) - timeline.staleness)
+
+
 def replica(many, i):
     """One of the replicas of a timeline."""
     return entries_at(arrays(many), i)._replace(slots=many.slots)

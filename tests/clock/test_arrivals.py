@@ -1,4 +1,4 @@
-"""Asynchronous arrivals against the queueing theory, and against a simulation event by event.
+"""Asynchronous arrivals against the queueing theory, laws of times, ties, replicas.
 
 Statistical tests have fixed seeds and ask for p > 1e-3: one seed in a thousand would fail a right
 program, and none of the wrong ones tried (constant service, a skewed choice of worker) passes.
@@ -18,13 +18,13 @@ from optdyn.clock.arrivals import (
     BLOCK,
     Work,
     compute_groups,
-    group_work,
     queued_arrivals,
     renewal_arrivals,
 )
-from optdyn.clock.cluster import Cluster
-from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
-from tests.clock.lines import p_of_geometric
+from optdyn.clock.cluster import Cluster, Pieces
+from optdyn.clock.service import DRAWN, Constant, Exponential, Gamma, LogNormal
+from optdyn.clock.timeline import from_arrivals
+from tests.clock.lines import check, numbers, p_of_geometric, replica, versions_read
 from tests.values import as_law
 
 GROUPS = [2, 3, 8, 32]
@@ -79,35 +79,6 @@ def test_a_synchronous_update_of_n_memoryless_workers_takes_harmonic_time():
     assert timeline.seconds[-1] / steps == pytest.approx(harmonic, rel=0.009)
 
 
-def simulate(seed, law, means, steps):
-    """Groups that read, work and deliver, one event at a time from a queue."""
-    streams = [np.random.default_rng((seed, group)) for group in range(len(means))]
-
-    def delivery(group, now):
-        return now + (law(streams[group], (1, means.shape[1])) * means[group]).max()
-
-    queue = [(delivery(group, 0.0), group) for group in range(len(means))]
-    heapq.heapify(queue)
-    version_of, events = [0] * len(means), []
-    for t in range(steps):
-        now, group = heapq.heappop(queue)
-        events.append((group, now, t - version_of[group]))
-        version_of[group] = t + 1
-        heapq.heappush(queue, (delivery(group, now), group))
-    return [np.array(column) for column in zip(*events, strict=True)]
-
-
-@pytest.mark.parametrize("law", [Exponential().draw, LogNormal(2.0).draw, Gamma(2.0).draw])
-@pytest.mark.parametrize("k", [1, 3])
-def test_arrivals_equal_a_simulation_event_by_event(law, k):
-    means = np.random.default_rng(1).uniform(0.1, 3.0, (5, k))
-    worker, seconds, staleness = simulate(7, law, means, 2000)
-    timeline = renewal_arrivals(7, law, Work(means), 2000)
-    np.testing.assert_array_equal(timeline.worker, worker)
-    np.testing.assert_array_equal(timeline.staleness, staleness)
-    np.testing.assert_array_equal(timeline.seconds, seconds)  # the same additions, so the same bits
-
-
 def test_blocks_of_draws_leave_no_seam():
     """A run longer than the blocks begins, to the bit, with the run of less than a block."""
     means = np.array([[1.0], [0.7]])
@@ -119,32 +90,6 @@ def test_blocks_of_draws_leave_no_seam():
     for worker, mean in enumerate((1.0, 0.7)):
         services = np.diff(long.seconds[long.worker == worker], prepend=0.0)
         assert stats.kstest(services / mean, "expon").pvalue > P
-
-
-@pytest.mark.parametrize("name", ["constant", "exponential", "lognormal", "gamma"])
-def test_arrivals_are_proportional_to_speed(name):
-    speeds, steps = np.array([1.0, 2.0, 5.0, 0.5]), 100_000
-    values = Cluster(nodes=4, service=as_law(name, 0.8), speeds=tuple(speeds))
-    timeline = compute_groups(values, groups=4, steps=steps, batch_size=8)
-    share = speeds / speeds.sum()
-    # Counts of a renewal process with cv <= 1 vary no more than binomial ones: four deviations.
-    margin = 4 * np.sqrt(steps * share * (1 - share)) + 1
-    assert np.all(np.abs(np.bincount(timeline.worker) - steps * share) < margin)
-
-
-def test_what_groups_do_for_an_update():
-    """Compute: batch / k examples at the worker's speed. Exchange: a message each way."""
-    network = {"latency": 0.25, "bandwidth": 500.0, "collective": "server"}
-    speeds = {"speeds": (1, 2, 4, 1, 1, 8), "seconds_per_example": 0.01}
-    values = Cluster(nodes=3, devices_per_node=2, **speeds, **network)
-    compute = 0.01 * 12 / 3 / np.array([[1, 2, 4], [1, 1, 8]])
-    exchange = 2 * (0.25 + 1000 / 500)
-    # A handful of float64 operations, in whatever order.
-    np.testing.assert_allclose(
-        group_work(values, 2, 12, 1000).means(), compute + exchange, rtol=1e-14
-    )
-    values = values.with_(bandwidth=0.0)  # transfers take no time
-    np.testing.assert_allclose(group_work(values, 2, 12, 1000).means(), compute + 0.5, rtol=1e-14)
 
 
 @pytest.mark.parametrize("variation", [0.0, 0.3, 1.0])
@@ -242,3 +187,37 @@ def test_arrivals_at_the_same_second_are_in_the_order_of_the_groups(order, speed
     line = ORDERS[order](0, Constant().draw, Work(means), steps)
     assert line.worker.tolist() == exact([Fraction(1, speed) for speed in speeds], steps)
     assert np.all(np.diff(line.seconds) >= 0)
+
+
+@st.composite
+def clusters(draw):
+    """A cluster and its groups, of any law or pieces, and of any speeds."""
+    groups, k = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    names = ("conv_compute", "conv_network", "fc", "fc_network")
+    pieces = Pieces(**{name: draw(st.sampled_from([0.0, 0.3, 1.0])) for name in names})
+    speeds = st.lists(st.floats(0.1, 10), min_size=groups * k, max_size=groups * k)
+    law = draw(st.sampled_from((*DRAWN, "geometric")))
+    values = {"nodes": groups, "devices_per_node": k, "service": as_law(law, draw(numbers(3)))}
+    values |= {"speeds": draw(st.just(()) | speeds.map(tuple))}
+    return Cluster(**values, latency=0.5, pieces=pieces if law in DRAWN else Pieces()), groups
+
+
+@given(clusters(), st.booleans(), st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_every_replica_starts_afresh(drawn, merged, steps, replicas, seed):
+    """Its slots hold what its staleness says."""
+    cluster, groups = drawn
+    run = {"groups": groups, "steps": steps, "batch_size": 8, "seed": seed, "merged": merged}
+    many = compute_groups(cluster, **run, replicas=replicas)
+    assert many.worker.shape == (replicas, steps)
+    for i in range(replicas):
+        check(replica(many, i), groups, steps)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=50), st.integers(1, 3))
+def test_any_order_of_arrivals_is_replayed(order, replicas):
+    """Also orders in which some worker never arrives, and several at once along a first axis."""
+    worker = np.array([np.roll(order, shift) for shift in range(replicas)])
+    timeline = from_arrivals(worker, np.cumsum(np.ones_like(worker), axis=-1), 5)
+    for i in range(replicas):
+        held = versions_read(timeline.plan.read[i], timeline.plan.write[i], 5)
+        np.testing.assert_array_equal(held, np.arange(len(order)) - timeline.staleness[i])

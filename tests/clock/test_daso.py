@@ -7,14 +7,9 @@ from hypothesis import strategies as st
 
 from optdyn.base.errors import ConfigError
 from optdyn.clock.cluster import Cluster
-from optdyn.clock.meetings import synchronous
-from optdyn.clock.network import all_reduce
-from optdyn.clock.service import Constant, Law
-from optdyn.clock.timeline import Meeting
+from optdyn.clock.service import Law
 from optdyn.methods.daso import DASO, Phase, after_epoch, clock
 from tests.clock.lines import begins_with
-from tests.clock.test_meetings import simulate
-from tests.values import as_law
 
 
 def method_of(**values):
@@ -184,100 +179,3 @@ def test_every_message_is_received_once_and_none_is_left_at_the_end_of_an_epoch(
             assert waited[t] == 0
         if t % per_epoch == per_epoch - 1 or t == steps - 1:
             assert send[t] and receive[t] and not waited[t] and sent_at is None
-
-
-def one_second(**values):
-    """Nodes of one device that take a second a batch and 2.5 s over an all-reduce of 250 bytes."""
-    values = {"nodes": 2, "service": Constant(), "seconds_per_example": 1.0, **values}
-    return Cluster(**{"bandwidth": 100.0, **values})
-
-
-@pytest.mark.parametrize(
-    "values, seconds",
-    [
-        # Sent at 1, there at 3.5; sent at 6.5, there at 9; the last one blocks for 2.5.
-        ({}, [1, 3.5, 4.5, 5.5, 6.5, 9, 10, 11, 12, 15.5]),
-        # Three batches hide it.
-        ({"wait": 3}, [1, 2, 3, 4, 5, 6, 7, 8, 9, 12.5]),
-        # Two do but for half a second.
-        ({"wait": 2}, [1, 2, 3.5, 4.5, 5.5, 6.5, 8, 9, 10, 13.5]),
-        # B = W = 1: each leaves when the one before is there, so the network is always busy.
-        ({"max_batches": 1}, [1, 3.5, 6, 8.5, 11, 13.5, 16, 18.5, 21, 24.5]),
-        # The same as blocking.
-        ({"max_batches": 1, "wait": 0}, 3.5 * np.arange(1, 11)),
-        ({"warmup_epochs": 1}, 3.5 * np.arange(1, 11)),
-        # Half the bytes.
-        ({"transfer_dtype": "bfloat16"}, [1, 2.25, 3.25, 4.25, 5.25, 6.5, 7.5, 8.5, 9.5, 11.75]),
-    ],
-)
-def test_seconds_by_hand(values, seconds):
-    timeline = make(one_second(), method_of(**values), steps=10, per_epoch=10, size=250)
-    np.testing.assert_allclose(timeline.seconds, seconds, rtol=1e-14)  # some additions in float64
-
-
-def test_the_network_inside_a_node():
-    """Three devices: all-reduce 4 (0.01 + 300 / 3 / 1000), broadcast 2 x 0.01 + 300 / 1000."""
-    values = one_second(devices_per_node=3, local_latency=0.01, local_bandwidth=1000.0)
-    values = values.with_(latency=0.1, bandwidth=200.0)
-    batch, exchange, hand_out = 1 + 0.44, 2 * (0.1 + 150 / 200), 0.32
-    timeline = make(values, method_of(), steps=4, per_epoch=4, size=300)
-    merged = batch + max(batch, exchange) + hand_out
-    expected = [batch, merged, merged + batch, merged + 2 * batch + exchange + hand_out]
-    np.testing.assert_allclose(timeline.seconds, expected, rtol=1e-14)
-    other = synchronous(values, steps=4, batch_size=6, update_bytes=300)
-    update = batch + exchange + hand_out
-    np.testing.assert_allclose(other.seconds, update * np.arange(1, 5), rtol=1e-14)
-
-
-def test_a_ring_needs_no_time_alone_and_twice_the_bytes_at_most():
-    assert all_reduce(1, 1e9, 1.0, 1.0) == 0
-    assert all_reduce(2, 1e9, 0.0, 0.0) == 0  # no bandwidth given: transfers take no time
-    # 2 (n - 1) / n of the bytes: the product rounds, and is 0.2 % from its limit at n = 1000.
-    assert all_reduce(4, 100.0, 10.0, 0.0) == pytest.approx(15)
-    assert all_reduce(1000, 100.0, 10.0, 0.0) == pytest.approx(20, rel=0.002)
-    assert all_reduce(5, 0.0, 10.0, 0.5) == pytest.approx(4)
-
-
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("period, wait", [(4, 1), (3, 3), (1, 1), (5, 2)])
-def test_seconds_equal_a_simulation_of_the_whole_run(law, period, wait):
-    """There in one go, here epoch by epoch. Services are those of the synchronous baseline, whose
-    update takes as long as its slowest node."""
-    service = as_law(law, 0.7)
-    values = Cluster(nodes=3, service=service, seconds_per_example=1.0, latency=0.4)
-    method = method_of(max_batches=period, wait=wait, patience=0, warmup_epochs=1)
-    losses = [3, 2, 2, 2, 2, 1, 1, 1]
-    timeline = make(values, method, losses, steps=80, per_epoch=9, seed=4)
-    services = node_services(values, 80, seed=4)
-    meeting = Meeting(*(part[:, None] for part in timeline.plan[:3]))
-    expected = simulate(meeting, services, services, [2 * 2 * 0.4])
-    # Sums of 80 float64 numbers in another order.
-    np.testing.assert_allclose(timeline.seconds, expected, rtol=1e-13)
-
-
-def node_services(values, steps, seed):
-    """(steps, nodes): the draws of each node, as the other nodes vanish beside it.
-
-    A synchronous update takes the slowest node's time, so with one node much the slowest it takes
-    that node's.
-    """
-    columns = []
-    for node in range(values.nodes):
-        speeds = tuple(1.0 if other == node else 1e12 for other in range(values.nodes))
-        values = values.with_(speeds=speeds)
-        made = synchronous(values, steps=steps, batch_size=values.nodes, update_bytes=0, seed=seed)
-        columns.append(np.diff(made.seconds, prepend=0) - 2 * (values.nodes - 1) * values.latency)
-    return np.stack(columns, axis=1)
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_blocking_takes_as_long_as_synchronous_and_cycling_no_longer(law):
-    values = Cluster(nodes=4, service=Law.named(law), seconds_per_example=1.0, latency=0.1)
-    baseline = synchronous(values, steps=60, batch_size=4, update_bytes=0, seed=3)
-    run = {"steps": 60, "per_epoch": 15, "seed": 3}
-    blocking = make(values, method_of(warmup_epochs=9), [1, 1, 1], **run)
-    # Sums of 60 float64 numbers in another order, here and below.
-    np.testing.assert_allclose(blocking.seconds, baseline.seconds, rtol=1e-13)
-    cycling = make(values, method_of(), [1, 1, 1], **run)
-    assert np.all(cycling.seconds <= baseline.seconds * (1 + 1e-13))
-    assert cycling.seconds[-1] < 0.95 * baseline.seconds[-1]

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.base import seeds
-from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.service import Constant, Geometric, LogNormal, Measured
 from optdyn.clock.timeline import TimelineError
@@ -152,26 +151,12 @@ def test_one_epoch_finds_the_ideal_when_nothing_is_noise(run):
     np.testing.assert_allclose(epoch_seconds(made, 5), [0.064, 0.032, 0.032], rtol=1e-12)
 
 
-def test_equal_speeds_keep_equal_shares(run):
-    made, _ = run(4, 3, speeds=())
-    np.testing.assert_array_equal(made.plan.shares, np.full((12, 4), BATCH // 4))
-
-
 SLOWDOWN = {"disturbances": ((3, 5, 10, 4.0), (1, 8, 12, 1.3))}  # epochs 5..10 and 8..12
 
 
 def settled(epochs):
     """Epochs that have had two to measure since the last change: of speeds, or from the start."""
     return [e for e in range(epochs) if all(not 0 <= e - c < 2 for c in (0, 5, 8, 11, 13))]
-
-
-def test_disturbances_by_hand(run):
-    _, cost = run(16, 4, **SLOWDOWN)
-    wanted = np.tile([1e-3, 1e-3, 0.5e-3, 0.25e-3], (16, 1))
-    wanted[5:11, 3] = 1e-3
-    wanted[8:13, 1] = 1.3e-3
-    np.testing.assert_allclose(cost.example, wanted, rtol=1e-15)
-    assert not cost.delay.any()
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.5])
@@ -230,19 +215,6 @@ def test_smoothing_by_hand():
     assert np.log(speed / twice) == pytest.approx(CHANGE / 4, rel=0.01)
 
 
-def test_a_step_ends_with_the_slowest_worker_and_the_all_reduce(run):
-    """No adaption: the synchronous timeline of the same cluster, with the same shares."""
-    network = {"latency": 0.25, "bandwidth": 500.0}
-    made, _ = run(2, 6, adapt=False, bytes_=1000, **network)
-    # 64 examples at a millisecond, then two messages of 0.25 s and 1000 / 500 s.
-    np.testing.assert_allclose(made.seconds, (0.064 + 4.5) * np.arange(1, 13), rtol=1e-13)
-    cluster = Cluster(nodes=4, speeds=SPEEDS, service=Constant(), **network)
-    other = compute_groups(cluster, groups=1, steps=12, batch_size=BATCH, update_bytes=1000)
-    np.testing.assert_allclose(made.seconds, other.seconds, rtol=1e-13)  # sums in another order
-    for field in ("worker", "staleness", "slots"):
-        np.testing.assert_array_equal(getattr(made, field), getattr(other, field))
-
-
 def test_waste_by_hand():
     """Speeds 1 and 3, a batch of 8 and no network: 4 s and 4/3 s with equal shares, then 2 and 2.
 
@@ -256,12 +228,6 @@ def test_waste_by_hand():
     # Half of all time is spent on an exchange as long as the computing.
     values = values.with_(speeds=(), latency=2.0)
     assert waste(*clocked(values, DynamicBatch(), **sizes)) == pytest.approx(0.5)
-
-
-def test_communication_does_not_count_as_speed(run):
-    slow, _ = run(4, 5, latency=10.0)
-    fast, _ = run(4, 5)
-    np.testing.assert_array_equal(slow.plan.shares, fast.plan.shares)
 
 
 @pytest.mark.parametrize("law", ["constant", "exponential", "lognormal", "gamma"])

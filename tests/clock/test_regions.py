@@ -9,21 +9,18 @@ from hypothesis import strategies as st
 
 import optdyn
 from optdyn import methods
-from optdyn.base import seeds
 from optdyn.clock import availability, network
 from optdyn.clock.availability import Presence
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.network import LIGHT, RADIUS, great_circle
-from optdyn.clock.service import Constant, Exponential
+from optdyn.clock.service import Constant
 from optdyn.clock.timeline import TimelineError
 from optdyn.experiment import Config, ConfigError
 from optdyn.train import memory_checks
 from optdyn.train.checks import check
-from tests.clock.test_meetings import streaming
 from tests.methods import test_battery as battery
 
 EARTH = {"regions": 7, "latency": 0.01, "bandwidth": 1e6, "bandwidth_variation": 1.0}
-FOREVER = 1e12  # seconds
 
 
 @given(st.integers(1, 60))
@@ -80,23 +77,6 @@ def test_links_are_those_of_the_matrices_that_they_stand_for():
     ).all()
 
 
-def test_an_all_reduce_has_the_two_rings_as_limits():
-    alone = Cluster(nodes=9, **EARTH | {"regions": 1, "bandwidth_variation": 0.0})
-    assert network.regional_all_reduce(alone, 1e6) == pytest.approx(
-        network.all_reduce(9, 1e6, 1e6, 0.01)
-    )
-    apart = Cluster(nodes=7, **EARTH)
-    ring = network.link_seconds(apart, 1e6 / 7)(np.arange(7), (np.arange(7) + 1) % 7)
-    assert network.regional_all_reduce(apart, 1e6) == pytest.approx(12 * ring.max())
-    assert network.between_nodes(apart, 1e6) == network.regional_all_reduce(apart, 1e6)
-
-
-def test_the_server_is_where_it_has_the_least_far_to_all():
-    made = Cluster(nodes=70, **EARTH | {"bandwidth": 0.0})
-    every = network.link_seconds(made, 0.0)(np.arange(70)[:, None], np.arange(70))
-    assert network.to_server(made, 1e6).sum() == pytest.approx(every.sum(axis=1).min())
-
-
 def test_hours_add_up_to_a_day():
     made = Cluster(nodes=7, diurnal=0.6, day=24.0, **EARTH)
     factors = np.array(
@@ -130,47 +110,6 @@ def test_who_comes_and_goes_all_the_time_is_refused():
         there.at(1.0)
 
 
-def meeting(values, steps=40):
-    own = {
-        "cluster.nodes": 4,
-        "cluster.service": Exponential(),
-        "cluster.seconds_per_example": 0.5,
-    }
-    return streaming(1, steps, own | {f"cluster.{key}": v for key, v in values.items()})
-
-
-def test_who_never_leaves_and_has_no_hours_meets_as_ever():
-    usual, ours, flat = (
-        meeting(values)[2]
-        for values in ({}, {"presence": FOREVER, "absence": 1.0}, {"diurnal": 1e-30})
-    )
-    np.testing.assert_array_equal(usual.seconds, ours.seconds)
-    assert (ours.plan.present == 1).all() and usual.plan.present is None
-    np.testing.assert_array_equal(usual.seconds, flat.seconds)
-
-
-def test_nobody_waits_for_who_is_away():
-    """By hand: a period of 4 updates of a constant 3 seconds, an all-reduce that takes no time."""
-    values = {"presence": 20.0, "absence": 15.0, "service": Constant()}
-    config, _, line = meeting(values, 81)
-    every = Presence(seeds.generator(config.seed, "presence"), 4, 20.0, 15.0)
-    part, meets = line.plan.present, np.flatnonzero(line.plan.send[:, 0])
-    update, since, there, found = 3.0, 0.0, np.ones(4, bool), []
-    for t, before in zip(meets, [-1, *meets], strict=False):
-        done = since + (t - before) * update
-        whole = there & (done < every.left)
-        found.append(whole.sum())
-        while not whole.any():  # the first to be back for long enough does its part again
-            back, start = every.back.argmin(), every.back.min()
-            every.at(np.where(np.arange(4) == back, start, -np.inf))
-            done = start + (t - before) * update
-            whole[back] = done < every.left[back]
-        np.testing.assert_allclose(part[t], 4 * whole / whole.sum(), rtol=1e-6)
-        assert line.seconds[t] == pytest.approx(done)
-        since, there = line.seconds[t], every.at(line.seconds[t])
-    assert set(found) >= {0, 1, 2} and (np.diff(line.seconds) >= 0).all()
-
-
 @pytest.mark.parametrize("period", [1, 4])
 def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
     """A lone one begins again and again: (e^(T / P) - 1) (P + A) seconds for T, memoryless."""
@@ -183,26 +122,6 @@ def test_a_node_must_be_there_for_all_its_part_of_a_meeting(period):
     assert line.seconds[-1] / parts == pytest.approx(expected, rel=0.06)
     with pytest.raises(TimelineError, match=r"presence = .* must be longer"):
         optdyn.timeline(method, one.with_(presence=seconds / 20), parts, batch_size=1)
-
-
-@pytest.mark.parametrize("presence", [2.0, 8.0, 30.0])
-def test_no_update_is_there_before_somebody_can_have_made_it(presence):
-    """Of nodes that all leave before they meet, too: three seconds each, since the last meeting."""
-    line = meeting({"presence": presence, "absence": 5.0, "service": Constant()}, 81)[2]
-    since, meets = 0.0, np.flatnonzero(line.plan.send[:, 0])
-    for t, before in zip(meets, [-1, *meets], strict=False):
-        made = since + 3.0 * np.arange(1, t - before + 1)
-        assert (line.seconds[before + 1 : t + 1] >= made - 1e-9).all()  # float64 sums of tens
-        since = line.seconds[t]
-
-
-def test_a_later_hour_is_felt_at_the_barrier():
-    values = {"diurnal": 0.5, "day": 40.0, "service": Constant()}
-    line = meeting(values)[2]
-    update, now = 3.0, 0.0
-    for seconds in line.seconds:  # all have the hour of longitude 0, and the same services
-        now += update * (1 + 0.5 * np.sin(2 * np.pi * now / 40))
-        assert seconds == pytest.approx(now)
 
 
 def test_a_refusal_names_methods_that_are_not_refused():

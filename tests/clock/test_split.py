@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.clock.arrivals import compute_groups
 from optdyn.clock.cluster import Cluster
 from optdyn.clock.meetings import compute_means
-from optdyn.clock.service import Constant
 from optdyn.clock.timeline import TimelineError
 
 speeds_of = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
@@ -62,23 +60,6 @@ def test_whole_shares_end_together(speeds, each):
     found = seconds("proportional", speeds, each * sum(speeds))
     # One product and one quotient, of numbers that float64 holds.
     np.testing.assert_allclose(found, each, rtol=1e-14)
-
-
-def test_every_group_splits_a_batch_of_its_own():
-    found = seconds("proportional", [1, 3, 2, 6], 8, groups=2)
-    np.testing.assert_array_equal(found, [[2, 2], [1, 1]])
-    np.testing.assert_array_equal(
-        seconds("equal", [1, 3, 2, 6], 8, groups=2), [[4, 4 / 3], [2, 4 / 6]]
-    )
-
-
-def test_updates_of_a_timeline():
-    """A synchronous update of speeds 1 and 3 takes B / 4 seconds, not B / 2, and the exchange."""
-    two = {"nodes": 2, "speeds": (1, 3), "service": Constant(), "seconds_per_example": 1.0}
-    for split, compute in (("equal", 4.0), ("proportional", 2.0)):
-        cluster = Cluster(**two, latency=0.5, split=split)
-        made = compute_groups(cluster, groups=1, steps=3, batch_size=8)
-        np.testing.assert_array_equal(made.seconds, (compute + 1.0) * np.arange(1, 4))
 
 
 def test_a_worker_without_an_example_is_refused():

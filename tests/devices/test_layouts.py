@@ -21,41 +21,37 @@ RUN = {
     "cluster.service.name": "constant",
 }
 MOMENTUM = {"optimizer.momentum": 0.9}  # of SGD
+SHARES = {
+    "method.name": "dynamic_batch",
+    "cluster.nodes": 4,
+    "cluster.speeds": [1.0, 1.0, 2.0, 4.0],
+}
+BLOCKING = {
+    "method.name": "daso",
+    "cluster.nodes": 4,
+    "method.max_batches": 1,
+    "method.wait": 0,
+}
+
+
+def on(api, devices, **keys):
+    """On so many devices in that idiom, with more keys of `parallel`."""
+    keys |= {"api": api} | ({"devices": devices} if devices else {})
+    return {f"parallel.{key}": value for key, value in keys.items()}
+
+
 SYNC = {
-    f"{api}{devices}": {"parallel.api": api, "parallel.devices": devices}
-    for api, sizes in {"jit": (1, 8), "shard_map": (1, 2), "pmap": (1, 2)}.items()
-    for devices in sizes
+    **{f"{api}1": on(api, 1) for api in ("jit", "shard_map", "pmap")},
+    **{"jit8": on("jit", 8), "shard_map2": on("shard_map", 2), "pmap2": on("pmap", 2)},
+    "sharded-optimizer": on("jit", 8, shard_optimizer=True),
+    "accumulated": on("shard_map", 2, accumulation=4),
+    "shares simulated": SHARES,
+    "shares-real": SHARES | on("shard_map", 0),
+    "blocking-real": BLOCKING | on("shard_map", 0),
 }
 OTHER_SIZES = {
-    f"{api}{devices}": {"parallel.api": api, "parallel.devices": devices}
-    for api, devices in (("jit", 2), ("shard_map", 8), ("pmap", 8))
-}
-VARIANTS = {
-    "sharded-optimizer": {
-        "parallel.api": "jit",
-        "parallel.devices": 8,
-        "parallel.shard_optimizer": True,
-    },
-    "accumulated": {
-        "parallel.api": "shard_map",
-        "parallel.devices": 2,
-        "parallel.accumulation": 4,
-    },
-    "shares": {
-        "method.name": "dynamic_batch",
-        "cluster.nodes": 4,
-        "cluster.speeds": [1.0, 1.0, 2.0, 4.0],
-    },
-    "blocking": {
-        "method.name": "daso",
-        "cluster.nodes": 4,
-        "method.max_batches": 1,
-        "method.wait": 0,
-    },
-}
-VARIANTS |= {
-    f"{name}-real": VARIANTS[name] | {"parallel.api": "shard_map"}
-    for name in ("shares", "blocking")
+    **{"jit2": on("jit", 2), "shard_map8": on("shard_map", 8), "pmap8": on("pmap", 8)},
+    "blocking": BLOCKING,
 }
 DASO = {
     "method.name": "daso",
@@ -143,7 +139,7 @@ METHODS = {
     ),
     "ringleader": of(GROUPS, "ringleader"),
     "ringmaster": of(GROUPS, "ringmaster", delay_bound=2),
-    "shares": (VARIANTS["shares"], ("pmap",)),
+    "shares": (SHARES, ("pmap",)),
     "local": of(TWO_LAYERS, "local", {"cluster.devices_per_node": 4}, ("pmap",)),
     "nodes": (ONE_EACH, ("jit", "pmap", "overlap")),
     "nodes-of-two": (DASO, ("jit", "overlap")),
@@ -214,12 +210,12 @@ REPLAYED = ("daso-real", "measured")
 METERED_STREAMS = {"shares-real": "shares simulated", "nodes pmap": "nodes simulated"}
 # Held whole on every device, and streamed, each device its own.
 STREAMED = {
-    "shares-real": VARIANTS["shares-real"],
+    "shares-real": SYNC["shares-real"],
     "nodes pmap": ONE_EACH | {"parallel.api": "pmap"},
 }
 OTHERS_STREAMED = {
     **{name: SYNC[name] for name in ("shard_map2", "pmap2")},
-    "shares pmap": VARIANTS["shares"] | {"parallel.api": "pmap"},
+    "shares pmap": SHARES | {"parallel.api": "pmap"},
     "nodes overlap": ONE_EACH | {"parallel.api": "overlap"},
     "push-sum pmap": ONE_EACH | PUSH_SUM | {"parallel.api": "pmap"},
     "daso+dynamic_batch shard_map": METHODS["daso+dynamic_batch"][0]
@@ -274,7 +270,7 @@ def both(name, more, slow=(), metered=None):
 
 @pytest.fixture(scope="module")
 def parameters(folder, data_dir):
-    configs = {"sync": {}, **SYNC, **VARIANTS, "daso": DASO, "daso-real": REAL_DASO}
+    configs = {"sync": {}, **SYNC, "daso": DASO, "daso-real": REAL_DASO}
     configs["longer"] = {"steps": DASO["steps"]}
     configs["groups in parts"] = GROUPS | {"parallel.api": "jit", "parallel.shard_snapshots": True}
     for name in OFTEN:
@@ -292,7 +288,7 @@ def parameters(folder, data_dir):
     return train(configs, folder, data_dir)
 
 
-@pytest.mark.parametrize("name", [*SYNC, *VARIANTS])
+@pytest.mark.parametrize("name", SYNC)
 def test_what_is_synchronous_gives_the_same_parameters(parameters, name):
     np.testing.assert_allclose(parameters[name], parameters["sync"], **CLOSE)
 
@@ -418,7 +414,7 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
     configs = {api: {"parallel.api": api} for api in ("jit", "shard_map", "pmap")}
     if processes * devices == 4:
         configs["nodes overlap"] = ONE_EACH | {"parallel.api": "overlap"}
-        configs |= {"daso": REAL_DASO, "shares": VARIANTS["shares-real"], "measured": MEASURED}
+        configs |= {"daso": REAL_DASO, "shares": SYNC["shares-real"], "measured": MEASURED}
         streamed = {name: configs[name] for name in ("shard_map", "pmap", "daso", "measured")}
         configs |= {f"{k} streamed": v | {"data.streaming": True} for k, v in streamed.items()}
     if devices == 2:
@@ -438,9 +434,7 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
 @pytest.mark.slow
 def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
     """In every epoch those of its device's shares, each once; together the training set."""
-    values = (
-        RUN | MOMENTUM | VARIANTS["shares-real"] | {"data.dir": data_dir, "data.streaming": True}
-    )
+    values = RUN | MOMENTUM | SYNC["shares-real"] | {"data.dir": data_dir, "data.streaming": True}
     values |= {"steps": 60, "cluster.nodes": 2, "cluster.speeds": [1.0, 3.0]}
     (tmp_path / "config.json").write_text(json.dumps(values))
     launcher = [sys.executable, "-m", "launch.local", "--processes=2", "--"]

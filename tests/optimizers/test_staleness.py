@@ -11,7 +11,6 @@ from optdyn.experiment import Config, ConfigError
 from optdyn.methods import Event
 from optdyn.optimizers import staleness
 from optdyn.optimizers.kinds import SGD
-from optdyn.train import trainer
 from optdyn.train.checks import check
 from tests.methods import composed
 from tests.methods.test_asynchronous import DIMENSION, OPTIMA, QUADRATIC, H, arrivals
@@ -233,17 +232,3 @@ def test_what_cannot_is_one_line(config, message):
     with pytest.raises(ConfigError, match=message) as caught:
         check(config)
     assert "\n" not in str(caught.value)
-
-
-def test_a_chain_resumes_to_the_same_floats(config, tmp_path):
-    last = {"checkpoint_every": 0}
-    chain = {"optimizer.chain": ("delay_compensation", "staleness_rate"), **last}
-    chain |= {"optimizer.chain_options.adaptive": True, "optimizer.chain_options.law": "power"}
-    none, whole, _, resumed = (
-        trainer.train(config(values), tmp_path / name)["parameters_crc32"]
-        for name, values in (
-            *(("none", last), ("whole", chain)),
-            *(("short", chain | {"steps": 20}), ("short", chain)),
-        )
-    )
-    assert resumed == whole != none

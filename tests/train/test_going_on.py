@@ -27,6 +27,21 @@ METER = {"probes.momentum": True, "probes.window": 54, "probes.every": 80, "mode
 CASES = {
     "groups": {},
     "adam": {"optimizer.name": "adam", "optimizer.learning_rate": 0.01},
+    "adamw": {
+        "optimizer.name": "adamw",
+        "optimizer.weight_decay": 0.1,
+        "optimizer.learning_rate": 0.02,
+    },
+    "lion": {"optimizer.name": "lion", "optimizer.learning_rate": 0.02}
+    | {"optimizer.schedule": "linear", "optimizer.decay_steps": 60},
+    # It keeps a random key in its state.
+    "noisy": {
+        "optimizer.name": "noisy_sgd",
+        "optimizer.options.key": 1,
+        "optimizer.learning_rate": 0.02,
+    },
+    "chain": {"optimizer.chain": ("delay_compensation", "staleness_rate")}
+    | {"optimizer.chain_options": {"adaptive": True, "law": "power"}},
     "stale synchronous": {"method.staleness_bound": 1, "cluster.service.name": "lognormal"},
     "ringmaster": {"method.name": "ringmaster", "method.delay_bound": 2},
     "geometric": {"cluster.service.name": "geometric"},
@@ -64,8 +79,14 @@ def without_start(summary):
     return {key: value for key, value in summary.items() if key not in own}
 
 
+@pytest.fixture(scope="module")
+def plain(config, tmp_path_factory):
+    return train(config(), tmp_path_factory.mktemp("plain"))["parameters_crc32"]
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name, capsys):
+def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name, capsys, plain):
+    """And from its checkpoint, where it was killed later: that has all of the optimizer's state."""
     values = CASES[name]
     whole = train(config(values), tmp_path / "whole")
     first = train(config({**values, "steps": OF}), tmp_path / "grown")
@@ -75,6 +96,8 @@ def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name,
     assert capsys.readouterr().err.startswith("resuming at 40, for 60 steps in place of 40\n")
     assert grown["continued"] == [{"at": OF, "of": OF, "steps": 60}]
     assert grown["parameters_crc32"] == whole["parameters_crc32"]
+    assert (whole["parameters_crc32"] == plain) == (name == "groups")
+    assert whole["train_loss"] < rows(tmp_path / "whole")[0]["train_loss"]
     assert [entry["at"] for entry in grown["starts"]] == [0, OF]
     if name != "meter":  # the end of the first was in the midst of a window, which was read then
         assert rows(tmp_path / "grown") == rows(tmp_path / "whole")
@@ -82,6 +105,10 @@ def test_a_finished_run_goes_on_to_the_same_floats(config, tmp_path, rows, name,
     held, other = ((tmp_path / n / "config.json").read_text() for n in ("grown", "whole"))
     assert held == other
     assert train(config(values), tmp_path / "grown") == grown
+    shutil.rmtree(tmp_path / "grown/checkpoints/60")
+    (tmp_path / "grown/summary.json").unlink()
+    again = train(config(values), tmp_path / "grown")
+    assert again["parameters_crc32"] == whole["parameters_crc32"]
 
 
 def test_the_meter_of_a_grown_run_has_all_windows(config, tmp_path):
