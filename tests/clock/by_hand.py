@@ -14,7 +14,7 @@ from optdyn.clock import network
 from optdyn.clock.availability import cluster_presence
 from optdyn.clock.timeline import divide_batch
 from optdyn.clock.versions import Policy
-from optdyn.methods.averaging import cut
+from optdyn.methods.averaging import split_fragments
 from optdyn.methods.dynamic_batch import costs, smooth
 from optdyn.methods.gossip import graph_peers
 from optdyn.methods.local import Local
@@ -543,7 +543,7 @@ def nodes(config, model, line, size):
             return between(cluster, size / (1 + ((now if blocks else later) == "bfloat16")))
 
         return meet(plan, ready, done, over_one_link(half), hand_on)
-    parts = cut(model.params, method.fragments)
+    parts = split_fragments(model.params, method.fragments)
     sizes = [size * bytes_of(part) / bytes_of(model.params) for part in parts]
     small = method.compressed()
     travel = to_all if small and small.gathered else between

@@ -14,7 +14,7 @@ from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.timeline import Arrival, TimelineError, entries_at
 from optdyn.train import program
 from optdyn.train.checks import check
-from optdyn.train.program import parameter_bytes
+from optdyn.base.trees import bytes_of
 from tests.clock import by_hand
 from tests.clock.lines import arrays, begins_with, versions_read
 from tests.clock.recorded import config_of, line_of, network_of, record, replayed
@@ -131,7 +131,7 @@ def places(case):
 def timeline(config):
     """The timeline of a config, its model and the bytes of an update."""
     model = network_of(program.problem_of(config, battery.CLASSES))
-    size = parameter_bytes(model.params)
+    size = bytes_of(model.params)
     return line_of(config, size), model, size
 
 

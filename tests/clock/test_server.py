@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from optdyn.clock.arrivals import IterationSeconds
+from optdyn.clock.cluster import Pieces
 from optdyn.experiment import Config
 from tests.tune.hardware import seconds_per_iteration
 
@@ -25,9 +25,7 @@ def test_asynchronous_runs_follow_the_closed_form(groups, fresh):
     """After the first round, HE(g) seconds an update of constant service; merged if fresh."""
     values = {"method.name": "asynchronous", "method.groups": groups, "method.fresh": fresh}
     timeline = of(values | {"cluster.nodes": 16, "cluster.service.name": "constant", "steps": 320})
-    expected = seconds_per_iteration(
-        IterationSeconds(12.0, 0.5, 1.0, bool(fresh), 2.0), groups, 16 // groups
-    )
+    expected = seconds_per_iteration(Pieces(**PIECES), groups, 16 // groups, bool(fresh))
     # Two marks whole rounds apart. Rounding of 320 float64 additions.
     found = (timeline.seconds[-1] - timeline.seconds[-1 - 160]) / 160
     assert found == pytest.approx(expected, rel=1e-12)
