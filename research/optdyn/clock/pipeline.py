@@ -138,8 +138,8 @@ def unflushed_seconds(
     forward, backward, transfer, update = _stage_seconds(cluster, work, batch_size, micro_batches)
     longer = steps + np.size(forward)  # so that none of `steps` is of the drain
     back = backward + update / micro_batches
-    made = schedule("1f1b", forward, back, transfer, 1, micro_batches * longer)
-    ends = made.end[(made.kind == BACKWARD) & (made.stage == 0)]
+    tasks = schedule("1f1b", forward, back, transfer, 1, micro_batches * longer)
+    ends = tasks.end[(tasks.kind == BACKWARD) & (tasks.stage == 0)]
     return ends.reshape(-1, micro_batches)[:steps, -1]
 
 
