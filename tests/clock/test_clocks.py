@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optdyn.base.errors import ConfigError
+from optdyn.base.trees import bytes_of
 from optdyn.clock.service import Constant, Exponential, Gamma, LogNormal
 from optdyn.clock.timeline import Arrival, TimelineError, entries_at
 from optdyn.train import program
 from optdyn.train.checks import check
-from optdyn.base.trees import bytes_of
 from tests.clock import by_hand
 from tests.clock.lines import arrays, begins_with, versions_read
 from tests.clock.recorded import config_of, line_of, network_of, record, replayed
