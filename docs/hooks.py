@@ -105,8 +105,8 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
                 name = f"{path.stem}-{len(pictures)}.png"
                 pictures[name] = b64decode(data["image/png"])
                 parts.append(f"![Output]({name})")
-            elif said := "".join(data.get("text/plain", output.get("text", ""))):
-                parts.append(f"```\n{said}\n```")
+            elif text := "".join(data.get("text/plain", output.get("text", ""))):
+                parts.append(f"```\n{text}\n```")
     return "\n\n".join(parts), pictures
 
 
@@ -116,8 +116,8 @@ def keys() -> str:
 
     rows = ["# Keys of a config", "", "As `optdyn list keys` prints them.", ""]
     rows += ["| key | default | what it is |", "|---|---|---|"]
-    for name, said in listing.keys().items():
-        value, _, about = said.removeprefix("= ").partition("  ")
+    for name, text in listing.keys().items():
+        value, _, about = text.removeprefix("= ").partition("  ")
         rows.append(f"| `config.{name}` | `{value}` | {cell(about)} |")
     return "\n".join(rows)
 
@@ -150,10 +150,10 @@ def reference() -> Iterator[tuple[str, str]]:
     found = modules()
     first = {}
     for name, path in found.items():
-        said = ast.get_docstring(ast.parse(path.read_text()))
-        if not said:
+        text = ast.get_docstring(ast.parse(path.read_text()))
+        if not text:
             missing.append(name)
-        first[name] = (said or "").partition("\n")[0]
+        first[name] = (text or "").partition("\n")[0]
     if missing:
         raise PluginError(f"without a docstring: {', '.join(missing)}")
     packages = {name for name, path in found.items() if path.name == "__init__.py"}

@@ -27,7 +27,7 @@ FENCED = re.compile(
 )
 
 
-class Command(NamedTuple):
+class PageCommand(NamedTuple):
     """A line of a shell: what it sets in the environment, a module of ours, and its arguments."""
 
     line: str
@@ -36,7 +36,7 @@ class Command(NamedTuple):
     arguments: list[str]
 
 
-class Block(NamedTuple):
+class CodeBlock(NamedTuple):
     """What is between two fences."""
 
     which: list[str]  # words of commands that are not run; 'all' of all
@@ -49,7 +49,7 @@ class Block(NamedTuple):
         return not any(word == "all" or word in line for word in self.which)
 
     @property
-    def commands(self) -> list[Command]:
+    def commands(self) -> list[PageCommand]:
         """The lines that call optdyn or a module of ours, if a shell is to have it."""
         if self.language:
             return []
@@ -57,18 +57,18 @@ class Block(NamedTuple):
         return [command(line) for line in lines if re.search(r"(^|[ /])(optdyn|python -m) ", line)]
 
 
-def command(line: str) -> Command:
+def command(line: str) -> PageCommand:
     """Raises StopIteration if the line calls none."""
     words = shlex.split(line, comments=True)
     place = next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
     environ = dict(word.split("=", 1) for word in words[:place])
     if words[place] == "optdyn":
-        return Command(line, environ, "optdyn", words[place + 1 :])
-    return Command(line, environ, words[place + 2], words[place + 3 :])
+        return PageCommand(line, environ, "optdyn", words[place + 1 :])
+    return PageCommand(line, environ, words[place + 2], words[place + 3 :])
 
 
-def blocks(page: Path) -> Iterator[Block]:
+def blocks(page: Path) -> Iterator[CodeBlock]:
     """The blocks of a page, in its order."""
     for found in FENCED.finditer(page.read_text()):
         which = [word.strip() for word in (found["which"] or "").split(",") if word.strip()]
-        yield Block(which, found["language"], found["file"], found["text"])
+        yield CodeBlock(which, found["language"], found["file"], found["text"])

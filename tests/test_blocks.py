@@ -13,7 +13,7 @@ from optdyn.base.fields import Text
 from optdyn.cli import app, configs, main
 from optdyn.train.checks import check
 from optdyn.train.grid import Grid, named, resolve
-from tests.blocks import MARK, PAGES, ROOT, Command, blocks
+from tests.blocks import MARK, PAGES, ROOT, PageCommand, blocks
 
 OPTDYN = ("-c", "from optdyn.cli.main import main; main()")
 TUTORIAL = ROOT / "docs" / "tutorial.md"  # tests/test_tutorial.py runs it
@@ -63,7 +63,7 @@ def test_commands_can_be_given(page, tmp_path, monkeypatch):
         sys.modules.pop(block.file.removesuffix(".py"), None)
 
 
-def can_be_given(command: Command) -> None:
+def can_be_given(command: PageCommand) -> None:
     arguments = [word for word in command.arguments if not re.search(r"\.\.\.|^[A-Z]+$", word)]
     name = BY_MODULE.get(command.module, command.module)
     if name == "optdyn":
@@ -74,7 +74,7 @@ def can_be_given(command: Command) -> None:
         rest = arguments[arguments.index("--") + 1 :]
         module, own = (rest[0], 1) if rest[0] == "optdyn" else (rest[2], 3)
         assert own == 1 or rest[:2] == ["python", "-m"]
-        can_be_given(Command(command.line, {}, module, rest[own:]))
+        can_be_given(PageCommand(command.line, {}, module, rest[own:]))
         arguments = arguments[: arguments.index("--")]
     rest, _ = app.split_keys(arguments)
     given = {word.partition("=")[0] for word in rest if word.startswith("--")}

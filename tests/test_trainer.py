@@ -71,7 +71,7 @@ def test_a_run_is_the_update_rule_looped_over_events_and_batches(
     assert rows(tmp_path)[-1]["train_loss"] == pytest.approx(float(loss), rel=1e-4)
 
 
-class Clock:
+class FakeClock:
     """In place of `time`: every look at it takes as long as it says."""
 
     def __init__(self, ticks):
@@ -99,7 +99,7 @@ def test_floats_do_not_depend_on_how_a_run_is_cut_up(config, tmp_path, monkeypat
         ("random", 256, 7, 14),
         ("random", 1, 1, 20),
     ]:
-        monkeypatch.setattr(loop, "time", Clock(clocks[name]))
+        monkeypatch.setattr(loop, "time", FakeClock(clocks[name]))
         monkeypatch.setattr(loop, "CHUNK", size)
         folder = tmp_path / f"{name}{size}"
         values = {"log_every": log_every, "checkpoint_every": checkpoint_every}

@@ -118,7 +118,7 @@ def test_updates_of_an_unknown_noise_scale(small):
     assert source == "config.steps, the worst of all noise scales"
 
 
-class Clock:
+class PlanTimer:
     """Programs of known seconds by their lowering, with a noise of 1 %."""
 
     def __init__(self, seconds):
@@ -146,7 +146,7 @@ def test_who_waits_sees_how_many_programs_are_left(capsys, monkeypatch):
 @pytest.mark.parametrize(("planned", "kept"), [(2.0, True), (2.9999, False), (4.0, False)])
 def test_a_plan_that_does_not_pay_falls_back(small, monkeypatch, planned, kept):
     """Planned FFT against the config's gemm of 3 s, in 1 % of noise."""
-    clock = Clock({("gemm",): 3.0, ("fft",): planned})
+    clock = PlanTimer({("gemm",): 3.0, ("fft",): planned})
     monkeypatch.setattr(phases, "measure", clock.measure)
     given = clock.update, ("gemm",), 4, ("fft",)
     found = plans.verify(*given, small({"plan.memory": 200}).plan)

@@ -49,7 +49,7 @@ MODELS = {  # of 4 trunk blocks, no two of one width
 CLOSE = {"rtol": 0, "atol": 1e-6}
 
 
-class Case(NamedTuple):
+class StageCase(NamedTuple):
     groups: tuple
     mesh: tuple = ()  # stages, and devices of each; (): one device, without stages
     optimizer: str = "sgd"
@@ -63,12 +63,12 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "greedy": Case(GREEDY, (4, 2), "adam"),
-    "chunks": Case(CHUNKS, (2, 2)),
-    "one-stage": Case(CHUNKS, (1, 2)),
-    "gpipe": Case(BACKPROP, (4, 1), "adam", 4),
-    "gpipe-data": Case(BACKPROP, (2, 2), "adam", 2),
-    "cnn": Case(GREEDY, (4, 1), model="cnn", counted=True),
+    "greedy": StageCase(GREEDY, (4, 2), "adam"),
+    "chunks": StageCase(CHUNKS, (2, 2)),
+    "one-stage": StageCase(CHUNKS, (1, 2)),
+    "gpipe": StageCase(BACKPROP, (4, 1), "adam", 4),
+    "gpipe-data": StageCase(BACKPROP, (2, 2), "adam", 2),
+    "cnn": StageCase(GREEDY, (4, 1), model="cnn", counted=True),
 }
 STILL = ("greedy", "gpipe")
 COUNTED = []  # one entry a loss
@@ -239,10 +239,13 @@ def test_processes_agree_with_one(tmp_path, found, devices, names):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (Case(((0, 2), (1, 3), (2, 4)), (2, 1)), r"group \(1, 3\) .* end of stage 0 at block 2"),
-        (Case(((0, 1), (1, 4)), (4, 1)), r"group \(1, 4\) .* end of stage 1 at block 2"),
-        (Case(GREEDY, (3, 1)), "4 trunk blocks do not divide evenly over 3 stages"),
-        (Case(GREEDY, (2, 1), micro_batches=2), "only backprop"),
+        (
+            StageCase(((0, 2), (1, 3), (2, 4)), (2, 1)),
+            r"group \(1, 3\) .* end of stage 0 at block 2",
+        ),
+        (StageCase(((0, 1), (1, 4)), (4, 1)), r"group \(1, 4\) .* end of stage 1 at block 2"),
+        (StageCase(GREEDY, (3, 1)), "4 trunk blocks do not divide evenly over 3 stages"),
+        (StageCase(GREEDY, (2, 1), micro_batches=2), "only backprop"),
     ],
 )
 def test_what_stages_cannot_hold_is_refused(case, message):
@@ -253,7 +256,7 @@ def test_what_stages_cannot_hold_is_refused(case, message):
 
 
 def test_a_batch_that_is_no_whole_number_of_micro_batches_is_refused():
-    case = Case(BACKPROP, (1, 1), micro_batches=3)
+    case = StageCase(BACKPROP, (1, 1), micro_batches=3)
     with pytest.raises(ValueError, match="8 examples a device: no multiple of 3 micro-batches"):
         run(case, start(case))
 

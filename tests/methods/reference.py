@@ -113,7 +113,7 @@ def greedy(params, x, label):
     return loss, grads
 
 
-class HeavyBall:
+class NumpyHeavyBall:
     """v <- mu v + g, x <- x - gamma v."""
 
     def __init__(self, params):
@@ -124,7 +124,7 @@ class HeavyBall:
         return plus(x, v, -hyper["learning_rate"])
 
 
-class Adam:
+class NumpyAdam:
     """u, v <- means of g and of g^2; x <- x - gamma u' / (sqrt(v') + eps), their start taken off"""
 
     def __init__(self, params, first=0.9):
@@ -147,7 +147,7 @@ class Adam:
         return plus(x, self.direction(grads), -hyper["learning_rate"])
 
 
-OPTIMIZERS = {"sgd": HeavyBall, "adam": Adam}
+OPTIMIZERS = {"sgd": NumpyHeavyBall, "adam": NumpyAdam}
 
 
 # What a message leaves of an array.
@@ -213,7 +213,7 @@ class PowerSGD:
         return sent
 
 
-class Update(NamedTuple):
+class NumpyUpdate(NamedTuple):
     """What the timeline and the schedule say of one update."""
 
     plan: Any
@@ -228,7 +228,7 @@ class Update(NamedTuple):
 # What a node does by itself: `step(update, batch)` and then `params` is x_t.
 
 
-class Sync:
+class NumpySync:
     """x <- x - gamma g(x)"""
 
     def __init__(self, params, gradient, optimizer, keys):
@@ -245,7 +245,7 @@ class Sync:
         self.params = params
 
 
-class Asynchronous(Sync):
+class NumpyAsynchronous(NumpySync):
     """x <- x - gamma g(x_{t - tau}), with fresh blocks of x_t; of C(g + e_i) in place of g"""
 
     def __init__(self, params, gradient, optimizer, keys):
@@ -279,7 +279,7 @@ class Asynchronous(Sync):
         self.params = self.versions[-1] = params
 
 
-class Buffered(Asynchronous):
+class NumpyBuffered(NumpyAsynchronous):
     """x <- x - gamma mean_j g_j(what j had read), each of its own part of the batch."""
 
     def step(self, update, batch):
@@ -290,7 +290,7 @@ class Buffered(Asynchronous):
         self.apply(mean(grads), update.hyper)
 
 
-class Ringleader(Asynchronous):
+class NumpyRingleader(NumpyAsynchronous):
     """G_i: the mean of i's gradients of a round; x <- x - gamma mean_i G_i once each has one.
 
     In rounds: with the arrival after which each has one, and with the next of each other group.
@@ -318,7 +318,7 @@ class Ringleader(Asynchronous):
         self.seen[i] = len(self.versions) - 1
 
 
-class StalePipeline(Asynchronous):
+class NumpyStalePipeline(NumpyAsynchronous):
     """x^s <- x^s - gamma grad_s f(x^1_{t - tau_1}, ...): tau_s = S - s, the last two on stage S.
 
     In 2bw all tau are 1. Backward it is x_t in no_stash. In predict x_{t - tau} moves on by its
@@ -341,7 +341,7 @@ class StalePipeline(Asynchronous):
         self.apply(self.gradient(read, batch, later), update.hyper)
 
 
-class Workers:
+class NumpyWorkers:
     """Workers with parameters and an optimizer of their own."""
 
     def __init__(self, params, gradient, optimizer, keys):
@@ -360,7 +360,7 @@ class Workers:
         self.params = params
 
 
-class Elastic(Workers):
+class NumpyElastic(NumpyWorkers):
     """s = a (w_i - w*); w* <- w* + s; w_i <- w_i - gamma g(w_i) - s"""
 
     def step(self, update, batch):
@@ -374,7 +374,7 @@ class Elastic(Workers):
         self.x[i] = after
 
 
-class AsyncLocal(Workers):
+class NumpyAsyncLocal(NumpyWorkers):
     """G = e^(-alpha tau) gate(tau) (theta_read - w_i); theta <- theta - eta V(G)
 
     Delayed Nesterov: Delta <- Delta + G; N-th: m <- b m + Delta / N, V = (1 - c N + c) b m + G / N,
@@ -385,7 +385,7 @@ class AsyncLocal(Workers):
     def __init__(self, params, gradient, optimizer, keys):
         super().__init__(params, gradient, optimizer, keys)
         self.m, self.delta, self.version = zeros(params), zeros(params), [0] * self.groups
-        self.moments = Adam(params, keys["outer_momentum"])
+        self.moments = NumpyAdam(params, keys["outer_momentum"])
 
     def step(self, update, batch):
         i, keys = int(update.plan.worker), self.keys
@@ -442,7 +442,7 @@ class AsyncLocal(Workers):
             self.x[self.last] = self.read[self.last] = params
 
 
-class Decoupled(Workers):
+class NumpyDecoupled(NumpyWorkers):
     """D_m = Theta_m - x_m; v <- mu v + Delta; Theta <- Theta - eta (Delta + mu v);
     x_m, Theta_m <- Theta of those who were merged, of every fragment by itself. Which merge a
     message is in, the clock says."""
@@ -485,7 +485,7 @@ class Decoupled(Workers):
         p.mail |= dict.fromkeys(members, theta)
 
 
-class AdPsgd(Workers):
+class NumpyAdPsgd(NumpyWorkers):
     """x_i, x_j <- (x_i + x_j) / 2; x_i <- x_i - gamma g(x_i read); x_i read <- x_i"""
 
     @property
@@ -526,7 +526,7 @@ class OneNode:
         return [self.node.params]
 
 
-class Nodes:
+class NumpyNodes:
     """Each makes an update by itself, and then they exchange."""
 
     def __init__(self, nodes, keys, name):
@@ -590,7 +590,7 @@ class Slow(Mean):
 OUTER = {"diloco": Nesterov, "slowmo": Slow, "sparseloco": Scaled}
 
 
-class Averaging(Nodes):
+class NumpyAveraging(NumpyNodes):
     """D = theta - mean_p x_p(sent), by an outer step to theta, and x <- theta; or (1 - a) theta + a
     x, or theta + (x - x(sent)). Of x - theta + b e is sent what a message leaves of it, and e is
     the rest. Every fragment by itself; who is away has no part in the mean."""
@@ -665,7 +665,7 @@ class Averaging(Nodes):
         )
 
 
-class Eager(Nodes):
+class NumpyEager(NumpyNodes):
     """G_i = (D_i + sum_{j != i} D_j of the meeting before) / P; each node its own outer step"""
 
     def start(self, params):
@@ -683,7 +683,7 @@ class Eager(Nodes):
         self.past = gaps
 
 
-class Sparta(Nodes):
+class NumpySparta(NumpyNodes):
     """x_i[S] <- mean_j x_j[S], of numbers S that all have drawn"""
 
     def exchange(self, plan, hyper):
@@ -701,7 +701,7 @@ class Sparta(Nodes):
             node.move(x)
 
 
-class Demo(Nodes):
+class NumpyDemo(NumpyNodes):
     """m_i <- beta m_i + (theta - x_i); q_i: its k largest of every chunk's DCT, taken off;
     theta <- theta - mean_i q_i, or gamma times its sign"""
 
@@ -734,7 +734,7 @@ class Demo(Nodes):
         return out.reshape(v.shape)
 
 
-class Daso(Nodes):
+class NumpyDaso(NumpyNodes):
     """x <- (2 S x + sum_p x_p(sent)) / (2 S + P), S batches after the sending"""
 
     def start(self, params):
@@ -757,7 +757,7 @@ def shares(plan, count):
     return np.array([[np.mean(plan.to[j] == i) for j in range(count)] for i in range(count)])
 
 
-class Gossip(Nodes):
+class NumpyGossip(NumpyNodes):
     """x <- P x - gamma g(z), or x <- P (x - gamma g(z)); w <- P w, z = x / w
 
     Where rows of P sum to 1 too w stays 1. Who is away makes no update and has what its stand-in
@@ -796,7 +796,7 @@ class Gossip(Nodes):
         return [plus(x, pull, c) for x, pull in zip(x, pulls, strict=True)]
 
 
-class OverGraph(Nodes):
+class NumpyOverGraph(NumpyNodes):
     """D_i = theta_i - sum_j W_ij x_j; theta_i <- theta_i - outer(D_i); x_i <- theta_i"""
 
     def start(self, params):
@@ -811,7 +811,7 @@ class OverGraph(Nodes):
             node.move(outer.theta)
 
 
-class Gasloc(Nodes):
+class NumpyGasloc(NumpyNodes):
     """g_i = x_i - theta_i; theta_i <- theta_i + eta g_i - (Lambda y)_i + gamma (y_i - y_i before),
     y_i = theta_i + eta g_i, (Lambda y)_i = sum_j W_ij (y_i - y_j), whose rows of W sum to 1"""
 
@@ -833,31 +833,31 @@ class Gasloc(Nodes):
 
 GRADIENTS = {"local": greedy}
 READS = {
-    "asynchronous": Asynchronous,
-    "ringmaster": Asynchronous,  # of what is not dropped
-    "buffered": Buffered,
-    "mindflayer": Buffered,  # of what is not dropped
-    "ringleader": Ringleader,
-    "elastic": Elastic,
-    "async_local_sgd": AsyncLocal,
-    "ad_psgd": AdPsgd,
-    "decoupled": Decoupled,
+    "asynchronous": NumpyAsynchronous,
+    "ringmaster": NumpyAsynchronous,  # of what is not dropped
+    "buffered": NumpyBuffered,
+    "mindflayer": NumpyBuffered,  # of what is not dropped
+    "ringleader": NumpyRingleader,
+    "elastic": NumpyElastic,
+    "async_local_sgd": NumpyAsyncLocal,
+    "ad_psgd": NumpyAdPsgd,
+    "decoupled": NumpyDecoupled,
 }
 MIXES = {
-    "daso": Daso,
-    "model_averaging": Averaging,
-    "diloco": Averaging,
-    "slowmo": Averaging,
-    "des_loc": Averaging,
-    "sparseloco": Averaging,
-    "eager": Eager,
-    "gossip": Gossip,
-    "gasloc": Gasloc,
-    "sparta": Sparta,
-    "demo": Demo,
+    "daso": NumpyDaso,
+    "model_averaging": NumpyAveraging,
+    "diloco": NumpyAveraging,
+    "slowmo": NumpyAveraging,
+    "des_loc": NumpyAveraging,
+    "sparseloco": NumpyAveraging,
+    "eager": NumpyEager,
+    "gossip": NumpyGossip,
+    "gasloc": NumpyGasloc,
+    "sparta": NumpySparta,
+    "demo": NumpyDemo,
 }
-ALONE = {"stale_pipeline": StalePipeline}  # goes with no other
-JOINED = dict.fromkeys(("model_averaging", "diloco", "slowmo"), OverGraph)
+ALONE = {"stale_pipeline": NumpyStalePipeline}  # goes with no other
+JOINED = dict.fromkeys(("model_averaging", "diloco", "slowmo"), NumpyOverGraph)
 
 
 class Batch:
@@ -890,7 +890,7 @@ def run(name, params, updates, images, labels, nodes, devices, keys, optimizer="
     mix, outside, mixing = found(JOINED if "gossip" in names else MIXES, None)
     if not mix:
         mix, outside, mixing = found(MIXES, OneNode)
-    read, inside, _ = found(READS | ALONE, Sync)
+    read, inside, _ = found(READS | ALONE, NumpySync)
     count = 1 if mix is OneNode else nodes
     params, losses = tree(lambda leaf: np.asarray(leaf, np.float64), params), []
 

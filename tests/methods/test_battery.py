@@ -33,7 +33,7 @@ STEPS, BATCH, CLASSES = 12, 24, 5
 EPOCH = 4  # updates
 
 
-class Case(NamedTuple):
+class MethodCase(NamedTuple):
     values: dict  # of the config, for it to be itself
     limit: dict | None  # those with which it is the synchronous rule
     bits: bool = False  # to the bit
@@ -43,92 +43,92 @@ class Case(NamedTuple):
 NODES = {"cluster.nodes": 2, "cluster.devices_per_node": 2}
 ONE = {"cluster.nodes": 1, "cluster.devices_per_node": 4}
 CASES = {
-    "sync": Case({}, None),
-    "asynchronous": Case({"method.groups": 2}, {"method.groups": 1}, bits=True),
-    "elastic": Case({"method.groups": 2, "method.period": 2}, None, like="asynchronous"),
-    "async_local_sgd": Case(
+    "sync": MethodCase({}, None),
+    "asynchronous": MethodCase({"method.groups": 2}, {"method.groups": 1}, bits=True),
+    "elastic": MethodCase({"method.groups": 2, "method.period": 2}, None, like="asynchronous"),
+    "async_local_sgd": MethodCase(
         {"method.groups": 2, "method.period": 2},
         {"method.groups": 1, "method.period": 1}
         | {"method.outer_learning_rate": 1.0, "method.outer_momentum": 0.0},
         like="asynchronous",
     ),
-    "decoupled": Case(
+    "decoupled": MethodCase(
         {"method.groups": 2, "method.period": 2, "method.fragments": 2},
         None,
         like="asynchronous",
     ),
-    "ad_psgd": Case({"method.groups": 2}, {"method.groups": 1}, like="asynchronous"),
-    "buffered": Case(
+    "ad_psgd": MethodCase({"method.groups": 2}, {"method.groups": 1}, like="asynchronous"),
+    "buffered": MethodCase(
         {"method.groups": 2, "method.arrivals": 3},
         {"method.groups": 1, "method.arrivals": 1},
         bits=True,
         like="asynchronous",
     ),
-    "mindflayer": Case(
+    "mindflayer": MethodCase(
         {"method.groups": 2, "method.arrivals": 3, "method.allotted": 1.5},
         {"method.groups": 1, "method.arrivals": 1, "method.allotted": 0.0},
         bits=True,
         like="asynchronous",
     ),
-    "ringmaster": Case(
+    "ringmaster": MethodCase(
         {"method.groups": 2, "method.delay_bound": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
         {"method.groups": 1},
         bits=True,
         like="asynchronous",
     ),
-    "ringleader": Case(
+    "ringleader": MethodCase(
         {"method.groups": 2, "cluster.speeds": (2.0, 3.0, 3.0, 3.0)},
         {"method.groups": 1},
         bits=True,
         like="asynchronous",
     ),
-    "daso": Case(
+    "daso": MethodCase(
         {"method.warmup_epochs": 1, "method.cooldown_epochs": 0, "method.max_batches": 2},
         {**ONE, "method.wait": 0},
     ),
-    "model_averaging": Case({"method.period": 3}, ONE),
-    "diloco": Case(
+    "model_averaging": MethodCase({"method.period": 3}, ONE),
+    "diloco": MethodCase(
         {"method.period": 3},
         {**ONE, "method.outer_learning_rate": 1.0, "method.outer_momentum": 0.0},
         like="model_averaging",
     ),
-    "des_loc": Case({"method.period": 2}, ONE, like="model_averaging"),
-    "slowmo": Case(
+    "des_loc": MethodCase({"method.period": 2}, ONE, like="model_averaging"),
+    "slowmo": MethodCase(
         {"method.period": 3}, {**ONE, "method.slow_momentum": 0.0}, like="model_averaging"
     ),
-    "sparseloco": Case(
+    "sparseloco": MethodCase(
         {"method.period": 3, "method.compression_share": 0.5},
         {**ONE, "method.outer_learning_rate": 1.0, "method.compression_share": 1.0},
         like="model_averaging",
     ),
-    "eager": Case(
+    "eager": MethodCase(
         {"method.period": 3},
         {**ONE, "method.outer_learning_rate": 1.0, "method.outer_momentum": 0.0},
         like="model_averaging",
     ),
-    "sparta": Case({"method.averaged_share": 0.3}, ONE, like="model_averaging"),
-    "demo": Case(
+    "sparta": MethodCase({"method.averaged_share": 0.3}, ONE, like="model_averaging"),
+    "demo": MethodCase(
         {"method.coefficients": 2, "method.chunk": 4, "method.signed": False},
         ONE | {"method.coefficients": 4096, "method.signed": False},
         like="model_averaging",
     ),
-    "gossip": Case({"method.graph": "one_peer"}, ONE, like="model_averaging"),
-    "gasloc": Case(
+    "gossip": MethodCase({"method.graph": "one_peer"}, ONE, like="model_averaging"),
+    "gasloc": MethodCase(
         {"method.period": 3, "method.graph": "one_peer"},
         {**ONE, "method.outer_learning_rate": 1.0, "method.outer_momentum": 0.0},
         like="model_averaging",
     ),
-    "dynamic_batch": Case({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"method.adapt": False}),
-    "stale_pipeline": Case({}, ONE, bits=True),
-    "local": Case({"method.variant": "greedy"}, {"method.variant": "backprop"}),
+    "dynamic_batch": MethodCase({"cluster.speeds": (1.0, 2.0, 3.0, 4.0)}, {"method.adapt": False}),
+    "stale_pipeline": MethodCase({}, ONE, bits=True),
+    "local": MethodCase({"method.variant": "greedy"}, {"method.variant": "backprop"}),
 }
 # Those of the guide to adding, which are files of a reader's own.
 GUIDE = ROOT / "research" / "optdyn" / "methods" / "adding.md"
 EXAMPLES = {
-    "loscar:Loscar": Case(
+    "loscar:Loscar": MethodCase(
         {"method.period": 3, "method.delay": 1, "method.share": 0.5}, ONE, like="model_averaging"
     ),
-    "adacomm:AdaComm": Case({"method.period": 3}, ONE, like="model_averaging"),
+    "adacomm:AdaComm": MethodCase({"method.period": 3}, ONE, like="model_averaging"),
 }
 FOLDER = TemporaryDirectory()  # gone with this process
 sys.path.insert(0, FOLDER.name)
@@ -190,7 +190,7 @@ MODEL = {"name": "mlp", "hidden": (7, 6), "dtype": "float32"}
 OPTIMIZERS = {"sgd": ("learning_rate", "momentum"), "adam": ("learning_rate",)}
 
 
-class Run(NamedTuple):
+class RuleRun(NamedTuple):
     """A rule with a state to start from and a run's inputs, (STEPS, ...) each."""
 
     rule: Rule
@@ -270,7 +270,7 @@ def make_run(name, values=(), *, seed=0, optimizer="sgd", loss=weighted):
         jnp.asarray(line.staleness),
     )
     rule = make_rule(program._layout_request(config), whole, optimizer, line.slots, loss)
-    return Run(rule, params, events, jax.tree.map(jnp.asarray, batches))
+    return RuleRun(rule, params, events, jax.tree.map(jnp.asarray, batches))
 
 
 def at(tree, index):

@@ -78,7 +78,7 @@ COMPRESSED = {
 
 
 @dataclass(frozen=True, eq=False)  # a key of `trained`
-class Setting:
+class Variant:
     """A method with keys that make another rule of it, or let it be seen from another side."""
 
     name: str
@@ -92,81 +92,81 @@ def keys(**values):
 
 
 SETTINGS = {
-    "one group": Setting("asynchronous", keys(groups=1)),
-    "in turn": Setting("asynchronous", GROUPS | {"cluster.service.name": "constant"}),
-    "ring of versions": Setting("asynchronous", GROUPS | {"cluster.service.name": "geometric"}),
-    "adam": Setting("asynchronous", GROUPS, "adam"),
-    "one fresh": Setting("asynchronous", GROUPS | keys(fresh=("classifier",))),
-    "two fresh": Setting(
+    "one group": Variant("asynchronous", keys(groups=1)),
+    "in turn": Variant("asynchronous", GROUPS | {"cluster.service.name": "constant"}),
+    "ring of versions": Variant("asynchronous", GROUPS | {"cluster.service.name": "geometric"}),
+    "adam": Variant("asynchronous", GROUPS, "adam"),
+    "one fresh": Variant("asynchronous", GROUPS | keys(fresh=("classifier",))),
+    "two fresh": Variant(
         "asynchronous",
         GROUPS | keys(fresh=("classifier", "hidden0")) | {"model.hidden": (7, 6)},
     ),
-    "top_k groups": Setting("asynchronous", GROUPS | keys(compression="top_k")),
-    "sign groups": Setting("asynchronous", GROUPS | keys(compression="sign")),
-    "k_async": Setting("buffered", GROUPS | keys(waiting="k_async")),
-    "k_sync": Setting("buffered", GROUPS | keys(waiting="k_sync")),
-    "unlike groups": Setting("ringleader", GROUPS | {"cluster.speeds": (1.0, 4.0, 2.0, 2.0)}),
-    "ring": Setting("ad_psgd", GROUPS),
-    "complete": Setting("ad_psgd", GROUPS | keys(graph="complete")),
-    "delayed momentum": Setting(
+    "top_k groups": Variant("asynchronous", GROUPS | keys(compression="top_k")),
+    "sign groups": Variant("asynchronous", GROUPS | keys(compression="sign")),
+    "k_async": Variant("buffered", GROUPS | keys(waiting="k_async")),
+    "k_sync": Variant("buffered", GROUPS | keys(waiting="k_sync")),
+    "unlike groups": Variant("ringleader", GROUPS | {"cluster.speeds": (1.0, 4.0, 2.0, 2.0)}),
+    "ring": Variant("ad_psgd", GROUPS),
+    "complete": Variant("ad_psgd", GROUPS | keys(graph="complete")),
+    "delayed momentum": Variant(
         "async_local_sgd", LATE | keys(momentum_delay=2, momentum_part=0.5)
     ),
-    "aged": Setting("async_local_sgd", LATE | keys(age_decay=0.5, age_cutoff=3.0)),
-    "aged adam": Setting(
+    "aged": Variant("async_local_sgd", LATE | keys(age_decay=0.5, age_cutoff=3.0)),
+    "aged adam": Variant(
         "async_local_sgd",
         LATE | keys(server="adam", age_decay=0.5, outer_learning_rate=0.05),
         atol=3e-5,  # where gradients are small Adam divides their rounding by them
     ),
     **{
-        f"heloco {aligned}": Setting(
+        f"heloco {aligned}": Variant(
             "async_local_sgd", LATE | keys(server="heloco", aligned=aligned, correction=k)
         )
         for aligned, k in ((0.9, 0.7), (1.0, 5.0), (-1.0, 0.7))
     },
     **{
-        f"quorum {quorum}": Setting(
+        f"quorum {quorum}": Variant(
             "decoupled", GROUPS | keys(period=3, fragments=2, quorum=quorum, grace=grace)
         )
         for quorum, grace in ((2, 0.01), (1, 0.0))
     },
-    "dropped": Setting("decoupled", keys(quorum=1) | {"cluster.bandwidth": 6e4}),
+    "dropped": Variant("decoupled", keys(quorum=1) | {"cluster.bandwidth": 6e4}),
     **{
-        f"{state} {name}": Setting(name, keys(inner_state=state))
+        f"{state} {name}": Variant(name, keys(inner_state=state))
         for state in ("averaged", "reset")
         for name in ("model_averaging", "slowmo", "diloco+elastic", "diloco+asynchronous")
     },
-    "streaming averages": Setting("model_averaging", MEETING | keys(mixing=0.3)),
-    "streaming diloco": Setting("diloco", MEETING | keys(mixing=0.3)),
-    "late diloco": Setting("diloco", keys(period=6, delay=3)),
-    "correcting averages": Setting("model_averaging", MEETING | keys(merging="correct")),
-    "correcting diloco": Setting("diloco", keys(period=4, delay=2, merging="correct")),
-    **{f"{name} with absences": Setting(name, FOUR | AWAY) for name in ("diloco", "slowmo")},
-    **{f"diloco of {kind}": Setting("diloco", keys(**one)) for kind, one in COMPRESSED.items()},
-    "slowmo of top_k": Setting("slowmo", keys(compression="top_k")),
-    "late messages": Setting("diloco", MEETING | keys(compression="top_k", mixing=0.3)),
-    "sparseloco of 2 bits": Setting("sparseloco", keys(compression_bits=2)),
-    "adam's moments": Setting(
+    "streaming averages": Variant("model_averaging", MEETING | keys(mixing=0.3)),
+    "streaming diloco": Variant("diloco", MEETING | keys(mixing=0.3)),
+    "late diloco": Variant("diloco", keys(period=6, delay=3)),
+    "correcting averages": Variant("model_averaging", MEETING | keys(merging="correct")),
+    "correcting diloco": Variant("diloco", keys(period=4, delay=2, merging="correct")),
+    **{f"{name} with absences": Variant(name, FOUR | AWAY) for name in ("diloco", "slowmo")},
+    **{f"diloco of {kind}": Variant("diloco", keys(**one)) for kind, one in COMPRESSED.items()},
+    "slowmo of top_k": Variant("slowmo", keys(compression="top_k")),
+    "late messages": Variant("diloco", MEETING | keys(compression="top_k", mixing=0.3)),
+    "sparseloco of 2 bits": Variant("sparseloco", keys(compression_bits=2)),
+    "adam's moments": Variant(
         "des_loc", keys(first_moment_meetings=3, second_moment_meetings=2), "adam"
     ),
-    "long daso": Setting("daso", FOUR | keys(max_batches=4, wait=2)),
+    "long daso": Variant("daso", FOUR | keys(max_batches=4, wait=2)),
     **{
-        f"{order} {graph}": Setting("gossip", FOUR | keys(graph=graph, gossip_order=order))
+        f"{order} {graph}": Variant("gossip", FOUR | keys(graph=graph, gossip_order=order))
         for order in ("combine", "adapt")
         for graph in ("ring", "one_peer", "random", "push")
     },
     **{
-        f"{graph} with absences": Setting("gossip", FOUR | AWAY | keys(graph=graph))
+        f"{graph} with absences": Variant("gossip", FOUR | AWAY | keys(graph=graph))
         for graph in ("ring", "random")
     },
-    "choco": Setting(
+    "choco": Variant(
         "gossip",
         FOUR | keys(gossip_order="adapt", consensus_rate=0.4, compression="top_k"),
         atol=5e-5,  # errors add up in what is known of a node
     ),
-    **{f"gasloc {g}": Setting("gasloc", FOUR | keys(graph=g)) for g in ("one_peer", "random")},
-    "noloco": Setting("slowmo+gossip", FOUR | keys(graph="random")),
+    **{f"gasloc {g}": Variant("gasloc", FOUR | keys(graph=g)) for g in ("one_peer", "random")},
+    "noloco": Variant("slowmo+gossip", FOUR | keys(graph="random")),
     **{
-        f"{kind} pipeline": Setting(
+        f"{kind} pipeline": Variant(
             "stale_pipeline",
             keys(pipeline=kind, micro_batches=3)
             | {"cluster.nodes": 3, "cluster.speeds": (), "model.hidden": (6, 4, 5)}
@@ -203,7 +203,7 @@ def inside(parts):
     return {f"method.{reads[0]}.{key}": v for key, v in INSIDE.items() if key in known}
 
 
-class Run(NamedTuple):
+class EquationRun(NamedTuple):
     config: object
     line: object  # the timeline
     hyper: dict  # (steps,) each
@@ -233,7 +233,7 @@ def run_of(inputs, steps):
         "momentum": rng.uniform(-0.2, 0.4, steps).astype(np.float32),
     }
     hyper = {name: hyper[name] for name in battery.OPTIMIZERS[inputs.optimizer]}
-    return Run(config, line, hyper, params, order)
+    return EquationRun(config, line, hyper, params, order)
 
 
 def drawn(path, leaf):
@@ -291,7 +291,7 @@ def short(params):
     return {name: block.get("Dense_0", block) for name, block in params.items()}
 
 
-CASES = {name: Setting(name) for name in (*NAMES, *PAIRS, *THREE)} | SETTINGS
+CASES = {name: Variant(name) for name in (*NAMES, *PAIRS, *THREE)} | SETTINGS
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -301,7 +301,7 @@ def test_it_is_what_its_equations_say(case):
     losses, found, run = trained(inputs)
     cluster, methods = run.config.cluster, run.config.methods
     updates = [
-        reference.Update(
+        reference.NumpyUpdate(
             entries_at(run.line.plan, t),
             run.line.staleness[t],
             {name: float(values[t]) for name, values in run.hyper.items()},

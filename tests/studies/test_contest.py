@@ -185,11 +185,11 @@ def told(name, there):
     """A curve of 40 updates at the usual batch, in the seconds of a place."""
     curve = Curve([0, 40], [0.0, 1.0], [2.0, 0.1], "reached", {})
 
-    class Trained:
+    class FakeStudy:
         def trials(self, jobs):
             return [curve for _ in jobs]
 
-    return contested.timed(Trained(), side_of(name).entry, {}, there, 0.1, (3,))[0]
+    return contested.timed(FakeStudy(), side_of(name).entry, {}, there, 0.1, (3,))[0]
 
 
 @pytest.mark.parametrize("ratio", [0.2, 20.0])

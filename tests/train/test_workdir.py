@@ -376,14 +376,14 @@ class Inner(NamedTuple):
     errors: Any = ()
 
 
-class Outer(NamedTuple):
+class OuterNode(NamedTuple):
     inner: Inner
     theta: Any
     errors: Any = ()
 
 
 def some_state(**fields):
-    return Outer(Inner({"a": np.arange(3.0)}), [{"a": np.ones(3)}], **fields)
+    return OuterNode(Inner({"a": np.arange(3.0)}), [{"a": np.ones(3)}], **fields)
 
 
 def saved(workdir, state):

@@ -5,7 +5,7 @@ import math
 from optdyn.tune.choice import EpochPoint, Measures, Outcome
 
 
-class Cluster:
+class FakeBench:
     """Total momentum is mu + 1 - 1/g (arXiv 1605.09774), and best at some value.
 
     All probes and epochs are taken down. The loss of a probe does not depend on the point; that of

@@ -13,7 +13,7 @@ from optdyn.experiment import ConfigError
 from optdyn.methods.setup import Tune
 from optdyn.tune.choice import Choice, EpochPoint, Outcome
 from optdyn.tune.omnivore import cold_start, halved, omnivore, search, settings, size, steady_state
-from tests.tune.cluster import Cluster
+from tests.tune.cluster import FakeBench
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)
 RATES = (0.1, 0.01, 0.001, 0.0001)
@@ -30,12 +30,12 @@ GROUPS = (1, 2, 4, 8, 16, 32)
 
 def listed(losses, otherwise=2.0):
     """A cluster with these losses, and another wherever there is none."""
-    return Cluster(loss=lambda setting, seconds: losses.get(setting, otherwise))
+    return FakeBench(loss=lambda setting, seconds: losses.get(setting, otherwise))
 
 
 def near(best):
     """Losses by how near total momentum is, however many updates there are."""
-    return Cluster(loss=lambda s, seconds: 1 + abs(s.momentum + 1 - 1 / s.groups - best))
+    return FakeBench(loss=lambda s, seconds: 1 + abs(s.momentum + 1 - 1 / s.groups - best))
 
 
 def of(settings, g):
@@ -44,7 +44,7 @@ def of(settings, g):
 
 def test_one_group_tries_every_rate_upwards_and_finer_momenta_at_the_best():
     """Phases one and two; 0.1 diverges."""
-    cluster = Cluster(best=0.75)
+    cluster = FakeBench(best=0.75)
     cold_start(cluster, (1,), RULES)
     assert cluster.settings == [
         *(Choice(1, 0.9, alpha) for alpha in RATES[::-1]),
@@ -77,7 +77,7 @@ def test_longer_runs_of_every_group_count_choose_among_them():
         losses = longer if seconds > RULES.probe_seconds else short
         return losses[setting.groups] + 0.9 - setting.momentum - setting.learning_rate
 
-    cluster = Cluster(loss=loss, served=1e-9)
+    cluster = FakeBench(loss=loss, served=1e-9)
     _, best, most = cold_start(cluster, (1, 2, 4, 8), RULES)
     assert best == Choice(2, 0.9, 0.1) and most == 8
     assert [s.groups for _, seconds, s in cluster.probes if seconds == 300] == [1, 2, 4, 8]
@@ -85,13 +85,13 @@ def test_longer_runs_of_every_group_count_choose_among_them():
 
 @pytest.mark.parametrize(("gain", "most"), [(1.09, 1), (1.11, 2)])
 def test_more_groups_must_make_updates_a_tenth_faster(gain, most):
-    cluster = Cluster(served=1 / gain)
+    cluster = FakeBench(served=1 / gain)
     assert cold_start(cluster, (1, 2), RULES)[2] == most
     assert ("saturated" in {what for what, _ in cluster.notes}) == (most == 1)
 
 
 def test_the_best_of_several_initializations_is_kept():
-    cluster = Cluster()
+    cluster = FakeBench()
     losses = {EpochPoint(0): 2.0, EpochPoint(1): 1.0, EpochPoint(2): 3.0}
     inner = cluster.probe
 
@@ -125,20 +125,20 @@ def test_the_finer_grid_is_a_tenth_and_a_fifth_around_the_best():
 
 
 def test_what_is_larger_in_both_than_one_that_diverged_is_not_tried():
-    cluster = Cluster(loss=lambda s, seconds: math.nan if s.learning_rate >= 0.1 else s.momentum)
+    cluster = FakeBench(loss=lambda s, seconds: math.nan if s.learning_rate >= 0.1 else s.momentum)
     search(cluster.tried, settings(2, 0.1, MOMENTA), MOMENTA)
     assert of(cluster.settings, 2)[:5] == [*((mu, pytest.approx(0.01)) for mu in MOMENTA), (0, 0.1)]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_where_all_diverge_the_learning_rate_falls(bad):
-    cluster = Cluster(loss=lambda s, seconds: 1.0 if s.learning_rate < 5e-4 else bad)
+    cluster = FakeBench(loss=lambda s, seconds: 1.0 if s.learning_rate < 5e-4 else bad)
     best, _ = search(cluster.tried, [Choice(4, mu, 0.1) for mu in MOMENTA], MOMENTA)
     assert best.learning_rate == pytest.approx(1e-4)
 
 
 def test_a_loss_that_never_is_finite_is_said():
-    cluster = Cluster(loss=lambda setting, seconds: math.nan)
+    cluster = FakeBench(loss=lambda setting, seconds: math.nan)
     with pytest.raises(ConfigError, match="must have one at which the loss is finite"):
         search(cluster.tried, [Choice(1, 0.9, alpha) for alpha in RATES], MOMENTA)
 
@@ -184,7 +184,7 @@ def test_epochs_are_equally_long_and_go_on_from_one_another():
 
 def test_the_target_ends_it():
     done = Outcome(0.1, 5, 7e3, reached=True)
-    cluster = Cluster(losses=[0.5, done])
+    cluster = FakeBench(losses=[0.5, done])
     omnivore(cluster, GROUPS, RULES)
     assert len(cluster.epochs) == 2
 

@@ -131,7 +131,7 @@ def test_a_loop_goes_through_every_update_and_leaves_the_parameters(work, values
         assert max(moved) > 0
 
 
-class Clock:
+class PhaseTimer:
     """Seconds that go by only while a loop runs."""
 
     now = 0.0
@@ -149,7 +149,7 @@ class Clock:
     st.integers(1, 5),
 )
 def test_every_piece_is_timed_once_a_round(loops, rounds):
-    clock, ran = Clock(), []
+    clock, ran = PhaseTimer(), []
     made = {str(i): clock.loop(str(i), *loop[:1], ran, loop[1]) for i, loop in enumerate(loops)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))

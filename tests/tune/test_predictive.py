@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optdyn.methods.setup import Tune
 from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 from optdyn.tune.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
-from tests.tune.cluster import Cluster
+from tests.tune.cluster import FakeBench
 
 MOMENTA = (0.0, 0.3, 0.6, 0.9)
 RULES = Tune(
@@ -26,7 +26,7 @@ DEAR = {1: 1.0, 2: 3.0, 4: 9.0, 8: 27.0}
 
 
 def plan(measured, served=1e-9):
-    return planned(Cluster(measured=measured, served=served), EpochPoint(), GROUPS)
+    return planned(FakeBench(measured=measured, served=served), EpochPoint(), GROUPS)
 
 
 def test_groups_are_those_of_the_least_predicted_time():
@@ -56,13 +56,13 @@ def run(cluster, rules=RULES):
 def dear(losses, seconds):
     """A cluster of dear staleness after epochs of those losses, and what they were."""
     measured = Measures(0.1, 0.0, DEAR)
-    cluster = Cluster(measured=measured, loss=lambda s, seconds: 1.0, losses=losses)
+    cluster = FakeBench(measured=measured, loss=lambda s, seconds: 1.0, losses=losses)
     run(cluster, RULES.with_(seconds=seconds))
     return cluster, [(point.epoch, each, s.learning_rate) for point, each, s in cluster.epochs]
 
 
 def test_epochs_double_and_probes_are_a_share_of_them():
-    cluster = run(Cluster(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0))
+    cluster = run(FakeBench(measured=Measures(0.1, 0.0, DEAR), loss=lambda s, seconds: 1.0))
     assert [seconds for _, seconds, _ in cluster.epochs] == [100, 200, 400, 800, 1600]
     assert cluster.epochs[0][2] == Choice(1, 0.0, 0.1)  # nothing is probed before
     by_epoch = {}
@@ -84,7 +84,7 @@ def test_epochs_double_and_probes_are_a_share_of_them():
 
 def test_a_challenger_that_wins_trains_and_is_followed():
     """The best long-run step is 0.8, three doublings up; ties are kept."""
-    cluster = Cluster(
+    cluster = FakeBench(
         measured=Measures(0.1, 0.0, DEAR),
         loss=lambda s, seconds: 1 + abs(math.log2(step(s) / 0.8)),
     )
@@ -95,7 +95,7 @@ def test_a_challenger_that_wins_trains_and_is_followed():
 @pytest.mark.parametrize(("loss", "wins"), [(0.88, False), (0.86, True)])
 def test_a_shorter_step_has_to_win_by_more(loss, wins):
     last, shorter, longer = (Choice(1, 0.0, alpha) for alpha in (0.1, 0.05, 0.2))
-    cluster = Cluster(loss=lambda s, seconds: {last: 1.0, shorter: loss, longer: 1.0}[s])
+    cluster = FakeBench(loss=lambda s, seconds: {last: 1.0, shorter: loss, longer: 1.0}[s])
     assert better(cluster.tried, last, shorter) == (shorter if wins else last)
     assert better(cluster.tried, last, longer) == last
 
@@ -106,13 +106,13 @@ def test_a_shorter_step_has_to_win_by_more(loss, wins):
 )
 def test_so_has_less_momentum_and_more_by_less(mu, loss, wins):
     last, other = of_step(1, 0.6, 0.1), of_step(1, mu, 0.1)
-    cluster = Cluster(loss=lambda s, seconds: 1.0 if s == last else loss)
+    cluster = FakeBench(loss=lambda s, seconds: 1.0 if s == last else loss)
     assert better(cluster.tried, last, other) == (other if wins else last)
 
 
 def test_what_diverges_loses():
     last, other = Choice(1, 0.0, 0.1), Choice(1, 0.0, 0.05)
-    cluster = Cluster(loss=lambda s, seconds: math.nan if s == last else 7.0)
+    cluster = FakeBench(loss=lambda s, seconds: math.nan if s == last else 7.0)
     assert better(cluster.tried, last, other) == other
 
 
@@ -120,7 +120,7 @@ def test_what_diverges_loses():
 def test_synchronous_training_stands_against_the_groups(one):
     """A wrong prediction costs two epochs and a probe: after it, one group trains if better."""
     cluster = run(
-        Cluster(
+        FakeBench(
             measured=Measures(0.1, 0.0, FREE),
             served=1e-9,
             loss=lambda s, seconds: one if s.groups == 1 else 1.0,
@@ -142,7 +142,7 @@ def test_groups_are_not_judged_by_a_step_that_has_more_noise(half, g, step_kept)
     """One group at 0.8 is 15 % better than 8 at 1.0, but not than 8 with half the step at 0.9."""
     many, one = Choice(8, 0.0, 0.1), Choice(1, 0.0, 0.1)
     losses = {many: 1.0, one: 0.8, Choice(8, 0.0, 0.05): half}
-    cluster = Cluster(loss=lambda s, seconds: losses[s])
+    cluster = FakeBench(loss=lambda s, seconds: losses[s])
     found = guarded(cluster, EpochPoint(), 5.0, many, one)
     assert (found.groups, found.learning_rate == 0.1) == (g, step_kept)
     assert len(cluster.probes) == 3
@@ -174,7 +174,7 @@ def test_an_epoch_that_hardly_lowers_the_loss_is_gone_on_from_with_half_the_step
 
 def test_groups_are_guarded_even_if_the_second_epoch_is_held_up():
     losses = [1.0, 0.9, 0.4, 0.2]
-    cluster = Cluster(measured=Measures(0.1, 0.0, FREE), served=1e-9, losses=losses)
+    cluster = FakeBench(measured=Measures(0.1, 0.0, FREE), served=1e-9, losses=losses)
     cluster.loss = lambda s, seconds: 0.5 if s.groups == 1 else 1.0
     run(cluster, RULES.with_(seconds=1500))
     assert [s.groups for _, _, s in cluster.epochs] == [8, 8, 8, 1]
@@ -183,7 +183,7 @@ def test_groups_are_guarded_even_if_the_second_epoch_is_held_up():
 def test_where_only_noise_is_left_the_step_falls_and_nothing_is_probed():
     settled = Outcome(0.5, 9, 60.0, settled=True)
     losses = [settled, Outcome(0.1, 5, 7.0, reached=True)]
-    cluster = run(Cluster(measured=Measures(0.1, 0.0, DEAR), losses=losses))
+    cluster = run(FakeBench(measured=Measures(0.1, 0.0, DEAR), losses=losses))
     (_, _, first), (point, seconds, then) = cluster.epochs
     assert then.learning_rate == first.learning_rate / SETTLE
     assert point.epoch == 1 and seconds == 100 and not cluster.probes
@@ -193,7 +193,9 @@ def test_where_only_noise_is_left_the_step_falls_and_nothing_is_probed():
 def test_probes_stay_a_small_share(measured, penalty, g, momentum):
     """Of the whole training, whatever is chosen: 2 challengers of 10 % once, one of 5 % else."""
     penalties = {n: 1.0 if n == g else penalty for n in GROUPS}
-    cluster = Cluster(measured=Measures(measured, momentum, penalties), loss=lambda s, seconds: 1.0)
+    cluster = FakeBench(
+        measured=Measures(measured, momentum, penalties), loss=lambda s, seconds: 1.0
+    )
     run(cluster)
     trained = sum(seconds for _, seconds, _ in cluster.epochs)
     longest = {}

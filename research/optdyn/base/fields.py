@@ -347,7 +347,7 @@ def function_name(name: str, value: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Constant:
+class ConstantFunction:
     """A function that returns the same thing for any arguments."""
 
     thing: Any

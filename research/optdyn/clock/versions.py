@@ -74,7 +74,7 @@ class Task(NamedTuple):
         return range(self.batch, self.batch + self.batches)
 
 
-class Outcome(NamedTuple):
+class ArrivalOutcome(NamedTuple):
     """What follows from an arrival."""
 
     row: bool  # whether the timeline has a new entry
@@ -91,7 +91,7 @@ class ArrivalOrder(Protocol):
     def arrivals_left(self, group: int) -> int:
         """Returns how many arrivals the group's task still takes."""
 
-    def arrive(self, group: int, seconds: float) -> Outcome:
+    def arrive(self, group: int, seconds: float) -> ArrivalOutcome:
         """Counts an arrival of a group that is at work."""
 
 
@@ -158,11 +158,11 @@ class Versions:
         """Returns 1: a group delivers whole gradients."""
         return 1
 
-    def arrive(self, group: int, seconds: float) -> Outcome:
+    def arrive(self, group: int, seconds: float) -> ArrivalOutcome:
         """Counts a gradient; the last of an update writes the timeline's next entry."""
         if self.updates - self.working[group].version >= self._policy.delay_bound:
             self.drop(group)
-            return Outcome(False, False, [group], dropped=True)
+            return ArrivalOutcome(False, False, [group], dropped=True)
         self._delivered.append((group, self.leave(group)))
         self._clock[group] += 1
         self._waiting.append(group)
@@ -174,7 +174,7 @@ class Versions:
         if update:
             self._write(seconds)
         if not (update or self._goes_on):
-            return Outcome(False, False, [])
+            return ArrivalOutcome(False, False, [])
         clock, readers, bound = self._clock, self._waiting, self._policy.bound
         self._waiting = []
         if bound < math.inf:
@@ -186,7 +186,7 @@ class Versions:
                 self.begin(other, interrupted[other].batch)
             else:
                 self._begin_next(other)
-        return Outcome(update, update, readers)
+        return ArrivalOutcome(update, update, readers)
 
     def drop(self, group: int) -> None:
         """Drops the group's work; it begins again with the same batch.
@@ -264,7 +264,7 @@ class Exchanges:
         """Returns the local steps until the worker exchanges."""
         return self._periods[group] - self._done[group]
 
-    def arrive(self, group: int, seconds: float) -> Outcome:
+    def arrive(self, group: int, seconds: float) -> ArrivalOutcome:
         """Counts a local step, and writes the timeline's next entry."""
         line, t, task = self._line, self._steps, self.working[group]
         exchange = self.arrivals_left(group) == 1
@@ -279,7 +279,7 @@ class Exchanges:
         self._steps, self._done[group] = t + 1, self._done[group] + 1
         if exchange:
             self._read(group)
-        return Outcome(True, exchange, [group] if exchange else [])
+        return ArrivalOutcome(True, exchange, [group] if exchange else [])
 
 
 def exchanges_and_staleness(

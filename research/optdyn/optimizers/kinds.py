@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import optax
 
-from optdyn.base.fields import OPTIONS, Constant, Options, Value, field
+from optdyn.base.fields import OPTIONS, ConstantFunction, Options, Value, field
 from optdyn.base.in_memory import name_of
 
 OPTAX = "an optax transformation"
@@ -126,5 +126,5 @@ class _Fixed:
 def _named(transform: Any) -> Any:
     """The name of a function or of a transformation of optax; other values as they are."""
     if isinstance(transform, optax.GradientTransformation):
-        return name_of(Constant(transform), OPTAX, transform)
+        return name_of(ConstantFunction(transform), OPTAX, transform)
     return name_of(transform) if callable(transform) else transform

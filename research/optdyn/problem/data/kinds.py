@@ -15,7 +15,7 @@ import numpy as np
 
 from optdyn.base import lookup
 from optdyn.base.errors import Check, short_repr
-from optdyn.base.fields import Constant, Custom, Value, field, normalize, plain
+from optdyn.base.fields import ConstantFunction, Custom, Value, field, normalize, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import A_CHANNEL, PIXELS
 from optdyn.base.trees import examples_in
@@ -112,7 +112,7 @@ class Data(Value, section="data", union=True):
         if isinstance(thing, Mapping):
             arrays = _copy_arrays(thing if "train" in thing else {"train": thing})
             digest = sys.intern(lookup.digest(arrays))  # interned, for it is compared by identity
-            return OwnData(name=name_of(Constant(arrays), "arrays", digest))
+            return OwnData(name=name_of(ConstantFunction(arrays), "arrays", digest))
         return super().from_object(thing)
 
 

@@ -15,7 +15,7 @@ import jax
 
 from optdyn.base import lookup
 from optdyn.base.errors import ConfigError, short_repr
-from optdyn.base.fields import Constant, Custom, Value, field, plain
+from optdyn.base.fields import ConstantFunction, Custom, Value, field, plain
 from optdyn.base.in_memory import name_of
 from optdyn.base.ranges import BLOCKS, WIDE
 from optdyn.base.trees import Params, Tree
@@ -64,9 +64,9 @@ class Model(Value, section="model", union=True):
         """
         if isinstance(thing, nn.Module):
             words = f"the module {type(thing).__name__}"
-            return OwnModel(name=name_of(Constant(thing), words, thing))
+            return OwnModel(name=name_of(ConstantFunction(thing), words, thing))
         if isinstance(thing, tuple) and len(thing) == 2 and all(map(callable, thing)):
-            return OwnModel(name=name_of(Constant(Pure(*thing)), "two functions", *thing))
+            return OwnModel(name=name_of(ConstantFunction(Pure(*thing)), "two functions", *thing))
         kind = thing if isinstance(thing, type) else type(thing)
         for library, pair in PAIR_EXAMPLES.items():
             if any(f"{base.__module__}.".startswith(f"{library}.") for base in kind.__mro__):
