@@ -224,10 +224,25 @@ def test_workspace_is_that_of_a_group():
     assert workspace(1) < 8 * columns
 
 
-@pytest.mark.parametrize("size", [0, -2, 3, 8])
-def test_groups_that_do_not_divide_the_batch_are_one_line(size):
-    with pytest.raises(ValueError, match=rf"^lowering_batch = {size}: must divide .* of 4$"):
-        convolve(integers(0, 4, 5, 5, 1), integers(1, 2, 2, 1, 1), lowering_batch=size)
+WINOGRAD = r"^lowering 'winograd' .* 3 x 3 with strides 1 x 1 only$"
+
+
+@pytest.mark.parametrize(
+    ("window", "keys", "line"),
+    [
+        *(((2, 2), {"lowering_batch": n}, rf"= {n}: must divide .* of 4$") for n in (0, -2, 3, 8)),
+        ((2, 2), {"lowering": "im2row"}, r"^lowering 'im2row' .* xla, gemm, fft, winograd$"),
+        ((3, 2), {"lowering": "winograd"}, WINOGRAD),
+        ((3, 3), {"lowering": "winograd", "strides": (1, 2)}, WINOGRAD),
+        ((5, 5), {"lowering": "winograd"}, WINOGRAD),
+    ],
+)
+def test_layers_that_no_lowering_computes_are_one_line(window, keys, line):
+    with pytest.raises(ValueError, match=line):
+        convolve(integers(0, 4, 6, 6, 1), integers(1, *window, 1, 1), **keys)
+    if "winograd" in line:
+        served = [serves(name, window, keys.get("strides", (1, 1))) for name in LOWERINGS]
+        assert served == [True, True, True, False]
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -263,23 +278,6 @@ def test_default_lowering_is_that_of_the_backend(monkeypatch, backend, convoluti
     # A function of its own: a trace of `convolve` itself would be remembered across backends.
     program = str(jax.make_jaxpr(lambda *args: convolve(*args))(x, kernel))
     assert ("conv_general_dilated" in program) is convolution
-
-
-def test_unknown_lowering_is_one_line_with_the_names():
-    with pytest.raises(ValueError, match=r"^lowering 'im2row' .* xla, gemm, fft, winograd$"):
-        convolve(integers(0, 1, 5, 5, 1), integers(1, 2, 2, 1, 1), lowering="im2row")
-
-
-@pytest.mark.parametrize("window, strides", [((3, 2), (1, 1)), ((3, 3), (1, 2)), ((5, 5), (1, 1))])
-def test_layer_that_a_lowering_does_not_serve_is_one_line(window, strides):
-    assert [serves(name, window, strides) for name in LOWERINGS] == [True, True, True, False]
-    with pytest.raises(ValueError, match=r"^lowering 'winograd' .* 3 x 3 with strides 1 x 1 only$"):
-        convolve(
-            integers(0, 1, 6, 6, 1),
-            integers(1, *window, 1, 1),
-            strides=strides,
-            lowering="winograd",
-        )
 
 
 @settings(max_examples=5, deadline=None)

@@ -1,6 +1,4 @@
-"""The residual network: shapes, what it computes, against NumPy, and over what it normalizes."""
-
-from functools import reduce
+"""The residual network: shapes, and its equations in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +6,7 @@ import numpy as np
 import pytest
 
 from optdyn.problem.models import base
-from optdyn.problem.models.convnets import NORMS, ResidualConv, ResNet
+from optdyn.problem.models.convnets import NORMS, ResNet
 from tests.models.parameters import count, dense, shapes, some
 
 CLASSES = 3
@@ -165,79 +163,6 @@ def test_is_its_equation(norm):
     # Numbers of size 1 through 12 layers of sums of at most 144 terms: 1e-5 is a hundred times what
     # float32 rounds each by.
     np.testing.assert_allclose(*outputs(blocks, params, x, h, norm), rtol=0, atol=1e-5)
-
-
-def one_block(norm):
-    x = images(2, 5, 4, 3)
-    blocks = (("block", ResidualConv(3, 1, norm, "float32", (None, None))),)
-    return blocks, some(blocks, x), x
-
-
-@every_norm
-def test_block_without_its_second_convolution_is_the_identity(norm):
-    blocks, params, x = one_block(norm)
-    params["block"]["conv1"] = jax.tree.map(np.zeros_like, params["block"]["conv1"])
-    np.testing.assert_array_equal(base.apply(blocks, params, x), x)
-
-
-@every_norm
-def test_branch_does_not_see_the_scale_of_its_input(norm):
-    blocks, params, x = one_block(norm)
-    branch = jax.jit(lambda x: base.apply(blocks, params, x) - x)
-    # What differs is the 1e-6 beside variances of 0.3 and more, 3e-6 of the normalized numbers, and
-    # the subtraction of 16 x, of size 50, rounded by 3e-6. The branch itself is of size 2.
-    np.testing.assert_allclose(branch(16 * x), branch(x), rtol=0, atol=3e-5)
-    # Scales of the channels by themselves are lost on the batch's statistics and on those of groups
-    # of one channel, as are shifts.
-    each = x * jnp.asarray([2.0, 4.0, 8.0]) + jnp.asarray([0.5, 0.0, -0.5])
-    np.testing.assert_allclose(branch(each), branch(x), rtol=0, atol=3e-5)
-
-
-def test_only_batch_normalization_sees_the_other_examples():
-    x = images(4, 8, 8, 1)
-    other = x.at[3].set(images(8, 8, 1, seed=5))
-    for norm in NORMS:
-        blocks = ResNet((4, 8), 2, norm).blocks_for(CLASSES)
-        params = some(blocks, x)
-        apply = jax.jit(lambda x, blocks=blocks, params=params: base.apply(blocks, params, x))
-        changed = np.abs(apply(other) - apply(x)).max(-1)
-        assert changed[3] > 1e-3
-        # One program on numbers of which those of an example are the same: no tolerance.
-        assert all(changed[:3] > 1e-3) if norm == "batch" else all(changed[:3] == 0)
-
-
-def test_gradient_is_the_same_whatever_the_lowering():
-    models = [ResNet((4, 16), 2, lowering=way) for way in ("gemm", "xla")]
-    for model in models:
-        object.__setattr__(model, "dtype", "float64")  # which no config has
-    nets = [model.blocks_for(CLASSES) for model in models]
-    x = images(2, 9, 8, 1)
-    with jax.enable_x64(True):
-        x = x.astype("float64")
-        params = jax.tree.map(lambda leaf: leaf.astype("float64"), some(nets[0], x))
-
-        def losses(params):
-            return [(base.apply(net, params, x) ** 2).sum() for net in nets]
-
-        gemm, xla = jax.jit(jax.jacrev(losses))(params)
-    for path, leaf in jax.tree.leaves_with_path(xla):
-        size = np.abs(leaf).max()
-        # A bias before groups of one channel is without effect; nothing else is.
-        assert size > 1e-3 or path[-1].key == "bias", path
-        # float64 rounds by 1e-16: 1e-12 is ten thousand roundings, and far below what a window or a
-        # stride at the wrong place would change.
-        ours = reduce(lambda tree, key: tree[key.key], path, gemm)
-        np.testing.assert_allclose(ours, leaf, rtol=0, atol=1e-12 * max(size, 1), err_msg=str(path))
-
-
-def test_lowering_reaches_every_convolution():
-    x = jnp.zeros((2, 8, 8, 1))
-    found = {}
-    for way in ("gemm", "xla"):
-        blocks = ResNet((4, 8), 2, lowering=way).blocks_for(CLASSES)
-        program = jax.make_jaxpr(lambda p, blocks=blocks: base.apply(blocks, p, x))
-        found[way] = str(program(some(blocks, x))).count("conv_general_dilated[")
-    assert found == {"gemm": 0, "xla": 1 + 2 + 2 + 1}  # stem, two blocks, shortcut
 
 
 @pytest.mark.parametrize(

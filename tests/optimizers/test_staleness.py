@@ -86,40 +86,6 @@ def test_error_feedback_adds_what_the_step_before_lacked(strength):
     assert np.abs(x - trained(made, [])).max() > 1e-2
 
 
-def test_error_feedback_makes_all_steps_and_the_last_once_more():
-    """Of any steps; and so of steps that do not change it does nothing."""
-    made = staleness.error_feedback()
-    steps = np.float32(np.random.default_rng(0).normal(size=(9, 4)))
-    state, total = made.init({"a": steps[0]}), np.zeros(4)
-    for t, step in enumerate(steps):
-        after, state = made.update({"a": step}, state)
-        total += after["a"]
-        # A float32 of nine numbers of about one.
-        np.testing.assert_allclose(
-            total, steps[: t + 1].sum(0) + steps[t] - steps[0], rtol=0, atol=1e-5
-        )
-
-
-@pytest.mark.parametrize("r", [0.05, 0.1, 0.2])
-def test_error_feedback_of_a_delay_of_one_is_nearer_to_none(r):
-    """Of h x at x_{t-1}, r = alpha h: x decays by the largest root of z^3 - z^2 + 2 r z - r.
-
-    Without feedback that is of z^2 - z + r, and without delay 1 - r. Feedback helps at small rates
-    only: it is stable below r = 1/2, which a delay alone is below 1.
-    """
-    made = staleness.error_feedback()
-    state, x = made.init(np.float32(0)), [np.float32(1), np.float32(1)]
-    for _ in range(300):
-        step, state = made.update(np.float32(-r) * x[-2], state)
-        x.append(x[-1] + np.float32(step))
-    size = np.log(np.abs(x) + 1e-37)  # of a float32 that is 0
-    fed = np.abs(np.roots([1, -1, 2 * r, -r])).max()
-    # The envelope over a span of many turns of what oscillates; 0.02 is a turn of phase in it.
-    assert (size[250:].max() - size[50:100].max()) / 200 == pytest.approx(np.log(fed), abs=0.02)
-    late = np.abs(np.roots([1, -1, r])).max()
-    assert abs(fed - (1 - r)) < abs(late - (1 - r))
-
-
 def test_no_compensation_is_asynchronous_and_of_one_group_there_is_none_to_the_bit():
     made, alone = arrivals("memoryless"), arrivals("one group")
     none = [("delay_compensation", {"lam": 0.0})]
@@ -168,15 +134,6 @@ MEANS = np.cumsum(TAU) / np.arange(1, 51)
 )
 def test_laws_of_rates(options, expected):
     np.testing.assert_allclose(factors(TAU, **options), expected, rtol=1e-5)  # float32
-
-
-@pytest.mark.parametrize("law", ["bounded", "power"])
-def test_a_constant_delay_leaves_the_rate_as_it_is(law):
-    for delay in (0, 1, 7):
-        np.testing.assert_array_equal(factors([delay] * 9, law=law), 1)
-        if delay:
-            np.testing.assert_array_equal(factors([delay] * 9, law=law, k=float(delay)), 1)
-    assert factors([7] * 9, law="inverse")[-1] == pytest.approx(1 / 7)
 
 
 def test_rates_by_staleness_in_a_run():
