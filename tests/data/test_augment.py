@@ -13,7 +13,7 @@ from optdyn.experiment import Config
 from optdyn.problem import data, problem
 from optdyn.problem.data import order
 from optdyn.problem.data.augment import augment
-from optdyn.problem.models import MLP, Quadratic
+from optdyn.problem.models import MLP
 from optdyn.train import trainer
 from tests.devices.started import parameters
 
@@ -149,7 +149,11 @@ def test_channels_are_normalized():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"augment": "flip", "name": TEXT}, "config.data.augment = 'flip': only of images"),
+        ({"augment": "flip", "model": "quadratic"}, r"not of config\.model\.name"),
+        (
+            {"augment": "flip", "name": TEXT, "model": "transformer"},
+            "config.data.augment = 'flip': only of images",
+        ),
         (
             {"mean": (0.5, 0.5), "std": (1.0, 1.0)},
             r"data.mean = \(0.5, 0.5\): .* of the 1 channels",
@@ -159,17 +163,11 @@ def test_channels_are_normalized():
     ],
 )
 def test_what_the_examples_cannot_have_is_one_clear_line(mnist, values, message):
-    of = config(**{"dir": mnist["data.dir"]} | values)
-    of = of.with_({"model.name": "transformer" if "name" in values else "mlp"})
+    model, values = values.get("model", "mlp"), {k: v for k, v in values.items() if k != "model"}
+    chosen = config(dir=mnist["data.dir"], **values).with_({"model.name": model})
     with pytest.raises(data.DataError, match=message) as error:
-        problem.load_data(of.model, of.data, of.seed)
+        problem.load_data(chosen.model, chosen.data, chosen.seed)
     assert "\n" not in str(error.value)
-
-
-def test_a_quadratic_has_no_images():
-    of = config(augment="flip").with_(model=Quadratic())
-    with pytest.raises(data.DataError, match=r"not of config\.model\.name"):
-        problem.load_data(of.model, of.data, of.seed)
 
 
 # Runs.

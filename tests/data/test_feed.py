@@ -74,8 +74,6 @@ def test_the_next_part_is_gathered_while_this_one_is_used():
     assert gathered.acquire(timeout=60) and len(put) == 3
     assert threading.main_thread() not in put
 
-
-def test_an_error_in_the_background_is_raised_where_it_is_needed():
     def full(of):
         raise MemoryError("the device is full")
 

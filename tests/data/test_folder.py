@@ -91,31 +91,21 @@ def test_images_are_scaled_to_a_size(tmp_path):
     assert (scaled[0] == 7).all() and (scaled[1] == 0).all()
 
 
-def no_labels(where):
-    write_idx(where)
-    (where / "train-labels-idx1-ubyte.gz").unlink()
+def wrong_idx(content, name="train-images-idx3-ubyte", packed=False):
+    """Writes idx files, and another content of one of them; without content it goes."""
 
-
-def two_files(where):
-    write_idx(where)
-    (where / "train-images-small-idx3-ubyte").write_bytes(idx(IMAGES))
-
-
-def wrong_idx(content):
     def write(where):
-        write_idx(where, packed=False)
-        (where / "train-images-idx3-ubyte").write_bytes(content)
+        write_idx(where, packed=packed)
+        if content:
+            (where / name).write_bytes(content)
+        else:
+            (where / name).unlink()
 
     return write
 
 
 def npz(**arrays):
     return lambda where: np.savez(where / "train.npz", **arrays)
-
-
-def both_shapes(where):
-    write_idx(where)
-    write_idx(where, IMAGES[:, :3], prefix="test")
 
 
 WRONG = {
@@ -128,8 +118,15 @@ WRONG = {
         lambda where: (where / "train.array_record").touch(),
         "no training images .*array_record files with TFDS's features.json",
     ),
-    "no labels": (no_labels, "has no idx file of the train labels"),
-    "two files": (two_files, "several idx files of the train images: .*small"),
+    "absent": (lambda where: where.rmdir(), r"no folder .*, which config\.data\.name"),
+    "no labels": (
+        wrong_idx(b"", "train-labels-idx1-ubyte"),
+        "has no idx file of the train labels",
+    ),
+    "two files": (
+        wrong_idx(idx(IMAGES), "train-images-small-idx3-ubyte"),
+        "several idx files of the train images: .*small",
+    ),
     "fewer labels": (
         lambda where: write_idx(where, labels=LABELS[:-1]),
         "the train split .* has 20 of image and 19 of label",
@@ -137,7 +134,7 @@ WRONG = {
     "no idx": (wrong_idx(b"PNG"), "cannot read .*train-images-idx3-ubyte: not an idx file"),
     "short idx": (wrong_idx(idx(IMAGES)[:-7]), "cannot read .*train-images-idx3-ubyte: "),
     "no gzip": (
-        lambda where: [write_idx(where), (where / "train-images-idx3-ubyte.gz").write_bytes(b"x")],
+        wrong_idx(b"x", "train-images-idx3-ubyte.gz", packed=True),
         "cannot read .*idx3-ubyte.gz: ",
     ),
     "names": (npz(a=IMAGES, b=LABELS), "train.npz has no 'image', only a, b"),
@@ -150,7 +147,7 @@ WRONG = {
     "npz": (lambda where: (where / "train.npz").write_bytes(b"no"), "cannot read .*train.npz"),
     "negative": (npz(image=IMAGES, label=LABELS - 1.0 < 0), "'label' of the train .* is bool"),
     "shapes": (
-        both_shapes,
+        lambda where: [write_idx(where), write_idx(where, IMAGES[:, :3], prefix="test")],
         r"uint8 \(20, 6, 5, 1\) in train and uint8 \(20, 3, 5, 1\) in test: must differ",
     ),
 }
@@ -163,11 +160,6 @@ def test_files_that_cannot_be_used_are_one_clear_line(tmp_path, case):
     with pytest.raises(data.DataError, match=message) as error:
         load(tmp_path)
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(data.DataError, match=r"no folder .*/absent, which config\.data\.name"):
-        load(tmp_path / "absent")
 
 
 # Prepared once as records of TFDS, which a run opens at once.

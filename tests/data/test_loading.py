@@ -48,6 +48,8 @@ def test_mnist5k_is_mlxtends(data_dir):
     expected = content({"image": images.astype(np.uint8), "label": labels})
     assert len(set(expected)) == 5000  # no digit is there twice: so the splits are disjoint
     assert expected == content(train, test)
+    # Mapped and not read: a run that streams holds no more of a set than it uses.
+    assert isinstance(train["image"].base, np.memmap) and not train["image"].flags.writeable
 
 
 def test_train_examples_are_stratified_and_nested(data_dir):
@@ -63,9 +65,6 @@ def test_train_examples_are_stratified_and_nested(data_dir):
         np.testing.assert_array_equal(reduced.test["image"], whole.test["image"])
         previous = chosen
     assert previous == set(content(whole.train))
-
-
-def test_more_examples_than_there_are(data_dir):
     with pytest.raises(data.DataError, match="=4001: the training split has 4,000"):
         load("mnist5k", data_dir, train_examples=4001)
 
@@ -99,12 +98,6 @@ def test_a_damaged_cache_is_rebuilt(copied, data_dir, file, damage):
         record.unlink()
     assert same(load("mnist5k", copied), load("mnist5k", data_dir))
     assert not list(folder.glob(".arrays-*"))  # nothing is left aside
-
-
-def test_arrays_are_mapped_and_not_read(data_dir):
-    """What a run holds of a set that it streams is no more than it uses of it."""
-    train = load("mnist5k", data_dir).train
-    assert isinstance(train["image"].base, np.memmap) and not train["image"].flags.writeable
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -276,13 +269,15 @@ def test_data_that_cannot_be_used_is_one_clear_line(tmp_path, case):
     assert "\n" not in str(error.value) and "tiny" in str(error.value)
 
 
-def test_records_of_another_format(tmp_path):
+def test_names_and_records_of_other_formats_are_refused(tmp_path):
+    for name in ("tfds:", "tfds:a/b/c", "tfds:../a", "tfds:a:1"):
+        with pytest.raises(data.DataError, match=r"does not read tfds:NAME"):
+            load(name)
     prepared(tmp_path, {"train": examples(6)})
     info = tmp_path / "tiny" / "1.0.0" / "dataset_info.json"
     info.write_text(json.dumps(json.loads(info.read_text()) | {"fileFormat": "tfrecord"}))
-    with pytest.raises(
-        data.DataError, match=r"are tfrecord and must be array_record.*prepare tiny "
-    ):
+    line = r"are tfrecord and must be array_record.*prepare tiny "
+    with pytest.raises(data.DataError, match=line):
         load("tfds:tiny", tmp_path)
 
 
@@ -296,9 +291,3 @@ def test_an_absent_data_set_says_how_to_prepare_it(tmp_path):
         f"{tmp_path}/mnist; to prepare it, once: "
         f"optdyn prepare mnist:3.0.1 --data_dir={tmp_path}"
     )
-
-
-@pytest.mark.parametrize("name", ["tfds:", "tfds:a/b/c", "tfds:../a", "tfds:a:1"])
-def test_names_that_do_not_read(name):
-    with pytest.raises(data.DataError, match=r"does not read tfds:NAME"):
-        load(name)

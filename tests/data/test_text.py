@@ -8,7 +8,6 @@ import tensorflow_datasets as tfds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optdyn.base.errors import InputError
 from optdyn.problem import data
 from optdyn.problem.data import prepare, text, tokenizers
 from optdyn.problem.data.kinds import KJV
@@ -110,25 +109,13 @@ def test_the_bible_needs_neither_tfds_nor_a_folder(tmp_path, start, succeeds):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"tokenizer": "word"}, "tokenizer = 'word': must be 'character', 'byte' or 'bpe:N'"),
-        ({"sequence_length": 0}, "sequence_length = 0: must be at least 1"),
-        (
-            {"sequence_length": 199_114},
-            r"=199114: must be less than the 199,114 tokens of the held-out text of 'kjv'",
-        ),
-    ],
-)
-def test_what_cannot_be_cut_is_one_clear_line(arguments, message):
-    with pytest.raises(InputError, match=message) as error:
-        load("kjv", **arguments)
-    assert "\n" not in str(error.value)
-
-
 def test_the_longest_sequence():
     assert load("kjv", sequence_length=199_113).test["text"].shape == (1, 199_114)
+    line = (
+        r"^[^\n]*=199114: must be less than the 199,114 tokens of the held-out text of 'kjv'"
+    )
+    with pytest.raises(data.DataError, match=line):
+        load("kjv", sequence_length=199_114)
 
 
 # Texts of TFDS.
@@ -242,12 +229,6 @@ def test_damaged_records_are_one_clear_line(tmp_path, missing):
     next(folder.glob(missing)).unlink()
     with pytest.raises(data.DataError, match=f"cannot read the records in {folder}.*delete"):
         load("tfds:tiny", tmp_path)
-
-
-def test_an_empty_split_is_one_clear_line(tmp_path):
-    prepared_text(tmp_path, {"train": texts(POEM), "test": texts(["short"])})
-    with pytest.raises(data.DataError, match="less than the 5 tokens of the held-out text in /"):
-        load("tfds:tiny", tmp_path, sequence_length=5)
 
 
 def test_what_prepare_says_of_text(tmp_path, monkeypatch, capsys):
