@@ -33,7 +33,7 @@ OFTEN = {
     "models/test_convolution.py::test_transforms_of_replicas_end": (),
     "models/test_remat.py::test_blocks_keep_their_inputs_only": (),
     "models/test_remat.py::test_is_the_same_function_with_the_same_parameters": ("resmlp",),
-    "optimizers/test_delayed.py::test_is_optax_on_gradients_one_update_old": (),
+    "optimizers/test_optimizers.py::test_is_optax_on_gradients_one_update_old": (),
     "train/test_going_on.py::test_a_finished_run_goes_on_to_the_same_floats": (
         "closed",
         "noisy",

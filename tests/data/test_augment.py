@@ -80,7 +80,6 @@ def test_crop_and_flip_are_drawn_independently():
 @given(st.permutations(range(6)))
 @settings(max_examples=10)
 def test_an_example_depends_on_its_own_seed_only(order):
-    """Not on its place or its neighbours: so batches may be split over devices."""
     order, seeds = np.array(order), SEEDS[:6]
     images = np.random.default_rng(1).integers(0, 256, (6, 8, 8, 1), dtype=np.uint8)
     whole = np.asarray(CROP_FLIP(seeds, images))
@@ -240,7 +239,6 @@ LAYOUTS = {
     ["sync", *(pytest.param(name, marks=pytest.mark.slow) for name in ("local", "gpipe"))],
 )
 def test_devices_share_an_augmented_batch(run, tmp_path, layouts):
-    """Whether they hold the training set or are brought what they need of it."""
     configs = {name: run | values for name, values in LAYOUTS[layouts].items()}
     found = parameters(configs, tmp_path, devices=2)
     for flat in found.values():

@@ -41,7 +41,6 @@ def here_and_there(block, step, stop):
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.booleans())
 def test_every_update_finds_the_examples_that_it_would_in_memory(updates, steps, seeded):
-    """In whatever order it is asked for; seeds go along."""
     feeding = streamed(updates, seeded=seeded)
     for step in steps:
         part = feeding(step)
@@ -57,7 +56,6 @@ def test_every_update_finds_the_examples_that_it_would_in_memory(updates, steps,
 
 
 def test_the_next_part_is_gathered_while_this_one_is_used():
-    """Each once, in another thread, without being asked for, and not the one after it."""
     put, gathered = [], threading.Semaphore(0)
 
     def record(of):
@@ -82,7 +80,6 @@ def test_the_next_part_is_gathered_while_this_one_is_used():
 
 
 def test_a_block_ends_where_batches_are_not_known_and_goes_on_there():
-    """Its arrays keep their shapes."""
     feeding = streamed(4)
     short = feeding(0, known=3)
     assert short.stop == 3 and len(short.examples["label"]) == 4 * 3
@@ -94,7 +91,6 @@ def test_a_block_ends_where_batches_are_not_known_and_goes_on_there():
 
 
 def test_every_device_reads_its_own_rows_and_each_once():
-    """Three devices, one of them of another process; examples that repeat are read once."""
     read = []
 
     class Rows(np.ndarray):
@@ -143,7 +139,6 @@ def train(mnist, tmp_path_factory):
 
 @pytest.mark.parametrize("augment", ["", "crop_flip"])
 def test_a_streamed_run_is_the_run_in_memory(train, monkeypatch, augment):
-    """To the bit, in parts of 7 updates, which end neither at log points nor with the run."""
     monkeypatch.setattr(order, "BLOCK_BYTES", 7 * 16 * (28 * 28 + 4))
     whole, parts = (train(augment=augment, streaming=on) for on in (False, True))
     assert parts["parameters_crc32"] == whole["parameters_crc32"]

@@ -88,7 +88,6 @@ def test_second_batches_are_of_what_the_first_could_still_be(seed, order, batch_
 
 
 def test_second_batches_have_the_mean_of_what_is_left():
-    """Each of the examples left is as likely as the others, and none is that is used."""
     own = batches(5, 0, 3, 4, 20)
     left = np.setdiff1d(np.arange(20), own[:2])
     drawn = np.concatenate([independent(seed, 5, 2, 3, 4, 20)[0] for seed in range(3000)])

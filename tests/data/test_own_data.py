@@ -64,11 +64,11 @@ TRAIN = {"train": {"x": X, "y": Y}}
 
 
 @pytest.mark.parametrize(
-    ("splits", "classes", "said"),
+    ("splits", "classes", "message"),
     [
         *(
-            ({"train": train}, 0, said)
-            for train, said in (
+            ({"train": train}, 0, message)
+            for train, message in (
                 ({"x": X, "y": Y[:19]}, "20 of x and 19 of y: must be as many"),
                 ({"x": X[:0], "y": Y[:0]}, "must not be empty"),
                 ({"x": X, "target": Y}, "'target' of the train split of the data set of the test"),
@@ -95,9 +95,9 @@ TRAIN = {"train": {"x": X, "y": Y}}
         ({"train": {"x": X, "label": LABELS + 1}}, 4, "runs from 1 to 4, and should from 0 to 3"),
     ],
 )
-def test_arrays_that_cannot_be_used_are_one_line(splits, classes, said):
+def test_arrays_that_cannot_be_used_are_one_line(splits, classes, message):
     with np.errstate(over="ignore"):
-        assert said in refusal(make_dataset, splits, classes, "of the test", error=DataError)
+        assert message in refusal(make_dataset, splits, classes, "of the test", error=DataError)
 
 
 @pytest.mark.parametrize("classes", ["two", 2.7, -1, True, [2]])
@@ -140,17 +140,16 @@ def test_a_folder_of_text(tmp_path):
     assert [made.train["text"].size, made.test["text"].size] == [37 * 11, 11]  # of 380 and 20
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "latin.txt").write_bytes(b"\xff")
-    for name, said in (
+    for name, message in (
         ("empty.txt", "less than the 0 tokens"),
         ("nosuch.txt", "cannot read"),
         ("nothing", "cannot read"),
         ("latin.txt", "not UTF-8"),
     ):
-        assert said in refusal(load, f"text:{tmp_path / name}", error=DataError)
+        assert message in refusal(load, f"text:{tmp_path / name}", error=DataError)
 
 
 def test_losses_in_closed_form():
-    """Against sums written out; outputs are never broadcast against targets."""
     rng = np.random.default_rng(1)
     found, y = (rng.normal(size=(2, 5, 3)) * 2).astype(np.float32)
     far = np.abs(found - y)
@@ -173,7 +172,6 @@ def test_losses_in_closed_form():
 
 
 def test_a_linear_model_learns_a_regression_as_least_squares_does(config, tmp_path):
-    """Full batches of a linear model: a run must end where the normal equations say."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(64, 3)).astype(np.float32)
     y = (x @ [[1.0, -2.0], [0.5, 0.0], [3.0, 1.0]] + 0.1 * rng.normal(size=(64, 2)) + 1).astype("f")
@@ -205,20 +203,19 @@ def test_what_the_first_block_takes():
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ({"model.name": "cnn"}, "config.model: cannot be used"),
         ({"model.name": "transformer"}, "needs text"),
         ({"model.name": "mlp", "loss": "cross_entropy"}, "needs 'label', and the data have x, y"),
     ],
 )
-def test_a_model_does_not_fit_its_data_in_one_line(config, tmp_path, model, said):
+def test_a_model_does_not_fit_its_data_in_one_line(config, tmp_path, model, message):
     values = saved(tmp_path, {"x": X, "y": Y}, {"x": X, "y": Y})
-    assert said in refusal(prepare, config(values | model), error=ValueError)
+    assert message in refusal(prepare, config(values | model), error=ValueError)
 
 
 def test_real_devices_and_streams_carry_every_kind(tmp_path):
-    """Regression on 2 devices in each idiom, streamed and metered, against one."""
     some = {"x": RNG.normal(size=(256, 3)), "y": RNG.normal(size=(256, 2))}
     common = saved(tmp_path, some, {"x": X, "y": Y})
     common |= {"steps": 60, "log_every": 30, "checkpoint_every": 0, "batch_size": 16}

@@ -79,7 +79,6 @@ GROUPS = VALUES | {
 def test_a_group_draws_its_whole_batch_from_its_own_however_often_it_comes(
     config, mnist, independent
 ):
-    """In epochs of its own, wherever the run is cut, and a replay draws the same."""
     run = trainer.prepare(config(mnist | GROUPS))
     batches, worker = batches_of(run, independent)(0, 60), run.timeline.worker
     for group, own in enumerate(run.shards):
@@ -139,7 +138,6 @@ def test_data_without_labels_is_cut_into_stretches(config):
 
 
 def test_one_example_is_too_few_for_shards(config):
-    """Joins of shards with other keys are in tests/test_config.py."""
     line = r"^config\.data\.dirichlet: 1 examples are too few for shards of[^\n]*$"
     with pytest.raises(ConfigError, match=line):
         trainer.prepare(config(VALUES | {"model.noise": 0.0}))

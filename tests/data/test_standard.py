@@ -72,7 +72,6 @@ def imagenet(tmp_path_factory):
 
 
 def test_imagenet_is_cut_and_scaled_to_one_size(imagenet):
-    """To its middle, whatever its size; and tested on the split that has labels."""
     loaded = load("tfds:imagenet2012", imagenet, image_size=16)
     assert loaded.classes == 1000
     assert loaded.train["image"].shape == (5, 16, 16, 3)
@@ -110,7 +109,6 @@ def test_the_config_of_imagenet_runs(imagenet):
 
 
 def test_lm1b_by_the_generator_of_tfds(tmp_path):
-    """On files of lines, as its archive has them."""
     for name in ("train", "test"):
         (tmp_path / name).write_text("".join(f"{name} {i} .\n" for i in range(9)))
     base = tfds.builder_cls("lm1b")

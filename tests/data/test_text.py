@@ -87,7 +87,6 @@ def test_the_bible_in_windows(verses, tokenizer, classes):
 
 
 def test_train_and_test_text_are_disjoint():
-    """No window is there twice, in one split or in both."""
     loaded = load("kjv")
     both = [row.tobytes() for split in loaded[:2] for row in split["text"]]
     assert len(set(both)) == len(both) == 30_770 + 1_555
@@ -111,9 +110,7 @@ def test_the_bible_needs_neither_tfds_nor_a_folder(tmp_path, start, succeeds):
 
 def test_the_longest_sequence():
     assert load("kjv", sequence_length=199_113).test["text"].shape == (1, 199_114)
-    line = (
-        r"^[^\n]*=199114: must be less than the 199,114 tokens of the held-out text of 'kjv'"
-    )
+    line = r"^[^\n]*=199114: must be less than the 199,114 tokens of the held-out text of 'kjv'"
     with pytest.raises(data.DataError, match=line):
         load("kjv", sequence_length=199_114)
 
@@ -155,7 +152,6 @@ def test_the_last_lines_are_held_out_where_there_is_only_train(tmp_path):
     st.sampled_from(tokenizers.NAMES),
 )
 def test_no_more_is_read_than_is_asked_for(lines, length, count, tokenizer):
-    """As many lines as the sequences need, counted from the whole text, and not one more."""
     lines.append("~" * 65)  # eight sequences of eight, so that there are always enough
     needed = count * length + 1
     joined = ["\n".join(lines[:k]) for k in range(1, len(lines) + 1)]

@@ -52,7 +52,6 @@ def test_length_is_that_of_the_tokens(name, training, text):
     [(1, np.uint8), (255, np.uint8), (256, np.uint16), (65_535, np.uint16), (65_536, np.uint32)],
 )
 def test_the_smallest_integers_that_hold_the_last_id(characters, dtype):
-    """Which is the number of characters: 255 still fits eight bits, 65,535 sixteen."""
     training = "".join(map(chr, range(0x10000, 0x10000 + characters)))
     tokens = tokenizers.character(training).encode(training + "a")
     assert tokens.dtype == dtype

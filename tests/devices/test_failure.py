@@ -79,7 +79,6 @@ def test_one_of_four_is_killed(tmp_path, mnist, killed):
 
 
 def test_a_workdir_in_use_is_refused_on_all_processes(tmp_path, mnist):
-    """In the same line on each: whichever ends first says it, and the launcher ends the others."""
     with locked(tmp_path / "run"):
         job = start(tmp_path / "run", mnist["data.dir"])
         _, errors = ended(job)

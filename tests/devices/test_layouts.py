@@ -323,7 +323,6 @@ def test_the_momentum_meter_records_the_same(parameters, folder, name, api):
 
 @pytest.mark.slow
 def test_all_methods_in_all_idioms(tmp_path, data_dir):
-    """Parameters, what the momentum meter records, and each again from its own trace."""
     others = [name for name in METHODS if not set(METHODS[name][1]) <= set(PROBED.get(name, ()))]
     metered = {name: {} if name in PIPELINES else METERED for name in others}
     configs = {name: both(name, metered[name], SLOW.get(name, ())) for name in others}
@@ -389,7 +388,6 @@ def test_a_real_run_is_replayed_from_its_trace(parameters, folder, name):
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_real_run_again_from_its_own_trace_is_the_same_to_the_bit(parameters, folder, name):
-    """By the same program: whatever its method decides besides who arrives when."""
     np.testing.assert_array_equal(parameters[f"{name} again"], parameters[name])
     trace = (folder / name / "trace.csv").read_text().splitlines()
     again = (folder / f"{name} again" / "trace.csv").read_text().splitlines()
@@ -433,7 +431,6 @@ def test_processes_agree_with_one(tmp_path, data_dir, parameters, processes, dev
 
 @pytest.mark.slow
 def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
-    """In every epoch those of its device's shares, each once; together the training set."""
     values = RUN | MOMENTUM | SYNC["shares-real"] | {"data.dir": data_dir, "data.streaming": True}
     values |= {"steps": 60, "cluster.nodes": 2, "cluster.speeds": [1.0, 3.0]}
     (tmp_path / "config.json").write_text(json.dumps(values))

@@ -54,8 +54,6 @@ def test_a_lower_bowl_at_more_momentum_is_found_from_the_second_start():
 
 @pytest.mark.parametrize(("seeds", "rung"), [(4, 1), (16, 0)])
 def test_more_seeds_part_the_best_from_the_luckiest(seeds, rung):
-    """The first four seeds flatter a setting beside the best by more than it is worse."""
-
     def taken(step, momentum):
         return 100 * 1.2 ** (step**2) * (1 + 0.04 * abs(momentum))
 
@@ -152,7 +150,6 @@ def test_steps_beyond_stability_are_left_behind():
 
 
 def test_what_diverges_at_any_rate_is_given_up():
-    """As gossip of compressed messages does at too large a consensus rate."""
     found = found_by(known(lambda *_: math.inf))
     assert math.isinf(found.cost) and not found.interior
     lowest = min(step for (step, _), _ in found.tried)

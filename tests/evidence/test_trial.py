@@ -1,14 +1,19 @@
 """A trial is the run of `launch.train`, and a crossing of its curve lies where the loss has it."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import optdyn
+from optdyn.base import progress
 from optdyn.clock.service import Constant
+from optdyn.evidence import study as study_of
 from optdyn.evidence import trial as trials
+from optdyn.evidence.study import Job, Study
 from optdyn.evidence.trial import Curve, left_open, to_loss, trial
 from optdyn.experiment import Config, ConfigError
 from optdyn.train import trainer
@@ -30,7 +35,6 @@ def test_a_trial_has_the_losses_and_seconds_of_the_trainers_run(tmp_path):
 
 
 def test_a_metered_trial_that_is_cut_short_has_the_whole_runs_schedule():
-    """Its losses are a prefix of those of the run that goes on."""
     every = {"steps": 120, "log_every": 20, "checkpoint_every": 0, "optimizer.schedule": "cosine"}
     windows = {"probes.momentum": True, "probes.window": 54, "probes.every": 60}
     metered = small().with_({**every, **windows})
@@ -39,7 +43,6 @@ def test_a_metered_trial_that_is_cut_short_has_the_whole_runs_schedule():
 
 
 def test_a_timeline_is_drawn_once_for_all_steps_and_momenta_and_for_nothing_else(monkeypatch):
-    """Curves are those of timelines that are drawn each time."""
     seeds = [3, 4, 3]
     every = [small(2).with_({"optimizer.momentum": m}, seed=s) for m in (0.0, 0.5) for s in seeds]
     every += [each.with_({"method.groups": 4}) for each in every[:1]]
@@ -154,3 +157,71 @@ def test_seconds_to_a_mean_have_the_meeting_that_it_takes(method, delay):
         assert more[update] == pytest.approx(0 if just_met else meeting)
     alone = trial(config.with_({"probes.mean": False}), first=1)
     assert alone.met == alone.seconds
+
+
+# What a study has run it never runs again, and what a kill has torn is no trouble.
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Trials run in threads of this process, as starting one takes two seconds."""
+    monkeypatch.setattr(study_of, "pool_on_cores", ThreadPoolExecutor)
+
+
+def jobs(**most):
+    config = quadratic().with_({"optimizer.learning_rate": 0.1}, steps=30)
+    return [Job(config, 1e-9, **most)]
+
+
+def test_trials_are_remembered_by_what_they_are_of(tmp_path):
+    lines = tmp_path / "trials.jsonl"
+    with Study(tmp_path, "small", (5,), (0,), processes=1) as study:
+        short = study.trials(jobs(most=10))
+        whole = study.trials(jobs() * 2)  # longer than what is remembered; the same one twice
+        assert len(lines.read_text().splitlines()) == 2
+        assert whole[0] == whole[1] and whole[0].losses[: len(short[0].losses)] == short[0].losses
+    lines.write_text(lines.read_text() + '{"id": "torn')
+    with Study(tmp_path, "small", (5,), (0,), processes=1) as again:
+        assert again.trials(jobs(most=10)) == short  # though more of it is known
+        assert again.trials(jobs()) == whole[:1]
+    assert len(lines.read_text().splitlines()) == 1  # rewritten, the longest of each
+
+
+def test_an_experiment_of_python_is_the_trial_of_its_config(tmp_path, here):
+    model, data = optdyn.Quadratic(dimension=4), optdyn.MNIST5k(train_examples=20)
+    made = optdyn.Experiment(model=model, data=data, batch_size=4, steps=20)
+    with Study(tmp_path, "small", (5,), (0,), processes=1) as study:
+        (curve,) = study.trials([Job(made, 1e-9)])
+        assert study.trials([Job(Config().with_(made.to_dict()), 1e-9)]) == [curve]
+    assert len((tmp_path / "trials.jsonl").read_text().splitlines()) == 1
+
+
+def test_whoever_waits_sees_how_many_trials_have_run(tmp_path, monkeypatch, capsys, here):
+    monkeypatch.setattr(progress, "PRINTED_SECONDS", 0.0)
+    (job,) = jobs(most=10)
+    other = job._replace(config=job.config.with_(seed=7))
+    with Study(tmp_path / "mine", "small", (5,), (0,), processes=1) as study:
+        study.trials([job, other])
+        study.trials([job])  # which is remembered
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "mine  trial 1  1 more asked for"
+    assert second.startswith("mine  trial 2  0 more asked for  ")
+    assert second.endswith(" trials/s")  # and no time left: the search decides how many there are
+
+
+def test_measurements_are_made_once(tmp_path):
+    made = []
+
+    def measure(value):
+        made.append(value)
+        return {"value": (value, 2)}
+
+    for _ in range(2):
+        with Study(tmp_path, "small", (5,), (0,)) as study:
+            assert study.remember("a", measure, 1) == {"value": [1, 2]}  # as JSON has it
+    assert made == [1]
+
+
+def test_seeds_that_choose_do_not_report(tmp_path):
+    with pytest.raises(ValueError, match="must not report"):
+        Study(tmp_path, "small", (0, 1), (1, 2))

@@ -39,7 +39,6 @@ def test_moments_of_single_examples_are_the_samples(quadratic):
 
 @pytest.mark.parametrize("small", [4, 7])
 def test_moments_of_batches_are_unbiased(quadratic, small):
-    """Over random orders the mean is that of single examples (7: of 56 of the 60)."""
     problem, params, examples, _ = quadratic
     orders = jax.vmap(lambda key: jax.random.permutation(key, EXAMPLES))(
         jax.random.split(jax.random.key(0), 500)

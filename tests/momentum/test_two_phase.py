@@ -16,7 +16,6 @@ REFUSED = "slowmo 0 8", "diloco 0.5 8"  # mostly: such steps say little of those
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_without_noise_meetings_are_what_the_closed_form_says(case):
-    """To 1e-5 of the start: a run of float32 beside float64."""
     theta = after_meetings(config_of(case, meetings=24, noise=0.0, seed=0))
     k = effective_curvature(case.period)
     before, last, *_ = again = list(theta[:2])

@@ -125,10 +125,10 @@ def command(folder, monkeypatch, capsys):
 @pytest.mark.parametrize("main", [train_command.main, price.main, show.main])
 @pytest.mark.parametrize("key", lookup.KEYS)
 def test_a_json_config_runs_no_code_by_itself(command, there, folder, key, main):
-    code, said = command(main, {key: NAMED[key]})
-    assert code == 2 and said.count("\n") == 1
-    assert f"error: config.{key} = 'theirs" in said and f"{folder / 'config.json'}" in said
-    assert f"--config.{key}=" in said
+    code, message = command(main, {key: NAMED[key]})
+    assert code == 2 and message.count("\n") == 1
+    assert f"error: config.{key} = 'theirs" in message and f"{folder / 'config.json'}" in message
+    assert f"--config.{key}=" in message
     assert not there() and not (folder / "run").exists()
     with pytest.raises(ConfigError, match=BY_ITSELF):
         read(nested({key: NAMED[key]}))
@@ -176,20 +176,25 @@ def test_what_is_no_file_of_the_users_is_refused_though_the_command_names_it(
 ):
     (folder / "mine.py").write_text(MINE)
     values = {f"{key}.name": name, **{f"{key}.options.{k}": v for k, v in options.items()}}
-    code, said = command(train_command.main, values, f"--config.{key}.name={name}")
-    assert code == 2 and said.count("\n") == 1 and f"config.{key}.name = {name!r}" in said
-    assert "must be code in a file of your own" in said
+    code, message = command(train_command.main, values, f"--config.{key}.name={name}")
+    assert code == 2 and message.count("\n") == 1 and f"config.{key}.name = {name!r}" in message
+    assert "must be code in a file of your own" in message
     assert not there()
 
 
 def test_what_the_command_names_too_is_run(command, folder, mnist):
     (folder / "mine.py").write_text(MINE)
-    own = {"model.name": "mine.py:Net", "data.name": "mine:images", "optimizer.name": "optax:adam"}
-    own["method.name"] = "mine.py:Groups"
-    values = {**own, "data.options.folder": mnist["data.dir"], "steps": 2}
+    names = {
+        "model.name": "mine.py:Net",
+        "data.name": "mine:images",
+        "optimizer.name": "optax:adam",
+    }
+    names["method.name"] = "mine.py:Groups"
+    values = {**names, "data.options.folder": mnist["data.dir"], "steps": 2}
     values |= {"cluster.nodes": 2, "method.groups": 2}
-    code, said = command(train_command.main, values, *(f"--config.{k}={v}" for k, v in own.items()))
-    assert code == 0, said
+    flags = [f"--config.{k}={v}" for k, v in names.items()]
+    code, message = command(train_command.main, values, *flags)
+    assert code == 0, message
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert json.loads((folder / "run" / "config.json").read_text())["method"]["groups"] == 2
@@ -306,9 +311,9 @@ def write(folder, plus):
 
 
 def refusal(function, *arguments):
-    said = refused(function, *arguments)
-    assert len(said) < 300
-    return said
+    message = refused(function, *arguments)
+    assert len(message) < 300
+    return message
 
 
 def code_of(workdir):
@@ -324,9 +329,9 @@ def test_other_code_is_refused_in_a_line_and_goes_on_when_told(
     whole, first = train(own(steps=40), folder / "whole"), train(own(), run)
     before, held = files(run), code_of(run)
     write(folder, 1000)
-    said = refusal(train, own(steps=40), run)
-    assert said.startswith(f"workdir {run}: its run was last started with another my_loss")
-    assert "give another --workdir, or --config.code=any" in said
+    message = refusal(train, own(steps=40), run)
+    assert message.startswith(f"workdir {run}: its run was last started with another my_loss")
+    assert "give another --workdir, or --config.code=any" in message
     assert files(run) == before
     capsys.readouterr()
     assert train(own(), run) == first  # there is nothing left to do
@@ -347,7 +352,6 @@ def test_other_code_is_refused_in_a_line_and_goes_on_when_told(
 
 
 def test_an_interrupted_run_and_one_that_diverged(own, folder):
-    """The first has something left to do, and the second has not."""
     summary = train(own(), folder / "run")
     path = folder / "run" / "summary.json"
     path.write_text(json.dumps(summary | {"status": "interrupted", "signal": 15}))
@@ -369,8 +373,8 @@ def test_a_config_that_was_written_is_one_and_asks_for_its_code(own, folder):
     texts = [(folder / name / "config.json").read_text() for name in ("run", "again")]
     assert texts[0] == texts[1]
     write(folder, 2)
-    said = refusal(train, back, folder / "new")
-    assert "config.code = 'my_loss.py " in said and "my_loss.py is another; must be" in said
+    message = refusal(train, back, folder / "new")
+    assert "config.code = 'my_loss.py " in message and "my_loss.py is another; must be" in message
     assert not (folder / "new").exists()
     assert train(back.with_(code="any"), folder / "new")["status"] == "completed"
     plain = own(loss="", code="my_loss.py 0123456789ab")
@@ -378,8 +382,6 @@ def test_a_config_that_was_written_is_one_and_asks_for_its_code(own, folder):
 
 
 def test_a_hash_is_of_the_bytes_of_a_file_and_not_of_what_it_imports(config, folder):
-    """Wherever it lies."""
-
     def code(name="my_loss.py:f"):
         return lookup.fingerprint(config({"loss": name}))
 
@@ -476,7 +478,6 @@ def digest(monkeypatch, text, expression):
     ],
 )
 def test_what_has_no_file_is_known_by_what_is_in_it(monkeypatch, text, other):
-    """Made again alike it has the same hash."""
     first, again, another = (digest(monkeypatch, THINGS, each) for each in (text, text, other))
     assert first == again != another
 
@@ -494,7 +495,6 @@ def test_a_changed_method_of_a_class_shows_and_what_a_function_reads_does_not(
 
 
 def test_a_script_is_known_by_what_is_named_and_not_by_all_its_text(folder):
-    """Or it could not be given more steps. And in every process alike, as a rate of optax is."""
     text = (
         "import optax\nfrom optdyn.base import lookup\nfrom optdyn.experiment import Config\n"
         "def loss(o, b): return o.sum(-1) * ('x' in {'u', 'v', 'w', 'x', 'y', 'z'})\n"
@@ -522,13 +522,13 @@ def test_recordings_and_grids_are_refused_likewise(own, folder, files):
     assert record(own(**recording), folder / "recorded") == made
     (folder / "recorded" / "summary.json").unlink()
     assert OTHER in refusal(record, own(**recording), folder / "recorded")
-    told = record(own(**recording, code="any"), folder / "recorded")
-    assert told["train_loss"] > made["train_loss"] + 1
+    result = record(own(**recording, code="any"), folder / "recorded")
+    assert result["train_loss"] > made["train_loss"] + 1
     assert record(own(**recording), folder / "recorded")["status"] == "completed"
     assert OTHER in refusal(plan, grid, folder / "grid")
     assert files(folder / "grid") == before
-    told = plan(grid.with_({"base.code": "any"}), folder / "grid")
-    assert [entry.status for entry in told] == ["", "to go on"]
+    result = plan(grid.with_({"base.code": "any"}), folder / "grid")
+    assert [entry.status for entry in result] == ["", "to go on"]
 
 
 def test_a_race_is_refused_likewise(own, folder):
@@ -537,8 +537,8 @@ def test_a_race_is_refused_likewise(own, folder):
     write(folder, 1000)
     values["steps"] = 40
     assert OTHER in refusal(race, own(**values), folder / "race", at_random(0))
-    told = race(own(**values, code="any"), folder / "race", at_random(0))
-    assert told["train_loss"] > 900
+    result = race(own(**values, code="any"), folder / "race", at_random(0))
+    assert result["train_loss"] > 900
 
 
 def test_a_trial_of_other_code_is_run_again(own, folder, monkeypatch):

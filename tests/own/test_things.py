@@ -79,7 +79,7 @@ def test_what_cannot_be_found_is_one_line(folder):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("x = 1\ny = nosuch\n", "line 2: NameError: name 'nosuch' is not defined"),
         ("x = 1\n\ndef f(:\n", "line 3: SyntaxError"),
@@ -87,12 +87,12 @@ def test_what_cannot_be_found_is_one_line(folder):
         ("import json\n\nx = json.loads('{')\n", "line 3: JSONDecodeError"),
     ],
 )
-def test_an_error_in_the_file_says_where(folder, text, said):
+def test_an_error_in_the_file_says_where(folder, text, words):
     write(folder / "broken_one.py", text)
     for name in ("broken_one:x", "broken_one.py:x"):
         message = refusal(find, name)
         assert message.startswith(f"{KEY} = {name!r}: ")
-        assert f"{folder}/broken_one.py, {said}" in message
+        assert f"{folder}/broken_one.py, {words}" in message
 
 
 def test_what_a_call_raises_says_where(folder):
@@ -101,8 +101,8 @@ def test_what_a_call_raises_says_where(folder):
     call = partial(lookup.call_user_code, KEY, "calls:make", make)
     assert call(2) == 0.5
     assert f"{folder}/calls.py, line 3: ZeroDivisionError" in refusal(call, 0)
-    said = refusal(call, 1, c=2)
-    assert f"{folder}/calls.py, line 1: TypeError" in said and "'c'" in said
+    words = refusal(call, 1, c=2)
+    assert f"{folder}/calls.py, line 1: TypeError" in words and "'c'" in words
     with pytest.raises(ZeroDivisionError):  # ours are not disguised
         lookup.call_user_code(KEY, "registered", make, 0)
 
@@ -147,7 +147,6 @@ def test_once_a_run_is_under_way_nobody_looks_again(folder):
 
 
 def test_a_module_is_as_python_has_it(folder):
-    """Its file is not read again; what is reloaded or assigned is seen."""
     named = Config(loss="my_module:thing")
     path = write(folder / "my_module.py", "thing = [1]")
     first, code = find("my_module:thing"), lookup.fingerprint(named)
@@ -280,7 +279,6 @@ def test_ones_own_gives_the_floats_of_what_is_registered_and_defined_again_is_an
 def test_what_a_function_reads_is_not_followed_and_what_stays_shares_its_compilation(
     cells, config, registered, tmp_path
 ):
-    """As in `jax.jit`. And a file is executed anew only after it was edited."""
     folders = iter(range(100))
 
     def loss_of(**values):
@@ -306,7 +304,6 @@ def test_what_a_function_reads_is_not_followed_and_what_stays_shares_its_compila
 
 
 def test_what_is_defined_no_more_is_not_kept_for_ever(cells, config):
-    """Caches are bounded: as many new ones later the first is gone."""
     chosen = config({"loss": "cells:loss"})
     first = weakref.ref(cells.loss)
     with shared_data.COMPILE_LOCK:
@@ -415,15 +412,15 @@ LINES = {
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "said"),
-    [(key, text, said) for key, lines in LINES.items() for text, said in lines.items()],
+    ("key", "text", "words"),
+    [(key, text, words) for key, lines in LINES.items() for text, words in lines.items()],
 )
-def test_what_cannot_be_used_is_one_line(config, folder, key, text, said):
+def test_what_cannot_be_used_is_one_line(config, folder, key, text, words):
     imports = "import jax.numpy as jnp, numpy as np\nimport optax\nfrom flax import linen as nn\n"
     write(folder / "my_file.py", imports + text)
     name = ("my_file:f",) if key == "metrics" else "my_file:f"
     message = refused(lambda: prepare(regression(config, **{key: name})))
-    assert said in message
+    assert words in message
     assert "config." in message and "7919" not in message
 
 
@@ -435,17 +432,17 @@ def regression(config, **values):
 
 def test_options_of_what_is_registered_are_refused(config):
     for section in ("model", "data", "cluster.service", "method"):
-        said = refusal(config, {f"{section}.options.nosuch": 1})
-        assert f"config.{section} has no key 'options'" in said
-    said = refusal(lambda: prepare(config({"optimizer.schedule_options.nosuch": 1})))
-    assert "'constant' takes nothing, and is given nosuch" in said
+        words = refusal(config, {f"{section}.options.nosuch": 1})
+        assert f"config.{section} has no key 'options'" in words
+    words = refusal(lambda: prepare(config({"optimizer.schedule_options.nosuch": 1})))
+    assert "'constant' takes nothing, and is given nosuch" in words
 
 
 @pytest.mark.parametrize("names", [("my_file:loss",), ("huber", "my_file:huber")])
 def test_two_metrics_of_one_name_are_refused(config, folder, names):
     write(folder / "my_file.py", "def loss(outputs, batch): pass\ndef huber(o, b): pass\n")
-    said = refusal(checks.check, regression(config, metrics=names))
-    assert "each needs a name of its own" in said
+    words = refusal(checks.check, regression(config, metrics=names))
+    assert "each needs a name of its own" in words
 
 
 @pytest.mark.parametrize(
@@ -504,7 +501,7 @@ class Never(Mean):
 
 @pytest.mark.parametrize("more", ["", "+asynchronous"])
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "words"),
     [
         ("Mean", ""),
         ("Alone", "its mix asks for nothing over the axis 'node'"),
@@ -512,7 +509,7 @@ class Never(Mean):
     ],
 )
 def test_a_mix_that_never_mixes_is_warned_of_and_every_law_of_times_is_known_to_it(
-    config, folder, name, said, more
+    config, folder, name, words, more
 ):
     write(folder / "my_mix.py", MIXES)
     values = {"cluster.devices_per_node": 2, "batch_size": 8}
@@ -520,7 +517,7 @@ def test_a_mix_that_never_mixes_is_warned_of_and_every_law_of_times_is_known_to_
     made = config({"method.name": f"my_mix:{name}{more}", **values})
     checks.check(made)  # with config.cluster.service = 'exponential', though it names no laws
     found = probable_mistakes(made)
-    assert len(found) == bool(said) and all(said in line for line in found)
+    assert len(found) == bool(words) and all(words in line for line in found)
 
 
 def test_blocks_without_parameters_are_trained_and_saved(config, tmp_path, monkeypatch, final):

@@ -115,7 +115,7 @@ def svg(image: dict) -> str:
     return base64.b64decode(image["src"].split(",")[1]).decode()
 
 
-def said(section: Section) -> list[dict[str, str]]:
+def table_of(section: Section) -> list[dict[str, str]]:
     """The table of a section as `rows` has it."""
     table = section.table
     cells = [[c.shown + f"({c.range})" * bool(c.range) for c in row] for row in table.rows]

@@ -42,22 +42,25 @@ def test_wandb_gets_every_log_point(sweep, monkeypatch, capsys):
 
 
 def test_mlflow_gets_every_log_point(sweep, monkeypatch, capsys):
-    said = []
+    calls = []
     names = ("set_tracking_uri", "set_experiment", "log_params", "log_metrics", "set_tags")
-    stub = {name: (lambda *a, _n=name, **k: said.append((_n, *a, k))) for name in names}
-    stub["start_run"] = lambda run_name: said.append(("run", run_name, {})) or nullcontext()
+    stub = {name: (lambda *a, _n=name, **k: calls.append((_n, *a, k))) for name in names}
+    stub["start_run"] = lambda run_name: calls.append(("run", run_name, {})) or nullcontext()
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(**stub))
     assert main([f"--workdir={sweep}", "--to=mlflow", "--offline"]) == 0
-    assert said[0][:2] == ("set_tracking_uri", f"sqlite:///{sweep.resolve() / 'mlruns.db'}")
-    assert said[1][:2] == ("set_experiment", sweep.name)
-    assert [row[1] for row in said if row[0] == "run"] == ["a", "b"]
-    metrics = [(row[1], row[2]["step"]) for row in said if row[0] == "log_metrics"]
+    assert calls[0][:2] == ("set_tracking_uri", f"sqlite:///{sweep.resolve() / 'mlruns.db'}")
+    assert calls[1][:2] == ("set_experiment", sweep.name)
+    assert [row[1] for row in calls if row[0] == "run"] == ["a", "b"]
+    metrics = [(row[1], row[2]["step"]) for row in calls if row[0] == "log_metrics"]
     assert [step for _, step in metrics] == [0, 10, 20, 0, 10]
     assert metrics[1][0]["train_loss"] == 1.0 and metrics[-1][0]["train_loss"] == 0.5
-    assert [row[1]["status"] for row in said if row[0] == "set_tags"] == ["diverged", "completed"]
-    said.clear()
+    assert [row[1]["status"] for row in calls if row[0] == "set_tags"] == [
+        "diverged",
+        "completed",
+    ]
+    calls.clear()
     assert main([f"--workdir={sweep}", "--to=mlflow", "--project=p"]) == 0
-    assert said[0][:2] == ("set_experiment", "p")  # where to is the library's own affair
+    assert calls[0][:2] == ("set_experiment", "p")  # where to is the library's own affair
 
 
 @pytest.mark.parametrize("to", ["wandb", "mlflow"])

@@ -88,7 +88,6 @@ def test_the_median_of_seeds_and_their_range(tmp_path):
 
 
 def test_a_diverged_seed_is_the_worst_of_its_setting(tmp_path):
-    """It logs a null and then no more; two of three make the median infinite."""
     run(tmp_path, "greedy", [1.0, 0.5, 0.4], 0)
     run(tmp_path, "greedy", [1.2, None], 1, status="diverged")
     run(tmp_path, "greedy", [0.8, 0.6, None], 2, status="diverged")
@@ -140,10 +139,10 @@ def test_the_crossover_is_found(crossing):
 
 
 def test_the_report_says_where_which_is_the_lowest(crossing):
-    said = section(compared(tables.points(crossing))).points
+    message = section(compared(tables.points(crossing))).points
     first, second = "local, greedy from 1,000 to 2,000", "local, backprop from 2,000 to 4,000"
-    assert f"Lowest loss by sequential FLOPs: {first}; {second}." in said
-    assert "Lowest loss by total FLOPs: local, backprop from 1,300 to 4,000." in said
+    assert f"Lowest loss by sequential FLOPs: {first}; {second}." in message
+    assert "Lowest loss by total FLOPs: local, backprop from 1,300 to 4,000." in message
 
 
 def test_losses_at_budgets(crossing):

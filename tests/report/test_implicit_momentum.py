@@ -4,8 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.signal import lfilter
 
-from optdyn.momentum.lags import equivalent_momentum, geometric_distance
+from optdyn.momentum.lags import equivalent_momentum, geometric_distance, groups_of, memoryless
 from optdyn.report import implicit_momentum
 from optdyn.report.implicit_momentum import AnalysisError, fit, fit_workdir, theory
 from tests.report.simulation import config, deviation, expectation, heavy_ball, simulate
@@ -14,7 +17,6 @@ from tests.report.simulation import config, deviation, expectation, heavy_ball, 
 @pytest.mark.parametrize("mu", [0.0, 0.5, -0.3])
 @pytest.mark.parametrize("groups", [2, 4, 16])
 def test_exact_expectations_obey_the_lag_polynomial(groups, mu):
-    """Without sampling noise the fit must return phi and eta of the theory to rounding."""
     d, g = expectation(16, groups, 0.3, mu)
     expected = theory(config(groups, mu=mu))
     result = fit(d, g, lags=len(expected.phi), bootstrap=20)
@@ -24,17 +26,6 @@ def test_exact_expectations_obey_the_lag_polynomial(groups, mu):
     total = equivalent_momentum(np.array(expected.phi), np.array(expected.eta))
     assert abs(result.momentum - total) < 1e-8
     assert result.ok and result.instrument_strength > 1e6
-
-
-@pytest.mark.parametrize("groups", [2, 4, 8, 16])
-def test_noiseless_asynchrony_begets_momentum(groups):
-    d, g = simulate(np.random.default_rng(groups), 1000, 8 + groups, groups, 0.5)
-    result = fit(d, g, bootstrap=200)
-    low, high = result.momentum_interval
-    # Four standard errors: one of 16,000 draws would miss.
-    assert deviation(result.momentum, (low, high), 1 - 1 / groups) < 4
-    assert deviation(result.learning_rate, result.learning_rate_interval, 0.5 / groups) < 4
-    assert high - low < 0.08  # half the distance from g = 8 to g = 4
 
 
 def test_least_squares_is_biased_and_instruments_are_not():
@@ -71,7 +62,6 @@ def test_explicit_momentum_gives_two_lags(mu):
 
 
 def test_constant_service_is_a_spike_and_no_momentum():
-    """Round robin of g applies each gradient g - 1 updates late, and nothing else."""
     d, g = simulate(np.random.default_rng(3), 400, 30, 4, 0.3, noise=0.05, service="constant")
     expected = theory(config(4, service="constant"))
     assert expected == ((), (0.0, 0.0, 0.0, 0.3))
@@ -187,33 +177,112 @@ def test_command_on_a_sweep(tmp_path, capsys):
         assert (result["momentum"] is None) == (groups == 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trajectories.npz", b"no archive"),
+        ("trajectories.npz", b""),
+        ("trajectories.npz", None),  # cut
+        ("trajectories.npz", {"displacements": np.zeros((4, 5, 6))}),
+        ("config.json", b"{"),
+        ("config.json", b'{"method": {"name": "sync"}}'),
+    ],
+)
+def test_damaged_workdirs_are_named(tmp_path, name, content):
+    folder = workdir(tmp_path / "run")
+    file = folder / name
+    if isinstance(content, dict):
+        np.savez(file, **content)
+    else:
+        file.write_bytes(file.read_bytes()[:10_000] if content is None else content)
+    with pytest.raises(AnalysisError) as caught:
+        fit_workdir(folder)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+    assert not (folder / "implicit_momentum.json").exists()
+
+
 def test_input_that_cannot_be_read_is_one_line_and_exit_code_2(tmp_path, capsys):
     nowhere = tmp_path / "nowhere"
-    for given, said in (
+    for arguments, message in (
         ([f"--workdir={nowhere}"], f"error: {nowhere}: no such folder\n"),
         ([f"--workdir={tmp_path}"], f"error: {tmp_path}: no trajectories.npz and no sketches.npy"),
         ([f"--workdir={tmp_path}", "--steps=-1"], "error: --steps must not be negative\n"),
     ):
-        code, printed, error = command(capsys, *given)
+        code, printed, error = command(capsys, *arguments)
         assert code == 2 and not printed
-        assert error.startswith(said) and error.count("\n") == 1
+        assert error.startswith(message) and error.count("\n") == 1
+
+
+# Lag polynomials.
+
+
+@given(
+    st.lists(st.floats(-0.4, 0.4), min_size=0, max_size=2),
+    st.lists(st.floats(0.01, 1), min_size=1, max_size=5),
+)
+def test_equivalent_momentum_has_the_mean_lag_of_the_response(phi, eta):
+    response = lfilter(eta, [1, *(-p for p in phi)], np.eye(1, 400)[0])
+    mean = np.arange(400) @ response / response.sum()
+    # Roots are at most 0.87 in size: 0.87^400 is below 1e-23, so rounding alone.
+    found = equivalent_momentum(np.array(phi), np.array(eta))
+    assert found == pytest.approx(mean / (1 + mean), abs=1e-9)
+    distance = geometric_distance(np.array(phi), np.array(eta))
+    if len(phi) == len(eta) == 1:
+        assert found == pytest.approx(phi[0]) and distance < 1e-12
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"),
+    ("given_config", "expected"),
     [
-        ("trajectories.npz", lambda file: file.write_bytes(file.read_bytes()[:10_000])),
-        ("trajectories.npz", lambda file: file.write_text("no archive")),
-        ("trajectories.npz", lambda file: file.write_bytes(b"")),
-        ("trajectories.npz", lambda file: np.savez(file, displacements=np.zeros((4, 5, 6)))),
-        ("config.json", lambda file: file.write_text("{")),
-        ("config.json", lambda file: file.write_text('{"method": {"name": "sync"}}')),
+        (config(8), ((0.875,), (0.3 / 8,))),
+        (config(4, mu=0.5), ((1.25, -0.375), (0.075,))),
+        (config(4, service="geometric", nodes=16), ((0.75,), (0.075,))),
+        (config(8, name="sync", mu=0.9), ((0.9,), (0.3,))),
+        (config(1, service="lognormal"), ((0.0,), (0.3,))),
+        (config(3, service="constant", mu=0.2), ((0.2,), (0.0, 0.0, 0.3))),
+        (config(4, nodes=16), None),  # the slowest of 4 is not memoryless
+        (config(4, speeds=[1, 1, 1, 2]), None),
+        (config(4, pieces={"fc": 0.1}), None),
+        (config(4) | {"method": {**config(4)["method"], "staleness_bound": 2}}, None),
+        (config(4, name="ringmaster"), ((0.75,), (0.075,))),
+        (config(4) | {"method": {"name": "ringmaster", "groups": 4, "delay_bound": 2}}, None),
+        (config(4, service="lognormal"), None),
+        (config(4, server_bandwidth=1e6), None),  # the server's queue makes arrivals regular
+        (config(4, regions=2), None),
+        (config(4, presence=5.0, absence=5.0), None),
+        (config(3, service="constant", regions=3), None),
+        (config(4) | {"method": {**config(4)["method"], "fresh": ["fc"]}}, None),
+        (config(4) | {"method": {**config(4)["method"], "compression": "sign"}}, None),
+        (config(4) | {"optimizer": {**config(4)["optimizer"], "chain": ["clip"]}}, None),
+        (config(4, name="daso"), None),
+        (config(4) | {"optimizer": {"name": "adam", "learning_rate": 1}}, None),
     ],
 )
-def test_damaged_workdirs_are_named(tmp_path, name, damage):
-    folder = workdir(tmp_path / "run")
-    damage(folder / name)
-    with pytest.raises(AnalysisError) as caught:
-        fit_workdir(folder)
-    assert str(folder / name) in str(caught.value) and "\n" not in str(caught.value)
-    assert not (folder / "implicit_momentum.json").exists()
+def test_theory(given_config, expected):
+    found = theory(given_config)
+    assert (found is None) == (expected is None)
+    if expected:
+        for terms, truth in zip(found, expected, strict=True):
+            np.testing.assert_allclose(terms, truth, rtol=1e-12)  # rounding
+
+
+def test_groups_of_joined_methods_are_in_their_section():
+    method = {"name": "diloco+asynchronous", "diloco": {"period": 8}, "asynchronous": {"groups": 4}}
+    assert groups_of({"method": method}) == 4
+    assert groups_of({"method": {"name": "sync", "fresh": []}}) == 1
+
+
+@pytest.mark.parametrize(
+    ("given_config", "expected"),
+    [
+        (config(4), True),
+        (config(4) | {"optimizer": {"name": "adam", "learning_rate": 1}}, True),
+        (config(4, service="constant"), False),
+        (config(4, nodes=16), False),
+        (config(4, latency=0.1), False),
+        (config(4, name="asynchronous+local"), False),
+        (config(4, name="sync", service="lognormal"), True),  # one group, whose turn it always is
+    ],
+)
+def test_memoryless_service_whatever_the_optimizer(given_config, expected):
+    assert memoryless(given_config) == expected

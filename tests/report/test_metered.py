@@ -6,7 +6,7 @@ import json
 import pytest
 
 from optdyn.report import momenta, run_tables, tables
-from tests.report.reports import page, run, said
+from tests.report.reports import page, run, table_of
 
 TITLE = "Implicit momentum over training"
 NOISY = "too noisy: strength 3.1"
@@ -55,7 +55,7 @@ def test_a_run_has_its_intervals_and_theory(tmp_path):
     windows = [NOISY, (0.7, 0.6, 0.8), (0.76, 0.7, 0.82)]
     probed(tmp_path / "w", windows, whole=(0.74, 0.7, 0.78), method__groups=4)
     it = section(tmp_path / "w")
-    (row,) = said(it)
+    (row,) = table_of(it)
     assert row["implicit momentum"] == "0.74(0.7 – 0.78)"
     assert (row["theory"], row["α/g"], row["effective learning rate"]) == ("0.75", "0.025", "0.03")
     assert "total momentum φ₁" not in row and "refused" not in row
@@ -69,7 +69,7 @@ def test_explicit_momentum_has_a_total(tmp_path):
     keys = {"method__groups": 4, "optimizer__momentum": 0.5}
     probed(tmp_path / "w", windows, total, **keys)
     it = section(tmp_path / "w")
-    (row,) = said(it)
+    (row,) = table_of(it)
     assert row["total momentum φ₁"] == "1.26(1.2 – 1.32)"
     assert row["its theory"] == "1.25"  # 0.5 + 1 - 1/4
     assert len(it.pictures) == 2
@@ -79,7 +79,7 @@ def test_a_steered_momentum_is_shown_beside_its_aim(tmp_path):
     keys = {"method__groups": 4, "optimizer__momentum": 0.9, "probes__steer": True}
     probed(tmp_path / "w", [(0.74, 0.7, 0.78)], [(0.91, 0.85, 0.97)], **keys)
     say(tmp_path / "w", explicit_momentum=0.16)
-    (row,) = said(section(tmp_path / "w"))
+    (row,) = table_of(section(tmp_path / "w"))
     assert (row["explicit momentum"], row["its theory"]) == ("0.16", "0.9")
 
 
@@ -88,7 +88,7 @@ def test_no_theory_where_service_has_a_memory(tmp_path):
     probed(tmp_path / "w", [(0.83, 0.8, 0.86)], **keys)
     say(tmp_path / "w", implicit_momentum_p=1e-9)
     it = section(tmp_path / "w")
-    (row,) = said(it)
+    (row,) = table_of(it)
     assert row["theory"] == row["α/g"] == "–"
     assert ("1e-09", True) in [(cell.shown, cell.bad) for cell in it.table.rows[0]]
     assert "theory" not in drawn(it.pictures[0])
@@ -100,7 +100,7 @@ def test_seeds_share_a_row_and_a_refusal_is_counted(tmp_path):
         name = tmp_path / "points" / f"s{seed}"
         probed(name, [it], method__groups=4, seed=seed)
     it = section(tmp_path)
-    (row,) = said(it)
+    (row,) = table_of(it)
     assert row["implicit momentum"] == "0.74(0.7 – 0.8)"
     assert row["refused"] == f"1 of 4: {NOISY}"
     assert it.pictures[0].alt.endswith("g = 4: 0.74 (0.7 to 0.8).")
@@ -115,7 +115,7 @@ def test_of_seeds_the_only_one_fitted_shows_its_interval(tmp_path):
 def test_everything_refused_has_no_picture(tmp_path):
     probed(tmp_path / "w", [NOISY], method__groups=4)
     it = section(tmp_path / "w")
-    (row,) = said(it)
+    (row,) = table_of(it)
     assert row["implicit momentum"] == "–" and row["refused"] == NOISY
     assert not it.pictures
 
@@ -128,7 +128,7 @@ def test_of_many_settings_some_are_drawn_and_listed(tmp_path, monkeypatch):
     it = section(tmp_path)
     assert f"{run_tables.LINES} of 15 settings." in it.text
     assert it.pictures[0].alt.count("g = ") == run_tables.LINES
-    assert len(said(it)) == 12 and "12 of 15 settings" in it.notes[-1]
+    assert len(table_of(it)) == 12 and "12 of 15 settings" in it.notes[-1]
 
 
 @pytest.mark.parametrize("groups", [[4] * 5, [1, 4, 4, 16], [2] * 10])

@@ -29,7 +29,7 @@ def test_intervals_cover_as_often_as_they_say(groups, alpha):
 
     Without asynchrony d_{t-1} and G_t are told apart only where a step changes the gradient much.
     """
-    fits = [f for run in runs(groups, 40, groups, alpha=alpha) if (f := told(run))]
+    fits = [f for run in runs(groups, 40, groups, alpha=alpha) if (f := fitted(run))]
     truth, many = 1 - 1 / groups, len(fits)
     assert many >= 33  # F is below 25 in some runs of 16 groups
     momenta = np.array([f.phi[0] for f in fits])
@@ -46,11 +46,10 @@ def test_intervals_cover_as_often_as_they_say(groups, alpha):
 
 
 def test_weak_instruments_are_refused():
-    """40 runs of 16 groups too short for them, which without a bound on F read 0.86 to 1.009."""
-    every = [found for run in runs(2, 40, 16, steps=120) if (found := told(run))]
+    every = [found for run in runs(2, 40, 16, steps=120) if (found := fitted(run))]
     assert len(every) <= 4 and all(found.strength >= 25 for found in every)
     # Steps that hardly change a gradient, without momentum: 6 of 120 read 0.6 to 0.9.
-    assert not any(map(told, runs(1, 40, 1, steps=300, alpha=0.5)))
+    assert not any(map(fitted, runs(1, 40, 1, steps=300, alpha=0.5)))
 
 
 def recursion(momentum):
@@ -69,7 +68,7 @@ def test_a_momentum_of_one_or_more_is_no_reading():
         fit([recursion(1.005)])
 
 
-def told(run, **lags):
+def fitted(run, **lags):
     try:
         return fit([run], **lags)
     except NotIdentified:
@@ -114,13 +113,12 @@ def test_constant_service_is_not_one_term_but_a_delay():
 
 
 def test_no_staleness_has_a_lag_of_a_negative_share():
-    """Geometric lags after a first that is free need a negative one to look like a delay of 3."""
     every = runs(0, 6, 4, service="constant", alpha=0.4)
     with pytest.raises(NotIdentified, match="negative share of gradients comes without delay"):
         fit(every, lags=1, gradient_lags=1)
     # A share that is 0 is refused as 2.5 % are by chance: more than 4 of 40 have probability 0.3 %.
     every = runs(1, 40, 2, service="constant", alpha=0.8)
-    assert sum(told(run, lags=0, gradient_lags=1) is None for run in every) <= 4
+    assert sum(fitted(run, lags=0, gradient_lags=1) is None for run in every) <= 4
 
 
 def test_gradients_that_hardly_change_are_not_read_as_momentum():
@@ -129,7 +127,7 @@ def test_gradients_that_hardly_change_are_not_read_as_momentum():
     40 runs at a rate of 0.01. Before the effective rate was looked at 12 of them were accepted, at
     momenta near 1.
     """
-    accepted = [it for run in runs(5, 40, 2, alpha=0.01, size=8) if (it := told(run))]
+    accepted = [it for run in runs(5, 40, 2, alpha=0.01, size=8) if (it := fitted(run))]
     assert len(accepted) <= 4
     assert all(it.eta_interval[0][0] > 0 for it in accepted)
 
@@ -148,7 +146,6 @@ def test_axes_and_units_do_not_matter():
 
 
 def test_an_exact_recursion_is_found_exactly():
-    """Residuals that are a moving average of nothing but rounding leave nothing to be wrong."""
     found = fit([recursion(0.8)])
     np.testing.assert_allclose([found.phi[0], found.eta[0]], [0.8, 0.1], atol=1e-7)
 

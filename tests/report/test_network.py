@@ -50,7 +50,6 @@ def test_a_slow_network_saves_what_is_not_sent(run):
 
 
 def test_nothing_to_save(run):
-    """A free network, and a run that blocks throughout: a device a node has none to hand to."""
     assert seconds(run, [math.inf])["saved"][0] == 0
     blocking = run._replace(config=run.config.with_({"method.warmup_epochs": 4}))
     # Both sum the same 40 terms, epoch by epoch and at once.
@@ -58,14 +57,12 @@ def test_nothing_to_save(run):
 
 
 def test_only_the_time_of_a_transfer_counts(run):
-    """Ten times the bytes at ten times the bandwidth is the same."""
     large = run._replace(update_bytes=10 * run.update_bytes)
     one, other = seconds(run, [5.0]), seconds(large, [50.0])
     assert other["saved"][0] == pytest.approx(one["saved"][0])  # rounding
 
 
 def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
-    """Epochs, size and phases are read off the workdir: at its own bandwidth the clock agrees."""
     values = {
         "steps": 38,  # ends inside an epoch
         "log_every": 3,  # log points inside epochs, too
@@ -95,13 +92,13 @@ def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"cluster.bandwidths": ((1e5, 1e5), (1e5, 1e5))}, "cluster.bandwidths must be ()"),
         ({"log_every": 7}, "the log has no update 8"),
     ],
 )
-def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, values, said):
+def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, values, message):
     daso = {"method.name": "daso", "method.warmup_epochs": 0, "method.cooldown_epochs": 0}
     daso |= {"cluster.nodes": 2, "steps": 24, "data.train_examples": 33}
     train(config(daso), tmp_path)
@@ -116,5 +113,5 @@ def test_a_run_whose_clock_it_cannot_draw_again_is_refused(config, tmp_path, val
         rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
         kept = [row for row in rows if json.loads(row)["step"] in (0, 24)]
         (tmp_path / "metrics.jsonl").write_text("\n".join(kept) + "\n")
-    with pytest.raises(TableError, match=re.escape(said)):
+    with pytest.raises(TableError, match=re.escape(message)):
         read_daso(tables.points(tmp_path)[0], tmp_path)

@@ -120,7 +120,6 @@ def test_a_failed_sweep_says_why(monkeypatch, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_from_nothing(name, monkeypatch, tmp_path):
-    """In an empty folder, without Jupyter: every cell runs, and two or more show a picture."""
     monkeypatch.setenv(small.FOLDER, str(tmp_path))
     names: dict[str, object] = {"__name__": "__main__"}
     shown = [run(code, names) for code in cells(name, "code")]

@@ -57,8 +57,8 @@ def test_clusters_are_answered_by_themselves(tmp_path):
             losses = [2.0, 1.5, 0.4] if name == best else [2.0, 1.8, 1.4, 0.4]
             config = {"cluster__nodes": nodes, "optimizer__name": name}
             run(tmp_path / "points" / f"{name}{nodes}", losses, **config)
-    first, *said = lines(tmp_path)
-    found = [line for line in said if "updates" in line]
+    first, *message = lines(tmp_path)
+    found = [line for line in message if "updates" in line]
     assert "in 2 places by themselves" in first
     assert [re.split(r":", line)[0] for line in found] == ["cluster.nodes 2", "cluster.nodes 4"]
     assert "name a" in found[0].split("updates:")[0] + found[0].split(";")[0]
@@ -71,9 +71,9 @@ def test_clusters_stay_apart_where_a_tuned_number_tells_them_apart_too(tmp_path,
         for name in ("sync", "daso"):
             config = {"cluster__seconds_per_example": seconds, "method__name": name, **more}
             run(tmp_path / "points" / f"{name}{seconds}", [2.0, 1.5, 0.4], **config)
-    first, *said = lines(tmp_path)
+    first, *message = lines(tmp_path)
     assert first.startswith("2 methods were") and "in 2 places by themselves" in first
-    assert [line.split(":")[0] for line in said if "updates" in line] == [
+    assert [line.split(":")[0] for line in message if "updates" in line] == [
         "cluster.seconds_per_example 0.001",
         "cluster.seconds_per_example 1",
     ]
@@ -105,13 +105,12 @@ def test_runs_that_learn_nothing_have_no_zeros(tmp_path):
 def test_a_target_that_runs_start_from_is_refused(tmp_path, capsys):
     run(tmp_path / "w", [2.0, 1.0])
     assert report.main([f"--workdir={tmp_path / 'w'}", "--target=2.5"]) == 2
-    said = capsys.readouterr().err
-    assert said == "error: --target=2.5: some run starts from 2; must be below it\n"
+    message = capsys.readouterr().err
+    assert message == "error: --target=2.5: some run starts from 2; must be below it\n"
     assert not (tmp_path / "w" / "report.html").exists()
 
 
 def test_a_front_for_each_value_of_what_is_varied(tmp_path):
-    """Not one line for `adapt` on and off; the learning rate is tuned, and makes no line."""
     for adapt in (False, True):
         for rate in (0.1, 0.2):
             config = {"method__name": "dynamic_batch", "method__adapt": adapt}
@@ -125,7 +124,6 @@ def test_a_front_for_each_value_of_what_is_varied(tmp_path):
 
 
 def test_kinds_are_few(tmp_path):
-    """Keys that would make more kinds than a picture names are not among theirs."""
     runs = pd.DataFrame({"method.name": "asynchronous", "method.groups": [1, 2] * 30})
     runs = runs.assign(**{"model.width": range(60), "cluster.nodes": [1] * 30 + [2] * 30})
     found = run_tables.kind_keys(runs, list(runs))
@@ -133,7 +131,6 @@ def test_kinds_are_few(tmp_path):
 
 
 def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
-    """A link that the method's clock does not know, and how often the log is written."""
     link = "cluster__server_bandwidth"
     run(tmp_path / "a", [2.0, 1.0], method__name="sync", **{link: 1.0})
     ignored = {link: 3.0, "log_every": 7, "tune__seeds": 2, "seed": 1}

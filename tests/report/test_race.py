@@ -111,7 +111,6 @@ def test_fits_are_those_of_scipy_and_of_closed_forms():
 
 
 def test_correlation_of_services_in_a_row():
-    """Of an autoregression with 0.6; and none of independent ones."""
     rng = np.random.default_rng(0)
     noise, walk = rng.normal(size=(2, 5000)), np.zeros((2, 5000))
     for i in range(1, 5000):
@@ -130,7 +129,6 @@ def test_the_geometric_law():
 
 
 def test_memoryless_arrivals_pass_and_turns_fail():
-    """Any worker is as likely as any other to be next, whoever came before."""
     rng, p = np.random.default_rng(0), []
     for _ in range(300):
         worker = rng.integers(4, size=1500)
@@ -165,7 +163,6 @@ def test_a_worker_that_waited_is_not_slow(tmp_path):
 
 @pytest.mark.parametrize(("name", "variation"), [("gamma", 0.4), ("lognormal", 1.2)])
 def test_the_simulator_with_the_fitted_law_repeats_the_race(tmp_path, name, variation):
-    """Rates of workers add up, and the staleness is another than that of memoryless ones."""
     held = raced.load(made(tmp_path, name, variation))
     found = race.summarize(held)
     drawn = found["simulated"]
@@ -189,8 +186,8 @@ def test_constant_service_is_told(tmp_path):
     assert found["staleness_histogram"] == [0, 0, 0, 179]
     assert found["simulated"]["relative_error"] == pytest.approx(0, abs=1e-5)  # six digits
     assert found["simulated"]["distance"] == 0
-    said = " ".join(found["notes"])
-    assert "Service is constant" in said and "always 3: workers take turns" in said
+    line = " ".join(found["notes"])
+    assert "Service is constant" in line and "always 3: workers take turns" in line
     # A delay of 3 is nothing like one term of momentum: no mass at 0, 1 and 2.
     assert found["momentum"]["distance"] == pytest.approx(1 - 27 / 256, abs=1e-6)
 
@@ -203,7 +200,6 @@ def test_memoryless_workers_are_told(tmp_path):
 
 
 def test_a_setup_is_no_part_of_the_pace(tmp_path):
-    """Each worker compiles for 7 seconds first."""
     services = draws("gamma", 0.3, (2, 800), 1)
     plain = race.summarize(raced.load(workdir(tmp_path / "a", *arrivals(services))))
     services[:, 0] += 7
@@ -249,7 +245,6 @@ def test_stops_of_the_server_are_left_out(tmp_path):
 
 
 def test_command(tmp_path, capsys):
-    """The law of two workers predicts four; and the printed flags are those of the simulator."""
     losses = [0.9, 0.7, 0.5, 0.4]
     two = made(tmp_path / "two", "gamma", 0.5, means=(0.1, 0.1), seed=1)
     four = made(tmp_path / "four", "gamma", 0.5, means=(0.1,) * 4, losses=losses)

@@ -142,7 +142,6 @@ def test_names_are_escaped(tmp_path):
 
 
 def test_optimizers_without_momentum_and_joined_methods_are_compared(tmp_path):
-    """What one of the runs lacks is no part of what it is called; groups lie in a section."""
     run(tmp_path / "a", [2.0, 1.0], optimizer__name="sgd", optimizer__momentum=0.5)
     joined = {"method__diloco__period": 4, "method__asynchronous__groups": 2}
     joined |= {"method__name": "diloco+asynchronous", "method__groups": None}
@@ -200,7 +199,6 @@ def test_seeds_share_a_row_and_learning_rates_a_curve(tmp_path):
 
 
 def test_numbers_sort_as_numbers(written):
-    """A cell is sorted by `data-sort`, or by what it shows if that is the same."""
     for shown, sort in ((">1,000<", ""), ("not reached", "Infinity"), (">–<", "Infinity")):
         for cell in re.findall(rf"<td[^>]*{shown}", written[0]):
             assert f'data-sort="{sort}' in cell
@@ -236,7 +234,6 @@ def test_of_many_methods_the_best_and_the_worst_are_shown(large):
 
 
 def test_more_runs_make_no_larger_page(large):
-    """Other runs have numbers of other digits, and pictures of other paths: a tenth covers both."""
     before = len(page(large)[0])
     for i in range(48):
         run(large / f"{i} more", [2.0, 1.0 + i / 48], optimizer__momentum=-(i + 1) / 50)
@@ -256,8 +253,8 @@ def test_settings_go_by_as_few_keys_as_tell_them_apart():
             "seed": [0, 1, 2, 3],
         }
     )
-    told = ["method.name", "method.groups", "optimizer.learning_rate"]
-    assert run_tables.distinguishing_keys(runs, list(runs)) == told
+    printed = ["method.name", "method.groups", "optimizer.learning_rate"]
+    assert run_tables.distinguishing_keys(runs, list(runs)) == printed
 
 
 def test_nice_numbers():
@@ -280,9 +277,9 @@ def test_workdirs_are_compared(tmp_path, capsys):
     assert found == {"g = 1": "1", "g = 2": "0.5", "g = 4": "0.4"}
     assert report.main([*flags, f"--out={tmp_path / 'here.html'}", "--json", "--target=0.7"]) == 0
     assert (tmp_path / "here.html").exists()
-    told = json.loads(capsys.readouterr().out)
-    assert told["target"] == 0.7
-    found = {row["method.groups"]: row for row in told["rows"]}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["target"] == 0.7
+    found = {row["method.groups"]: row for row in printed["rows"]}
     assert list(found) == [4, 2, 1]  # the best first
     assert found[1]["updates_to_target"] == [None] and found[1]["train_loss"] == [1.0]
     assert found[4]["updates_to_target"][0] < found[2]["updates_to_target"][0]
@@ -316,8 +313,8 @@ def test_bad_input_is_one_line_and_2(tmp_path, capsys, rubbish):
         run(tmp_path, [1.0])
         (tmp_path / "metrics.jsonl").write_text("{}\nrubbish\n")
     assert report.main([f"--workdir={tmp_path}"]) == 2
-    said = "/metrics.jsonl: is not JSON" if rubbish else ": no run in it"
-    assert re.fullmatch(rf"error: {tmp_path}{said}.*\n", capsys.readouterr().err)
+    message = "/metrics.jsonl: is not JSON" if rubbish else ": no run in it"
+    assert re.fullmatch(rf"error: {tmp_path}{message}.*\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

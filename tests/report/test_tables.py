@@ -50,7 +50,6 @@ def test_words_in_a_log_stay_words(workdirs):
 
 
 def test_any_folder_above_runs_will_do(workdirs, tmp_path):
-    """A sweep beside single runs, and folders that are none; checkpoints are not searched."""
     for folder in ("sweep/points/g4", "sweep/points/g16", "a/checkpoints/5", "tuned", "sweep/plan"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "config.json").write_text('{"model": {"hidden": [8]}}')
@@ -73,7 +72,6 @@ def test_numbers_in_names_are_in_order():
 
 
 def test_one_tidy_table(workdirs, tmp_path):
-    """Runs that log other figures, and one that logs none, as a recording of replicas."""
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "config.json").write_text('{"seed": 4, "new": 8}')
     (tmp_path / "c" / "summary.json").write_text('{"status": "completed"}')

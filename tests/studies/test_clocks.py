@@ -1,13 +1,9 @@
 """The clocks of studies, against references by hand: DASO, dynamic batches, pipelines, waiting."""
 
-import numpy as np
 import pytest
 
 from analysis.studies import _local, barrier_waste, daso_saves
-from analysis.studies.waiting import FASTEST, WORKERS, config_of
-from optdyn.clock.pipeline import schedule, update_seconds
-from optdyn.evidence.trial import Curve, timeline_of
-from optdyn.train import trainer
+from optdyn.evidence.trial import Curve
 
 
 def curve(config):
@@ -47,7 +43,6 @@ def test_without_disturbances_equal_workers_waste_nothing():
 
 
 def test_greedy_updates_follow_each_other_at_their_longest_stage():
-    """The pipeline's clock against the longest dependent path, counted from the groups alone."""
     greedy = _local.config("vision", "greedy", "small")
     _, between = _local.clock(greedy)["greedy"]
     config = _local.config("vision", "overlapping", "small")
@@ -57,27 +52,6 @@ def test_greedy_updates_follow_each_other_at_their_longest_stage():
 
 
 def test_backpropagation_is_pipelined_and_not_stalled():
-    """More micro-batches leave the stages less to wait: less than any bubble formula's limit."""
     clocks = _local.clock(_local.config("vision", "backprop", "small"))
     few, many = (clocks[f"1F1B, {m}"][1] for m in _local.MICRO_BATCHES)
     assert 1 / _local.STAGES < many < few < 1
-    # Equal stages: (M + S - 1) / M of the S-th part.
-    equal = update_seconds(schedule("1f1b", [1.0] * 4, [2.0] * 4, 0.0, 2, 16))
-    assert equal[0] == pytest.approx(3 * (16 + 3))
-
-
-@pytest.mark.parametrize("m", FASTEST)
-def test_an_update_of_the_m_fastest_of_constant_speeds_takes_what_the_mth_takes(m):
-    """Speeds are 1 / sqrt(i), so that is sqrt(m) seconds, each time anew."""
-    config = config_of("unlike speeds", f"{m} fastest").with_(steps=20)
-    seconds = trainer.prepare(config, timeline_of=timeline_of).timeline.seconds
-    # Speeds are rounded to four digits.
-    np.testing.assert_allclose(np.diff(seconds), m**0.5, rtol=1e-3)
-
-
-def test_asynchronous_workers_of_constant_speeds_add_up():
-    config = config_of("unlike speeds", "asynchronous").with_(steps=2000)
-    seconds = trainer.prepare(config, timeline_of=timeline_of).timeline.seconds
-    rate = sum(1 / (i + 1) ** 0.5 for i in range(WORKERS))
-    # At most one gradient of each worker is under way at the end, 8 of 2,000.
-    assert 2000 / seconds[-1] == pytest.approx(rate, rel=0.005)

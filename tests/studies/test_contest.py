@@ -70,7 +70,6 @@ def test_every_arm_can_run_at_the_ends_of_what_a_network_chooses_from(name):
 
 
 def test_a_setting_is_of_its_arm_alone():
-    """But for the batch, the methods' own keys and nodes arms are the same experiment."""
     plain = contest.config_of(contest.PLAIN).to_dict()
     for name in ARMS:
         other = contest.config_of(name).to_dict()
@@ -158,8 +157,6 @@ def test_each_network_chooses_the_batch_of_the_fewest_seconds(network):
 
 
 def test_a_batch_and_a_period_that_only_pay_together_are_found():
-    """Twice the batch or four times the period alone is worse; a search of one at a time stays."""
-
     def updates(config):
         together = (config.batch_size, config.method.get("period", 0))
         return {(64, 8): 200, (128, 32): 50}.get(together, 600)
@@ -181,7 +178,7 @@ def test_what_one_network_has_tuned_another_chooses_from():
     assert before < set(side.cells)
 
 
-def told(name, there):
+def timed_curve(name, there):
     """A curve of 40 updates at the usual batch, in the seconds of a place."""
     curve = Curve([0, 40], [0.0, 1.0], [2.0, 0.1], "reached", {})
 
@@ -203,12 +200,12 @@ def test_outer_momentum_on_one_node_takes_the_seconds_of_synchronous_training(
     config = config.with_(cluster=config.cluster.with_(bandwidth=there.bandwidth, **shape))
     end = trainer.prepare(config).timeline.seconds[-1]
     for name in (contest.PLAIN, contest.SNOO):
-        assert told(name, there).met[-1] == pytest.approx(end, rel=1e-12)  # float64 sums
+        assert timed_curve(name, there).met[-1] == pytest.approx(end, rel=1e-12)  # float64 sums
 
 
 def test_the_last_meeting_of_nodes_counts_where_they_have_not_just_met():
     """40 updates end with a meeting where H = 8; in the seconds of one at 39 there is one more."""
-    on = told("local SGD", place(2.0))
+    on = timed_curve("local SGD", place(2.0))
     assert on.met[-1] == on.seconds[-1]
     curve = Curve([0, 39], [0.0, 1.0], [2.0, 0.1], "reached", {})
     study = type("Trained", (), {"trials": lambda self, jobs: [curve for _ in jobs]})()
@@ -258,12 +255,9 @@ def result(batch, *arms):
     def cell(part, p):
         own = times(part)
         over = {x: [part / batch] * 3 for x in own}
-        said = {"chosen": {"batch_size": 128}, "interior": True, "seconds": own, "cost": part}
-        said["over at best"] = [part / batch] * 3
-        return {**said, "over": over, "over usual": {x: [part] * 3 for x in own}} | {
-            "chance": p,
-            "shape": "8 x 1",
-        }
+        row = {"chosen": {"batch_size": 128}, "interior": True, "seconds": own, "cost": part}
+        row |= {"over at best": [part / batch] * 3, "over": over, "chance": p, "shape": "8 x 1"}
+        return row | {"over usual": {x: [part] * 3 for x in own}}
 
     plain = {"arm": "synchronous", **cell(batch, 1.0)}
     against = {"8 x 1": {"usual": times(1.0), "best": "synchronous", "every": [plain]}}
@@ -277,8 +271,8 @@ def result(batch, *arms):
 def test_words_are_of_chances_that_are_corrected_for_all():
     """Of four words: 0.01 times four is below 0.05, 0.02 times three is not."""
     made = result(0.8, (0.6, 0.01), (0.7, 0.02), (0.7, 1.0), (0.7, 1.0))
-    said = contested.words(made)["1 Gb/s"]
-    assert said["arm 0"] == (FASTER, 0.04) and said["arm 1"] == (SAME, pytest.approx(0.06))
+    words = contested.words(made)["1 Gb/s"]
+    assert words["arm 0"] == (FASTER, 0.04) and words["arm 1"] == (SAME, pytest.approx(0.06))
     assert contested.words(result(0.8, (0.9, 0.01)))["1 Gb/s"]["arm 0"][0] == SLOWER
 
 
@@ -292,7 +286,6 @@ def test_the_table_shows_every_arm_as_the_record_has_it():
 
 
 def test_a_run_takes_the_seconds_that_its_record_says():
-    """The opponent where arms are tuned, of the first seed that reports."""
     path = papers.STUDIES / "records" / "contest.json"
     shipped = json.loads((Path(__file__).parents[2] / path).read_text())
     others = shipped["result"]["opponents"][contest.TUNED_ON]["8 x 1"]["every"]

@@ -1,6 +1,7 @@
 """The studies of `analysis/studies/`: each is whole, can run, and its record has its verdict."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from analysis.studies import (
     _groups,
     _local,
+    _page,
     automatic_speedup,
     barrier_waste,
     contest,
@@ -18,10 +20,13 @@ from analysis.studies import (
     predicted_penalty,
     waiting,
 )
+from analysis.studies.automatic_speedup import CASES
+from configs import tune as tune_cases
 from optdyn.cli import papers
-from optdyn.evidence.claim import Claim
+from optdyn.evidence.claim import WORDS, Claim
 from optdyn.evidence.contest import nulls_to_inf, table
 from optdyn.train.checks import check
+from tests.tune import hardware
 
 STUDIES = Path(__file__).parents[2] / papers.STUDIES
 RECORDS = STUDIES / "records"
@@ -59,10 +64,10 @@ def test_no_record_names_files_of_the_commit_that_judged():
 
 
 def test_the_contests_table_has_every_arm_on_every_network():
-    said = table(record("contest")["result"])
+    text = table(record("contest")["result"])
     for name in contest.ARMS:
         for network in contest.NETWORKS:
-            assert said.count(f"| {name} | {network} |") == len(contest.LOSSES)
+            assert text.count(f"| {name} | {network} |") == len(contest.LOSSES)
 
 
 def test_those_that_take_hours_are_run_where_they_are_named(tmp_path):
@@ -109,3 +114,73 @@ def test_cells_are_of_several_groups(scale):
     assert all(cell.groups > 1 for cell in every) and len(set(every)) == len(every)
     for cell in every:
         check(predicted_penalty.config_of(cell))
+
+
+# The table of all questions, and the page that is made of it.
+
+
+QUESTIONS = _page.read()["question"]
+FIELDS = {
+    "asked": list,
+    "question": str,
+    "verdict": str,
+    "answer": str,
+    "n": int,
+    "not_said": str,
+    "source": str,
+    "commit": str,
+    "command": str,
+}
+
+
+def test_the_page_is_what_its_script_makes():
+    assert _page.PAGE.read_text() == _page.page(_page.read())
+
+
+def test_every_claim_is_asked_in_one_row():
+    assert sorted(n for row in QUESTIONS for n in row["asked"]) == list(range(1, 70))
+
+
+@pytest.mark.parametrize("row", QUESTIONS, ids=lambda row: str(row["asked"][-1]))
+def test_a_row_is_whole(row):
+    assert {key: type(value) for key, value in row.items() if key != "study"} == FIELDS
+    assert all(row[key] for key in FIELDS)
+    assert row["asked"] == sorted(row["asked"])  # the last one answers
+    assert row["verdict"] in WORDS
+    assert re.fullmatch(r"[0-9a-f]{7}", row["commit"])
+    assert re.match(r"optdyn papers --workdir=\S+ --only=\w+ --seed=\d+", row["command"])
+
+
+def test_every_study_has_its_row():
+    studies = papers.claims(_page.FOLDER)
+    assert sorted(row["study"] for row in QUESTIONS if "study" in row) == sorted(studies)
+
+
+# The cases of `configs/tune.py`.
+
+
+def test_one_case_of_the_claim_can_be_won_and_the_other_cannot():
+    assert [tune_cases.can_win(case) for case in CASES.values()] == [True, False]
+
+
+@pytest.mark.parametrize("case", tune_cases.CASES)
+def test_every_case_can_run_and_four_of_eight_are_of_each_batch(case):
+    config = tune_cases.get_config(case)
+    check(config)
+    # With batches above a third of the noise scale, or all workers alike, nothing is to be won.
+    assert tune_cases.can_win(case) == (case.startswith("small") and not case.endswith("uniform"))
+
+
+def test_the_server_is_the_closed_forms():
+    """4 ms of exchange and 1.5 of the server; 8 groups would take 1.2, but it is saturated."""
+    config = tune_cases.get_config("small,server")
+
+    def closed_form(groups):
+        return hardware.seconds_per_iteration(
+            config.cluster.pieces, groups, 8 // groups, merged=False
+        )
+
+    assert closed_form(1) == pytest.approx(5.5e-3)
+    assert closed_form(8) == pytest.approx(1.5e-3)
+    for g in (1, 2, 4, 8):  # laws of variation 0.25 wait for one another: never faster
+        assert 0.99 < tune_cases.pace(config, g) / closed_form(g) < 1.5

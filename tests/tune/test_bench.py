@@ -61,7 +61,6 @@ def test_from_the_start_it_is_the_run_of_the_trainer(cluster, config, groups, tm
 
 
 def test_the_loss_is_that_of_the_examples_of_a_runs_log(config):
-    """Of 70 of 100 examples, which no stride has."""
     chosen = config({**VALUES, "tune.probe_seconds": 1.0})
     chosen = chosen.with_({"data.train_evaluated": 70})
     run = trainer.prepare(chosen)
@@ -73,7 +72,6 @@ def test_the_loss_is_that_of_the_examples_of_a_runs_log(config):
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_setting_goes_on_as_if_it_had_not_been_interrupted(cluster, groups):
-    """Batches, arrivals, what every group has read, velocity and parameters, to the last bit."""
     setting = SETTING._replace(groups=groups)
     whole, outcome = attempt(cluster, setting, 0.2)
     middle, first = attempt(cluster, setting, 0.07)
@@ -85,7 +83,6 @@ def test_a_setting_goes_on_as_if_it_had_not_been_interrupted(cluster, groups):
 
 
 def test_other_groups_start_from_the_parameters_of_the_checkpoint(cluster):
-    """The first update of any other number of groups is the same, whatever was stale before."""
     begin, _ = attempt(cluster, SETTING, 0.05)
     groups = (1, 2, 8)
     assert SETTING.groups not in groups
@@ -96,7 +93,6 @@ def test_other_groups_start_from_the_parameters_of_the_checkpoint(cluster):
 
 
 def test_a_probes_loss_is_that_of_its_mean_parameters(cluster):
-    """Of 8 moments of the later half, each from an attempt of its own."""
     line = bench._timeline(cluster.run, 4, 0, 1.0)
 
     def after(updates):
@@ -154,7 +150,6 @@ def test_it_ends_at_the_first_log_point_at_the_target(cluster):
 
 
 def test_an_epoch_that_has_gone_wrong_ends_at_once(cluster):
-    """At the first log point above twice the loss that is to be lowered, less than that later."""
     begin = bench.start(cluster)
     first = bench.start_loss(cluster, begin)
     _, outcome = attempt(cluster, Choice(2, 0.0, 3.5), 10.0, 0.0, first)
@@ -165,7 +160,6 @@ def test_an_epoch_that_has_gone_wrong_ends_at_once(cluster):
 
 
 def test_it_settles_where_the_mean_of_the_latest_parameters_is_at_the_target(cluster):
-    """The mean of 8 log points has less of the noise of a large step."""
     setting = Choice(1, 0.0, 1.0)
     floor = attempt(cluster, setting, 20.0)[1].loss
     _, long = attempt(cluster, setting, 20.0, 0.0)
@@ -203,7 +197,6 @@ def test_measuring_is_charged_in_synchronous_updates(config, mnist):
 
 @pytest.mark.parametrize("groups", [3, 12])
 def test_an_attempt_takes_the_seconds_of_a_trial(config, groups):
-    """Of 12 workers, in numbers of groups that are no power of two."""
     chosen = config({**VALUES, "cluster.nodes": 12, "tune.probe_seconds": 1.0})
     curve = trial(chosen.with_({"method.groups": groups}))
     cluster, setting = bench.prepare(chosen), SETTING._replace(groups=groups)

@@ -23,7 +23,6 @@ def test_fit_of_exact_runs(least, noise):
 
 
 def test_fit_at_its_bounds():
-    """More updates for larger mini-batches, or fewer than in proportion, are neither possible."""
     flat = convergence.fit((8, 64), (100, 110))
     steep = convergence.fit((8, 64), (1000, 100))
     assert flat.noise == pytest.approx(0, abs=1e-4)
@@ -33,7 +32,6 @@ def test_fit_at_its_bounds():
 
 
 def test_interval_of_runs_holds_the_next_run():
-    """90 % of next runs, at a mini-batch between those of the runs and at one beyond."""
     rng, draws = np.random.default_rng(0), 300
     batches = np.repeat([8, 32, 128], 2)
     inside = np.zeros((draws, 2))

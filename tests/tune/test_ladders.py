@@ -23,8 +23,6 @@ def away(value, best):
 
 
 def test_the_period_of_least_seconds_is_found_with_adam():
-    """More updates with a longer period, and fewer seconds each: seconds decide."""
-
     def taken(config):
         of, optimizer = config.methods, config.optimizer
         period, outer, mu = of.get("period", 0), of.get("outer_learning_rate", 0), 0.8
@@ -47,8 +45,6 @@ def test_the_period_of_least_seconds_is_found_with_adam():
 
 
 def test_a_ladder_that_has_an_end_stays_there():
-    """Every exchange pays: the period is 1, which nothing is below."""
-
     def taken(config):
         off = away(config.optimizer.learning_rate, 2**-7)
         return 100 * 1.3**off * config.methods.get("period", 0), 1.0
@@ -103,7 +99,6 @@ def test_a_search_needs_a_learning_rate_to_start_from():
 
 
 def test_every_rung_is_a_value_that_the_config_takes():
-    """Far from the start on every ladder, by itself."""
     for name, keys in (
         ("diloco", {"period": 16, "fragments": 4, "delay": 2, "compression": "top_k"}),
         ("slowmo", {}),

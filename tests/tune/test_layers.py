@@ -107,14 +107,12 @@ def test_terms_are_counted():
 
 
 def test_terms_without_convolutions(dense):
-    """All is classifier."""
     of, _ = dense
     assert layers.convolutions(of) == {} and layers.choice_of_config("", {}) == ()
     assert layers.terms(of, {}, 3)[:2] == (0, 0)
 
 
 def test_the_program_is_the_trainers_update(dense):
-    """The losses of two updates of mini-batches of 6, against the update rule by itself."""
     of, update = dense
     config = of.config.with_(batch_size=6)
     names = ("learning_rate", "momentum")
@@ -163,7 +161,6 @@ def differing(one, other):
 
 
 def test_exchanged():
-    """All choices that differ from the base in at most one convolution, and serve."""
     base = ("gemm", "gemm", "xla")
     made = layers.exchanges(KINDS, base)
     assert set(made.values()) == {c for c in CHOICES if differing(c, base) <= 1}
@@ -225,7 +222,6 @@ def test_tables_of_a_machine_where_layers_add_up(seed):
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1))
 def test_the_compiler_has_the_last_word(seed):
-    """Bytes that do not add up at all: the choice fits, and nothing that does not is timed."""
     rng = np.random.default_rng(seed)
     machine = Machine(sums(rng, 50), {c: int(rng.integers(1000, 2000)) for c in CHOICES})
     base, memory = CHOICES[rng.integers(len(CHOICES))], int(rng.integers(1000, 2000))

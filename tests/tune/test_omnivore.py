@@ -43,7 +43,6 @@ def of(settings, g):
 
 
 def test_one_group_tries_every_rate_upwards_and_finer_momenta_at_the_best():
-    """Phases one and two; 0.1 diverges."""
     cluster = FakeBench(best=0.75)
     cold_start(cluster, (1,), RULES)
     assert cluster.settings == [
@@ -225,7 +224,6 @@ def test_a_search_finds_a_loss_no_worse_than_any_of_its_grid(momenta, best, g):
 
 
 def test_where_nothing_is_half_of_the_groups_it_is_the_next_fewer():
-    """Of 12 workers 12, 6, 3 and 1; of 9 those of three each, and one."""
     assert [halved((1, 2, 3, 4, 6, 12), g) for g in (12, 6, 4, 3, 2, 1)] == [6, 3, 2, 1, 1, 1]
     assert [halved((1, 3, 9), g) for g in (9, 3)] == [3, 1]
     best, most = steady_state(near(0.6).tried, Choice(9, 0.9, 0.01), 9, MOMENTA, (1, 3, 9))

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.cli import profile
+from optdyn.clock.arrivals import conv_seconds
 from optdyn.clock.cluster import Pieces
 from optdyn.experiment import Config, ConfigError
 from optdyn.plan import phases as timing
@@ -33,6 +34,18 @@ NETWORK = {
     "cluster.latency": 0.25,
     "cluster.bandwidth": 1000.0,
 }
+
+
+def test_closed_form_by_hand():
+    pieces = Pieces(conv_compute=12.0, conv_network=0.5, fc=1.0, fc_network=2.0)
+    # k = 4: max(12 / 4, 0.5 x 4) = 3. k = 8: max(1.5, 4) = 4, the network is the longer.
+    assert [conv_seconds(pieces, k) for k in (1, 4, 8)] == [12.0, 3.0, 4.0]
+    # (3 + 1) / g until 4 groups, then the server's second.
+    assert [seconds_per_iteration(pieces, g, 4) for g in (1, 2, 4, 8)] == [4.0, 2.0, 1.0, 1.0]
+    assert seconds_per_iteration(pieces, 1, 8) == 4 + 1
+    # 3 + 1 on the group's own machines and 2 at the server.
+    unmerged = [seconds_per_iteration(pieces, g, 4, merged=False) for g in (1, 2, 3, 4)]
+    assert unmerged == [6.0, 3.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +90,6 @@ def assert_close(found, expected):
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_the_two_phases_make_the_gradient_of_the_loss(network, first):
-    """Wherever it is cut: activations go one way, their gradient the other."""
     whole, params, batch, gradient = network
     own = [{n: params[n] for n, _ in part} for part in (whole.blocks[:first], whole.blocks[first:])]
     parts = {name: jax.jit(phase) for name, phase in phases(whole, first).items()}
@@ -177,7 +189,6 @@ def profiled(monkeypatch, tmp_path):
 
 
 def test_the_command_prints_flags_of_a_run_with_these_pieces(config, mnist, profiled, capsys):
-    """Of the medians that it writes; a run with them has the seconds of the closed form."""
     chosen = config(mnist | NETWORK | {"cluster.service.name": "constant", "cluster.nodes": 4})
     assert profile.main(chosen, profiled) == 0
     flags = capsys.readouterr().out.splitlines()[-1].split()

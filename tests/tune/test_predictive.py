@@ -1,13 +1,19 @@
 """The predictive mode's decisions, on clusters whose best setting is known."""
 
 import math
+from itertools import pairwise
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optdyn.methods.setup import Tune
+from optdyn.momentum.probes import moments
+from optdyn.train import trainer
 from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
+from optdyn.tune.prediction import KAPPA, SMALL, MeasuredLoss, measure, penalty, stability
 from optdyn.tune.predictive import SETTLE, better, guarded, of_step, planned, predictive, step
 from tests.tune.cluster import FakeBench
 
@@ -150,7 +156,6 @@ def test_groups_are_not_judged_by_a_step_that_has_more_noise(half, g, step_kept)
 
 @pytest.mark.parametrize("bad", [math.nan, 100.0, 150.0])
 def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(bad):
-    """The first, of a loss of 100 at the start, like any other."""
     losses = [bad, 1.0, math.nan, 0.9]
     cluster, made = dear(losses, 600)
     assert made == [(0, 100, 0.1), (0, 100, 0.05), (1, 200, 0.05), (1, 200, 0.025)]
@@ -158,7 +163,6 @@ def test_an_epoch_that_does_not_lower_the_loss_is_repeated_with_half_the_step(ba
 
 
 def test_an_epoch_that_half_the_step_makes_no_better_was_too_short():
-    """A slow start: it is repeated with the first step, for twice as long."""
     losses = [100.0, 101.0, 1.0, 0.5]
     _, made = dear(losses, 800)
     assert made == [(0, 100, 0.1), (0, 100, 0.05), (0, 200, 0.1), (1, 400, 0.1)]
@@ -203,3 +207,43 @@ def test_probes_stay_a_small_share(measured, penalty, g, momentum):
         longest[point, setting] = max(longest.get((point, setting), 0), seconds)
     assert trained == RULES.seconds
     assert sum(longest.values()) - trained <= 0.08 * trained
+
+
+# The predicted penalty: its limits, and what is measured for it where it is known.
+
+
+positive = st.floats(1e-2, 1e2)
+measurements = st.builds(MeasuredLoss, positive, positive, positive)
+
+
+@given(measurements, positive, positive)
+def test_limits(found, batch, limit):
+    whole = 1 + KAPPA * found.sharpness * found.step / limit
+    assert 1 <= penalty(found, batch, limit) <= whole  # noise hides staleness, never the reverse
+    np.testing.assert_allclose(penalty(found, 1e12, limit), whole, rtol=1e-6)
+    np.testing.assert_allclose(penalty(found, 1e-15, limit), 1, atol=1e-6)
+    assert penalty(found, batch, np.inf) == 1
+    # At the noise scale half of the penalty is left.
+    half = penalty(found, found.noise_scale, limit) - 1
+    np.testing.assert_allclose(half, (whole - 1) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("service", ["constant", "exponential", "lognormal", "gamma"])
+def test_more_groups_allow_smaller_steps(config, service):
+    cluster = config({"cluster.nodes": 16, "cluster.service.name": service})
+    limits = [stability(cluster, groups) for groups in (1, 2, 4, 16)]
+    assert limits[0] == np.inf
+    assert all(many < few for few, many in pairwise(limits))
+
+
+def test_what_is_measured_of_a_quadratic(config):
+    """With steps that lead nowhere: the moments at x_0, the largest curvature 1, and the step."""
+    values = {"model.noise": 2.0, "optimizer.learning_rate": 1e-6, "optimizer.momentum": 0.5}
+    found = measure(config(values), updates=9)
+    run = trainer.prepare(config(values))
+    examples = {name: jnp.asarray(leaf) for name, leaf in run.data.train.items()}
+    exact = moments(run.program.problem, SMALL, run.params, examples)
+    np.testing.assert_allclose(found.noise_scale, exact.trace / exact.square, rtol=1e-3)
+    np.testing.assert_allclose(found.sharpness, 1, rtol=1e-3)
+    batch = run.config.batch_size
+    np.testing.assert_allclose(found.step, 2e-6 * (1 + found.noise_scale / batch), rtol=1e-6)
