@@ -16,7 +16,6 @@ OFTEN = {
         "lognormal-0.3",
     ),
     "report/test_report.py::test_more_runs_make_no_larger_page": (),
-    "data/test_augment.py::test_an_augmented_run_resumes_to_the_same_floats": (),
     "data/test_augment.py::test_devices_share_an_augmented_batch": (),
     "data/test_feed.py::test_a_streamed_run_is_the_run_in_memory": ("crop",),
     "data/test_loading.py::test_mnist5k_is_mlxtends": (),
@@ -45,8 +44,8 @@ OFTEN = {
     "studies/test_clocks.py::test_backpropagation_is_pipelined_and_not_stalled": (),
     "studies/test_clocks.py::test_greedy_updates_follow_each_other_at_their_longest_stage": (),
     "studies/test_contest.py::test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so": (),
-    "devices/test_failure.py::test_a_workdir_in_use_is_refused_on_all_processes": (),
-    "devices/test_never_flushed.py::test_a_state_is_its_rows_to_the_bit": ("2bw",),
+    "devices/test_processes.py::test_a_workdir_in_use_is_refused_on_all_processes": (),
+    "devices/test_stages.py::test_a_state_is_its_rows_to_the_bit": ("2bw",),
     "race/test_race.py::test_a_merged_server_races_too": ("one group",),
     "race/test_race.py::test_a_server_in_parts_makes_the_same_updates": ("own0",),
     "race/test_race.py::test_it_goes_on_where_it_was_saved": (
@@ -271,7 +270,7 @@ OFTEN = {
         "dynamic_batch-sgd",
     ),
     "trajectories/test_single.py::test_nodes_are_metered_between_their_meetings": ("]",),
-    "tune/test_lowered.py::test_one_lowering_that_serves_for_every_convolution": (),
+    "tune/test_layers.py::test_one_lowering_that_serves_for_every_convolution": (),
     "tune/test_planner.py::test_every_shape": ("1-1", "2-4", "3-", "4-2", "5-3", "6-4"),
 }
 

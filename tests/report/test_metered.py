@@ -106,18 +106,17 @@ def test_seeds_share_a_row_and_a_refusal_is_counted(tmp_path):
     assert it.pictures[0].alt.endswith("g = 4: 0.74 (0.7 to 0.8).")
 
 
-def test_of_seeds_the_only_one_fitted_shows_its_interval(tmp_path):
+def test_what_was_refused_or_not_metered_is_not_drawn(tmp_path):
     for seed, it in enumerate([(0.7, 0.6, 0.8), NOISY]):
-        probed(tmp_path / "points" / f"s{seed}", [it], method__groups=4, seed=seed)
-    assert section(tmp_path).pictures[0].alt.endswith("g = 4: 0.7 (0.6 to 0.8).")
-
-
-def test_everything_refused_has_no_picture(tmp_path):
-    probed(tmp_path / "w", [NOISY], method__groups=4)
-    it = section(tmp_path / "w")
+        probed(tmp_path / "seeds" / "points" / f"s{seed}", [it], method__groups=4, seed=seed)
+    assert section(tmp_path / "seeds").pictures[0].alt.endswith("g = 4: 0.7 (0.6 to 0.8).")
+    probed(tmp_path / "refused", [NOISY], method__groups=4)
+    it = section(tmp_path / "refused")
     (row,) = table_of(it)
     assert row["implicit momentum"] == "–" and row["refused"] == NOISY
     assert not it.pictures
+    run(tmp_path / "plain", [2.0, 1.0])
+    assert section(tmp_path / "plain") is None
 
 
 def test_of_many_settings_some_are_drawn_and_listed(tmp_path, monkeypatch):
@@ -135,11 +134,6 @@ def test_of_many_settings_some_are_drawn_and_listed(tmp_path, monkeypatch):
 def test_no_two_settings_look_alike(groups):
     looks = [(str(colour), line) for colour, line in momenta._looks(groups)]
     assert len(set(looks)) == len(groups)
-
-
-def test_runs_without_the_meter_have_no_section(tmp_path):
-    run(tmp_path / "w", [2.0, 1.0])
-    assert section(tmp_path / "w") is None
 
 
 def test_metered_runs_beside_others_are_not_compared_with_them(tmp_path):

@@ -56,12 +56,6 @@ def test_nothing_to_save(run):
     assert seconds(blocking, [1.0])["saved"][0] == pytest.approx(0, abs=1e-12)
 
 
-def test_only_the_time_of_a_transfer_counts(run):
-    large = run._replace(update_bytes=10 * run.update_bytes)
-    one, other = seconds(run, [5.0]), seconds(large, [50.0])
-    assert other["saved"][0] == pytest.approx(one["saved"][0])  # rounding
-
-
 def test_a_trained_run_is_clocked_as_its_log_is(config, tmp_path):
     values = {
         "steps": 38,  # ends inside an epoch

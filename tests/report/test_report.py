@@ -154,33 +154,24 @@ def test_optimizers_without_momentum_and_joined_methods_are_compared(tmp_path):
     assert "optimizer.b1" not in text
 
 
-def test_no_geometric_law_over_constant_service(tmp_path):
-    keys = {"method__groups": 2, "cluster__service__name": "constant"}
-    run(tmp_path / "w", [2.0, 1.0], histogram=[0, 5], **keys)
-    _, parsed = page(tmp_path / "w")
-    assert parsed.images[-1]["alt"] == "Histogram of staleness. g = 2: mean 1."
-
-
-def test_a_running_run_has_a_report(tmp_path):
-    run(tmp_path / "w", [2.0, 1.0], status="")
-    with (tmp_path / "w" / "metrics.jsonl").open("a") as file:
+def test_runs_of_all_ends_and_recordings_have_a_report(tmp_path):
+    run(tmp_path / "running", [2.0, 1.0], status="")
+    with (tmp_path / "running" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 20, "train')  # torn
-    text, parsed = page(tmp_path / "w")
+    text, parsed = page(tmp_path / "running")
     row = rows(parsed.tables[0])[0]
     assert (row["status"], row["final training loss"]) == ("unfinished", "1")
     assert "Staleness</h2>" not in text
-
-
-def test_a_run_that_diverged_at_once_has_a_report(tmp_path):
-    run(tmp_path / "w", [None], "diverged")
-    assert rows(page(tmp_path / "w")[1].tables[0])[0]["status"] == "diverged"
-
-
-def test_a_recording_alone_has_a_report(tmp_path):
-    recording(tmp_path / "w", 4)
-    text, parsed = page(tmp_path / "w")
-    assert len(parsed.images) == 1
-    assert "Training loss</h2>" not in text
+    run(tmp_path / "diverged at once", [None], "diverged")
+    parsed = page(tmp_path / "diverged at once")[1]
+    assert rows(parsed.tables[0])[0]["status"] == "diverged"
+    recording(tmp_path / "recording", 4)
+    text, parsed = page(tmp_path / "recording")
+    assert len(parsed.images) == 1 and "Training loss</h2>" not in text
+    keys = {"method__groups": 2, "cluster__service__name": "constant"}
+    run(tmp_path / "constant", [2.0, 1.0], histogram=[0, 5], **keys)  # no geometric law over it
+    last = page(tmp_path / "constant")[1].images[-1]
+    assert last["alt"] == "Histogram of staleness. g = 2: mean 1."
 
 
 def test_seeds_share_a_row_and_learning_rates_a_curve(tmp_path):
