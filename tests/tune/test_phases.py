@@ -64,7 +64,7 @@ def test_the_first_phase(names, fresh, first):
 
 @pytest.mark.parametrize("fresh", [("hidden1",), ("conv0", "classifier"), LENET])
 def test_a_server_has_the_last_blocks_but_not_all(fresh):
-    with pytest.raises(ConfigError, match=r"^config\.method\.fresh = .* must be the last of"):
+    with pytest.raises(ConfigError, match=r"^config\.method\.fresh = .* must have the last of"):
         first_phase(LENET, fresh)
 
 
