@@ -106,10 +106,10 @@ def test_every_device_reads_its_own_rows_and_each_once():
     assert list(map(list, read)) == [[1, 7], [2, 5, 8]]
     assert block.batches(0, 2).max() < 2 * 2  # rows of a device: two updates of two columns
     for i in local:
-        own = slice(2 * i, 2 * i + 2)
+        columns = slice(2 * i, 2 * i + 2)
         found = block.examples[i]["label"]
         assert len(found) == 4
-        np.testing.assert_array_equal(found[block.batches(0, 2)[:, own]], numbers[:, own])
+        np.testing.assert_array_equal(found[block.batches(0, 2)[:, columns]], numbers[:, columns])
 
 
 @pytest.mark.parametrize(("size", "updates"), [(1200, 1), (400, 1), (200, 2), (100, 4), (1, 7)])

@@ -103,11 +103,11 @@ def test_second_batches_are_of_what_the_first_could_still_be(seed, order, batch_
 
 
 def test_second_batches_have_the_mean_of_what_is_left():
-    own = batches(5, 0, 3, 4, 20)
-    left = np.setdiff1d(np.arange(20), own[:2])
+    first = batches(5, 0, 3, 4, 20)
+    left = np.setdiff1d(np.arange(20), first[:2])
     drawn = np.concatenate([independent(seed, 5, 2, 3, 4, 20)[0] for seed in range(3000)])
     counts = np.bincount(drawn, minlength=20)
-    assert counts[own[:2].ravel()].sum() == 0
+    assert counts[first[:2].ravel()].sum() == 0
     assert stats.chisquare(counts[left]).pvalue > 1e-4
     anything = independent(0, 5, 0, 500, 8, 20, replacement=True)
     assert stats.chisquare(np.bincount(anything.ravel(), minlength=20)).pvalue > 1e-4
@@ -135,7 +135,7 @@ LABELS = np.random.default_rng(0).integers(10, size=4000)
 
 def shares(shards, labels=LABELS):
     """(nodes, classes): what part of a shard has a label."""
-    return np.stack([np.bincount(labels[own], minlength=10) / len(own) for own in shards])
+    return np.stack([np.bincount(labels[shard], minlength=10) / len(shard) for shard in shards])
 
 
 @given(
@@ -150,8 +150,8 @@ def test_every_example_is_one_nodes(nodes, more, classes, alpha, seed):
     labels = rng.integers(classes, size=nodes + more)
     shards = dirichlet(labels, nodes, alpha, np.random.default_rng(seed))
     np.testing.assert_array_equal(np.sort(np.concatenate(shards)), np.arange(len(labels)))
-    assert [len(own) for own in shards] == list(shard_sizes(len(labels), nodes))
-    assert np.ptp([len(own) for own in shards]) <= 1
+    assert [len(shard) for shard in shards] == list(shard_sizes(len(labels), nodes))
+    assert np.ptp([len(shard) for shard in shards]) <= 1
     again = dirichlet(labels, nodes, alpha, np.random.default_rng(seed))
     for one, other in zip(shards, again, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -172,8 +172,8 @@ def test_a_large_concentration_leaves_shards_alike_and_a_small_one_does_not():
 def test_what_can_be_had_is_in_the_proportions_that_were_drawn():
     """Where labels are plenty for what is asked for, to one example."""
     mixtures = np.array([[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])
-    supply, each = np.array([75, 75, 50]), np.array([100, 100])
-    np.testing.assert_array_equal(divide(mixtures, supply, each), [[50, 50, 0], [25, 25, 50]])
+    supply, sizes = np.array([75, 75, 50]), np.array([100, 100])
+    np.testing.assert_array_equal(divide(mixtures, supply, sizes), [[50, 50, 0], [25, 25, 50]])
     with pytest.raises(ValueError, match="200 examples for shards of 201"):
         divide(mixtures, supply, np.array([100, 101]))
 
@@ -199,11 +199,11 @@ def test_a_group_draws_its_whole_batch_from_its_own_however_often_it_comes(
 ):
     run = trainer.prepare(config(mnist | GROUPS))
     batches, worker = batches_of(run, independent)(0, 60), run.timeline.worker
-    for group, own in enumerate(run.shards):
+    for group, shard in enumerate(run.shards):
         seen = batches[worker[:60] == group].reshape(-1)
-        assert set(seen) <= set(own) and len(seen) > 50
+        assert set(seen) <= set(shard) and len(seen) > 50
         if not independent:
-            np.testing.assert_array_equal(np.sort(seen[:50]), own)
+            np.testing.assert_array_equal(np.sort(seen[:50]), shard)
     np.testing.assert_array_equal(batches_of(run, independent)(7, 19), batches[7:19])
     by_reader = run._replace(timeline=run.timeline._replace(batch=np.arange(60)[::-1]))
     np.testing.assert_array_equal(batches_of(by_reader, independent)(0, 60), batches)
@@ -213,21 +213,21 @@ def test_a_group_draws_its_whole_batch_from_its_own_however_often_it_comes(
 def test_nodes_draw_from_their_own_in_epochs_of_their_own(config, mnist, independent):
     run = trainer.prepare(config(mnist | VALUES))
     batches = batches_of(run, independent)(0, 34).reshape(34, 4, 3)  # two epochs of 50, and a bit
-    for node, own in enumerate(run.shards):
+    for node, shard in enumerate(run.shards):
         seen = batches[:, node].reshape(-1)
-        assert set(seen) <= set(own)
+        assert set(seen) <= set(shard)
         if not independent:
-            np.testing.assert_array_equal(np.sort(seen[:50]), own)
-            np.testing.assert_array_equal(np.sort(seen[50:100]), own)
+            np.testing.assert_array_equal(np.sort(seen[:50]), shard)
+            np.testing.assert_array_equal(np.sort(seen[50:100]), shard)
     np.testing.assert_array_equal(batches_of(run, independent)(7, 9).reshape(2, 4, 3), batches[7:9])
-    held = feed_of(run)(5, batches_of(run, independent))
+    in_memory = feed_of(run)(5, batches_of(run, independent))
     other = trainer.prepare(config(mnist | VALUES | {"data.streaming": True}))
     streamed = feed_of(other)(5, batches_of(other, independent))
     labels = [
-        np.asarray(block.examples["label"])[block.batches(5, 20)] for block in (held, streamed)
+        np.asarray(block.examples["label"])[block.batches(5, 20)] for block in (in_memory, streamed)
     ]
     np.testing.assert_array_equal(*labels)
-    assert all(len(block.batches(5, 20)) == 15 for block in (held, streamed))
+    assert all(len(block.batches(5, 20)) == 15 for block in (in_memory, streamed))
 
 
 def test_without_a_concentration_batches_are_what_they_were(config, mnist):
@@ -252,7 +252,7 @@ SUMS = [[154266, 1521446553288], [127345, 1766012613694]]
 def test_data_without_labels_is_cut_into_stretches(config):
     run = trainer.prepare(config(VALUES | {"data.train_examples": 101}))
     np.testing.assert_array_equal(np.concatenate(run.shards), np.arange(101))
-    assert [len(own) for own in run.shards] == [26, 25, 25, 25]
+    assert [len(shard) for shard in run.shards] == [26, 25, 25, 25]
 
 
 def test_one_example_is_too_few_for_shards(config):

@@ -58,8 +58,8 @@ def test_without_a_test_split_a_fifth_is_held_out_whole():
     np.testing.assert_array_equal(rows[np.lexsort(rows.T)], expected[np.lexsort(expected.T)])
     again = data(test=False, x=X, y=Y)
     np.testing.assert_array_equal(made.test["x"], again.test["x"])
-    held = data(test=False, x=X, label=LABELS).test["label"]
-    assert sorted(held) == [0, 1, 2, 3]  # stratified
+    labels = data(test=False, x=X, label=LABELS).test["label"]
+    assert sorted(labels) == [0, 1, 2, 3]  # stratified
 
 
 TRAIN = {"train": {"x": X, "y": Y}}
@@ -133,10 +133,10 @@ def test_a_folder_of_text(tmp_path):
     (tmp_path / "one.txt").write_text("\n".join(lines))
     for made in (bytes_of(f"text:{texts}"), bytes_of(f"text:{tmp_path / 'one.txt'}")):
         read = made.train["text"]
-        held = "\n".join(lines[38:]).encode()
+        test_text = "\n".join(lines[38:]).encode()
         start = bytes([*read[0], *read[1, 1:], *read[2, 1:]])
         assert start == "\n".join(lines).encode()[: len(start)]  # in order, windows overlap by one
-        assert bytes(made.test["text"][0]) == held[:11]
+        assert bytes(made.test["text"][0]) == test_text[:11]
     (tmp_path / "text8").write_text("abcdefghij" * 40)  # without a line break
     made = bytes_of(f"text:{tmp_path / 'text8'}")
     assert [made.train["text"].size, made.test["text"].size] == [37 * 11, 11]  # of 380 and 20
@@ -228,8 +228,8 @@ def test_real_devices_and_streams_carry_every_kind(tmp_path):
         configs[api] = {"parallel.api": api, "parallel.devices": 2}
     configs["streamed"] = configs["shard_map"] | {"data.streaming": True}
     configs["metered"] = {"probes.momentum": True, "probes.window": 55, "probes.every": 60}
-    every = {name: common | values for name, values in configs.items()}
-    found = parameters(every, tmp_path, devices=2)
+    configs_of_all = {name: common | values for name, values in configs.items()}
+    found = parameters(configs_of_all, tmp_path, devices=2)
     for name, flat in found.items():
         # Two devices sum 16 gradients in another order: 60 updates of 1e-2, each off by 2^-22.
         np.testing.assert_allclose(flat, found["one"], rtol=0, atol=1e-6, err_msg=name)

@@ -126,10 +126,10 @@ def test_this_one_is_larger_than_the_bible_and_whole():
     assert loaded.classes == 256
     train, test = (split["text"] for split in loaded[:2])
     assert train.dtype == np.uint8
-    every = [path.read_text("utf-8") for path in text.sources_of_python(ROOT)]
+    files = [path.read_text("utf-8") for path in text.sources_of_python(ROOT)]
     # Less than a window of each split is dropped.
-    assert 0 <= len("".join(every).encode()) - 256 * (len(train) + len(test)) <= 2 * 256
+    assert 0 <= len("".join(files).encode()) - 256 * (len(train) + len(test)) <= 2 * 256
     assert train.size > 8_000_000 and 0.02 < len(test) / len(train) < 0.1
     texts = [tokenizers.byte().decode(split[:, :-1].ravel()) for split in (train, test)]
-    for file in every[: -text.HELD_OUT_EVERY]:
+    for file in files[: -text.HELD_OUT_EVERY]:
         assert sum(file in one for one in texts) == 1 or len(file) < 2000  # short ones are alike

@@ -111,8 +111,8 @@ PIPELINES = {
 
 def of(base, name, more=(), apis=("shard_map",), **keys):
     """A method on that cluster with these keys of its own, and the idioms in which it is real."""
-    own = {f"method.{key}": value for key, value in keys.items()}
-    return base | {"method.name": name} | own | dict(more), apis
+    method_keys = {f"method.{key}": value for key, value in keys.items()}
+    return base | {"method.name": name} | method_keys | dict(more), apis
 
 
 TWO_LAYERS = {"model.hidden": [16, 16]}
@@ -229,11 +229,11 @@ CLOSE = {"rtol": 0, "atol": 5e-6}
 
 
 def train(configs, folder, data_dir, *launcher):
-    base, every = RUN | {"data.dir": data_dir}, {}
+    base, whole = RUN | {"data.dir": data_dir}, {}
     for name, values in configs.items():
         momentum = {} if "optimizer.name" in values else MOMENTUM
-        every[name] = base | momentum | values
-    return started.parameters(every, folder, *launcher)
+        whole[name] = base | momentum | values
+    return started.parameters(whole, folder, *launcher)
 
 
 @pytest.fixture(scope="module")
@@ -258,12 +258,12 @@ def folder(tmp_path_factory):
 def both(name, more, slow=(), metered=None):
     """A method simulated, and in each of its idioms: with more keys, in all or those `metered`."""
     values, apis = METHODS[name]
-    every = (*apis, *slow)
+    all_apis = (*apis, *slow)
     real = {
         f"{name} {api}": values
-        | (more if api in (metered or every) else {})
+        | (more if api in (metered or all_apis) else {})
         | {"parallel.api": api}
-        for api in every
+        for api in all_apis
     }
     return {f"{name} simulated": values | more} | real
 
@@ -326,12 +326,14 @@ def test_all_methods_in_all_idioms(tmp_path, data_dir):
     others = [name for name in METHODS if not set(METHODS[name][1]) <= set(PROBED.get(name, ()))]
     metered = {name: {} if name in PIPELINES else METERED for name in others}
     configs = {name: both(name, metered[name], SLOW.get(name, ())) for name in others}
-    every = {k: v for each in configs.values() for k, v in each.items()}
+    simulated_and_real = {
+        k: v for configs_of_method in configs.values() for k, v in configs_of_method.items()
+    }
     streams = {
         f"{name} streamed": STREAMED[name] | METERED | {"data.streaming": True}
         for name in METERED_STREAMS
     }
-    found = train(every | streams, tmp_path, data_dir)
+    found = train(simulated_and_real | streams, tmp_path, data_dir)
     for name, simulated in METERED_STREAMS.items():
         same_records(tmp_path, f"{name} streamed", simulated)
     for method, (simulated, *real) in configs.items():
@@ -339,10 +341,12 @@ def test_all_methods_in_all_idioms(tmp_path, data_dir):
             np.testing.assert_allclose(found[name], found[simulated], **CLOSE, err_msg=name)
             if metered[method]:
                 same_records(tmp_path, name, simulated)
-    own = {name: values for name, values in every.items() if values.get("parallel.api")}
+    real_configs = {
+        name: values for name, values in simulated_and_real.items() if values.get("parallel.api")
+    }
     again = {
         name: replayed(values, tmp_path / name / "trace.csv", values["parallel.api"])
-        for name, values in own.items()
+        for name, values in real_configs.items()
     }
     (tmp_path / "again").mkdir()
     for name, flat in train(again, tmp_path / "again", data_dir).items():
@@ -441,7 +445,7 @@ def test_a_process_reads_its_own_examples_only(tmp_path, data_dir):
     trace = pd.read_csv(tmp_path / "run" / "trace.csv")
     shares = trace[["control.shares.0", "control.shares.1"]].to_numpy()
     read = [json.loads((tmp_path / f"{process}.json").read_text()) for process in (0, 1)]
-    sizes = [[len(numbers) for numbers in own] for own in read]
+    sizes = [[len(numbers) for numbers in blocks] for blocks in read]
     np.testing.assert_array_equal(np.transpose(sizes), shares.reshape(3, 20, 2).sum(axis=1))
     assert sizes == [[640, 320, 320], [640, 960, 960]]
     for epoch in range(3):

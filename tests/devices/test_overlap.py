@@ -44,7 +44,7 @@ REAL = LATE | {"parallel.api": "overlap"}
 def test_a_ring_adds_up_and_sends_what_the_clock_says(count, numbers, dtype):
     """2 (P - 1) / P of the array each, but for parts that are not of one size."""
     rng = np.random.default_rng(numbers)
-    every = rng.integers(-8, 9, (count, numbers))  # of small whole numbers sums are exact
+    numbers_of_all = rng.integers(-8, 9, (count, numbers))  # of small whole numbers sums are exact
     pipes = [queue.SimpleQueue() for _ in range(count)]
     sent = np.zeros(count, int)
 
@@ -54,14 +54,14 @@ def test_a_ring_adds_up_and_sends_what_the_clock_says(count, numbers, dtype):
             pipes[(rank + 1) % count].put(part.copy())
             into[...] = pipes[rank].get(timeout=10)
 
-        whole = np.asarray(jax.numpy.asarray(every[rank], dtype)).copy()
+        whole = np.asarray(jax.numpy.asarray(numbers_of_all[rank], dtype)).copy()
         ring.all_reduce(whole, rank, count, hand_on)
         return whole
 
     with ThreadPoolExecutor(count) as pool:
         found = list(pool.map(member, range(count)))
     for whole in found:
-        np.testing.assert_array_equal(whole.astype(int), every.sum(axis=0))
+        np.testing.assert_array_equal(whole.astype(int), numbers_of_all.sum(axis=0))
     assert sent.sum() == 2 * (count - 1) * numbers
     assert np.ptp(sent) <= 2  # each leaves out one part of either half; sizes differ by one
 
@@ -125,8 +125,8 @@ def test_a_run_resumed_while_a_message_is_under_way_is_the_whole_one(config, tmp
 
 
 def test_the_devices_of_a_node_take_turns():
-    own = [np.array(["a0", "a1", "a2"]), np.array(["b0", "b1", "b2"])]
-    assert [list(overlap.senders(own, turn)) for turn in (0, 1, 5)] == [
+    rows = [np.array(["a0", "a1", "a2"]), np.array(["b0", "b1", "b2"])]
+    assert [list(overlap.senders(rows, turn)) for turn in (0, 1, 5)] == [
         ["a0", "b0"],
         ["a1", "b1"],
         ["a2", "b2"],

@@ -128,7 +128,7 @@ def start(case):
 def run(case, state, calls=EVERY):
     """The state after those calls of `advance`, and their losses. No two updates are alike."""
     laid, losses = make_layout(case), []
-    state, held = laid.put_state(state), laid.put_examples(examples())
+    state, on_devices = laid.put_state(state), laid.put_examples(examples())
     for number in calls:
         rng = np.random.default_rng(number)
         size = 0.005 if case.optimizer == "adam" else 0.05
@@ -139,8 +139,8 @@ def run(case, state, calls=EVERY):
         if case.optimizer == "adam":
             del hyper["momentum"]
         indices = rng.integers(0, EXAMPLES, (CHUNK, BATCH), np.int32)
-        state, each = laid.advance(state, held, Event((), hyper), indices, CALLS[number])
-        losses.append(np.asarray(each["loss"]))
+        state, infos = laid.advance(state, on_devices, Event((), hyper), indices, CALLS[number])
+        losses.append(np.asarray(infos["loss"]))
     return jax.device_get(laid.get(state)), np.array(losses)
 
 
@@ -291,9 +291,9 @@ def test_a_tree_is_its_vector_to_the_bit(leaves, padding):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_state_is_its_rows_to_the_bit(mnist, tmp_path, kind):
-    own = {"method.name": "stale_pipeline", "method.pipeline": kind, "steps": 13}
-    own |= {"cluster.service.name": "constant", "cluster.nodes": 2, "model.hidden": (9, 6, 7)}
-    config = Config().with_(mnist | own)
+    values = {"method.name": "stale_pipeline", "method.pipeline": kind, "steps": 13}
+    values |= {"cluster.service.name": "constant", "cluster.nodes": 2, "model.hidden": (9, 6, 7)}
+    config = Config().with_(mnist | values)
     trainer.train(config, tmp_path)
     run = trainer.prepare(config)
     with Checkpoints(tmp_path) as checkpoints:

@@ -19,14 +19,14 @@ class Known(NamedTuple):
         return [self.curve(job) for job in jobs]
 
     def curve(self, job):
-        updates, each = self.taken(job.config)
+        updates, update_seconds = self.taken(job.config)
         if math.isinf(updates):
             return Curve([0], [0.0], [2.3], "diverged", {})
-        limit = job.most / each if job.clock == "seconds" else job.most
+        limit = job.most / update_seconds if job.clock == "seconds" else job.most
         ended = min(updates, limit, job.config.steps)
         loss = self.target if ended == updates else 1 + updates / 1e6
         status = "reached" if ended == updates else "ended"
-        return Curve([0, ended], [0.0, ended * each], [2.3, loss], status, {})
+        return Curve([0, ended], [0.0, ended * update_seconds], [2.3, loss], status, {})
 
 
 def quadratic(groups=1):

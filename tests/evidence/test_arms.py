@@ -18,7 +18,7 @@ def found_by(study, step=1.0, momentum=0.0):
     return tuned(study, sgd(NETWORK, step, momentum), TARGET)
 
 
-def known(updates, seeds=(7, 8), factor=lambda config: 1.0, each=lambda momentum: 1.0):
+def known(updates, seeds=(7, 8), factor=lambda config: 1.0, update_seconds=lambda momentum: 1.0):
     """A study whose updates are known by the rungs of step and momentum; seed 8 takes 1 % more."""
 
     def taken(config):
@@ -26,7 +26,7 @@ def known(updates, seeds=(7, 8), factor=lambda config: 1.0, each=lambda momentum
         step = math.log2(sgd.learning_rate / (1 - sgd.momentum))
         k = rung(momenta, sgd.momentum)
         late = 1.01 if config.seed == 8 else 1.0
-        return updates(step, k) * late * factor(config), each(k)
+        return updates(step, k) * late * factor(config), update_seconds(k)
 
     return Known(taken, seeds)
 
@@ -128,9 +128,9 @@ def test_what_takes_more_updates_in_fewer_seconds_is_found_by_trials_that_end_by
 
     config = NETWORK.with_(steps=12_800)  # at first trials are of 200 updates
     arm = sgd(config, 1.0, 0.0)
-    by_updates = tuned(known(taken, each=a_third), arm, TARGET, "seconds")
+    by_updates = tuned(known(taken, update_seconds=a_third), arm, TARGET, "seconds")
     assert by_updates.rungs[MOMENTUM] == 0  # where 200 updates seemed too many
-    found = tuned(known(taken, each=a_third), arm, TARGET, "seconds", ends="seconds")
+    found = tuned(known(taken, update_seconds=a_third), arm, TARGET, "seconds", ends="seconds")
     assert found.interior and found.rungs == {"long_run_step": 0, MOMENTUM: 3}
     assert found.cost == pytest.approx(100.5 * (2 / 3) ** 3)
 
@@ -168,9 +168,9 @@ def test_a_kept_momentum_is_in_the_learning_rate():
 
 
 def test_the_ladder_of_momenta_has_no_ends_and_two_equal_sides():
-    every = [momenta(i) for i in range(-12, 13)]
-    assert every == sorted(set(every)) and every[0] > -1 and every[-1] < 1
-    assert every == [-value for value in reversed(every)]
+    ladder = [momenta(i) for i in range(-12, 13)]
+    assert ladder == sorted(set(ladder)) and ladder[0] > -1 and ladder[-1] < 1
+    assert ladder == [-value for value in reversed(ladder)]
     assert [momenta(i) for i in range(6)] == [0.0, 0.3, 0.6, 0.8, 0.9, 0.95]
     assert all(rung(momenta, momenta(i)) == i for i in range(-8, 9))
     assert [momenta(i) for i in (21, 22, 60, -60)] == [0.999999] * 3 + [-0.999999]  # never 1

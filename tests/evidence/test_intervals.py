@@ -55,8 +55,8 @@ def test_an_estimate_is_shown_with_its_interval():
 @given(st.lists(st.floats(0.5, 2), min_size=5, max_size=5))
 def test_a_chance_is_that_of_all_resamples(times):
     """Five seeds have 3,125 resamples: enumerated, by Python's own medians."""
-    every = [statistics.median(drawn) for drawn in itertools.product(times, repeat=5)]
-    beyond = min(sum(x <= 1 for x in every), sum(x >= 1 for x in every)) / len(every)
+    medians = [statistics.median(drawn) for drawn in itertools.product(times, repeat=5)]
+    beyond = min(sum(x <= 1 for x in medians), sum(x >= 1 for x in medians)) / len(medians)
     # Four standard deviations of a share of so many draws, and the one that is added.
     away = 4 * math.sqrt(beyond * (1 - beyond) / CHANCES) + 1 / CHANCES
     assert abs(chance(times, [1.0] * 5) - min(2 * beyond, 1)) <= 2 * away

@@ -21,8 +21,8 @@ from tests.evidence.known import quadratic
 
 
 def small(groups=2):
-    every = dict.fromkeys(("steps", "log_every", "checkpoint_every"), 40)
-    return quadratic(groups).with_({"optimizer.learning_rate": 0.1}, **every)
+    counts = dict.fromkeys(("steps", "log_every", "checkpoint_every"), 40)
+    return quadratic(groups).with_({"optimizer.learning_rate": 0.1}, **counts)
 
 
 def test_a_trial_has_the_losses_and_seconds_of_the_trainers_run(tmp_path):
@@ -35,17 +35,17 @@ def test_a_trial_has_the_losses_and_seconds_of_the_trainers_run(tmp_path):
 
 
 def test_a_metered_trial_that_is_cut_short_has_the_whole_runs_schedule():
-    every = {"steps": 120, "log_every": 20, "checkpoint_every": 0, "optimizer.schedule": "cosine"}
+    keys = {"steps": 120, "log_every": 20, "checkpoint_every": 0, "optimizer.schedule": "cosine"}
     windows = {"probes.momentum": True, "probes.window": 54, "probes.every": 60}
-    metered = small().with_({**every, **windows})
+    metered = small().with_({**keys, **windows})
     whole, part = trial(metered), trial(metered, most=60)
     assert part.losses == whole.losses[: len(part.losses)] and part.updates[-1] == 60
 
 
 def test_a_timeline_is_drawn_once_for_all_steps_and_momenta_and_for_nothing_else(monkeypatch):
     seeds = [3, 4, 3]
-    every = [small(2).with_({"optimizer.momentum": m}, seed=s) for m in (0.0, 0.5) for s in seeds]
-    every += [each.with_({"method.groups": 4}) for each in every[:1]]
+    configs = [small(2).with_({"optimizer.momentum": m}, seed=s) for m in (0.0, 0.5) for s in seeds]
+    configs += [config.with_({"method.groups": 4}) for config in configs[:1]]
     drawn, draw = list[int](), Config.timeline
 
     def counted(config, **known):
@@ -54,11 +54,11 @@ def test_a_timeline_is_drawn_once_for_all_steps_and_momenta_and_for_nothing_else
 
     monkeypatch.setattr(Config, "timeline", counted)
     trials._drawn.cache_clear()
-    found = [trial(each) for each in every]
+    found = [trial(config) for config in configs]
     assert drawn == [3, 4, 3]
-    for each, curve in zip(every, found, strict=True):
+    for config, curve in zip(configs, found, strict=True):
         trials._drawn.cache_clear()
-        assert trial(each) == curve
+        assert trial(config) == curve
 
 
 def test_timelines_that_are_kept_take_no_more_than_they_may(monkeypatch):
@@ -69,8 +69,8 @@ def test_timelines_that_are_kept_take_no_more_than_they_may(monkeypatch):
     monkeypatch.setattr(trials, "MOST_KEPT", 5 * trials._kept // 2)
     kept = []
     for seed in (1, 2, 1, 3, 3, 1):
-        own = small().with_(seed=seed)
-        trials.timeline_of(own, update_bytes=4, steps_per_epoch=5, network=None)
+        config = small().with_(seed=seed)
+        trials.timeline_of(config, update_bytes=4, steps_per_epoch=5, network=None)
         kept.append(trials._drawn.cache_info().currsize)
     assert kept == [1, 2, 2, 1, 1, 2]
 
@@ -143,8 +143,8 @@ def test_seconds_to_a_mean_have_the_meeting_that_it_takes(method, delay):
     cluster = config.cluster.with_(nodes=4, service=Constant(), bandwidth=1e3)
     config = config.with_(cluster=cluster)
     if method != "gossip":
-        own = {"period": 4, "delay": delay}
-        config = config.with_(method=config.method.with_keys(own))
+        keys = {"period": 4, "delay": delay}
+        config = config.with_(method=config.method.with_keys(keys))
     curve = trial(config, first=1)
     more = dict(zip(curve.updates, np.subtract(curve.met, curve.seconds), strict=True))
     rarely = {"method.name": "model_averaging", "method.period": 40}

@@ -166,8 +166,8 @@ def test_transforms_of_replicas_end(threads):
     Eight independent transforms are there for one or two threads. What is awaited is an end; two
     minutes are no judgement of the machine.
     """
-    own = {**os.environ, "NPROC": str(threads), "JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", REPLICAS], env=own, check=True, timeout=120)
+    environment = {**os.environ, "NPROC": str(threads), "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", REPLICAS], env=environment, check=True, timeout=120)
 
 
 def test_xlas_own_is_the_definition():

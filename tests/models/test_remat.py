@@ -56,9 +56,9 @@ def test_is_the_same_function_with_the_same_parameters(name):
 
 def test_initial_parameters_are_the_same_to_the_bit():
     x = examples("resmlp")
-    every = [models.make(of("resmlp", remat), 11) for remat in (False, True)]
-    draw = [jax.jit(partial(base.init, blocks, x=x)) for blocks in every]
-    one, other = (each(jax.random.key(0)) for each in draw)
+    models_of_both = [models.make(of("resmlp", remat), 11) for remat in (False, True)]
+    draw = [jax.jit(partial(base.init, blocks, x=x)) for blocks in models_of_both]
+    one, other = (draw_params(jax.random.key(0)) for draw_params in draw)
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 

@@ -44,12 +44,12 @@ def test_moments_of_batches_are_unbiased(quadratic, small):
     orders = jax.vmap(lambda key: jax.random.permutation(key, EXAMPLES))(
         jax.random.split(jax.random.key(0), 500)
     )
-    each = jax.vmap(
+    found = jax.vmap(
         lambda order: moments(problem, small, params, {"optimum": examples["optimum"][order]})
     )(orders)
     exact = moments(problem, 1, params, examples)
     for name in ("square", "trace"):
-        values = np.asarray(getattr(each, name))
+        values = np.asarray(getattr(found, name))
         error = values.std() / np.sqrt(len(values))
         assert abs(values.mean() - getattr(exact, name)) < 4 * error + 1e-4
         assert error < 0.03 * exact.trace

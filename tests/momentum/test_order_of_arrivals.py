@@ -46,11 +46,11 @@ def test_it_is_the_equation_with_ties_at_their_mean_rank(worker, groups, past):
 def test_memoryless_orders_are_rejected_as_often_as_is_said(past, steps):
     """z has mean 0 and variance 1, in windows that begin before everybody has arrived, too."""
     rng = np.random.default_rng(7)
-    each = [ages(rng.integers(6, size=steps), 6, past) for _ in range(1000)]
-    z = np.array([it.score / np.sqrt(it.variance) for it in each])
+    orders = [ages(rng.integers(6, size=steps), 6, past) for _ in range(1000)]
+    z = np.array([it.score / np.sqrt(it.variance) for it in orders])
     assert abs(z.mean()) < 4 / np.sqrt(1000)  # four standard errors, here and below
     assert abs(z.var() - 1) < 4 * np.sqrt(2 / 1000)
-    rejected = np.mean([chance([it]) < 0.05 for it in each])
+    rejected = np.mean([chance([it]) < 0.05 for it in orders])
     assert abs(rejected - 0.05) < 4 * np.sqrt(0.05 * 0.95 / 1000)
 
 

@@ -241,8 +241,8 @@ def test_a_run_logs_what_the_loop_measures(config, rows, tmp_path):
         "sgd": {"optimizer.name": "sgd"},
     }
     logs = {}
-    for name, own in runs.items():
-        trainer.train(config(values | own), tmp_path / name)
+    for name, differences in runs.items():
+        trainer.train(config(values | differences), tmp_path / name)
         logs[name] = rows(tmp_path / name)
     for log, sgd in zip(logs["open"], logs["sgd"], strict=True):
         explicit, total = log.pop("explicit_momentum"), log.pop("total_momentum")

@@ -42,8 +42,8 @@ def reference(name):
     for t in range(STEPS):
         g = GRADS[name][t].reshape(rows, columns)
         m = B1 * m + (1 - B1) * g
-        own, turned = left.T @ g @ right, left.T @ m @ right
-        v = B2 * v + (1 - B2) * own**2
+        gradient, turned = left.T @ g @ right, left.T @ m @ right
+        v = B2 * v + (1 - B2) * gradient**2
         root = np.sqrt(v / (1 - B2 ** (t + 1))) + EPS
         way = left @ (turned / (1 - B1 ** (t + 1)) / root) @ right.T
         x = x - RATE * way.reshape(shape)
@@ -98,12 +98,12 @@ def test_nodes_that_train_by_themselves_have_bases_of_their_own():
     made, starts = soap(RATE, period=2), [jnp.ones((3, 2)) / 2] * 2
     nodes = [(x, made.init(x)) for x in starts]
     for t, chosen in enumerate(batches_of(run)(0, 4).reshape(4, 2, 4)):
-        for i, (x, own) in enumerate(nodes):
+        for i, (x, state_of_node) in enumerate(nodes):
             rows, targets = data["x"][chosen[i]], data["y"][chosen[i]]
-            step, own = made.update(rows.T @ (rows @ x - targets) / 2, own)
-            nodes[i] = x + step, own
+            step, state_of_node = made.update(rows.T @ (rows @ x - targets) / 2, state_of_node)
+            nodes[i] = x + step, state_of_node
         if t == 2:
-            nodes = [((nodes[0][0] + nodes[1][0]) / 2, own) for _, own in nodes]
+            nodes = [((nodes[0][0] + nodes[1][0]) / 2, state_of_node) for _, state_of_node in nodes]
     mean = (nodes[0][0] + nodes[1][0]) / 2  # all meet after the last update
     found = state.node_params["model"]["tree"]["w"]
     np.testing.assert_allclose(found, np.stack([mean, mean]), rtol=0, atol=1e-5)

@@ -94,12 +94,12 @@ def nested(values):
     """The dict of a run's JSON. An experiment of one's own method would import it."""
     method = {k.removeprefix("method."): v for k, v in values.items() if k.startswith("method.")}
     others = {k: v for k, v in values.items() if not k.startswith("method.")}
-    held = json.loads(to_json(Config().with_(others)))
-    return held | {"method": method} if method else held
+    written = json.loads(to_json(Config().with_(others)))
+    return written | {"method": method} if method else written
 
 
-def write_json(folder, held):
-    (folder / "config.json").write_text(json.dumps(held))
+def write_json(folder, values):
+    (folder / "config.json").write_text(json.dumps(values))
     return folder / "config.json"
 
 
@@ -211,10 +211,10 @@ def test_another_name_on_the_command_line_is_in_its_place(folder, there, key):
     assert not there()
 
 
-@pytest.mark.parametrize("held", [{}, {"method": {"name": "sync+theirs:thing"}}])
-def test_so_is_ones_own(folder, there, monkeypatch, held):
+@pytest.mark.parametrize("values", [{}, {"method": {"name": "sync+theirs:thing"}}])
+def test_so_is_ones_own(folder, there, monkeypatch, values):
     (folder / "mine.py").write_text(MINE)
-    name, file = "mine.py:Groups", write_json(folder, held)
+    name, file = "mine.py:Groups", write_json(folder, values)
     monkeypatch.setattr(sys, "argv", ["optdyn", f"--config.method.name={name}"])
     made = configs.config(str(file), {"method.name": Text(name), "method.groups": Text("2")})
     assert made.method.name == name and made.method.get("groups", 0) == 2 and not there()
@@ -248,23 +248,23 @@ def test_only_the_whole_name_of_that_key_counts(monkeypatch, argument, stands):
 def test_pages_on_a_strangers_runs_run_none_of_it(trained, folder, there, keys):
     run = folder / "theirs"
     shutil.copytree(trained[1], run)
-    held = json.loads((run / "config.json").read_text())
+    written = json.loads((run / "config.json").read_text())
     for key in keys:
         *path, last = key.split(".")
-        inner = held
+        inner = written
         for part in path:
             inner = inner[part]
         inner[last] = NAMED[key]
-    write_json(run, held)
+    write_json(run, written)
     assert report.main([f"--workdir={run}"]) == 0
     assert implicit_momentum.main([f"--workdir={run}"]) == 2
     assert any("theirs" in line for line in show.difference_lines(trained[1], run))
-    metered = windows.MeteredRun("theirs", held, [], 0.1, 0.0)
+    metered = windows.MeteredRun("theirs", written, [], 0.1, 0.0)
     for page, error in (
         (lambda: windows.load(run), TableError),
         (lambda: windows.fit(metered), ConfigError),
         (lambda: network.read_daso(points(run)[0], run), ConfigError),
-        (lambda: read(held), ConfigError),
+        (lambda: read(written), ConfigError),
     ):
         with pytest.raises(error, match=BY_ITSELF):
             page()
@@ -327,7 +327,7 @@ def test_other_code_is_refused_in_a_line_and_goes_on_when_told(
     own = partial(own, loss=name)
     run = folder / "run"
     whole, first = train(own(steps=40), folder / "whole"), train(own(), run)
-    before, held = files(run), code_of(run)
+    before, code = files(run), code_of(run)
     write(folder, 1000)
     message = refusal(train, own(steps=40), run)
     assert message.startswith(f"workdir {run}: its run was last started with another my_loss")
@@ -344,8 +344,8 @@ def test_other_code_is_refused_in_a_line_and_goes_on_when_told(
     more = train(own(steps=60, code="any"), run)
     assert "other code from here on: my_loss" in capsys.readouterr().err
     assert more["train_loss"] == pytest.approx(1000, abs=first["train_loss"])
-    assert code_of(run) not in (held, "any")
-    assert [start["own_code"] for start in more["starts"]] == [held, held, code_of(run)]
+    assert code_of(run) not in (code, "any")
+    assert [start["own_code"] for start in more["starts"]] == [code, code, code_of(run)]
     assert train(own(steps=80), run)["step"] == 80  # that code is the run's now
     write(folder, 0)
     assert "another my_loss" in refusal(train, own(steps=100), run)
@@ -358,10 +358,10 @@ def test_an_interrupted_run_and_one_that_diverged(own, folder):
     write(folder, "float('nan')")
     assert OTHER in refusal(train, own(), folder / "run")
     assert train(own(), folder / "other")["status"] == "diverged"
-    held = code_of(folder / "other")
+    code = code_of(folder / "other")
     write(folder, 0)
     assert train(own(steps=40), folder / "other")["status"] == "diverged"
-    assert code_of(folder / "other") == held  # it is still that code's
+    assert code_of(folder / "other") == code  # it is still that code's
 
 
 def test_a_config_that_was_written_is_one_and_asks_for_its_code(own, folder):
@@ -478,7 +478,9 @@ def digest(monkeypatch, text, expression):
     ],
 )
 def test_what_has_no_file_is_known_by_what_is_in_it(monkeypatch, text, other):
-    first, again, another = (digest(monkeypatch, THINGS, each) for each in (text, text, other))
+    first, again, another = (
+        digest(monkeypatch, THINGS, expression) for expression in (text, text, other)
+    )
     assert first == again != another
 
 

@@ -426,8 +426,8 @@ def test_what_cannot_be_used_is_one_line(config, folder, key, text, words):
 
 def regression(config, **values):
     """A small MLP on the example of one's own data."""
-    own = {"data.name": "configs.custom.data:load"}
-    return config({"model.name": "mlp", "model.hidden": (4,), **own}).with_(values)
+    data = {"data.name": "configs.custom.data:load"}
+    return config({"model.name": "mlp", "model.hidden": (4,), **data}).with_(values)
 
 
 def test_options_of_what_is_registered_are_refused(config):

@@ -14,15 +14,15 @@ def simulate(
     h = np.geomspace(0.1, 1, size)
     rows = np.arange(replicas)
     x, v = np.ones((replicas, size)), np.zeros((replicas, size))
-    held = np.ones((groups, replicas, size))
+    read_params = np.ones((groups, replicas, size))
     d, gradients = np.empty((2, replicas, steps, size))
     for t in range(steps):
         worker = rng.integers(groups, size=replicas) if service == "exponential" else t % groups
         gradients[:, t] = h * x
-        stale = h * held[worker, rows] + noise * rng.standard_normal(x.shape)
+        stale = h * read_params[worker, rows] + noise * rng.standard_normal(x.shape)
         v = mu * v - alpha * stale
         x = x + v
-        held[worker, rows] = x
+        read_params[worker, rows] = x
         d[:, t] = v
     return d, gradients
 

@@ -55,9 +55,9 @@ def test_what_lies_beside_the_best():
 
 
 def test_momenta_beside_a_kept_one_do_not_matter():
-    every = settings(INSIDE)
-    highest = every.settings.get_level_values(0) == 0.9
-    best = GroupArm(4, True, every.settings[highest], every.figures[:, highest]).best
+    arm = settings(INSIDE)
+    highest = arm.settings.get_level_values(0) == 0.9
+    best = GroupArm(4, True, arm.settings[highest], arm.figures[:, highest]).best
     assert best.interior and len(best.neighbours) == 2
 
 

@@ -61,12 +61,12 @@ def test_every_seed_is_judged_at_the_setting_best_on_the_others():
 
 def test_choosing_among_equals_gains_nothing():
     rng, times = np.random.default_rng(0), 400
-    every = rng.lognormal(5, 0.3, (times, 20, 5))
+    trials_of_all = rng.lognormal(5, 0.3, (times, 20, 5))
     mean, seeds = np.exp(5 + 0.3**2 / 2), np.arange(5)
-    judged = np.array([held_out(updates, seeds).mean() for updates in every])
+    judged = np.array([held_out(updates, seeds).mean() for updates in trials_of_all])
     # Independent of the choice, so unbiased: within four standard errors of the mean.
     assert abs(judged.mean() - mean) < 4 * judged.std() / np.sqrt(times)
-    looks = np.median(every, axis=2).min(axis=1)
+    looks = np.median(trials_of_all, axis=2).min(axis=1)
     assert looks.mean() < 0.85 * mean
 
 
@@ -84,8 +84,8 @@ def test_draws_have_two_seeds_at_least():
 def tried(groups, updates, seconds):
     """Settings of momenta 0.9 and 0 in turn."""
     names = ["optimizer.momentum", "optimizer.learning_rate"]
-    each = [(0.9 * (i % 2 == 0), 0.1 * 2**i) for i in range(len(updates))]
-    return GroupTrials(groups, pd.MultiIndex.from_tuples(each, names=names), updates, seconds)
+    pairs = [(0.9 * (i % 2 == 0), 0.1 * 2**i) for i in range(len(updates))]
+    return GroupTrials(groups, pd.MultiIndex.from_tuples(pairs, names=names), updates, seconds)
 
 
 def test_measured_is_the_medians_of_fixed_tuned_and_seconds():
@@ -240,8 +240,8 @@ def test_time_to_every_loss_is_that_to_each():
     assert wanted[0] == pytest.approx(np.median([np.exp(-6), np.exp(-2)])) and wanted[-1] < 1
     table = curves.times(both, wanted, "updates").set_index("x")
     for loss, row in table.iterrows():
-        each = [to_target(its, loss)[0] for _, its in both.log.groupby("point")]
-        assert list(row) == [np.median(each), min(each), max(each)]
+        updates = [to_target(its, loss)[0] for _, its in both.log.groupby("point")]
+        assert list(row) == [np.median(updates), min(updates), max(updates)]
     assert np.isinf(table["high"].iloc[0]) and np.isfinite(table["low"].iloc[0])
     lost = LossCurve("lost", "red", "solid", log[log["point"] == "run2"], runs[2:])
     assert np.isinf(curves.times(lost, wanted, "seconds")["value"]).all()
@@ -282,8 +282,8 @@ def test_an_update_that_is_not_done_has_changed_nothing():
     assert to_target(log, 0.5) == pytest.approx((28 + 4 / 3, 0.587 + 0.306 / 3))
 
 
-@pytest.mark.parametrize("every", [5, 8, 10, 25, 50])
-def test_an_interval_has_in_it_what_every_update_would_have_told(every):
+@pytest.mark.parametrize("interval", [5, 8, 10, 25, 50])
+def test_an_interval_has_in_it_what_every_update_would_have_told(interval):
     """Losses of five seeds that go up and down every 8 updates, lowest where nodes meet."""
     rng = np.random.default_rng(0)
     steps = np.arange(201.0)
@@ -299,10 +299,10 @@ def test_an_interval_has_in_it_what_every_update_would_have_told(every):
         return of_runs([crossings(its[its["step"] % apart == 0], [0.18])[0] for its in of], 0)
 
     whole, *_ = intervals.ratio(*(found(arm, 1) for arm in arms))
-    value, low, high = intervals.ratio(*(found(arm, every) for arm in arms))
+    value, low, high = intervals.ratio(*(found(arm, interval) for arm in arms))
     assert low <= whole <= high and low <= value <= high
-    if every >= 25:  # which drawing the seeds again does not show
-        assert whole < intervals.ratio(*(found(arm, every).value for arm in arms))[1]
+    if interval >= 25:  # which drawing the seeds again does not show
+        assert whole < intervals.ratio(*(found(arm, interval).value for arm in arms))[1]
 
 
 def test_a_loss_that_goes_up_and_down_may_have_been_at_the_target_before_the_last_log_point():

@@ -24,8 +24,8 @@ def test_moments_are_those_of_all_pairs_and_of_all_splits():
         rows = [[d[i, t - k, c] if t >= k else 0.0 for t, c in points] for k in range(lags + 1)]
         return np.array(rows + [[-g[i, t - m, c] for t, c in points] for m in range(2)])
 
-    every = [columns(i) for i in range(n)]
-    pairs = [every[i] @ every[j].T for i, j in itertools.permutations(range(n), 2)]
+    replicas = [columns(i) for i in range(n)]
+    pairs = [replicas[i] @ replicas[j].T for i, j in itertools.permutations(range(n), 2)]
     xi = estimators.weights(rng, n, 3) - 1
     moments = estimators.moments(d, g, lags, gradient_lags, xi)
     found = estimators.split_replica(moments)
@@ -34,7 +34,7 @@ def test_moments_are_those_of_all_pairs_and_of_all_splits():
     splits = []
     for half in itertools.combinations(range(n), n // 2):
         rest = [i for i in range(n) if i not in half]
-        one, other = (np.mean([every[i] for i in side], axis=0) for side in (half, rest))
+        one, other = (np.mean([replicas[i] for i in side], axis=0) for side in (half, rest))
         splits.append(one @ other.T)
     np.testing.assert_allclose(found, np.mean(splits, axis=0), atol=1e-12)
 
@@ -45,8 +45,8 @@ def test_bootstrap_weights_the_pairs():
     d, g = simulate(rng, 6, 8, 2, 0.5, noise=0.3, size=3)
     xi = estimators.weights(rng, 6, 5) - 1
     draws = estimators.bootstrap(estimators.moments(d, g, 1, 0, xi))
-    every = estimators.signals(d, g, 1, 0)
-    products = np.einsum("iax,jbx->ijab", every, every)
+    signals = estimators.signals(d, g, 1, 0)
+    products = np.einsum("iax,jbx->ijab", signals, signals)
 
     def weighted(w):
         pairs = np.outer(w, w) * (1 - np.eye(6))

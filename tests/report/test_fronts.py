@@ -42,9 +42,9 @@ def run(workdir, variant, losses, seed=0, status="completed", flops=None, **conf
 
 
 def table_of(workdir):
-    every = tables.points(workdir)
+    found = tables.points(workdir)
     by = [VARIANT, "batch_size", "model.width"]
-    return levels(tables.runs(every, by), tables.metrics(every), by)
+    return levels(tables.runs(found, by), tables.metrics(found), by)
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ def test_intervals_cover_as_often_as_they_say(groups, alpha):
 
 
 def test_weak_instruments_are_refused():
-    every = [found for run in runs(2, 40, 16, steps=120) if (found := fitted(run))]
-    assert len(every) <= 4 and all(found.strength >= 25 for found in every)
+    accepted = [found for run in runs(2, 40, 16, steps=120) if (found := fitted(run))]
+    assert len(accepted) <= 4 and all(found.strength >= 25 for found in accepted)
     # Steps that hardly change a gradient, without momentum: 6 of 120 read 0.6 to 0.9.
     assert not any(map(fitted, runs(1, 40, 1, steps=300, alpha=0.5)))
 
@@ -76,8 +76,8 @@ def fitted(run, **lags):
 
 
 def test_more_runs_are_one_fit_of_less_error():
-    every = runs(3, 9, 4)
-    one, all_of_them = fit(every[:1]), fit(every)
+    data = runs(3, 9, 4)
+    one, all_of_them = fit(data[:1]), fit(data)
     assert covered(all_of_them.phi_interval[0], 0.75)
     assert all_of_them.updates == 9 * one.updates
     assert all_of_them.phi_error[0] == pytest.approx(one.phi_error[0] / 3, rel=0.35)
@@ -88,12 +88,12 @@ def test_more_runs_are_one_fit_of_less_error():
 
 def test_explicit_momentum_is_a_second_lag():
     """(1 - 0.5 L)(1 - 0.75 L); with one lag the model is wrong, and its test says so."""
-    every = runs(4, 6, 4, mu=0.5)
-    found = fit(every, lags=2)
+    data = runs(4, 6, 4, mu=0.5)
+    found = fit(data, lags=2)
     for k, truth in enumerate((1.25, -0.375)):
         assert abs(found.phi[k] - truth) < 3 * found.phi_error[k] < 0.3
     assert found.p > 0.001
-    assert fit(every).p < 1e-6
+    assert fit(data).p < 1e-6
 
 
 def test_synchronous_heavy_ball():
@@ -103,22 +103,22 @@ def test_synchronous_heavy_ball():
 
 def test_constant_service_is_not_one_term_but_a_delay():
     alpha = 0.4  # near the largest stable one, so that past gradients are told apart
-    every = runs(6, 24, 4, service="constant", alpha=alpha)
-    assert fit(every[:6]).p < 1e-6
+    data = runs(6, 24, 4, service="constant", alpha=alpha)
+    assert fit(data[:6]).p < 1e-6
     # d_t = -alpha G_{t-3} and noise, whose mean lag 3 is that of momentum 3/4.
-    found = fit(every, lags=0, gradient_lags=3)
+    found = fit(data, lags=0, gradient_lags=3)
     assert (abs(found.eta - [0, 0, 0, alpha]) < 3.5 * found.eta_error).all()
     assert found.p > 0.001
     assert abs(found.momentum - 0.75) < 3 * found.momentum_error
 
 
 def test_no_staleness_has_a_lag_of_a_negative_share():
-    every = runs(0, 6, 4, service="constant", alpha=0.4)
+    data = runs(0, 6, 4, service="constant", alpha=0.4)
     with pytest.raises(NotIdentified, match="negative share of gradients comes without delay"):
-        fit(every, lags=1, gradient_lags=1)
+        fit(data, lags=1, gradient_lags=1)
     # A share that is 0 is refused as 2.5 % are by chance: more than 4 of 40 have probability 0.3 %.
-    every = runs(1, 40, 2, service="constant", alpha=0.8)
-    assert sum(fitted(run, lags=0, gradient_lags=1) is None for run in every) <= 4
+    data = runs(1, 40, 2, service="constant", alpha=0.8)
+    assert sum(fitted(run, lags=0, gradient_lags=1) is None for run in data) <= 4
 
 
 def test_gradients_that_hardly_change_are_not_read_as_momentum():

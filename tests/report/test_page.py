@@ -144,9 +144,9 @@ def test_only_keys_that_are_heeded_tell_settings_apart(tmp_path):
     assert relevant_keys.affects_run(asynchronous, "cluster.server_bandwidth")
     joined = {"method.name": "diloco+asynchronous"}
     assert relevant_keys.affects_run(joined, "method.diloco.period")
-    own = {"method.name": "not.there:METHOD"}
-    assert relevant_keys.affects_run(own, "cluster.split")
-    assert relevant_keys.affects_run(own, "method.a")
+    of_user = {"method.name": "not.there:METHOD"}
+    assert relevant_keys.affects_run(of_user, "cluster.split")
+    assert relevant_keys.affects_run(of_user, "method.a")
 
 
 def test_pictures_have_the_numbers_of_the_log(tmp_path):

@@ -87,9 +87,9 @@ def test_a_known_law_is_recognised_and_its_variation_covered(name, variation):
     named = covered = 0
     for seed in range(40):
         services = draws(name, variation, (3, 700), seed) * np.array(MEANS)[:, None]
-        every = raced.fit(raced.ratios(services), 3)
-        low, high = next(law.interval for law in every if law.name == name)
-        named += every[0].name == name
+        laws = raced.fit(raced.ratios(services), 3)
+        low, high = next(law.interval for law in laws if law.name == name)
+        named += laws[0].name == name
         covered += low <= variation <= high
     # Of a probability of 0.95, fewer than 33 of 40 come once in a thousand times.
     assert named >= 33 and covered >= 33
@@ -163,10 +163,10 @@ def test_a_worker_that_waited_is_not_slow(tmp_path):
 
 @pytest.mark.parametrize(("name", "variation"), [("gamma", 0.4), ("lognormal", 1.2)])
 def test_the_simulator_with_the_fitted_law_repeats_the_race(tmp_path, name, variation):
-    held = raced.load(made(tmp_path, name, variation))
-    found = race.summarize(held)
+    recorded = raced.load(made(tmp_path, name, variation))
+    found = race.summarize(recorded)
     drawn = found["simulated"]
-    whole = sum(1 / mean for mean in held.means)
+    whole = sum(1 / mean for mean in recorded.means)
     # 3,000 services of variation v leave each mean uncertain by v / 30: 4 % at most, of the sum
     # of three half of that, in the race as in a seed.
     assert found["updates_a_second"] == pytest.approx(whole, rel=0.05)
@@ -228,20 +228,20 @@ def test_stops_of_the_server_are_left_out(tmp_path):
         worker.append(w)
         seconds.append(now)
         heapq.heappush(working, (now + rng.gamma(4, 0.025), w))
-    held = raced.load(workdir(tmp_path / "a", np.array(worker), seconds, log_every=50))
+    recorded = raced.load(workdir(tmp_path / "a", np.array(worker), seconds, log_every=50))
     # Half of the services are left, 600 a worker, of variation 0.5: errors of 2 % each.
-    assert 400 < min(map(len, held.services)) < 800
-    np.testing.assert_allclose(held.means, 0.1, rtol=0.08)
-    found = race.summarize(held)
+    assert 400 < min(map(len, recorded.services)) < 800
+    np.testing.assert_allclose(recorded.means, 0.1, rtol=0.08)
+    found = race.summarize(recorded)
     law = found["laws"][0]
     assert law["name"] == "gamma" and law["variation"] == pytest.approx(0.5, rel=0.08)
     assert found["updates_a_second"] == pytest.approx(40, rel=0.03)
     # 50 updates take 1.25 s, and the stop 2 s, during which four come that are then there at once.
     assert found["updates_a_second_with_stops"] == pytest.approx(50 / (46 / 40 + pause), rel=0.03)
     assert found["simulated"]["distance"] < 2 * found["simulated"]["chance"]
-    every = raced.load(workdir(tmp_path / "b", np.array(worker), seconds, log_every=5))
-    assert len(every.stops) == 0 and "come too often" in " ".join(race.summarize(every)["notes"])
-    assert raced.fit(raced.ratios(every.services), 4)[0].variation > 0.7
+    often = raced.load(workdir(tmp_path / "b", np.array(worker), seconds, log_every=5))
+    assert len(often.stops) == 0 and "come too often" in " ".join(race.summarize(often)["notes"])
+    assert raced.fit(raced.ratios(often.services), 4)[0].variation > 0.7
 
 
 def test_command(tmp_path, capsys):
@@ -268,8 +268,8 @@ def test_command(tmp_path, capsys):
     kept = {"cluster.service.name": flags.pop("cluster.service.name")}
     values = kept | {key: ast.literal_eval(value) for key, value in flags.items()}
     assert values["cluster.service.name"] == "gamma" and values["method.groups"] == 4
-    held = raced.load(four)
-    again = race.rates(race.simulate(held, values), held.stops)
+    recorded = raced.load(four)
+    again = race.rates(race.simulate(recorded, values), recorded.stops)
     assert np.median(again) == found["simulated"]["updates_a_second"][0]
 
 

@@ -145,7 +145,7 @@ def test_groups_without_a_synchronous_run_have_no_penalty(sweep, capsys):
 def test_asynchronous_with_one_group_is_synchronous(sweep):
     for file in sweep.glob("points/g1-*/config.json"):
         file.write_text(file.read_text().replace('"sync"', '"asynchronous"'))
-    assert [each.groups for each in trials(sweep, TARGET)] == [1, 4, 16]
+    assert [row.groups for row in trials(sweep, TARGET)] == [1, 4, 16]
 
 
 def test_points_that_differ_in_more_are_chosen_from(sweep):

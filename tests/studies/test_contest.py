@@ -108,7 +108,7 @@ def test_who_arrives_when_depends_on_the_network_where_nobody_waits():
         config = contest.config_of(arm).with_(steps=200)
         networks = [contest.bandwidth(network) for network in ("10 Gb/s", "0.1 Gb/s")]
         configs = [config.with_({"cluster.bandwidth": size}) for size in networks]
-        return [trainer.prepare(each).timeline for each in configs]
+        return [trainer.prepare(config_there).timeline for config_there in configs]
 
     for arm in ("local SGD", "gossip"):
         fast, slow = lines(arm)
@@ -129,8 +129,8 @@ def test_a_trial_of_the_mean_has_the_loss_that_the_log_calls_so(tmp_path):
     for step in (16, 20):
         assert losses[step] == pytest.approx(logged[step]["mean_loss"], rel=1e-5)  # float32
     config = config.with_({"probes.mean": False})
-    own = dict(zip(curve.updates, trial(config).losses, strict=True))
-    assert own[20] == pytest.approx(logged[20]["train_loss"], rel=1e-5)
+    node_losses = dict(zip(curve.updates, trial(config).losses, strict=True))
+    assert node_losses[20] == pytest.approx(logged[20]["train_loss"], rel=1e-5)
 
 
 def test_a_step_is_over_what_both_momenta_add():
@@ -235,11 +235,11 @@ def test_every_entry_meets_the_best_opponent_on_nodes_like_its_own():
         assert best["seconds"]["0.1"] == [pytest.approx(64 * (1 / 24 + ring), rel=1e-4)]
         assert best["chosen"] == {"batch_size": 8} and not best["interior"]  # the ladder's end
     for row, shape in zip(made["rows"], ("8 x 1", "4 x 2"), strict=True):
-        own = row["networks"]["0.1 Gb/s"]
-        assert own["shape"] == shape
+        entry = row["networks"]["0.1 Gb/s"]
+        assert entry["shape"] == shape
         best, usual = against[shape]["every"][0]["seconds"]["0.1"], against[shape]["usual"]["0.1"]
-        assert own["over"]["0.1"][0] == pytest.approx(own["seconds"]["0.1"][0] / best[0])
-        assert own["over usual"]["0.1"][0] == pytest.approx(own["seconds"]["0.1"][0] / usual[0])
+        assert entry["over"]["0.1"][0] == pytest.approx(entry["seconds"]["0.1"][0] / best[0])
+        assert entry["over usual"]["0.1"][0] == pytest.approx(entry["seconds"]["0.1"][0] / usual[0])
 
 
 SEEDS = 5
@@ -253,11 +253,11 @@ def result(batch, *arms):
         return {"0.5": list(part * usual / 2), "0.1": list(part * usual)}
 
     def cell(part, p):
-        own = times(part)
-        over = {x: [part / batch] * 3 for x in own}
-        row = {"chosen": {"batch_size": 128}, "interior": True, "seconds": own, "cost": part}
+        seconds = times(part)
+        over = {x: [part / batch] * 3 for x in seconds}
+        row = {"chosen": {"batch_size": 128}, "interior": True, "seconds": seconds, "cost": part}
         row |= {"over at best": [part / batch] * 3, "over": over, "chance": p, "shape": "8 x 1"}
-        return row | {"over usual": {x: [part] * 3 for x in own}}
+        return row | {"over usual": {x: [part] * 3 for x in seconds}}
 
     plain = {"arm": "synchronous", **cell(batch, 1.0)}
     against = {"8 x 1": {"usual": times(1.0), "best": "synchronous", "every": [plain]}}
@@ -289,7 +289,7 @@ def test_a_run_takes_the_seconds_that_its_record_says():
     path = papers.STUDIES / "records" / "contest.json"
     shipped = json.loads((Path(__file__).parents[2] / path).read_text())
     others = shipped["result"]["opponents"][contest.TUNED_ON]["8 x 1"]["every"]
-    plain = next(each for each in others if each["arm"] == contest.PLAIN)
+    plain = next(opponent for opponent in others if opponent["arm"] == contest.PLAIN)
     config = contest.config_of(contest.PLAIN).with_(plain["chosen"])
     curve = trial(
         config.with_(plain["point"], seed=shipped["seeds"]["report"][0]), contest.LOSSES[-1]

@@ -109,20 +109,20 @@ def of_waiting(times):
 def of_waste(paper):
     """The waste of two cases and three seeds, whose mean over cases is `paper` in every seed."""
     waste = {name: {"rare": [0.02, 0.04, 0.03]} for name in barrier_waste.SHARES}
-    for each in waste.values():
-        each["often"] = [2 * paper - x for x in each["rare"]]
-    mean = {name: barrier_waste.mean(list(each.values())) for name, each in waste.items()}
+    for cases in waste.values():
+        cases["often"] = [2 * paper - x for x in cases["rare"]]
+    mean = {name: barrier_waste.mean(list(cases.values())) for name, cases in waste.items()}
     return {"waste": waste, "mean": mean}
 
 
-def of_local(own):
+def of_local(times_of_greedy):
     """Greedy groups are chosen, and take `own`; the others take less time."""
-    times = {"backprop": OWN, "chunked": HALF, "overlapping": HALF, "greedy": own}
-    over = {name: ratio(each, OWN) for name, each in times.items() if name != "backprop"}
+    times = {"backprop": OWN, "chunked": HALF, "overlapping": HALF, "greedy": times_of_greedy}
+    over = {name: ratio(values, OWN) for name, values in times.items() if name != "backprop"}
     return {
         "tuned": {name: {"interior": True} for name in times},
         "chosen": "greedy",
-        "times": {name: list(each) for name, each in times.items()},
+        "times": {name: list(values) for name, values in times.items()},
         "over": over,
         "batch divided": over,
     }
@@ -137,10 +137,10 @@ def of_penalty(*ratios):
             "batch": 4,
             "updates": (30 * OWN).tolist(),
             "penalty": (3.0, 2.0, 4.0),
-            "predicted": 3.0 * each,
+            "predicted": 3.0 * factor,
             "interior": True,
         }
-        for each in ratios
+        for factor in ratios
     ]
     found = predicted_penalty.factor(rows, {4: (10 * OWN).tolist()})
     return {"cells": rows, "factor": found}
@@ -176,15 +176,15 @@ def of_daso(found):
     }
 
 
-def of_test_loss(own):
-    test = {"backprop": list(OWN), "overlapping": list(own), "greedy": list(own)}
-    over = {v: ratio(own.tolist(), OWN.tolist()) for v in ("overlapping", "greedy")}
+def of_test_loss(losses):
+    test = {"backprop": list(OWN), "overlapping": list(losses), "greedy": list(losses)}
+    over = {v: ratio(losses.tolist(), OWN.tolist()) for v in ("overlapping", "greedy")}
     return {"test_loss": test, "test_over_backprop": over}
 
 
 def of_automatic(authors):
-    each = {"predictive": [9.0, 8.0, 10.0], "omnivore": authors, "synchronous": [1.0]}
-    return {"can win": each, "cannot": each}
+    speedups = {"predictive": [9.0, 8.0, 10.0], "omnivore": authors, "synchronous": [1.0]}
+    return {"can win": speedups, "cannot": speedups}
 
 
 def of_plan(default, planned, batch=128, name="gemm,fft"):
@@ -196,7 +196,7 @@ def of_plan(default, planned, batch=128, name="gemm,fft"):
     return {
         "plan": {"rows": {str(b): {"batch": b, **row} for b in of.BATCHES}},
         "arms": arms,
-        "seconds": {arm: each.tolist() for arm, each in times},
+        "seconds": {arm: values.tolist() for arm, values in times},
     }
 
 

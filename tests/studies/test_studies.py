@@ -58,9 +58,11 @@ def test_the_fourteen_are_there_in_order_and_the_contest_is_no_claim():
 
 
 def test_no_record_names_files_of_the_commit_that_judged():
-    every = [json.loads(path.read_text()) for path in RECORDS.glob("*.json")]
-    assert len(every) == len(NAMES) + 8
-    assert all("files" not in each and each["commit"] and each["seeds"] for each in every)
+    records = [json.loads(path.read_text()) for path in RECORDS.glob("*.json")]
+    assert len(records) == len(NAMES) + 8
+    assert all(
+        "files" not in shipped and shipped["commit"] and shipped["seeds"] for shipped in records
+    )
 
 
 def test_the_contests_table_has_every_arm_on_every_network():
@@ -86,8 +88,8 @@ def test_every_arm_can_run():
         check(merged_servers.config(groups, merged, "small"))
     for method in ("sync", "daso"):
         check(daso_saves.config(method, "small"))
-    for own in barrier_waste.SHARES.values():
-        check(barrier_waste.config("small", 0.05, **own))
+    for share in barrier_waste.SHARES.values():
+        check(barrier_waste.config("small", 0.05, **share))
     for task in _local.TASKS:
         for variant in _local.VARIANTS:
             check(_local.config(task, variant, "small"))
@@ -110,9 +112,9 @@ def test_every_arm_takes_gradients_of_as_many_examples(law):
 
 @pytest.mark.parametrize("scale", predicted_penalty.SEEDS)
 def test_cells_are_of_several_groups(scale):
-    every = predicted_penalty.cells(scale)
-    assert all(cell.groups > 1 for cell in every) and len(set(every)) == len(every)
-    for cell in every:
+    cells = predicted_penalty.cells(scale)
+    assert all(cell.groups > 1 for cell in cells) and len(set(cells)) == len(cells)
+    for cell in cells:
         check(predicted_penalty.config_of(cell))
 
 

@@ -24,15 +24,18 @@ def resident(line: str) -> int:
 def main(lowering: str, bound: float, part: float) -> None:
     # Mini-batches may be larger than the data.
     run = prepare(configs.get_config().with_({"data.replacement": True}))
-    every = layers.convolutions(run)
-    update, choice = layers.updates(run, every), layers.choice_of_config(lowering, every)
+    convolutions = layers.convolutions(run)
+    update, choice = (
+        layers.updates(run, convolutions),
+        layers.choice_of_config(lowering, convolutions),
+    )
     fits = planner.largest(lambda b: update(b, choice).bytes, bound, 2**14)
     made = update(round(part * fits.batch), choice)
     jax.block_until_ready(update(1, choice).loop.run(1))  # starts the threads
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    held = resident("VmRSS")
+    before = resident("VmRSS")
     jax.block_until_ready(made.loop.run(1))
-    print((resident("VmHWM") - held) / bound)
+    print((resident("VmHWM") - before) / bound)
 
 
 if __name__ == "__main__":

@@ -183,8 +183,8 @@ def test_measuring_is_charged_in_synchronous_updates(config, mnist):
     """64 gradients, and of half of the examples three products with the Hessian, two each."""
     network = bench.prepare(config({**mnist, "tune.probe_seconds": 1.0}))
     found = bench.measure(network, bench.start(network))
-    each = bench.seconds_per_update(network, 1)
-    assert found["seconds"] == pytest.approx((64 + 32 * 6) / 4 * each)
+    seconds = bench.seconds_per_update(network, 1)
+    assert found["seconds"] == pytest.approx((64 + 32 * 6) / 4 * seconds)
     assert found["penalties"][0] == 1.0 and found["penalties"] == sorted(found["penalties"])
     assert found["noise_scale"] > 0 and found["sharpness"] > 0
     # The step: so much over the sharpness where noise does not limit it, less as it does.

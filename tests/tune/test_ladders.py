@@ -14,8 +14,8 @@ from tests.evidence.known import TARGET, Known
 def config(name, optimizer="sgd", **keys):
     base = problems.network("mlp", 64).with_(steps=3200)
     method = {"method.name": name, "tune.target": TARGET, "cluster.nodes": 4}
-    own = {f"method.{key}": value for key, value in keys.items()}
-    return base.with_({**method, "optimizer.name": optimizer, **own})
+    method_keys = {f"method.{key}": value for key, value in keys.items()}
+    return base.with_({**method, "optimizer.name": optimizer, **method_keys})
 
 
 def away(value, best):

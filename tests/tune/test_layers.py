@@ -144,12 +144,12 @@ def test_bytes_of_the_program(dense):
     images = bytes_of(of.data.train)
     order = FLOAT * CHUNK  # one int32 an example and update
     assert one.data == images + order and many.data == images + 101 * order
-    held = 2 * bytes_of(of.params)  # with momentum
-    assert one.bytes > one.data + held
+    params_and_momentum = 2 * bytes_of(of.params)  # with momentum
+    assert one.bytes > one.data + params_and_momentum
     # An example more: its numbers, the image as floats, and eight and ten activations, with room
     # for as many copies again.
-    each = (many.bytes - one.bytes) / 100
-    assert order + FLOAT * 784 <= each <= order + 2 * FLOAT * (784 + 8 + 10)
+    an_example = (many.bytes - one.bytes) / 100
+    assert order + FLOAT * 784 <= an_example <= order + 2 * FLOAT * (784 + 8 + 10)
 
 
 KINDS = (

@@ -91,11 +91,13 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("first", [1, 2])
 def test_the_two_phases_make_the_gradient_of_the_loss(network, first):
     whole, params, batch, gradient = network
-    own = [{n: params[n] for n, _ in part} for part in (whole.blocks[:first], whole.blocks[first:])]
+    params_of = [
+        {n: params[n] for n, _ in part} for part in (whole.blocks[:first], whole.blocks[first:])
+    ]
     parts = {name: jax.jit(phase) for name, phase in phases(whole, first).items()}
-    h = jax.jit(partial(base.apply, whole.blocks[:first]))(own[0], whole.input(batch))
-    last, cotangent = parts["fc"](own[1], batch, h)
-    before, handed = parts["conv"](own[0], batch, cotangent)
+    h = jax.jit(partial(base.apply, whole.blocks[:first]))(params_of[0], whole.input(batch))
+    last, cotangent = parts["fc"](params_of[1], batch, h)
+    before, handed = parts["conv"](params_of[0], batch, cotangent)
     assert_close(handed, h)
     assert_close(before | last, gradient)
 

@@ -21,9 +21,9 @@ KIB, GIB = 2**10, 2**30
 
 def enumerated(times, memory):
     """Seconds and bytes of every choice, (algorithms ** layers,)."""
-    every = np.array(list(product(range(times.shape[1]), repeat=len(times))))
+    choices = np.array(list(product(range(times.shape[1]), repeat=len(times))))
     layers = np.arange(len(times))
-    return times[layers, every].sum(axis=1), memory[layers, every].sum(axis=1)
+    return times[layers, choices].sum(axis=1), memory[layers, choices].sum(axis=1)
 
 
 def of(table, chosen):
@@ -165,11 +165,11 @@ def test_soonest():
 def test_a_gain_above_the_noise_pays():
     """Twice as fast with 5 % of noise; no faster with any; little faster in much or in none."""
     rng = np.random.default_rng(0)
-    own, noise = np.exp(rng.normal(0, 0.3, 20)), np.exp(rng.normal(0, 0.05, 20))
-    made = planner.gain(2 * own, own * noise)  # a slow round is slow for both
+    seconds, noise = np.exp(rng.normal(0, 0.3, 20)), np.exp(rng.normal(0, 0.05, 20))
+    made = planner.gain(2 * seconds, seconds * noise)  # a slow round is slow for both
     assert made.low < 2 < made.high and planner.pays(made)
-    assert not planner.pays(planner.gain(own, own * noise))
-    assert not planner.pays(planner.gain(own, own))
+    assert not planner.pays(planner.gain(seconds, seconds * noise))
+    assert not planner.pays(planner.gain(seconds, seconds))
     assert not planner.pays(planner.gain([1.05, 0.9, 1.2], [1.0, 1.0, 1.0]))
     assert planner.pays(planner.gain([1.05, 1.06, 1.05], [1.0, 1.0, 1.0]))
 
@@ -206,9 +206,9 @@ def test_gpus_is_the_largest(overhead, alpha, most):
 def test_lemma_2(s_p, n_w, b_ps, t_c):
     """Communication is hidden with that many servers, and with one fewer it is not. Exact."""
     n = planner.parameter_servers(s_p, n_w, b_ps, t_c)
-    moved, each = 2 * Fraction(s_p) * n_w, Fraction(b_ps)
-    assert n >= 1 and moved / (n * each) <= Fraction(t_c)
-    assert n == 1 or moved / ((n - 1) * each) > Fraction(t_c)
+    moved, bandwidth = 2 * Fraction(s_p) * n_w, Fraction(b_ps)
+    assert n >= 1 and moved / (n * bandwidth) <= Fraction(t_c)
+    assert n == 1 or moved / ((n - 1) * bandwidth) > Fraction(t_c)
 
 
 def test_time_to_train_known():

@@ -64,7 +64,7 @@ def dear(losses, seconds):
     measured = Measures(0.1, 0.0, DEAR)
     cluster = FakeBench(measured=measured, loss=lambda s, seconds: 1.0, losses=losses)
     run(cluster, RULES.with_(seconds=seconds))
-    return cluster, [(point.epoch, each, s.learning_rate) for point, each, s in cluster.epochs]
+    return cluster, [(point.epoch, length, s.learning_rate) for point, length, s in cluster.epochs]
 
 
 def test_epochs_double_and_probes_are_a_share_of_them():
