@@ -54,7 +54,6 @@ class LossHook(Hook):
 
 
 def _progress(run: Run, step: int) -> Json:
-    """The figures of the timeline and of the schedules after `step` updates."""
     config, done = run.config, max(step - 1, 0)
     since = done - done % config.log_every
     fixed = optimizers.is_fixed(config.optimizer.name)
@@ -186,10 +185,7 @@ class SaveHook(Hook):
 
 
 def is_due(step: int, log_every: int, checkpoint_every: int) -> bool:
-    """Whether a checkpoint is due: at the first log point from a multiple of `checkpoint_every` on.
-
-    At log points the log's sums are those of the checkpoint. `checkpoint_every` 0: never.
-    """
+    """Returns whether `step` is the first log point from a multiple of `checkpoint_every` on."""
     if not checkpoint_every or step % log_every:
         return False
     return step // checkpoint_every > (step - log_every) // checkpoint_every

@@ -50,10 +50,7 @@ def host_memory() -> float:
 
 
 def of_config(config: Config) -> None:
-    """Raises `ConfigError` where the timeline, the batches or drawn examples cannot fit.
-
-    Also where a batch is larger than the training set, if the config has its size.
-    """
+    """Raises `ConfigError` where the timeline, the batches or drawn examples cannot fit."""
     cluster, methods = config.cluster, config.methods
     updates = config.steps * max(config.replicas.count, 1)
     kept = methods.mix or methods.gradient or cluster.pieces != Pieces()
@@ -100,9 +97,7 @@ def of_data(config: Config, data: Dataset) -> None:
 
 
 class Need(NamedTuple):
-    """Bytes of a run's arrays."""
-
-    device: int  # on the first device
+    device: int  # bytes of a run's arrays on the first device
     host: int  # of a table of versions in the host's memory; on a CPU `device` has all
 
 

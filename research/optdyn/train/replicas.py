@@ -49,8 +49,6 @@ LossAndGradient = tuple[jax.Array, Params]  # of all examples
 
 
 class ReplicaGroup(NamedTuple):
-    """An update rule, of which replicas are recorded."""
-
     name: str
     program: Program
     hypers: dict[str, np.ndarray]  # (T,) each
@@ -61,11 +59,11 @@ class ReplicaGroup(NamedTuple):
 def record(config: Config, workdir: str | Path) -> Json:
     """Records `config.replicas.count` replicas of `config.steps` updates; returns the summary.
 
-    `status` is `completed`, `diverged` (something recorded is not finite) or `interrupted`. Writes
-    `trajectories.npz`: `displacements` and `gradients`, (R, T, q) float32, and `losses`, (R, T).
-    With explicit momenta in `config.replicas.matching`, also `matching_momenta` (M,) and
-    `matching_displacements` (M, R, T, q): as many synchronous replicas at each mu, with learning
-    rate alpha (1 - mu). After an interruption the same call goes on from the parts on disk.
+    `status` is `completed`, `diverged` (something recorded is not finite) or `interrupted`: the
+    same call goes on. Writes `trajectories.npz`: `displacements` and `gradients`, (R, T, q)
+    float32, and `losses`, (R, T). With explicit momenta in `config.replicas.matching`, also
+    `matching_momenta` (M,) and `matching_displacements` (M, R, T, q): as many synchronous replicas
+    at each mu, with learning rate alpha (1 - mu).
     """
     if config.init_from:
         raise ConfigError("config.init_from: must be '' with config.replicas.count, of replicas")
@@ -126,10 +124,7 @@ def _recorded(run: Run, workdir: Path) -> Json:
 
 
 def _replica_groups(run: Run) -> list[ReplicaGroup]:
-    """The config's update rule, then synchronous momentum SGD at each matching mu.
-
-    A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as the asynchronous.
-    """
+    """A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as in replicas."""
     config = run.config
     sync = config.with_({"method.name": methods.PLAIN})
     groups = [ReplicaGroup("replicas", run.program, dict(run.hypers))]
@@ -144,7 +139,6 @@ def _replica_groups(run: Run) -> list[ReplicaGroup]:
 
 
 def _part(run: Run, group: ReplicaGroup, start: int, size: int) -> Arrays:
-    """Replicas start..start+size-1 of the group; those beyond the count are computed and cut."""
     config, count = run.config, run.config.replicas.count
     chosen = np.arange(start, start + size) % count
     events = Event(
@@ -168,7 +162,6 @@ def _indices(run: Run, stream: str) -> np.ndarray:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the part is on disk, by the checksums of its arrays."""
     try:
         with np.load(path) as arrays:
             return all(arrays[name].size for name in arrays)
@@ -177,8 +170,6 @@ def _is_whole(path: Path) -> bool:
 
 
 def _join(config: Config, parts: Path, names: list[str], starts: range) -> Arrays:
-    """The arrays of all parts, joined."""
-
     def joined(name: str, key: str) -> np.ndarray:
         return np.concatenate([np.load(parts / f"{name}-{start}.npz")[key] for start in starts])
 
@@ -193,8 +184,6 @@ def _join(config: Config, parts: Path, names: list[str], starts: range) -> Array
 
 @lru_cache(maxsize=32)
 def _recorder(program: Program, block: int, subspace: int) -> Callable[..., Arrays]:
-    """Jitted `_trajectory` of many replicas, `block` of them at a time as one vmapped program."""
-
     def replicas(
         params: Params,
         examples: Examples,
@@ -220,7 +209,7 @@ def _trajectory(
     events: Event,
     indices: jax.Array,
 ) -> Arrays:
-    """One replica: S d_t and S G_t, (T, q), and f(x_t), (T,)."""
+    """Returns S d_t and S G_t, (T, q), and f(x_t), (T,), of one replica."""
     project = sketch(key, params, subspace)
     state = program.rule.init(params)
     if trace is not None:
@@ -244,7 +233,7 @@ def _trajectory(
 
 
 def whole_gradient(problem: Problem, params: Params, examples: Examples) -> LossAndGradient:
-    """f and grad f over all examples, a slice at a time."""
+    """Returns f and grad f over all examples, a slice at a time."""
     count = examples_in(examples)
     slices = -(-count // SLICE)
     positions = jnp.arange(slices * SLICE if slices > 1 else count).reshape(slices, -1)
@@ -264,7 +253,7 @@ def whole_gradient(problem: Problem, params: Params, examples: Examples) -> Loss
 
 
 def sketch(key: jax.Array, params: Params, size: int) -> Callable[[Params], jax.Array]:
-    """Count sketch to min(size, p) numbers: random signs, then coordinate i is added to i mod q."""
+    """Returns the count sketch to q = min(size, p) numbers: signs are drawn, i adds to i mod q."""
     flat, _ = ravel_pytree(params)
     q = min(size, len(flat))
     signs = jax.random.rademacher(key, (len(flat),), flat.dtype)

@@ -69,8 +69,8 @@ def start_or_resume(
     history.record_start(folder, step, config.steps, record.get("starts", ()), **more)
     if (text := text_of(config, run.code)) != (folder / "config.json").read_text():
         write(folder / "config.json", text)
-    if checkpoints.passed:
-        tell(checkpoints.passed)
+    if checkpoints.why_not_later:
+        tell(checkpoints.why_not_later)
     if step:
         steps = f", for {config.steps:,} steps in place of {planned:,}" if changed else ""
         tell(f"resuming at {step:,}{steps}")

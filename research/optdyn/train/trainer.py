@@ -55,16 +55,15 @@ def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Js
     """Runs the config in the workdir, or resumes the run that is there, and returns its summary.
 
     `status` is `completed`, `diverged` or `interrupted` (by SIGINT, SIGTERM or SIGHUP; the number
-    is `signal`, and the same call resumes to the same floats). SIGUSR1 saves a checkpoint. A run
-    ends as diverged at the first loss that is not finite. A finite loss may come down again, so it
-    is judged at the end: the summary has `worse`: True if it is over 100 times the first, and the
-    run has diverged if it is over a million times the first and 1.
+    is `signal`, and the same call resumes to the same floats). SIGUSR1 saves a checkpoint. Signals
+    are heeded in the main thread only. A run diverges at the first loss that is not finite, or if
+    its last loss is over a million times the first and 1; `worse` is True if it is over 100 times
+    the first.
 
     A finished run's summary is returned as it is, unless `config.steps` is more than it has done
-    and its loss is finite: then it goes on. A run whose user code has changed since it started goes
-    on only if `config.code` is 'any'. `hooks` are called with the run's own; not for a finished
-    run. Signals are heeded in the main thread only. Raises what `prepare` raises, `WorkdirError`
-    and `DiskFull`.
+    and its loss is finite: then it goes on. A run whose user code has changed goes on only if
+    `config.code` is 'any'. `hooks` are called with the run's own; not for a finished run. Raises
+    what `prepare` raises, `WorkdirError` and `DiskFull`.
     """
     folder = Path(workdir)
     run_on_first(lambda: check_writable(folder))
@@ -73,7 +72,7 @@ def train(config: Config, workdir: str | Path, hooks: Sequence[Hook] = ()) -> Js
 
 
 class RunResult(NamedTuple):
-    """What a run without a workdir leaves."""
+    """The result of a run without a workdir."""
 
     summary: Json
     log: list[Json]
@@ -81,8 +80,6 @@ class RunResult(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What a run has recorded before it starts or resumes, to which it adds."""
-
     rows: list[Json]  # of the log
     log: Hook
     sums: dict[str, float]  # of the updates' infos so far, by name
@@ -93,7 +90,7 @@ class Record(NamedTuple):
 def training(
     run: Run, workdir: Path, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[Json]:
-    """The run in its workdir; without a `watch` it heeds signals and shows its progress."""
+    """Yields the run's chunks, in its workdir; no `watch`: it heeds signals and shows progress."""
     config = run.config
     tell: Callable[[str], None] = (lambda text: None) if watch else say
     with hold_workdir(workdir) as folder, saving(folder):
@@ -129,7 +126,7 @@ def training(
 def in_memory(
     run: Run, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[RunResult]:
-    """The run without a workdir, which writes no file."""
+    """Yields the chunks of the run without a workdir; writes no file."""
     config, program, rows, params = run.config, run.program, list[Json](), hooks.LastParamsHook()
     meter = Meter(run, rows) if config.probes.momentum else None
     sums = dict.fromkeys(program.sums, 0.0)
@@ -144,7 +141,6 @@ def in_memory(
 def _of_workdir(
     run: Run, folder: Path, metrics: Metrics, checkpoints: Checkpoints, about: Json
 ) -> tuple[Record, list[Hook]]:
-    """The record in the workdir, and the hooks that write into it."""
     config, saved = run.config, checkpoints.recorded()
     recorder, meter = Recorder(folder / TRACE, bytes_in(saved, TRACE)), None
     if config.probes.momentum:
@@ -174,7 +170,6 @@ def _train(
     user_hooks: Sequence[Hook],
     final_hooks: Sequence[Hook],
 ) -> Training[Json]:
-    """The run from a state on, with the hooks of all runs, the user's and the final ones."""
     config, steps, log_every = run.config, run.config.steps, run.config.log_every
     rows, meter, feed = record.rows, record.meter, feed_of(run)
     windows = meter.windows if meter else None
@@ -208,7 +203,6 @@ def _train(
 
 
 def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:
-    """The last log point with a finite loss, if any, the staleness, and the code's versions."""
     last = next((row for row in reversed(rows) if math.isfinite(row["train_loss"])), rows[0])
     staleness, first = run.timeline.staleness[:step], rows[0]["train_loss"]
     dropped = getattr(plan_of(run.timeline, Arrival), "dropped", None)
