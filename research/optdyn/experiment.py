@@ -157,8 +157,7 @@ def check(config: Config) -> None:
         models.make(config.model, classes=2)
     losses.loss(config.loss)
     losses.metrics(config.metrics)
-    tables = (cluster_joins, _pieces, _parallel, _replicas, _shards, _probes, _optimizer)
-    for joins in tables:
+    for joins in (cluster_joins, _pieces, _parallel, _replicas, _shards, _probes, _optimizer):
         refuse_first(config, joins(config))
 
 

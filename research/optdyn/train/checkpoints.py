@@ -37,10 +37,9 @@ SUMS = "crc32.json"  # written last into a checkpoint, which is whole with it
 RECORD = "run.json"  # {"files": {name: Written}, ...}
 FILES = 2**16  # bytes of a checkpoint besides its arrays
 SAVING = RLock()  # one checkpoint at a time, or another would take its disk space
-Name = tuple[str, ...]
 
 
-def arrays_by_name(tree: Tree) -> dict[Name, Tree]:
+def arrays_by_name(tree: Tree) -> dict[tuple[str, ...], Tree]:
     """Returns the leaves of a state by path; paths have no types, as saved trees have none."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     part = partial(jax.tree_util.keystr, simple=True)

@@ -18,8 +18,6 @@ from optdyn.methods import MethodStack, Rule, compose
 from optdyn.problem.problem import Problem
 from optdyn.train.worker_seconds import measure
 
-Loop = Callable[[Rule], Advance]
-
 
 class LayoutRequest(NamedTuple):
     methods: MethodStack  # their `static_part`
@@ -33,7 +31,7 @@ class LayoutRequest(NamedTuple):
 
 
 def make(
-    loop: Loop,
+    loop: Callable[[Rule], Advance],
     request: LayoutRequest,
     problem: Problem,
     optimizer: optax.GradientTransformationExtraArgs,

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from optdyn import optimizers
 from optdyn.base.files import write_json
 from optdyn.base.processes import is_writer
 from optdyn.base.progress import Watch
-from optdyn.base.trees import Json, Params
+from optdyn.base.trees import Json
 from optdyn.clock.trace import SERVED
 from optdyn.core import LoggedState
 from optdyn.devices.first_process import from_first
@@ -216,14 +215,3 @@ class SummaryHook(Hook):
             self.files.summarize(config, summary)
             vouch(self.folder, summary)
         write_json(self.folder / "summary.json", summary)
-
-
-@dataclass
-class LastParamsHook(Hook):
-    """Keeps the last parameters, if they are finite."""
-
-    found: Params | None = None
-
-    def end(self, chunk: Chunk, summary: Json) -> None:
-        if chunk.status != "diverged":
-            self.found = jax.device_get(chunk.params)

@@ -153,9 +153,7 @@ def is_plain(config: Config) -> bool:
 def lags(config: Config) -> int:
     """Returns the lags of heavy-ball SGD with these groups; 0 for optimizers without such lags."""
     optimizer = config.optimizer
-    if not optimizers.is_heavy_ball(optimizer.name):
-        return 0
-    if optimizer.options or optimizer.chain:
+    if not optimizers.is_heavy_ball(optimizer.name) or optimizer.options or optimizer.chain:
         return 0
     return 1 + (_has_momentum(config) and config.methods.groups > 1)
 

@@ -1,12 +1,10 @@
 """Trajectories of replicas: one initialization, many draws of arrivals and batches.
 
-Recorded at all updates t, for the fit of E d_t = mu E d_{t-1} - eta E G_t (arXiv 1605.09774):
+Recorded at all updates t, for the fit of E d_t = mu E d_{t-1} - eta E G_t (arXiv 1605.09774), under
+one random projection S (a count sketch), which biases nothing as the relation is linear:
 
     d_t = x_{t+1} - x_t                 displacement
     G_t = grad f(x_t)                   gradient of the whole training objective
-
-both under one fixed random projection S (a count sketch). The relation is linear, so it holds for
-S d and S G whatever S is: projecting biases nothing.
 """
 
 import shutil

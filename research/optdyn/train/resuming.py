@@ -1,8 +1,7 @@
 """Where a run starts: from the beginning, from its checkpoint, or with more steps from its end.
 
-A run may be given more steps if one that always had as many would have come to the same state.
-Whether it would is no table of methods and laws: the timeline of as many steps is drawn, and must
-begin with the updates that are done.
+A run may be given more steps if one that always had as many would have come to the same state: the
+timeline of as many steps must begin with the updates that are done.
 """
 
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from optdyn.train.workdir import LOG, text_of, too_few, vouch
 
 
 def has_checkpoint(workdir: Path) -> bool:
-    """Whether the run has a checkpoint to go on from."""
+    """Returns whether the run has a checkpoint to go on from."""
     return from_first(latest(workdir) is not None)
 
 
@@ -48,8 +47,8 @@ def start_or_resume(
 ) -> None:
     """Tells where the run starts, adds the start to the history and writes the new config.
 
-    `stored` is the workdir's config so far. Raises `WorkdirError`, and changes nothing, if the run
-    of the new config would not have come to the state of the latest checkpoint.
+    `stored` is the workdir's config so far. Raises `WorkdirError`, and changes nothing, if the new
+    config would not have come to the state of the latest checkpoint.
     """
     config, step, record = run.config, checkpoints.latest() or 0, checkpoints.recorded()
     planned = record.get("steps", config.steps)
@@ -89,11 +88,10 @@ def resume_diff(
     step: int,
     logged: list[Json],
 ) -> Json:
-    """Returns how the run differs from one that had `config.steps` from the start.
+    """Returns how a run that began with `planned` steps differs from one of `config.steps` steps.
 
-    It began with `planned` steps, and has done `step`. {} if it does not differ, {"schedule": text}
-    if its later learning rates do. Raises `WorkdirError` if updates that are done would have been
-    others, as where an exchange of all nodes ends a run.
+    {} if it does not, {"schedule": text} if its later learning rates do. Raises `WorkdirError` if
+    the `step` updates that are done would have been others, as where a run's end averages all nodes.
     """
     config = run.config
     earlier = config.with_(steps=planned)

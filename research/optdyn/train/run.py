@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
     @property
     def examples(self) -> int:
-        """Size of the training set."""
+        """Returns the size of the training set."""
         return examples_in(self.data.train)
 
 

@@ -30,7 +30,7 @@ from optdyn.experiment import Config
 from optdyn.problem import shared_data
 from optdyn.train import history, hooks
 from optdyn.train.checkpoints import Checkpoints, bytes_in, saving
-from optdyn.train.loop import Hook, Training, run_to_end, updates, with_hooks
+from optdyn.train.loop import Chunk, Hook, Training, run_to_end, updates, with_hooks
 from optdyn.train.meter import Meter
 from optdyn.train.recorder import Recorder
 from optdyn.train.resuming import finished_summary, has_checkpoint, start_or_resume
@@ -85,6 +85,7 @@ class Record(NamedTuple):
     sums: dict[str, float]  # of the updates' infos so far, by name
     meter: Meter | None
     starts: Callable[[], Json]  # the fields of the summary about its starts
+    final_hooks: Sequence[Hook] = ()
 
 
 def training(
@@ -115,9 +116,9 @@ def training(
             del fresh  # a state may fill the memory
             with Metrics(folder, bytes_in(checkpoints.recorded(), LOG)) as metrics:
                 metrics.rows[:] = from_first(metrics.rows)
-                record, final = _of_workdir(run, folder, metrics, checkpoints, about)
+                record = _of_workdir(run, folder, metrics, checkpoints, about)
                 watching = watch_or_default(workdir.name, config.steps, step, watch)
-                summary = yield from _train(run, step, state, record, watching, user_hooks, final)
+                summary, _ = yield from _train(run, step, state, record, watching, user_hooks)
         if summary["status"] == "interrupted":
             tell(f"saved at {summary['step']:,}: the same command goes on")
     return summary
@@ -127,20 +128,21 @@ def in_memory(
     run: Run, watch: Watch | None = None, user_hooks: Sequence[Hook] = ()
 ) -> Training[RunResult]:
     """Yields the chunks of the run without a workdir; writes no file."""
-    config, program, rows, params = run.config, run.program, list[Json](), hooks.LastParamsHook()
+    config, program, rows = run.config, run.program, list[Json]()
     meter = Meter(run, rows) if config.probes.momentum else None
     sums = dict.fromkeys(program.sums, 0.0)
     origin = {"init_from": run.origin} if run.origin else {}
     record = Record(rows, hooks.LogHook(rows), sums, meter, lambda: origin)
     watching = watch_or_default(re.sub(r"\W+", "-", config.methods.name), config.steps, 0, watch)
     state = program.layout.put_state(program.init(run.params))
-    summary = yield from _train(run, 0, state, record, watching, user_hooks, [params])
-    return RunResult(summary, rows, params.found)
+    summary, last = yield from _train(run, 0, state, record, watching, user_hooks)
+    params = None if last.status == "diverged" else jax.device_get(last.params)
+    return RunResult(summary, rows, params)
 
 
 def _of_workdir(
     run: Run, folder: Path, metrics: Metrics, checkpoints: Checkpoints, about: Json
-) -> tuple[Record, list[Hook]]:
+) -> Record:
     config, saved = run.config, checkpoints.recorded()
     recorder, meter = Recorder(folder / TRACE, bytes_in(saved, TRACE)), None
     if config.probes.momentum:
@@ -158,7 +160,7 @@ def _of_workdir(
     if config.parallel.api or config.cluster.service.name == "race":
         writers.insert(0, recorder)
     starts = partial(history.summary_fields, folder)
-    return Record(metrics.rows, metrics, sums, meter, lambda: from_first(starts())), writers
+    return Record(metrics.rows, metrics, sums, meter, lambda: from_first(starts()), writers)
 
 
 def _train(
@@ -168,8 +170,7 @@ def _train(
     record: Record,
     watching: AbstractContextManager[Watch],
     user_hooks: Sequence[Hook],
-    final_hooks: Sequence[Hook],
-) -> Training[Json]:
+) -> Training[tuple[Json, Chunk]]:
     config, steps, log_every = run.config, run.config.steps, run.config.log_every
     rows, meter, feed = record.rows, record.meter, feed_of(run)
     windows = meter.windows if meter else None
@@ -190,7 +191,7 @@ def _train(
             record.log,
             hooks.StopHook(watch, rows),
             hooks.ProgressHook(watch, rows),
-            *final_hooks,
+            *record.final_hooks,
         ]
         stops = [*range(log_every, steps, log_every), steps]
         chunks = updates(run, state, step, stops, rows, windows, feed)
@@ -199,7 +200,7 @@ def _train(
         summary = _summary(chunk.run, chunk.status, chunk.finite_step, rows) | record.starts()
         for hook in all_hooks:
             hook.end(chunk, summary)
-    return summary
+    return summary, chunk
 
 
 def _summary(run: Run, status: str, step: int, rows: list[Json]) -> Json:

@@ -14,10 +14,8 @@ from optdyn.core import Event, State
 from optdyn.methods.dynamic_batch import Part
 from optdyn.problem.problem import Problem
 
-Measure = Callable[..., np.ndarray]
 
-
-def measure(problem: Problem, part: Part, mesh: Mesh) -> Measure:
+def measure(problem: Problem, part: Part, mesh: Mesh) -> Callable[..., np.ndarray]:
     """Returns `(state, examples, events, indices, n) -> (workers,)`, seconds an update.
 
     They are the mean over the first `n` events at the state's parameters, the same on all
