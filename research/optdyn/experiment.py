@@ -83,7 +83,7 @@ class Config(Setup):
         return self.method
 
     def __str__(self) -> str:
-        """One screen of what differs from the defaults."""
+        """Returns one screen of what differs from the defaults."""
         changed = self.changed_keys()
         width = max(map(len, changed), default=0)
         texts = {k: lookup.kind_in_memory(str(v)) or short_repr(v) for k, v in changed.items()}

@@ -11,7 +11,7 @@ from optdyn.base.trees import Json
 from optdyn.experiment import Config, ConfigError
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
-from optdyn.train.workdir import claim, damaged, free, summary_of
+from optdyn.train.workdir import claim, damaged, free_keys, summary_of
 
 DONE = ("completed", "diverged")
 MOST_SHOWN = 12  # points of a compilation that a dry run names
@@ -119,7 +119,7 @@ def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> Plann
 def _summary_and_status(folder: Path, config: Config) -> tuple[Json, str]:
     """Returns the summary in a point's folder, {} if there is none, and the point's status."""
     if (folder / "config.json").exists():
-        claim(folder, config, free(config))
+        claim(folder, config, free_keys(config))
     summary = summary_of(folder)
     status = summary.get("status") or ""
     is_short = summary.get("steps", config.steps) != config.steps

@@ -44,7 +44,7 @@ from optdyn.experiment import ConfigError
 from optdyn.problem import shared_data
 from optdyn.report import implicit_momentum, report, tables
 from optdyn.train import batched_runs, trainer
-from optdyn.train.grid import Grid, of_point, resolve
+from optdyn.train.grid import Grid, point_errors, resolve
 from optdyn.train.loop import run_to_end
 from optdyn.train.memory_checks import available
 from optdyn.train.replicas import record
@@ -69,7 +69,7 @@ class SweepState(NamedTuple):
     def prepare(self, entry: PlannedPoint) -> Run:
         resumed = self.workdir is not None and has_checkpoint(folder_of(self.workdir, entry.name))
         config = resolve(self.config, entry.name, entry.point)
-        with of_point(entry.name):
+        with point_errors(entry.name):
             return trainer.prepare(config, resumed=resumed)
 
     def train(self, entry: PlannedPoint, run: Run) -> dict[str, Any]:

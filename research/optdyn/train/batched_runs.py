@@ -56,7 +56,7 @@ class Lane(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Updates a second of all runs together, and how far their parameters differ."""
+    """Updates a second of all runs together, and the difference of their parameters."""
 
     threads: float
     vmap: float

@@ -156,7 +156,6 @@ class Checkpoints:
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in leaves])
 
     def latest(self) -> int | None:
-        """Returns the step of the latest checkpoint."""
         return self._latest
 
     def __enter__(self) -> Self:
@@ -199,7 +198,7 @@ def bytes_in(record: Json, name: str) -> int:
 
 @contextlib.contextmanager
 def saving(workdir: Path) -> Iterator[None]:
-    """A context in which `DiskFull` says up to which step the run is saved."""
+    """Returns a context in which `DiskFull` says up to which step the run is saved."""
     try:
         with disk_full_errors(workdir):
             yield

@@ -14,7 +14,7 @@ EXAMPLES = 8  # of a batch on which a model is tried
 def check(config: Config) -> None:
     """Raises `ConfigError` at the first value that cannot run: by joins, memory, or user code."""
     experiment.check(config)
-    memory_checks.of_config(config)
+    memory_checks.check_config(config)
     lookup.check_code(config)
 
 

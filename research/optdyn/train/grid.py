@@ -138,15 +138,15 @@ def named(grid: Grid) -> Iterator[tuple[str, Point]]:
 
 def resolve(grid: Grid, name: str, point: Point) -> Config:
     """Returns the checked experiment of the point. Raises `ConfigError`, which names the point."""
-    with of_point(name):
+    with point_errors(name):
         resolved = grid.base.with_({k: v for k, v in point.items() if k != "name"})
         check(resolved)
     return resolved
 
 
 @contextlib.contextmanager
-def of_point(name: str) -> Iterator[None]:
-    """A context in which an `InputError` becomes a `ConfigError` that names the point."""
+def point_errors(name: str) -> Iterator[None]:
+    """Returns a context in which an `InputError` becomes a `ConfigError` that names the point."""
     try:
         yield
     except InputError as error:

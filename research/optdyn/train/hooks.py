@@ -27,7 +27,7 @@ from optdyn.train import program
 from optdyn.train.checkpoints import Checkpoints, fingerprint
 from optdyn.train.loop import Chunk, Hook
 from optdyn.train.run import Run, batches_of, events_of, seconds_after
-from optdyn.train.workdir import Metrics, is_finished, vouch
+from optdyn.train.workdir import Metrics, is_finished, write_checksums
 
 MEASURED = 8  # updates at the end of an epoch that workers are timed over
 
@@ -213,5 +213,5 @@ class SummaryHook(Hook):
         config = chunk.run.config
         if is_finished(summary, config.steps):
             self.files.summarize(config, summary)
-            vouch(self.folder, summary)
+            write_checksums(self.folder, summary)
         write_json(self.folder / "summary.json", summary)

@@ -51,23 +51,23 @@ class Chunk:
 
     @property
     def step(self) -> int:
-        """Updates that `state` has had."""
+        """Returns the number of updates that `state` has had."""
         return self.start + len(self.infos.get("loss", ()))
 
     @property
     def finite_step(self) -> int:
-        """Updates before the first whose loss is not finite; `step` if all are finite."""
+        """Returns the number of updates before the first whose loss is not finite."""
         losses = self.infos.get("loss", np.zeros(0))
         return self.start + int(np.append(np.isfinite(losses), False).argmin())
 
     @cached_property
     def full_state(self) -> State:
-        """The state after the updates, as one device would hold it."""
+        """Returns the state after the updates, as one device would have it."""
         return self.run.program.layout.get(self.state)
 
     @property
     def params(self) -> Params:
-        """The parameters after the updates, a tree of arrays."""
+        """Returns the parameters after the updates, a tree of arrays."""
         return self.full_state.params
 
     def make(self, most: int = CHUNK) -> None:
@@ -130,7 +130,7 @@ def _add_second_batch(chunk: Chunk, block: DataBlock, other: DataBlock) -> None:
 
 
 class Hook:
-    """What a run does besides its updates. A subclass overrides the methods that it needs."""
+    """Acts after each chunk of a run's updates. A subclass overrides the methods that it needs."""
 
     def chunk(self, chunk: Chunk) -> None:
         """Called before the first update, with an empty chunk, and after the updates of each chunk.
@@ -172,7 +172,7 @@ def with_hooks(
 
 
 def run_to_end(training: Training[T], length: int = 1) -> T:
-    """Computes all chunks on the run's own devices, first `length` updates; returns the result."""
+    """Computes all chunks on the run's own devices, `length` updates first; returns its result."""
     with contextlib.closing(training):
         while True:
             try:
@@ -193,7 +193,7 @@ def next_or_result(training: Training[T]) -> Chunk | T:
 
 
 def next_length(length: int, n: int, seconds: float) -> int:
-    """Returns the updates of a second, by n in `seconds`; at most twice `length`, and CHUNK."""
+    """Returns how many updates take a second, as n took `seconds`; at most 2 `length` and CHUNK."""
     return int(np.clip(n / max(seconds, 1e-9), 1, min(2 * length, CHUNK)))
 
 

@@ -136,7 +136,6 @@ def make(config: Config, classes: int, slots: int) -> Program:
 
 
 def make_halves(config: Config, classes: int, slots: int) -> UpdateHalves:
-    """Returns the halves of the update that `make` makes one program of."""
     return _make_halves(_problem_key(config, classes), _program_key(config, slots))
 
 

@@ -36,7 +36,7 @@ from optdyn.train import history, program, trainer
 from optdyn.train.checkpoints import saving
 from optdyn.train.program import Program
 from optdyn.train.trainer import Run
-from optdyn.train.workdir import REPLICAS, claim, damaged, free, text_of, vouch
+from optdyn.train.workdir import REPLICAS, claim, damaged, free_keys, text_of, write_checksums
 
 SLICE = 1000  # examples at a time in the gradient of the whole objective
 SHORT = 10  # updates an epoch below which batches depend on one another noticeably
@@ -67,7 +67,7 @@ def record(config: Config, workdir: str | Path) -> Json:
         raise ConfigError("config.init_from: must be '' with config.replicas.count, of replicas")
     run = trainer.prepare(config, replicas=config.replicas.count)
     with hold_workdir(Path(workdir)) as folder, saving(folder):
-        claim(folder, config, free(config))
+        claim(folder, config, free_keys(config))
         finished = read_json(folder / "summary.json")
         if finished and not damaged(folder):
             say(f"already finished: {workdir}")
@@ -115,14 +115,14 @@ def _recorded(run: Run, workdir: Path) -> Json:
         **trainer.provenance(run),
         **history.summary_fields(workdir),
     }
-    vouch(workdir, summary)
+    write_checksums(workdir, summary)
     write_json(workdir / "summary.json", summary)
     shutil.rmtree(parts)
     return summary
 
 
 def _replica_groups(run: Run) -> list[ReplicaGroup]:
-    """A trace of G_0 / (1 - mu) makes the first synchronous update -alpha G_0, as in replicas."""
+    """A trace of G_0 / (1 - mu) makes the first update of synchronous replicas -alpha G_0."""
     config = run.config
     sync = config.with_({"method.name": methods.PLAIN})
     groups = [ReplicaGroup("replicas", run.program, dict(run.hypers))]

@@ -19,7 +19,7 @@ from optdyn.experiment import Config
 from optdyn.train import history, program
 from optdyn.train.checkpoints import Checkpoints, bytes_in, latest
 from optdyn.train.run import Run, extend_timeline
-from optdyn.train.workdir import LOG, text_of, too_few, vouch
+from optdyn.train.workdir import LOG, text_of, too_few_steps, write_checksums
 
 
 def has_checkpoint(workdir: Path) -> bool:
@@ -31,7 +31,7 @@ def finished_summary(folder: Path, config: Config, stored: Json, summary: Json) 
     """Returns a finished run's summary; if it diverged, with the new `steps`, which are written."""
     if summary["status"] == "diverged" and stored["steps"] != config.steps and is_writer():
         summary = {**summary, "steps": config.steps}
-        vouch(folder, summary)
+        write_checksums(folder, summary)
         write_json(folder / "summary.json", summary)
         write(folder / "config.json", text_of(config, stored["code"]))
     return summary
@@ -55,7 +55,7 @@ def start_or_resume(
     ended = old_summary.get("status") in ("completed", "diverged")
     missing = f"its {old_summary.get('step') or 0:,} steps to go on from; give another --workdir"
     refusals = (
-        too_few(folder, config.steps, step),
+        too_few_steps(folder, config.steps, step),
         (ended and not step, f"workdir {folder} has no checkpoint of {missing}"),
     )
     WorkdirError.refuse(refusals)
@@ -91,7 +91,7 @@ def resume_diff(
     """Returns how a run that began with `planned` steps differs from one of `config.steps` steps.
 
     {} if it does not, {"schedule": text} if its later learning rates do. Raises `WorkdirError` if
-    the `step` updates that are done would have been others, as where a run's end averages all nodes.
+    its first `step` updates would have been others, as where a run's end averages all nodes.
     """
     config = run.config
     earlier = config.with_(steps=planned)

@@ -73,7 +73,7 @@ def prepare(
     one = head(data.train, 1)
     with shared_data.COMPILE_LOCK:
         program.check(config, data.classes, one)
-    memory_checks.of_data(config, data)
+    memory_checks.check_data(config, data)
     shards = problem.shards(config, config.cluster.nodes, data)
     with shared_data.COMPILE_LOCK:
         params = program.init(config, data.classes, seeds.key(config.seed, "init"), one)
@@ -94,7 +94,7 @@ def prepare(
     by_block = config.methods.servers(model.problem)
     for part in params.values() if by_block else (params,):
         optimizers.check(config, config.methods.groups, part)
-    memory_checks.of_state(config, compiled.rule, params, line.slots)
+    memory_checks.check_state(config, compiled.rule, params, line.slots)
     hypers = program.hypers(config)
     run = Run(config, data, epoch, line, draw, compiled, params, report, hypers)
     code = lookup.fingerprint(config)

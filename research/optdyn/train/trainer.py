@@ -42,7 +42,7 @@ from optdyn.train.workdir import (
     Metrics,
     claim,
     damaged,
-    free,
+    free_keys,
     is_finished,
 )
 
@@ -95,7 +95,7 @@ def training(
     config = run.config
     tell: Callable[[str], None] = (lambda text: None) if watch else say
     with hold_workdir(workdir) as folder, saving(folder):
-        stored = run_on_first(lambda: claim(folder, config, free(config), run.code))
+        stored = run_on_first(lambda: claim(folder, config, free_keys(config), run.code))
         old_summary = from_first(read_json(folder / "summary.json"))
         if is_finished(old_summary, config.steps) and not from_first(damaged(folder)):
             changed = lookup.changed_files(stored["code"], run.code)

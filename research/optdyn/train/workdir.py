@@ -89,7 +89,7 @@ def _conflicts(
     line = f"its config differs in {', '.join(others)}; give another --workdir"
     yield others, f"workdir {workdir} holds another run: {line}"
     summary = summary_of(workdir)
-    yield too_few(workdir, config.steps, summary.get("step") or 0)
+    yield too_few_steps(workdir, config.steps, summary.get("step") or 0)
     if config.code != lookup.ANY and not is_finished(summary, config.steps):
         other = lookup.changed_files(stored["code"], json.loads(text)["code"])
         line = f"its run was last started with another {other}; give another --workdir"
@@ -122,7 +122,7 @@ def is_finished(summary: Mapping[str, Tree], steps: int) -> bool:
     return status in ("completed", "diverged") and done >= steps
 
 
-def vouch(workdir: Path, summary: Json) -> None:
+def write_checksums(workdir: Path, summary: Json) -> None:
     """Writes checksums of the recorded files of an ended run, and of its summary, written next."""
     paths = [
         workdir / name for name in (LOG, TRACE, SKETCHES, REPLICAS) if (workdir / name).exists()
@@ -147,14 +147,14 @@ def damaged(workdir: Path) -> str:
         return SUMS
 
 
-def free(config: Config) -> tuple[str, ...]:
+def free_keys(config: Config) -> tuple[str, ...]:
     """Returns the keys that may change when a config's run is resumed."""
     kept = ["steps"] if config.replicas.count else []  # of a recording, one array
     kept += ["log_every"] if config.probes.steer else []  # it steers when it logs
     return tuple(key for key in FREE if key not in kept)
 
 
-def too_few(workdir: Path, steps: int, done: int) -> tuple[bool, str]:
+def too_few_steps(workdir: Path, steps: int, done: int) -> tuple[bool, str]:
     """Returns whether a workdir has done more than `steps`, and the line that refuses it."""
     expected = f"config.steps = {steps} must be as many or more; give another --workdir for fewer"
     return steps < done, f"workdir {workdir} has done {done:,} steps: {expected}"
