@@ -34,11 +34,11 @@ from optdyn.train.loop import Chunk
 from optdyn.train.program import CHUNK, Program
 from optdyn.train.run import Run
 
-LANES = 64  # runs of one program, at most
-SECONDS, ROUNDS = 0.3, 3  # of timed updates, and how often; the fastest counts
+LANES = 64  # most runs of one program
+SECONDS, ROUNDS = 0.3, 3  # of timed updates; repetitions, of which the fastest counts
 COMPARED = 16  # updates after which the parameters in threads and in lanes are compared
 TINY = 1e-30
-# Fields that are arguments of the program, or that it does not depend on.
+# Keys that are arguments of the program (TRACED), or that it does not depend on (UNUSED).
 TRACED: Mapping[str, Sequence[str]] = {
     "model": ("noise",),
     "data": ("replacement", "dirichlet"),
@@ -60,8 +60,8 @@ class Rates(NamedTuple):
 
     threads: float
     vmap: float
-    difference: float  # the largest, over the largest parameter of its array
-    updates: int  # after which they differ so
+    difference: float  # the largest after `updates`, over the largest parameter of its array
+    updates: int
 
 
 def compilation(config: Config) -> Hashable:
@@ -192,7 +192,7 @@ def measure(runs: Sequence[Run], lanes: int, threads: int) -> Rates:
     ways = (in_threads, in_lanes)
     with ThreadPoolExecutor(len(sample)) as pool:
         updates = min(COMPARED, most)
-        params = [way(updates)[1].params for way in ways]  # and compiles
+        params = [way(updates)[1].params for way in ways]  # compiles, too
         counts = [_timed_updates(way) for way in ways]
         rounds = [[way(n)[0] for way, n in zip(ways, counts, strict=True)] for _ in range(ROUNDS)]
     threaded, joined = (np.array(counts) * (len(sample), lanes) / np.min(rounds, axis=0)).tolist()

@@ -34,7 +34,7 @@ from optdyn.core import snapshots
 from optdyn.train import versions
 
 SUMS = "crc32.json"  # written last into a checkpoint, which is whole with it
-RECORD = "run.json"  # {"files": {name: Written}, ...}
+RECORD = "run.json"  # {"files": {name: [size, crc32, start]}, ...}
 FILES = 2**16  # bytes of a checkpoint besides its arrays
 SAVING = RLock()  # one checkpoint at a time, or another would take its disk space
 
@@ -69,7 +69,7 @@ class Checkpoints:
         try:
             self._manager = ocp.CheckpointManager(self.path, options=options)
         except (OSError, ValueError, KeyError, TypeError):
-            for step in _whole(workdir):  # it looks into all
+            for step in _whole(workdir):  # the manager reads all
                 self._verify(step)
             raise
 
@@ -125,7 +125,7 @@ class Checkpoints:
                 write_json(folder / SUMS, sums)
                 self._latest = step
         except DiskFull:
-            for torn in (folder, *self.path.glob(f"{step}.*")):  # which take up the disk
+            for torn in (folder, *self.path.glob(f"{step}.*")):  # frees the disk
                 shutil.rmtree(torn, ignore_errors=True)
             raise
 

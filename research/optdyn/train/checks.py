@@ -8,7 +8,7 @@ from optdyn.experiment import Config
 from optdyn.problem.data import Dataset
 from optdyn.train import memory_checks, program
 
-EXAMPLES = 8  # of a batch on which a model is tried
+EXAMPLES = 8  # examples of the batch on which a model is tried
 
 
 def check(config: Config) -> None:

@@ -141,7 +141,7 @@ class StopHook(Hook):
 
     watch: Callable[[], Watch]
     log: Sequence[Json]
-    signal: int = 0  # the one that ends it
+    signal: int = 0  # number of the signal that ends the run
     asked: int = -1  # times that a signal has asked for a checkpoint; -1: the run has not begun
 
     def chunk(self, chunk: Chunk) -> None:

@@ -177,7 +177,7 @@ def _problem_key(config: Config, classes: int) -> ProblemKey:
     user_code = lookup.user_objects(config, lookup.MODEL)
     model = config.model
     if isinstance(model, Quadratic):
-        model = model.with_(noise=0.0, spread=0.0)  # which are of the data
+        model = model.with_(noise=0.0, spread=0.0)  # the data's, not the program's
     return ProblemKey(model, classes, heads, pixels, config.loss, config.metrics, user_code)
 
 

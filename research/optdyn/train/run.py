@@ -179,7 +179,7 @@ def batches_of(run: Run, independent: bool = False) -> Batches:
     methods, batch = run.config.methods, run.timeline.batch
     if run.shards and methods.read and not methods.mix:
         return partial(drawn, worker=run.timeline.worker)
-    if batch is not None:  # who reads next takes a batch, before its update has a number
+    if batch is not None:  # a group takes a batch before its update has a number
         return lambda start, stop: batches_by_number(drawn, batch[start:stop])
     plan = plan_of(run.timeline, Shares)
     if not plan:

@@ -46,8 +46,8 @@ from optdyn.train.workdir import (
     is_finished,
 )
 
-WORSE = 100  # times the first logged loss: the mark `worse` in a summary
-ABSURD = 1e6  # times the first logged loss, or 1 if that is less: a run that ends above diverged
+WORSE = 100  # times the first loss: a run that ends above is marked `worse`
+ABSURD = 1e6  # times max(first loss, 1): a run that ends above has diverged
 
 
 @lookup.files_read_once()
@@ -110,7 +110,7 @@ def training(
             )
             about = {"steps": config.steps, "starts": from_first(history.starts(folder))}
             checkpoints.record = lambda: {"files": {}, **about}
-            if step == 0 and run.origin:  # whose workdir may have changed when this is resumed
+            if step == 0 and run.origin:  # its workdir may change
                 checkpoints.save(0, jax.device_get(fresh))
             state = run.program.layout.put_state(state)
             del fresh  # a state may fill the memory
@@ -179,7 +179,7 @@ def _train(
     )
     started = time.monotonic() - (rows[-1]["wall_seconds"] if rows else 0.0)
     with ExitStack() as stack:
-        watch = cache(partial(stack.enter_context, watching))  # when all is compiled
+        watch = cache(partial(stack.enter_context, watching))  # entered once all is compiled
         all_hooks = [
             hooks.LossHook(sample, test_set, started, watch),
             hooks.ProbeHook(sample, test_set),

@@ -44,7 +44,7 @@ from optdyn.base.trees import Json, Tree
 from optdyn.experiment import Config
 from optdyn.train.loop import Chunk, Hook
 
-# Keys that cannot change a run's floats, and its length.
+# Keys that may change when a run is resumed.
 FREE = ("note", "steps", "log_every", "checkpoint_every", "plan", "tune")
 EVENTS = "events.out.tfevents.*"
 SUMS = "crc32.json"
@@ -149,8 +149,8 @@ def damaged(workdir: Path) -> str:
 
 def free_keys(config: Config) -> tuple[str, ...]:
     """Returns the keys that may change when a config's run is resumed."""
-    kept = ["steps"] if config.replicas.count else []  # of a recording, one array
-    kept += ["log_every"] if config.probes.steer else []  # it steers when it logs
+    kept = ["steps"] if config.replicas.count else []  # replicas are recorded in one array
+    kept += ["log_every"] if config.probes.steer else []  # momentum is steered at log points
     return tuple(key for key in FREE if key not in kept)
 
 
