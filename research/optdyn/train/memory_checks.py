@@ -105,10 +105,8 @@ def check_state(config: Config, rule: Rule, params: Params, slots: int) -> None:
     """Raises `ConfigError` if the state, with all versions of the parameters, cannot fit."""
     need = need_of(config, rule, params)
     versions = f", {slots:,} versions" if slots > 1 else ""
-    _fits(
-        need.device,
-        f"config: {numbers_in(params):,} parameters{versions}, and their optimizer's state need",
-    )
+    line = f"config: {numbers_in(params):,} parameters{versions}, and their optimizer's state need"
+    _fits(need.device, line)
     if need.host:
         _fits(need.host, f"config.method.snapshots: {slots:,} versions need", host_memory())
 

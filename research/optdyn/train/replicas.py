@@ -25,7 +25,7 @@ from optdyn import methods
 from optdyn.base import lookup, seeds
 from optdyn.base.files import read_json, write, write_json, write_npz
 from optdyn.base.progress import Progress, note_signals, say
-from optdyn.base.trees import Array, Json, examples_in
+from optdyn.base.trees import Array, Json, Tree, examples_in
 from optdyn.clock.timeline import entries_at
 from optdyn.core import Event, State
 from optdyn.devices.first_process import hold_workdir
@@ -147,7 +147,7 @@ def _part(run: Run, group: ReplicaGroup, start: int, size: int) -> Arrays:
     indices = np.stack([_indices(run, f"{group.name}{replica}") for replica in chosen])
     recorder = _recorder(group.program, config.replicas.block, config.replicas.subspace)
     key = seeds.key(config.seed, "subspace")
-    arrays = recorder(run.params, examples, key, group.trace, events, indices)
+    arrays = recorder((run.params, examples, key, group.trace), (events, indices))
     return {name: np.asarray(leaf)[: count - start] for name, leaf in arrays.items()}
 
 
@@ -182,17 +182,10 @@ def _join(config: Config, parts: Path, names: list[str], starts: range) -> Array
 
 @lru_cache(maxsize=32)
 def _recorder(program: Program, block: int, subspace: int) -> Callable[..., Arrays]:
-    def replicas(
-        params: Params,
-        examples: Examples,
-        key: jax.Array,
-        trace: jax.Array | None,
-        events: Event,
-        indices: Array,
-    ) -> Arrays:
-        one = partial(_trajectory, program, subspace, params, examples, key, trace)
+    def replicas(shared: tuple[Tree, ...], draws: tuple[Event, Array]) -> Arrays:
+        one = partial(_trajectory, program, subspace, *shared)
         many = {"batch_size": block} if block > 1 else {}
-        return jax.lax.map(lambda draw: one(*draw), (events, indices), **many)
+        return jax.lax.map(lambda draw: one(*draw), draws, **many)
 
     return jax.jit(replicas)
 

@@ -107,28 +107,24 @@ def _labels(config: Config) -> Iterator[str]:
     if shared_data.is_drawn(config):
         return
     data = shared_data.load(config)
-    if "label" in data.train:
-        unseen = np.setdiff1d(data.test["label"], data.train["label"]).tolist()
-        if unseen:
-            where = lookup.key_value("config.data.name", config.data.name)
-            yield (
-                f"{where}: no training example has the labels {short_repr(unseen)} of the test "
-                "split, so none of them can be learnt"
-            )
+    if "label" not in data.train:
+        return
+    if unseen := np.setdiff1d(data.test["label"], data.train["label"]).tolist():
+        where = lookup.key_value("config.data.name", config.data.name)
+        yield (
+            f"{where}: no training example has the labels {short_repr(unseen)} of the test split, "
+            "so none of them can be learnt"
+        )
 
 
 def _mixes_nothing(config: Config) -> Iterator[str]:
     methods = config.methods
+    is_skipped = config.cluster.nodes == 1 or jax.process_count() > 1
     named = zip(methods.name.split("+"), methods.members, strict=True)
     is_users = any(
         lookup.is_user_name(name) and isinstance(method, Mixes) for name, method in named
     )
-    if (
-        not is_users
-        or config.cluster.nodes == 1
-        or jax.process_count() > 1
-        or methods.timeline_depends_on_log(config)
-    ):
+    if not is_users or is_skipped or methods.timeline_depends_on_log(config):
         return
     run = trainer.prepare(config)
     line = f"config.method.name = {methods.name!r}: its nodes train independently to the end, as"
