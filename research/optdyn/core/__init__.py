@@ -181,8 +181,6 @@ def averaged_gradient(gradient: Gradient, axis: str, message: bool = False) -> G
 
 
 def single_optimizer(optimizer: optax.GradientTransformationExtraArgs) -> Update:
-    """Returns the update by one optimizer of all parameters."""
-
     def apply(
         grads: Params, opt_state: Tree, params: Params, event: Event, read_params: Params
     ) -> tuple[Params, Tree]:

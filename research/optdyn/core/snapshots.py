@@ -34,12 +34,10 @@ class SnapshotState(NamedTuple):
     gradients: Tree = ()  # a table of two a group, (2, groups, ...), where a method has one
 
     def read_slot(self, slot: Slot) -> Params:
-        """Returns the parameters of a group that has read `slot`."""
         return self._read(slot, partial(read_first, rows))
 
     @property
     def params(self) -> Params:
-        """x_t."""
         rounded = self.slots.keys() <= self.fresh.keys()
         return self.fresh if rounded else self._read(self.newest, compiled_rows)
 
@@ -62,12 +60,10 @@ class SnapshotState(NamedTuple):
 
 
 def by_block(slot: Slot, table: Mapping[str, Tree]) -> dict[str, Tree]:
-    """Returns the slot of each block of the table."""
     return slot if isinstance(slot, dict) else dict.fromkeys(table, slot)
 
 
 def rows(table: Params, slots: Mapping[str, Tree]) -> Params:
-    """Returns row `slots[name]` of each block of the table."""
     return {name: row(block, slots[name]) for name, block in table.items()}
 
 
@@ -75,7 +71,6 @@ compiled_rows = jax.jit(rows, inline=True)  # outside of a program one, and not 
 
 
 def put(table: Params, slot: Slot, blocks: Params) -> Params:
-    """Returns the table with these blocks in the slot."""
     slots = by_block(slot, table)
     return {
         name: jax.tree.map(
@@ -93,17 +88,14 @@ def pack(leaf: jax.Array) -> jax.Array:
 
 
 def unpack(bits: jax.Array, exact: jax.Array) -> jax.Array:
-    """Returns the numbers of bfloat16 `bits`, in the dtype of `exact`."""
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16).astype(exact.dtype)
 
 
 def is_rounded(snapshots: str) -> bool:
-    """Whether the table has rounded versions."""
     return snapshots == "bfloat16"
 
 
 def row(table: Tree, i: Array) -> Tree:
-    """Returns row i of all leaves."""
     return jax.tree.map(lambda leaf: leaf[i], table)
 
 

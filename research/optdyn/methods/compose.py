@@ -8,8 +8,8 @@ each, which `metered` adds to its info:
     raw step       -g_t                       the gradient that arrived, before the optimizer
     gradient       G_t at x_t                 of a second mini-batch of the same conditional mean
 
-The sketch is a count sketch: coordinate i is added to number i mod q with a fixed random sign. It
-is linear and keeps inner products in expectation.
+In a count sketch coordinate i is added to number i mod q with a fixed random sign, which keeps
+inner products in expectation.
 """
 
 from collections.abc import Callable
@@ -45,10 +45,9 @@ def compose(
 ) -> Rule:
     """Returns the rule of one device.
 
-    `axis`: the axis of devices that share its batch, if there are several, `real` or simulated.
-    `accumulation`: parts of a device's batch, one after the other. With `meter` its step takes a
-    pair of batches, and its info has `METERED`. In a `race` the batch of an update may be the
-    `Message` of a worker.
+    `axis` is that of devices that share its batch, `real` or simulated; `accumulation`: parts of a
+    device's batch, one after the other. With `meter` its step takes a pair of batches. In a `race`
+    the batch of an update may be the `Message` of a worker.
     """
     gradient, update = pieces(methods, problem, optimizer, accumulation)
     servers = methods.servers(problem)
@@ -155,10 +154,7 @@ def _after(value: Array, other: jax.Array) -> jax.Array:
 
 
 def sketch(tree: Params, like: Params, size: int) -> jax.Array:
-    """Returns the sketch of a tree, (min(size, p),) float32, p the numbers of `like`.
-
-    Leaves of `like` that the tree lacks count as zeros.
-    """
+    """Returns the sketch, (min(size, p),) float32; leaves of `like` that the tree lacks are 0."""
     leaves = jax.tree.leaves_with_path(like)
     values = dict(jax.tree.leaves_with_path(tree))
     q = min(size, sum(leaf.size for _, leaf in leaves))

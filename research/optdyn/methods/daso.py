@@ -1,8 +1,7 @@
 """DASO: nodes average every B batches, with a delay of W, both decided by the epochs' losses.
 
-The rule is that of `averaging.py`. The clock makes phases of B and W of the losses so far
-(`after_epoch`), of these when nodes send and receive, and of that the seconds
-(`clock/meetings.py`). So the timeline gets an epoch longer whenever another loss is known.
+The rule is that of `averaging.py`. The losses so far decide B and W of the next epoch
+(`after_epoch`), so the timeline gets an epoch longer whenever another loss is known.
 """
 
 import math
@@ -101,11 +100,7 @@ class DASO(Mixes, name="daso"):
         return self.max_batches
 
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
-        """Returns the rule around a node's `inner` rule.
-
-        *Selective* in the paper: one device of a node sends. Here each device sends a part, so that
-        as many bytes go between nodes and none of the devices waits.
-        """
+        """Returns the rule; each device of a node sends a part, while in the paper one sends all."""
         sent = Messages(self.transfer_dtype, self.blocking_dtype, collectives=collectives)
         return Outer(inner, lambda waited: (2 * waited, 1), messages=sent).rule()
 
@@ -177,16 +172,13 @@ def clock(
 ) -> Timeline:
     """Returns the timeline of the epochs whose phases are decided by the losses before them.
 
-    With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates; another loss lengthens it
-    and changes nothing before. Its plan is a `Meeting`; `staleness` is `waited`, or that inside the
-    nodes.
+    With k `epoch_losses` it covers k + 1 epochs, at most `steps` updates. Its plan is a `Meeting`;
+    `staleness` is `waited`, or that inside the nodes.
 
     A node is done with a batch when its slowest device is and the gradients are averaged. Nodes do
-    not wait for one another until a receipt: the message leaves with the last node and takes an
+    not wait for one another until a receipt: the message leaves with the last node, takes an
     all-reduce over the nodes by one device of each, in bfloat16 with half the bytes, and is then
-    handed on inside the nodes. Averaging and sending begin before the batch is done, by `overlap`
-    (`node_seconds`). `seconds` is when the last node is done. `local_times` replaces the times of
-    a node by itself, for so many steps.
+    handed on inside the nodes. `local_times` replaces the times of a node by itself.
     """
     meeting = _meetings(method, steps, steps_per_epoch, epoch_losses)
     epochs, known = len(meeting.send), min(meeting.send.size, steps)
@@ -233,10 +225,7 @@ def _meetings(method: DASO, steps: int, steps_per_epoch: int, losses: Sequence[f
 
 
 def _recorded(trace: RecordedTrace) -> Meeting:
-    """Returns when nodes met in a recorded run. Raises `TimelineError`.
-
-    A receipt is of the last message sent, and every message but the last is received.
-    """
+    """Returns when nodes met in a recorded run. Raises `TimelineError`."""
     send, receive = trace.flags("send"), trace.flags("receive")
     t = np.arange(len(send))
     waited = trace.integers("waited", (), 0, len(send))

@@ -2,9 +2,8 @@
 
     r_i' = (r_i / t_i) / sum_j (r_j / t_j)         b_i = B r_i' in whole numbers, their sum B
 
-t_i is the time that worker i took over its shares of the last epoch, without communication. An
-update ends with the slowest worker and then the all-reduce. r_i / t_i is a rate, examples per
-second; rates are smoothed over epochs (the paper has `smoothing` 0).
+t_i is the time that worker i took over its shares of the last epoch, without communication. The
+rates r_i / t_i, examples per second, are smoothed over epochs (the paper has `smoothing` 0).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +88,6 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
         return clocked(cluster, self, update_bytes=inputs.update_bytes, seed=setup.seed, **run)[0]
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
-        """Returns the timeline with the recorded seconds and shares."""
         recorded = _recorded_shares(trace, (setup.cluster.worker_count,), setup.batch_size)
         return line._replace(seconds=trace.seconds, plan=recorded)
 
@@ -140,9 +138,8 @@ def _recorded_shares(trace: RecordedTrace, shape: tuple[int, ...], batch_size: i
 def weighted_gradient(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient:
     """Returns the gradient of a device on the axis `data`, the same on all devices.
 
-    `losses(params, examples) -> (examples,)`. A device gets its examples of the batch and computes
-    its `part`, `micro_batch` examples at a time. The loss is the mean of the batch's B examples
-    whatever the `weights`.
+    `losses(params, examples) -> (examples,)`. The loss is the mean of the batch's examples whatever
+    the `weights`.
     """
     worker_part = part(losses, micro_batch)
 
@@ -165,9 +162,8 @@ def weighted_gradient(losses: Losses, micro_batch: int, weights: str = "share") 
 def part(losses: Losses, micro_batch: int) -> Part:
     """Returns `(params, event, batch, worker) ->` sum of the worker's losses, and its gradient.
 
-    Of the C examples of `batch` the first `shares[worker]` of the event's `Shares` count. The
-    worker computes each micro-batch `work[worker]` times, of which one counts: once, or oftener to
-    be slow for real. The sum is float32.
+    The first `shares[worker]` examples of `batch` count. The worker computes each micro-batch
+    `work[worker]` times, to be slow for real; one of them counts. The sum is float32.
     """
 
     def sums(
@@ -217,10 +213,9 @@ def clocked(
     """Returns the timeline of synchronous updates by all workers, and their busy seconds.
 
     Its plan is `Shares`, (steps, workers): equal in the first epoch, then by the rates of the
-    epochs before, or always equal if `method.adapt` is false, with the same draws and disturbances.
-    An example takes its cost times a draw of unit mean from the law `service`, one draw a worker
-    and step; the all-reduce of `update_bytes` is that of synchronous SGD. Busy seconds, (steps,
-    workers), are without it. Raises `TimelineError` for fewer examples than workers.
+    epochs before, or always equal if `method.adapt` is false. An example takes its cost times a
+    draw of unit mean, one a worker and step. Busy seconds, (steps, workers), are without the
+    all-reduce of `update_bytes`. Raises `TimelineError` for fewer examples than workers.
     """
     workers = cluster.worker_count
     cost = costs(cluster, -(-steps // steps_per_epoch), steps_per_epoch, seed)
@@ -248,10 +243,9 @@ def measured(
     """Returns the timeline of real workers, as far as their measured speeds decide it.
 
     `worker_seconds`, (past epochs, workers): seconds per update without communication. The timeline
-    ends with the epoch after those, or with the run. Its seconds are predicted from the epoch
-    before, in the first epoch from `seconds_per_example`. The `work` of its shares is the
-    disturbances, the times that a worker really computes its examples (`TimelineError` if they are
-    no whole numbers).
+    ends with the epoch after those. Its seconds are predicted from the epoch before, in the first
+    epoch from `seconds_per_example`. The `work` of its shares is the disturbances (`TimelineError`
+    if they are no whole numbers).
     """
     workers = cluster.worker_count
     known = min(steps, steps_per_epoch * (len(worker_seconds) + 1))
@@ -308,9 +302,7 @@ def _follow(
 def smooth(rates: np.ndarray, measured: np.ndarray, weight: float) -> np.ndarray:
     """Returns the geometric moving average of rates; `weight`, in [0, 1), is of those before.
 
-    A rate more than `CHANGE` away from its average replaces it; one less away is averaged, and
-    after two epochs right to weight^2 CHANGE. By the average alone, a change of speed by 4 would be
-    right to 5 % after two epochs only with a weight of 0.19, which leaves 83 % of the noise.
+    A rate more than `CHANGE` away from its average replaces it, as noise is less than that.
     """
     changed = np.abs(np.log(measured / rates)) > CHANGE
     return np.where(changed, measured, rates**weight * measured ** (1 - weight))
@@ -326,11 +318,10 @@ class StepCost(NamedTuple):
 def costs(cluster: Cluster, epochs: int, steps_per_epoch: int, seed: int) -> StepCost:
     """Returns the workers' seconds per example by speeds and `disturbances`, and random delays.
 
-    A disturbance (worker, first epoch, last epoch, factor) multiplies the seconds of an example
-    from the first to the last epoch. Random ones, the paper's, begin with `disturbance_probability`
-    at the start of an epoch on a worker that has none: `disturbance_seconds` per epoch, spread over
-    its steps, for `disturbance_epochs`, both drawn evenly between two bounds. Raises
-    `TimelineError` for an impossible disturbance.
+    A disturbance (worker, first epoch, last epoch, factor) multiplies the seconds of an example.
+    Random ones, the paper's, begin with `disturbance_probability` at the start of an epoch on a
+    worker that has none: `disturbance_seconds` per epoch, spread over its steps, for
+    `disturbance_epochs`, both drawn evenly between two bounds. Raises `TimelineError`.
     """
     workers = cluster.worker_count
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64)

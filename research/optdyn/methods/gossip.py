@@ -8,12 +8,9 @@
     push          to one node, drawn anew at every update, whoever else sends to that
 
 Nodes are numbered around a circle. A node divides what it has into equal parts, one for itself and
-one for each message, P_ij = 1/k if j sends to i, of k messages with the one to itself; so the
-columns of P sum to 1. In all graphs but `push` the rows do, too, and P is called W.
-
-All methods here have one clock: a node computes its update (`nodes.local_times`), sends its
-messages one after the other, and begins the next update when those sent to it are there
-(`clock.meetings.meeting_seconds` with `Peers`).
+one for each message, P_ij = 1/k if j sends to i; so the columns of P sum to 1. In all graphs but
+`push` the rows do, too, and P is called W. A node sends its messages one after the other, and
+begins the next update when those sent to it are there (`clock.meetings.Peers`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,10 +105,7 @@ def over_updates(to: np.ndarray, steps: int) -> np.ndarray:
 
 
 def senders_of(to: np.ndarray) -> np.ndarray:
-    """Returns who sends to each node, (T, nodes, k) int32, of graphs other than `push`.
-
-    In those each node is sent k messages.
-    """
+    """Returns who sends to each node, (T, nodes, k) int32; not of `push`, where numbers differ."""
     order = np.argsort(to.reshape(len(to), -1), axis=1, kind="stable")
     return (order // to.shape[2]).reshape(to.shape).astype(np.int32)
 
@@ -158,7 +152,6 @@ class ChocoState(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """x_i."""
         return self.inner.params
 
 
@@ -172,10 +165,9 @@ def choco(
         y_i  <- y_i + q_i                         what node i and its neighbours know of x_i
         x_i  <- x_i + c sum_j W_ij (y_j - y_i)    c: the consensus rate
 
-    -gamma g stands for an update of the `inner` rule. A node keeps y_i and sum_j W_ij y_j, to which
-    it adds the messages; so W is constant. All begin with y_i = x_0. Uncompressed, y_i = x_i, and
-    with c = 1 it is gossip of order 'adapt'. It is the rule of one device over the axis `node`;
-    `event.plan` is `Neighbours` with a rate.
+    -gamma g stands for an update of the `inner` rule. A node adds the messages to sum_j W_ij y_j,
+    so W is constant. All begin with y_i = x_0. Uncompressed and with c = 1 it is gossip of order
+    'adapt'. `event.plan` is `Neighbours` with a rate.
     """
 
     def init(params: Params) -> ChocoState:
@@ -204,8 +196,6 @@ ROWS = 256  # up to so many nodes hold a dense row of R; more hold its other ent
 
 
 class Neighbours(NamedTuple):
-    """The plan of an update of gossip."""
-
     to: Array  # (nodes, k) int32, whom each sends to
     weight: Array  # (nodes,) float32, w
     inner: Plan = ()  # the plan of each node, (nodes, ...)
@@ -333,7 +323,6 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         return meetings_timeline(plan, local, seconds)
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
-        """Returns the timeline among the nodes that were there in the recorded run."""
         if not setup.cluster.presence:
             return line
         here = availability.recorded_presence(trace, setup.cluster.nodes)
@@ -424,8 +413,7 @@ def graph_clock(
 ) -> Timeline:
     """Returns the timeline of nodes that wait for their neighbours' messages only.
 
-    Meeting n has row n of the graph, so that peers take turns whatever the period is. A node begins
-    to send when the gradients of the first layers are there.
+    Meeting n has row n of the graph, so that peers take turns whatever the period is.
     """
     setup, cluster, size = inputs.setup, inputs.setup.cluster, inputs.update_bytes
     local = nodes.local_times(inputs, methods, setup.steps)
@@ -464,7 +452,6 @@ class GASLoCState(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """x."""
         return self.inner.params
 
 

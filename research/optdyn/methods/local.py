@@ -167,7 +167,6 @@ class Local(Gradients, MicroBatches, name="local"):
         nodes: int,
         devices: int,
     ) -> Layout:
-        """Returns the layout of blocks over devices as stages."""
         devices_mesh = mesh(("stage", "data"), (nodes, devices))
         trunk_groups = self.over(len(problem.blocks) - 1)
         return stages(problem, optimizer, trunk_groups, devices_mesh, self.parts(nodes))
@@ -197,8 +196,7 @@ class Local(Gradients, MicroBatches, name="local"):
 def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
     """Returns the sum of the groups' gradients; its loss is that of the last group, the model's.
 
-    The parameters must have the heads that the groups need (`heads`). Shared heads need trunk
-    blocks whose outputs have the shape of the last one's.
+    Shared heads need trunk blocks whose outputs have the shape of the last one's.
     """
     local_gradients = gradients(problem, groups, shared)
 
@@ -270,10 +268,7 @@ def linear_probe(problem: Problem) -> Measure:
 
 
 def ridge(x: jax.Array, labels: jax.Array, classes: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns features (m, D) -> scores (m, classes), fitted by ridge regression in closed form.
-
-    `x` are features, (n, D), and `labels` (n,), taken as one-hot.
-    """
+    """Returns features (m, D) -> scores (m, classes), by ridge regression on `x` (n, D)."""
     mean = x.mean(0)
     scale = jnp.maximum(jnp.sqrt(x.var(0).mean()), jnp.finfo(x.dtype).tiny)
     y = jax.nn.one_hot(labels, classes)

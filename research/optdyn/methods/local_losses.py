@@ -28,10 +28,10 @@ VARIANTS = ("greedy", "overlapping", "chunked", "backprop")
 
 
 def groups(variant: str, blocks: int, window: int, chunks: int) -> Groups:
-    """Returns the groups over `blocks` trunk blocks.
+    """Returns the groups over `blocks` trunk blocks. Raises `ValueError`.
 
     `window` is the size of overlapping groups, `chunks` the number of chunked ones, whose sizes
-    differ by at most one block. Raises `ValueError` for impossible groups.
+    differ by at most one block.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r}: one of {', '.join(VARIANTS)}")
@@ -55,8 +55,7 @@ def heads(blocks: Blocks, groups: Groups, shared: bool) -> tuple[str, ...]:
 def gradients(problem: Problem, groups: Groups, shared: bool = False) -> LocalGradients:
     """Returns `(params, h_a of the first group, batch) -> (grads, h_b of the last, its L_ab)`.
 
-    `grads` has the keys of `params` that the groups train. Groups that begin where others end may
-    run elsewhere, from the activations that those return.
+    `grads` has the keys of `params` that the groups train.
     """
     names = [name for name, _ in problem.blocks]
     last, module = problem.blocks[-1]

@@ -1,12 +1,7 @@
 """Nodes that send sparse messages: the largest numbers, the largest frequencies, a random share.
 
-    SparseLoCo   the largest numbers of x - theta and the error, every H updates
-    DeMo         the largest cosine coefficients of momenta, after every update
-    SPARTA       a random share of parameters, after every update
-
-SparseLoCo keeps what a message left out in an error, DeMo in the momentum. The clock of SparseLoCo
-is that of model averaging; DeMo's and SPARTA's nodes wait after every update for the last node and
-its exchange (`nodes.barrier_clock`). Compressed gossip, CHOCO, is in `gossip.py`.
+SparseLoCo keeps what a message left out in an error, DeMo in the momentum. DeMo's and SPARTA's
+nodes wait after every update for the last node and its exchange (`nodes.barrier_clock`).
 """
 
 from collections.abc import Iterator
@@ -67,8 +62,6 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
     mean_hyper = MappingProxyType({"outer_learning_rate": 1.0, "error_decay": 1.0})
 
     def outer(self) -> optax.GradientTransformationExtraArgs:
-        """Returns a step of rate a along the outer gradient."""
-
         def update(
             gap: Tree, state: Tree, params: Params | None = None, **hyper: Array
         ) -> tuple[Params, Tree]:
@@ -116,14 +109,12 @@ class Chunks(NamedTuple):
         return coefficients.reshape(self.rows * self.columns, -1)
 
     def decode(self, coefficients: jax.Array, like: jax.Array) -> jax.Array:
-        """Returns the array with these coefficients, in the shape and type of `like`."""
         blocks = coefficients.reshape(self.rows, self.columns, self.height, self.width)
         up, across = cosines(self.height), cosines(self.width)
         array = jnp.einsum("ijuv,ua,vb->iajb", blocks, up, across, precision="highest")
         return array.astype(like.dtype).reshape(like.shape)
 
     def largest(self, leaf: jax.Array, count: int) -> Largest:
-        """Returns the `count` largest coefficients of each chunk of the array."""
         coefficients = self.encode(leaf)
         _, place = jax.lax.top_k(jnp.abs(coefficients), self._count(count))
         return jnp.take_along_axis(coefficients, place, axis=1), place.astype(jnp.uint16)
@@ -165,7 +156,6 @@ class DeMoState(NamedTuple):
 
     @property
     def params(self) -> Params:
-        """theta."""
         return self.inner.params
 
 

@@ -33,7 +33,6 @@ class SyncState(NamedTuple):
     opt_state: optax.OptState
 
     def moved_to(self, params: Params) -> "SyncState":
-        """The state at other parameters."""
         return self._replace(params=params)
 
 
@@ -63,7 +62,6 @@ class Sync(MergedServer, name="sync"):
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of updates that wait for the slowest of all workers."""
         setup = inputs.setup
         return compute_groups(
             setup.cluster,

@@ -17,8 +17,7 @@ STEPS = np.geomspace(2.0**-9, 2.0, 161)  # values of a, in ratios of 1.044
 def limit(arrivals: Timeline) -> float:
     """Returns a*, from arrivals (replicas, steps): some 100 replicas of some 40 steps a group.
 
-    Infinite where nothing is stale: there momentum, which is tuned too, lifts the limit, as the
-    long-run step alpha / (1 - mu) is stable up to 2 (1 + mu) / (1 - mu) / lambda.
+    It is infinite where nothing is stale: there momentum, which is tuned too, lifts the limit.
     """
     if not arrivals.staleness.any():
         return np.inf

@@ -124,7 +124,6 @@ class _Fixed:
 
 
 def _named(transform: Any) -> Any:
-    """The name of a function or of a transformation of optax; other values as they are."""
     if isinstance(transform, optax.GradientTransformation):
         return name_of(Constant(transform), OPTAX, transform)
     return name_of(transform) if callable(transform) else transform
