@@ -100,7 +100,7 @@ class DASO(Mixes, name="daso"):
         return self.max_batches
 
     def mix(self, inner: Rule, collectives: Collectives = SIMULATED) -> Rule:
-        """Returns the rule; each device of a node sends a part, while in the paper one sends all."""
+        """Returns the rule; each device of a node sends a part, where in the paper one sends it."""
         sent = Messages(self.transfer_dtype, self.blocking_dtype, collectives=collectives)
         return Outer(inner, lambda waited: (2 * waited, 1), messages=sent).rule()
 

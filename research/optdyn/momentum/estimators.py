@@ -137,7 +137,7 @@ def instrument_strength(m: Moments, draws: np.ndarray) -> float:
 
 
 def condition(m: Moments) -> float:
-    """Returns the condition number of the normal equations, of unit size; NaN of a regressor of 0."""
+    """Returns the condition number of the normal equations; NaN where a regressor is zero."""
     if np.diag(m.mean)[1:].min() < NOTHING:
         return float("nan")
     return float(np.linalg.cond(m.mean[1:, 1:] / _scale(m)))

@@ -16,7 +16,7 @@ moments (Hansen 1982) chooses phi and eta so that `sum_t <z_t, r_t>` is near 0, 
 covariance at the same phi, eta (Hansen, Heaton and Yaron 1996).
 
 r_t is a moving average, r_t = eps_t + sum_k theta_k eps_{t-k} of order max(1, M), so negatively
-correlated that kernels (Newey-West) fail. It is inverted, and the sum regrouped by uncorrelated eps:
+correlated that kernels (Newey-West) fail. It is inverted, and the sum regrouped by the eps:
 
     sum_t <z_t, r_t> = sum_t <z_t + sum_k theta_k z_{t+k}, eps_t> = sum_t h_t,   V = sum_t h_t h_t'
 
@@ -26,7 +26,8 @@ J - K - M - 1 degrees of freedom if the model is right: a test of lags and of th
 In shuffled epochs every batch makes up for those before it. Let R_t be the examples that the epoch
 has left at t. The above holds with f over R_t, for f, and G_t drawn from R_t:
 
-    E[d_t | H_t] = -alpha sum_k p (1 - p)^k grad f_{R_t}(x_{t-k}),   E[f_{R_t} | H_{t-1}] = f_{R_{t-1}}
+    E[d_t | H_t] = -alpha sum_k p (1 - p)^k grad f_{R_t}(x_{t-k})
+    E[f_{R_t} | H_{t-1}] = f_{R_{t-1}}
 
 It fails where an epoch begins between t-1 and t. There z_t is 0, and near it small, as a jump of
 z_t would let a whole eps_t in where a small difference should be.
@@ -264,10 +265,10 @@ def _autocovariances(prepared: Sequence[tuple], beta: np.ndarray, order: int) ->
 
 
 def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns <z_t + sum_k theta_k z_{t+k}, signals through the inverse moving average>, (T', J, P).
+    """Returns <z_t + sum_k theta_k z_{t+k}, the signals' eps>, (T', J, P), and inner products (P, P).
 
-    And the inner products of those signals, (P, P), every update's over its |d|^2: so no burst of
-    a few updates decides.
+    The latter are of the signals through the inverse moving average, every update's over its
+    |d|^2, so that no burst of a few updates decides.
     """
     inner_products, power = [], np.zeros(())
     for instruments, signals, _ in prepared:

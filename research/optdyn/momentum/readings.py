@@ -128,7 +128,7 @@ def fitted(ended: Sequence[Window], lags: int, gradient_lags: int = 0, raw: bool
 
 
 def chance(it: Fit, ended: Sequence[Window], gradient_lags: int = 0) -> float:
-    """Returns the p-value of the model: twice the less of J's and of the arrivals', or J's alone."""
+    """Returns the p-value of the model: twice the less of J's and of the arrivals', if known."""
     known = [window.ages(gradient_lags) for window in ended if window.ages]
     if not known or not len(it.phi):
         return it.p

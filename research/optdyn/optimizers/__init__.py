@@ -105,7 +105,7 @@ def has_bases(name: str) -> bool:
 
 
 def transform(name: str) -> Make:
-    """Returns what makes the transform, of optax or TRANSFORMS or a user's. Raises `ConfigError`."""
+    """Returns a function of TRANSFORMS, of optax or the user's. Raises `ConfigError`."""
     if not lookup.is_user_name(name) and name not in TRANSFORMS:
         of_optax = getattr(optax, name, None)
         if inspect.isfunction(of_optax) and not name.startswith("_"):
