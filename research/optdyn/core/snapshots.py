@@ -1,10 +1,8 @@
 """The table of parameter versions that groups have read, one row a slot.
 
-A group computes with the row that it read last. Rows are exact, or rounded to bfloat16 with x_t
-kept exactly beside them. `devices/paged.py` fetches rows from the host's memory.
-
-`read_first` reads a row before another is written. Otherwise XLA reads it anew wherever it is used,
-and where that might come after the write, it copies the whole table at every update.
+Rows are exact, or rounded to bfloat16 with x_t kept exactly beside them. `read_first` reads a row
+before another is written; otherwise XLA, which reads it anew wherever it is used, copies the whole
+table at every update.
 """
 
 from collections.abc import Callable, Mapping
@@ -103,8 +101,7 @@ def row(table: Tree, i: Array) -> Tree:
 def read_first(read: Callable[[Tree, Tree], Tree], table: Tree, i: Array) -> Tree:
     """Returns `read(table, i)`, read once for all uses; `i` are numbers of rows, from 0 on.
 
-    On a CPU a branch that is always taken reads it, as XLA drops barriers there before it decides
-    what to copy.
+    On a CPU, where XLA drops barriers, a branch that is always taken reads it.
     """
 
     def branch(table: Tree, i: Array) -> Tree:

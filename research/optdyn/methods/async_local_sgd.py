@@ -192,10 +192,9 @@ class AsyncLocalSGD(WorkerMethod, Periodic, OuterMomentum, name="async_local_sgd
         N-th:  m <- b m + Delta / N,  theta <- theta - eta ((1 - c N + c) b m + G / N),  Delta <- 0
         else:                         theta <- theta - eta (c b m + G / N)
 
-    A momentum that moves with every stale G is worse than none, so it waits for N of them; N = 1 is
-    Nesterov's. The N-th is counted over the exchanges of all workers. A worker of speed v_i takes
-    H_i = H v_i / max v local steps, rounded down and at least one, so that slow workers are not the
-    stalest: the paper's dynamic local updates.
+    The N-th is counted over the exchanges of all workers; N = 1 is Nesterov's momentum. A worker of
+    speed v_i takes H_i = H v_i / max v local steps, rounded down and at least one: the paper's
+    dynamic local updates.
 
     Two other servers are Adam and HeLoCo's (`turn_to_momentum`). With any of them late messages may
     count less, as in CGAD; tau is how often theta was updated since it was read:
@@ -543,11 +542,8 @@ class Decoupled(WorkerMethod, Periodic, Fragmented, OuterMomentum, name="decoupl
     Theta_m is what learner m took over last; tokens_m and steps_m count from then. All batches have
     one size here, so w_m is steps_m. M are the learners whose messages have arrived by a merge, at
     least K of them (`syncer_rounds`). They train on meanwhile, and lose what they did between
-    sending and receipt. This holds for each fragment of the parameters; fragments are sent H / P
-    steps apart.
-
-    With K = all, no grace, equal speeds and prompt messages it is streaming DiLoCo with a delay of
-    one update. A learner that is away keeps its parameters and loses the local step that it was at.
+    sending and receipt. Fragments are sent H / P steps apart. A learner that is away keeps its
+    parameters and loses the local step that it was at.
     """
 
     quorum: int = field(0, "K, least number of learners in a merge; 0: all.", at_least=0)

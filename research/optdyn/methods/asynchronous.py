@@ -127,7 +127,6 @@ def divides(groups: int, setup: Setup, methods: MethodStack) -> Join:
 
 
 def in_host_memory(setup: Setup, methods: MethodStack) -> Iterator[Join]:
-    """Yields what versions in the host's memory need."""
     key = "method.snapshots"
     several = methods.mix or not methods.read or not methods.read.single
     reason = f"excludes config.method.name = {methods.name!r}; 'bfloat16' halves any table"
@@ -216,14 +215,12 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
         x_{t+1} = x_t - alpha grad f(stale_{r(t)}, fresh_t)     x_t = (stale_t, fresh_t)
 
     The workers of a group take one gradient together; the groups do not wait for one another. Fresh
-    blocks are those that one server both keeps and computes, so that nobody holds an old copy: the
-    merged fully-connected servers of 1606.04487. By default there are none.
+    blocks, by default none, are those that one server both keeps and computes: the merged
+    fully-connected servers of 1606.04487.
 
     With a `compression` C group i sends C(g + e_i) for a gradient g, and keeps what that leaves
-    out, e_i <- g + e_i - C(g + e_i), for its next message.
-
-    Where the gradient is local (`local.py`) each block has a server and an order of arrivals, so
-    that r(t), and the implicit momentum with it, differ by block.
+    out, e_i <- g + e_i - C(g + e_i). Where the gradient is local (`local.py`) each block has a
+    server and an order of arrivals.
     """
 
     staleness_bound: int = field(
@@ -334,12 +331,10 @@ class Ringmaster(Grouped, name="ringmaster"):
         x_t stays                                      otherwise
 
     tau counts the updates since the arriving group had read; it reads the newest version in either
-    case. Only the clock's policy is new. With R = infinity it is asynchronous SGD. With R = 1 an
-    update is of a group that was not overtaken: of groups of unlike constant speeds, the fastest.
-
-    A dropped gradient took its group as long as any other, with its exchange, and changes nothing.
-    It is no row of the timeline, so `config.steps` counts what is applied. Its examples are not
-    lost: in a race the group takes the same batch again, and elsewhere batch t is that of update t.
+    case. With R = infinity it is asynchronous SGD; with R = 1 an update is of a group that was not
+    overtaken. A dropped gradient took its group as long as any other, and is no row of the
+    timeline, so `config.steps` counts what is applied. Its examples are not lost: in a race the
+    group takes the same batch again, and elsewhere batch t is that of update t.
     """
 
     delay_bound: int = field(
@@ -427,12 +422,11 @@ class Ringleader(Grouped, name="ringleader"):
         G_i     <- (1 - 1/b_i) G_i + g / b_i        a gradient g of group i arrives, its b_i-th
         x_{t+1} =  x_t - alpha 1/n sum_i G_i        if it is one that applies the table
 
-    n groups arrive as in asynchronous SGD: nobody waits, and an arriving group reads the newest
-    parameters. The server works in rounds of n updates. It gathers until each group has an entry.
-    The arrival that completes the table applies it, and so does the next arrival of each other
-    group. What a group sends after that goes into the table of the next round. So a fast group's
-    mean is of more gradients, but counts no more, and no applied gradient is older than 2n - 2
-    updates. One group is SGD. A row of the timeline is an arrival, of a gradient of a whole batch.
+    Nobody waits, and an arriving group reads the newest parameters. The server works in rounds of n
+    updates. It gathers until each group has an entry. The arrival that completes the table applies
+    it, and so does the next arrival of each other group. What a group sends after that goes into
+    the table of the next round. So no applied gradient is older than 2n - 2 updates. One group is
+    SGD. A row of the timeline is an arrival, of a gradient of a whole batch.
     """
 
     groups: int = field(1, "Compute groups, each synchronous inside.", at_least=1, static=True)

@@ -481,7 +481,6 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         return meetings_timeline(meeting, local, seconds)
 
     def with_recorded(self, line: Timeline, trace: RecordedTrace, setup: Setup) -> Timeline:
-        """Returns the timeline with the recorded weights of nodes in the meetings."""
         if not setup.cluster.presence:
             return line
         count = setup.cluster.nodes
@@ -599,9 +598,8 @@ class DiLoCo(ModelAveraging, OuterMomentum, name="diloco"):
         m     <- mu m + D
         theta <- theta - eta (D + mu m)           x_i <- theta
 
-    With eta = 1 and mu = 0 it is model averaging. With H = 1 and SGD inside it is Nesterov SGD of
-    rate eta gamma, with one node and mu = 0 Lookahead. With `fragments` it is streaming DiLoCo
-    (arXiv 2501.18512). The clock is that of model averaging.
+    With eta = 1 and mu = 0 it is model averaging, with one node and mu = 0 Lookahead, and with
+    `fragments` streaming DiLoCo (arXiv 2501.18512).
     """
 
     mean_hyper = MappingProxyType({"outer_learning_rate": 1.0, "outer_momentum": 0.0})
@@ -618,9 +616,8 @@ class SlowMo(ModelAveraging, name="slowmo"):
         u     <- beta u + D / gamma
         theta <- theta - a gamma u                x_i <- theta
 
-    gamma is the nodes' learning rate at that update, so that u is a sum of gradients whatever their
-    rate was. With beta = 0 and a = 1 it is model averaging, and with gamma constant DiLoCo with
-    heavy ball in place of Nesterov's momentum. The clock is that of model averaging.
+    gamma is the nodes' learning rate at that update, so that u is a sum of gradients. With beta = 0
+    and a = 1 it is model averaging, and with gamma constant DiLoCo with heavy ball.
     """
 
     slow_learning_rate: float = field(1.0, "a, learning rate of the slow step.", **ABOVE_0)
@@ -657,9 +654,8 @@ class DesLoc(ModelAveraging, name="des_loc"):
         u_i <- 1/P sum_j u_j        every K_u = 3 K_x, the first moment of a node's optimizer
         v_i <- 1/P sum_j v_j        every K_v = 6 K_x, the second
 
-    The optimizer is any of optax: its `nu` is v, and all other floats of its state are u. With
-    K_u = K_v = K_x it is model averaging with `inner_state=averaged`, local Adam. The clock is that
-    of model averaging; moments are one more all-reduce when they are due.
+    optax's `nu` is v, and all other floats of the optimizer's state are u. With K_u = K_v = K_x it
+    is local Adam. Moments are one more all-reduce when they are due.
     """
 
     first_moment_meetings: int = field(
@@ -744,9 +740,8 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         m_i     <- mu m_i + G_i
         theta_i <- theta_i - eta (G_i + mu m_i)   x_i <- theta_i
 
-    A node's own difference counts at once, those of the others when they are there, and none at the
-    first meeting. So an all-reduce has H updates of time, and nodes are never quite equal. With one
-    node it is DiLoCo's rule, and with mu = 0 Lookahead's.
+    An all-reduce has H updates of time, and nodes are never quite equal. With one node it is
+    DiLoCo's rule.
     """
 
     cluster = nodes.LINKED
@@ -756,7 +751,6 @@ class Eager(Mixes, Periodic, OuterMomentum, name="eager"):
         return eager(inner, nesterov(), collectives)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of nodes that wait for the messages of the meeting before only."""
         cluster, steps, size = inputs.setup.cluster, inputs.setup.steps, inputs.update_bytes
         local = nodes.local_times(inputs, methods, steps)
         meeting = meeting_schedule(steps, self.period, 1, 0)

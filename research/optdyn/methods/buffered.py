@@ -115,12 +115,10 @@ class MindFlayer(Buffered, name="mindflayer"):
     """MindFlayer (Maranjyan et al., arXiv 2410.04285): slow gradients are begun again.
 
     A group that has not delivered after a times its mean service drops its gradient, and begins
-    another at the newest parameters, with another draw. It pays where times have heavy tails: a
-    service S that begins again after a takes E min(S, a) / P(S <= a) in the mean. Without a limit
-    it is `buffered`, and with K = 1 and nobody waiting asynchronous SGD.
-
-    MindFlayer SGD takes all gradients at x_t (`waiting=k_batch_sync`) and gives each worker a
-    number of trials; here it goes on until K are there.
+    another at the newest parameters. A service S that begins again after a takes
+    E min(S, a) / P(S <= a) in the mean. Without a limit it is `buffered`. The paper takes all
+    gradients at x_t (`waiting=k_batch_sync`) and gives each worker a number of trials; here it goes
+    on until K are there.
     """
 
     allotted: float = field(

@@ -45,11 +45,8 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
 
     g_i is the mean gradient of worker i's b_i examples, so the update is the whole batch's gradient
     however the batch is split. With weights 'equal' it is sum_i g_i / N over the N workers, as in
-    the authors' code by default: examples of small shares count more. The timeline has the shares
-    b_i (`Shares`), from how fast each worker was.
-
-    The shares are numbers, not shapes: a worker goes through its part in micro-batches of a fixed
-    size, as many as its part needs, and meets the others once, in the sum of the gradients.
+    the authors' code by default. The shares b_i are numbers, not shapes: a worker goes through its
+    part in micro-batches of a fixed size and meets the others once.
     """
 
     adapt: bool = field(True, "Whether shares follow speeds; False: equal shares.")
@@ -75,7 +72,6 @@ class DynamicBatch(Gradients, name="dynamic_batch"):
         return part(problem.each_loss, self.micro_batch)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of workers that wait for one another after every update."""
         setup, cluster = inputs.setup, inputs.setup.cluster
         run = {
             "steps": setup.steps,
@@ -136,11 +132,7 @@ def _recorded_shares(trace: RecordedTrace, shape: tuple[int, ...], batch_size: i
 
 
 def weighted_gradient(losses: Losses, micro_batch: int, weights: str = "share") -> Gradient:
-    """Returns the gradient of a device on the axis `data`, the same on all devices.
-
-    `losses(params, examples) -> (examples,)`. The loss is the mean of the batch's examples whatever
-    the `weights`.
-    """
+    """Returns the gradient of a device on the axis `data`, the same on all devices."""
     worker_part = part(losses, micro_batch)
 
     def gradient(params: Params, event: Event, batch: Batch) -> tuple[jax.Array, Params]:
@@ -266,7 +258,6 @@ def measured(
 
 
 def _slowest(compute: np.ndarray) -> np.ndarray:
-    """Returns the seconds of updates without an exchange, from those of the workers."""
     return compute.max(axis=1)
 
 
@@ -300,10 +291,7 @@ def _follow(
 
 
 def smooth(rates: np.ndarray, measured: np.ndarray, weight: float) -> np.ndarray:
-    """Returns the geometric moving average of rates; `weight`, in [0, 1), is of those before.
-
-    A rate more than `CHANGE` away from its average replaces it, as noise is less than that.
-    """
+    """Returns the geometric moving average of rates; a rate beyond `CHANGE` of it replaces it."""
     changed = np.abs(np.log(measured / rates)) > CHANGE
     return np.where(changed, measured, rates**weight * measured ** (1 - weight))
 

@@ -207,9 +207,8 @@ class Neighbours(NamedTuple):
 def gossip(inner: Rule, order: str, collectives: Collectives = SIMULATED) -> Rule:
     """Returns the rule of one device over the axis `node`, around a node's `inner` rule.
 
-    `event.plan` is `Neighbours`, which differs between nodes in its `inner` only. With `senders` a
-    row of P is sparse, and sums are in another order. A node that is away makes no update, and
-    takes over the parameters of its stand-in.
+    `event.plan` is `Neighbours`, which differs between nodes in its `inner` only. A node that is
+    away makes no update, and takes over the parameters of its stand-in.
     """
     gather = collectives.gather
 
@@ -295,7 +294,6 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
         return whole * compression.ratio(params) if compression else whole
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of nodes that wait for the messages sent to them only."""
         setup, size = inputs.setup, inputs.update_bytes
         cluster, steps, compression = setup.cluster, setup.steps, self.compressor()
         local = nodes.local_times(inputs, methods, steps)
@@ -377,10 +375,9 @@ class OverGraph(Mixes):
         theta_i <- theta_i - outer(D_i)           an outer optimizer for each node
         x_i     <- theta_i
 
-    This is `diloco+gossip`: the rule of `averaging.py`, with a mean over the neighbours. NoLoCo
-    (arXiv 2506.10911) draws pairs at every meeting (graph `random`) and has heavy ball,
-    `slowmo+gossip`: its m <- mu m + eta mean(x_j - theta_j) + eta (mean(theta_j) - theta_i) is mu m
-    - eta D_i, as both means are over the same pair. On `complete` it is `meets` itself.
+    This is `diloco+gossip`. NoLoCo (arXiv 2506.10911) draws pairs at every meeting (graph `random`)
+    and has heavy ball, `slowmo+gossip`: its m <- mu m + eta mean(x_j - theta_j) + eta
+    (mean(theta_j) - theta_i) is mu m - eta D_i. On `complete` it is `meets` itself.
     """
 
     meets: ModelAveraging
@@ -494,12 +491,10 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
         theta_i <- y_i - alpha (Lambda y)_i + gamma (y_i - y_i')
         x_i     <- theta_i                          y': y of the meeting before, at first theta
 
-    Lambda is the Laplacian of the graph, and alpha Lambda = I - W with W as in `gossip`: a node
-    sends y to its neighbours, and pairs take their mean. In DiLoCo's terms, D = theta - x and m <-
-    gamma m + D, y - y' is -eta m. So on one quadratic the mean over the nodes is DiLoCo's theta, on
-    any graph. A node's momentum includes what the meeting before did to the node, and eta does not
-    scale the pull to the neighbours, as it does in `diloco+gossip`. With gamma = 0 and eta = 1 it
-    is `model_averaging+gossip`.
+    Lambda is the Laplacian of the graph, and alpha Lambda = I - W with W as in `gossip`. On one
+    quadratic the mean over the nodes is DiLoCo's theta, on any graph. A node's momentum includes
+    what the meeting before did to the node, and eta does not scale the pull to the neighbours, as
+    it does in `diloco+gossip`. With gamma = 0 and eta = 1 it is `model_averaging+gossip`.
 
     The equation is that of a catalogue (junaidaliop.github.io/zij); the paper itself was not read.
     """

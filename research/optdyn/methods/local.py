@@ -1,15 +1,12 @@
 """Local parallelism (arXiv 2012.03837): groups of blocks learn from losses of their own.
 
-`local_losses.py` has the gradients and `stages.py` blocks on devices of their own. This file has
-the method, what an update costs, and two measurements of what the blocks of a network learn, in
-float32:
+Two measurements, in float32, say what the blocks of a network learn:
 
     cos_j = <g_j, grad_j f> / (|g_j| |grad_j f|)       g_j: local gradient of block j
     W_j = argmin E |y - E y - W' (h_j - E h_j) / s|^2 + lambda |W|^2     s^2 = tr Cov(h_j) / D
 
-cos_j says how nearly a block's local gradient points where backpropagation of the model's own loss
-f would. W_j is a linear probe: its accuracy says how much of the label y, in one-hot form, can be
-read off the block's features h_j, of D components.
+cos_j compares a block's local gradient with backpropagation of the model's own loss f. W_j is a
+linear probe of the label y, in one-hot form, from the block's features h_j, of D components.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -172,7 +169,6 @@ class Local(Gradients, MicroBatches, name="local"):
         return stages(problem, optimizer, trunk_groups, devices_mesh, self.parts(nodes))
 
     def extra_metrics(self, problem: Problem) -> Measure | None:
-        """Returns the measure of cosines and linear probes, if `probes` is set."""
         if not self.probes:
             return None
         trunk_groups = self.over(len(problem.blocks) - 1)

@@ -4,10 +4,9 @@
     L_ab = loss(head_b(h_b)),   h_b = f_{b-1} o ... o f_a (h_a)      h_a a constant
     grad theta_j = sum over the groups (a, b) with a <= j < b of d L_ab / d theta_j
 
-f_j: the K trunk blocks, all of the model but its last; h_0: the input. A group trains its blocks by
-backpropagation from a head at its end; nothing flows back into h_a. Groups of one block are greedy,
-one group of all is backpropagation, and with overlapping groups a block learns from heads further
-on. head_K is the model's last block; with shared heads every head is.
+f_j: the K trunk blocks, all of the model but its last; h_0: the input. Groups of one block are
+greedy, one group of all is backpropagation, and with overlapping groups a block learns from heads
+further on. head_K is the model's last block; with shared heads every head is.
 """
 
 from collections.abc import Callable

@@ -8,9 +8,8 @@ that left out, e <- x - theta + e - M, for its next message. With a `decay` b, b
     sign       sign(v) mean|v|, a bit a number (EF-signSGD, Karimireddy et al., arXiv 1901.09847)
     powersgd   low rank (Vogels et al., arXiv 1905.13727)
 
-All numbers of an array, or those that `top_k` keeps, may have a few bits only (`quantizer`). Each
-array is compressed by itself. Sparse numbers and signs cannot be added up on their way: each node's
-message goes to all others.
+Each array is compressed by itself. Sparse numbers and signs cannot be added up on their way: each
+node's message goes to all others.
 """
 
 from collections.abc import Callable

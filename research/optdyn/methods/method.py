@@ -120,9 +120,8 @@ def slowed(inputs: ClockInputs, methods: "MethodStack") -> Cluster:
 class Method(Value, section="method", union=True):
     """A way of parallelising SGD: a frozen dataclass whose fields are its numbers.
 
-    It derives from `Gradients`, `Reads` or `Mixes`, by the piece of plain SGD that it replaces, or
-    from several of them; `sync` replaces none. A field on which the update rule depends is
-    `static`, so that another value makes another program. The clock alone sees the others.
+    A field on which the update rule depends is `static`, so that another value makes another
+    program. The clock alone sees the others.
     """
 
     pieces: ClassVar[tuple[str, ...]] = ()  # keys of MEANING: the pieces that it replaces

@@ -2,8 +2,7 @@
 
     rennala    --config.method.name=buffered --config.method.waiting=k_batch_sync
 
-`optdyn list names` shows them, and so does the error of such a `config.method.name`. The values
-make it the method of that name; its other numbers are free.
+`optdyn list names` shows them, and so does the error of such a `config.method.name`.
 """
 
 import re

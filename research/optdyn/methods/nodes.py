@@ -1,7 +1,4 @@
-"""What nodes do between their meetings, and how long it takes them.
-
-A node is a set of devices that hold the same parameters; nodes hold different ones.
-"""
+"""The seconds of nodes, sets of devices with the same parameters, between their meetings."""
 
 import jax
 import numpy as np

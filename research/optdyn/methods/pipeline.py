@@ -73,11 +73,8 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         predict    as stash, of parameters predicted for  SpecTrain, 1809.02839; FTPipe
                    tau_s updates later
 
-    The nodes of the cluster are the stages. This is asynchronous SGD whose blocks have a slot each,
-    which the clock decides. Each block has an optimizer and a staleness.
-
-    Without stashing the derivatives are those of the newest parameters, at the activations of the
-    old:
+    The nodes of the cluster are the stages. Each block has an optimizer and a staleness. Without
+    stashing the derivatives are those of the newest parameters, at the activations of the old:
 
         h_{j+1} = stop(f_j(old, h_j)) + f_j(new, h_j) - stop(f_j(new, h_j))
 
@@ -151,7 +148,6 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         return self.micro_batches if self.pipeline == "2bw" else 1
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of stages that go forward and backward in turn, never flushed."""
         setup, nodes, kind = inputs.setup, inputs.setup.cluster.nodes, self.pipeline
         work = stage_work(setup, inputs.model)
         delay, steps = delays(kind, nodes, len(inputs.model.problem.blocks)), setup.steps
@@ -181,7 +177,6 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         yield Join("batch_size", setup.batch_size % parts, f"{reason}config.method.micro_batches)")
 
     def report(self, setup: Setup, network: ModelInfo) -> Json:
-        """Returns the bytes between stages, of activations forward and their gradients back."""
         return {"communicated_bytes": int(2 * stage_work(setup, network).sent.sum())}
 
     def layout(

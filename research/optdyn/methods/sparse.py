@@ -50,8 +50,7 @@ class SparseLoCo(ModelAveraging, OuterRate, name="sparseloco"):
         e_i   <- e_i - s_i
         theta <- theta - a 1/P sum_i s_i          x_i <- theta
 
-    The rule of `averaging.py`, whose messages (`messages.py`) leave out e, with decay beta. With
-    beta = 1, a = 1 and b = 32 it is model averaging with top-k and error feedback. There is no
+    With beta = 1, a = 1 and b = 32 it is model averaging with top-k and error feedback. There is no
     outer momentum: the error of each node acts as one.
     """
 
@@ -205,8 +204,7 @@ class DeMo(Mixes, name="demo"):
         theta <- theta - gamma sign(Q)            or theta - Q, where steps are not `signed`
 
     All nodes have the same theta after every update, and different momenta. With all coefficients
-    nothing is left of m, and this is SGD of the mean gradient, or of its sign. With numbers in the
-    place of coefficients it would be SparseLoCo at H = 1.
+    this is SGD of the mean gradient, or of its sign.
     """
 
     momentum_decay: float = field(0.999, "beta, decay of a node's momentum.", **FRACTION)
@@ -232,7 +230,6 @@ class DeMo(Mixes, name="demo"):
         return NodeMessage(float(sum(sizes)), gathered=True)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of nodes that wait after every update for all others' messages."""
         sent = self.update_message(inputs.model.params).bytes
         line = nodes.barrier_clock(inputs, methods, all_gather(inputs.setup.cluster, sent))
         beta = np.full(len(line.seconds), self.momentum_decay, np.float32)
@@ -277,8 +274,7 @@ class Sparta(Mixes, name="sparta"):
 
     Beton et al. (EXO Labs), "Improving the efficiency of distributed training using sparse
     parameter averaging", openreview.net/forum?id=stFPf3gzq1, 2025. Nodes draw S from one seed, so
-    that no places travel, and the numbers are added up on their way. With s = 1 it is model
-    averaging after every update, and with SGD inside synchronous SGD.
+    that no places travel. With s = 1 it is model averaging after every update.
     """
 
     averaged_share: float = field(
@@ -302,7 +298,6 @@ class Sparta(Mixes, name="sparta"):
         return NodeMessage(float(sum(sizes)), gathered=False)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the timeline of nodes that wait after every update for an all-reduce of S."""
         sent = self.update_message(inputs.model.params).bytes
         line = nodes.barrier_clock(inputs, methods, between_nodes(inputs.setup.cluster, sent))
         rng = seeds.generator(inputs.setup.seed, "shares")

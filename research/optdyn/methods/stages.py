@@ -51,8 +51,6 @@ class Form(NamedTuple):
 
 
 class Forms(NamedTuple):
-    """The forms of a part of a `SyncState`."""
-
     params: Form
     opt_state: Form
 

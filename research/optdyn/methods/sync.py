@@ -54,9 +54,7 @@ def sync(gradient: Gradient, update: Update) -> Rule[SyncState]:
 class Sync(MergedServer, name="sync"):
     """Synchronous SGD: every gradient is taken at the parameters it is applied to.
 
-        x_{t+1} = x_t - alpha grad f(x_t)
-
-    All other methods are compared with it, and each has a limit in which it is this one.
+    x_{t+1} = x_t - alpha grad f(x_t)
     """
 
     cluster = ("pieces", "split", "overlap", "speeds", "latencies", "bandwidths")

@@ -228,9 +228,9 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         w*  <- w* + s                   the center, which is evaluated
         w_i <- w_i - gamma g(w_i) - s   by its own optimizer: with momentum it is EAMSGD
 
-    As in the paper's algorithm 1 the spring pulls at w_i as it was before the local step. An
-    exchange keeps w* + sum_i w_i. The paper's a is 0.9 / p for p workers: the key is p a, so that
-    at 1 the center would be the workers' mean if all exchanged at once. At 0 nothing is exchanged.
+    As in the paper's algorithm 1 the spring pulls at w_i as it was before the local step. The
+    paper's a is 0.9 / p for p workers: the key is p a, so that at 1 the center would be the
+    workers' mean if all exchanged at once.
     """
 
     elasticity: float = field(
@@ -248,7 +248,6 @@ class Elastic(WorkerMethod, Periodic, name="elastic"):
         return elastic(gradient, update, self.groups)
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
-        """Returns the workers' local steps; no gradient is stale."""
         line = self.local_steps_timeline(inputs, methods, self.periods, is_stale=False)
         a = np.full(inputs.setup.steps, self.elasticity / self.groups, np.float32)
         return line._replace(plan=line.plan._replace(numbers={"elasticity": a}))
@@ -323,9 +322,8 @@ class ADPSGD(WorkerMethod, OnGraph, name="ad_psgd"):
         x_i      <- x_i - gamma grad f(x_i read)    read: when its gradient was begun
         x_i read <- x_i
 
-    There is no server and nobody waits. Others meet worker i while it computes and move x_i, so its
-    gradient is stale. A meeting keeps the mean of all x_i, which is evaluated; a gradient moves it
-    by gamma / p, for p workers.
+    Nobody waits. Others meet worker i while it computes and move x_i, so its gradient is stale. A
+    meeting keeps the mean of all x_i, which is evaluated.
     """
 
     def read(self, gradient: Gradient, update: Update, slots: int, servers: Servers) -> Rule:

@@ -39,11 +39,7 @@ class Matching(NamedTuple):
 
 
 def first_row(lags: int, gradient_lags: int) -> int:
-    """Returns the first update t that obeys the recursion.
-
-    The first update of a run applies a fresh gradient whatever its law of staleness, so t = 0 obeys
-    no recursion with lags. Further gradient terms need a past of their length.
-    """
+    """Returns the first update that obeys the recursion; the gradient at t = 0 is always fresh."""
     return max(min(lags, 1), gradient_lags)
 
 
@@ -125,10 +121,7 @@ def bootstrap(m: Moments) -> np.ndarray:
 
 
 def instrument_strength(m: Moments, draws: np.ndarray) -> float:
-    """Returns F = (least eigenvalue of A / its bootstrap deviation)^2, regressors of unit size.
-
-    It is 0 where the eigenvalue is not positive: the means' signal is not seen.
-    """
+    """Returns F = (least eigenvalue of A / its bootstrap deviation)^2; 0 if it is not positive."""
     scale = _scale(m)
     values = np.linalg.eigvalsh(split_replica(m)[1:, 1:] / scale)
     deviation = np.linalg.eigvalsh(draws[:, 1:, 1:] / scale)[:, 0].std()

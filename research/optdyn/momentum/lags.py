@@ -73,10 +73,7 @@ def theory(config: Mapping[str, Any]) -> Theory | None:
 
 
 def memoryless(config: Mapping[str, Any]) -> bool:
-    """Returns whether the implicit momentum is 1 - 1/g, under any optimizer and schedule.
-
-    It is if every group is as likely as another to arrive next, whoever came before.
-    """
+    """Returns whether every group is as likely as another to arrive next, whoever came before."""
     groups, cluster = groups_of(config), config["cluster"]
     methods = known_stack(config["method"]["name"])
     if not (methods and methods.simple):

@@ -265,9 +265,9 @@ def _autocovariances(prepared: Sequence[tuple], beta: np.ndarray, order: int) ->
 
 
 def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns <z_t + sum_k theta_k z_{t+k}, the signals' eps>, (T', J, P), and inner products (P, P).
+    """Returns <z_t + sum_k theta_k z_{t+k}, the signals' eps>, (T', J, P), and a sum (P, P).
 
-    The latter are of the signals through the inverse moving average, every update's over its
+    That is of products of the signals through the inverse moving average, every update's over its
     |d|^2, so that no burst of a few updates decides.
     """
     inner_products, power = [], np.zeros(())

@@ -68,7 +68,6 @@ def moments(problem: Problem, small: int, params: Params, examples: Examples) ->
 
 
 def hessian_times(problem: Problem, params: Params, examples: Examples, v: Params) -> Params:
-    """Returns H v, H of the mean loss of all examples."""
     return jax.jvp(lambda x: jax.grad(problem.loss)(x, examples), (params,), (v,))[1]
 
 

@@ -1,10 +1,7 @@
 """The momentum meter's readings: fits of `momentum/moments.py` to windows of a run's updates.
 
-    raw steps -g_t            one lag: implicit momentum, under any optimizer
-    d_t / alpha_t             implicit and explicit momentum of heavy-ball SGD, a lag each
-
-The model is tested twice: by the J test of the fit, and by the order of arrivals, which must not
-depend on how long groups have been away (`momentum/order_of_arrivals.py`).
+Raw steps -g_t give the implicit momentum, under any optimizer; d_t / alpha_t, with a lag more, that
+and the explicit one of heavy-ball SGD. The J test and the order of arrivals test the model.
 """
 
 from collections.abc import Callable, Sequence

@@ -197,11 +197,7 @@ def _is_loop(state: Tree) -> bool:
 
 
 def check(setup: HasOptimizer, groups: int, params: Params) -> None:
-    """Traces an update of the setup's optimizer with so many groups, for parameters like these.
-
-    Raises `ConfigError` if it fails, needs arguments that no update has, or returns a state that
-    the next update cannot take. Results are cached.
-    """
+    """Traces an update of the setup's optimizer. Raises `ConfigError` if it cannot be used."""
     leaves, structure = jax.tree.flatten(params)
     shapes = tuple((x.shape, x.dtype) for x in leaves)
     objects = lookup.user_objects(setup, lookup.OPTIMIZER)

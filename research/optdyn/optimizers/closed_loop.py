@@ -8,16 +8,14 @@ the explicit momentum mu corrected towards a target mu*. With staleness tau,
                 (x_{t-tau+1} - x_{t-tau} + alpha grad f(x_{t-tau})) / (x_{t-tau} - x_{t-tau-1})
     mu        <- mu + gamma (mu* - mu_T)
 
-in the paper's algorithm with its t moved by one: the gradient that arrives at update t is the one
-at x_{t-tau}, so the momentum of update t - tau is measured then. With v <- g + mu v and
-x <- x - alpha v, displacements are -alpha v and the learning rate cancels:
+The paper's t is moved by one: the gradient that arrives at update t is the one at x_{t-tau}, so the
+momentum of update t - tau is measured then. With v <- g + mu v and x <- x - alpha v,
 
     mu_T      = median over coordinates of (v_{t-tau} - g_t) / v_{t-tau-1}
 
-This is a ratio along the path, and not the 1 - 1/g of the mean recursion: it exceeds mu by more the
-further x moves in tau updates. So the loop holds mu_T at the target but does not find the momentum
-that theory compensates with: for mu* = 0.9 and 16 memoryless groups it settles at mu of 0.77 to
-0.89 (quadratic, MLP on MNIST), where 0.9 - (1 - 1/16) is -0.04.
+This is a ratio along the path, and not the 1 - 1/g of the mean recursion. So the loop holds mu_T at
+the target but does not find the momentum that theory compensates with: for mu* = 0.9 and 16
+memoryless groups it settles at mu of 0.77 to 0.89, where 0.9 - (1 - 1/16) is -0.04.
 """
 
 import math
