@@ -66,7 +66,6 @@ from optdyn.methods.setup import Setup
 Weights = Callable[[jax.Array], tuple[ArrayLike, ArrayLike]]
 
 INNER_STATES = ("kept", "averaged", "reset")
-MERGINGS = ("mix", "correct")
 
 
 def split_fragments(tree: Tree, fragments: int) -> tuple[Tree, ...]:
@@ -393,7 +392,7 @@ class ModelAveraging(Mixes, Periodic, Fragmented, Compressed, name="model_averag
         "mix",
         "How a node merges, 'mix' of its parameters and the mean, or 'correct', the mean plus all "
         "that the node did since it sent.",
-        one_of=MERGINGS,
+        one_of=("mix", "correct"),
         static=True,
     )
     inner_state: str = field(

@@ -257,10 +257,6 @@ def measured(
     return line._replace(seconds=ends, plan=Shares(share, work))
 
 
-def _slowest(compute: np.ndarray) -> np.ndarray:
-    return compute.max(axis=1)
-
-
 def _follow(
     method: DynamicBatch,
     steps: int,
@@ -268,7 +264,7 @@ def _follow(
     batch_size: int,
     workers: int,
     seconds: Callable[[int, np.ndarray, slice], np.ndarray],
-    update: Callable[[np.ndarray], np.ndarray] = _slowest,
+    update: Callable[[np.ndarray], np.ndarray] = lambda compute: compute.max(axis=1),
 ) -> tuple[Timeline, np.ndarray]:
     """Returns the timeline of shares that follow speeds, and the busy seconds, (steps, workers).
 

@@ -212,7 +212,8 @@ def _estimated(
                 theta = moving_average(_autocovariances(prepared, beta, order))
                 moments, power = _moments(prepared, theta)
                 beta = _least(moments, beta)
-            hansen = _statistic(moments, beta)
+            left = moments.sum(0) @ np.append(1.0, -beta)
+            hansen = float(left @ _inverse(_covariance(moments, beta)) @ left)
             strength = _strength(moments, power, beta)
         except np.linalg.LinAlgError as why:
             raise NotIdentified("moments are collinear: too little noise or signal") from why
@@ -259,7 +260,8 @@ def _gram(instruments: np.ndarray) -> np.ndarray:
 def _autocovariances(prepared: Sequence[tuple], beta: np.ndarray, order: int) -> np.ndarray:
     total = np.zeros(order + 1)
     for _, signals, weights in prepared:
-        residuals = np.sqrt(weights)[:, None] * _combined(signals, beta)
+        combined = np.append(1.0, -beta).astype(signals.dtype) @ signals
+        residuals = np.sqrt(weights)[:, None] * combined
         total += [np.vdot(residuals[k:], residuals[: len(residuals) - k]) for k in range(order + 1)]
     return total
 
@@ -284,10 +286,6 @@ def _moments(prepared: Sequence[tuple], theta: np.ndarray) -> tuple[np.ndarray, 
         moved = products[:, 0, 0]
         power = power + np.tensordot(1 / moved[moved > 0], products[moved > 0], axes=1)
     return np.concatenate(inner_products), power
-
-
-def _combined(signals: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    return np.append(1.0, -beta).astype(signals.dtype) @ signals
 
 
 def _covariance(moments: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -316,11 +314,6 @@ def _least(moments: np.ndarray, start: np.ndarray) -> np.ndarray:
         return float(left @ _inverse(np.einsum("a,b,abij->ij", c, c, products)) @ left)
 
     return first + unit @ scipy.optimize.minimize(hansen, np.zeros(len(first)), method="BFGS").x
-
-
-def _statistic(moments: np.ndarray, beta: np.ndarray) -> float:
-    left = moments.sum(0) @ np.append(1.0, -beta)
-    return float(left @ _inverse(_covariance(moments, beta)) @ left)
 
 
 def _strength(moments: np.ndarray, power: np.ndarray, beta: np.ndarray) -> float:

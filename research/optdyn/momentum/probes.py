@@ -20,7 +20,6 @@ mean_loss: the loss of the mean of those replicas' parameters
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -67,36 +66,27 @@ def moments(problem: Problem, small: int, params: Params, examples: Examples) ->
     return GradientMoments(whole - trace / large, trace)
 
 
-def hessian_times(problem: Problem, params: Params, examples: Examples, v: Params) -> Params:
-    return jax.jvp(lambda x: jax.grad(problem.loss)(x, examples), (params,), (v,))[1]
-
-
 def sharpness(
     problem: Problem, params: Params, examples: Examples, iterations: int = ITERATIONS
 ) -> jax.Array:
     """Returns lambda of the mean loss of all examples, from below, after so many iterations."""
-    hessian = partial(hessian_times, problem, params, examples)
 
-    def unit(v: Params) -> Params:
-        return optax.tree.scale(1 / jnp.maximum(optax.tree.norm(v), jnp.finfo(jnp.float32).tiny), v)
+    def hessian(v: Params) -> Params:
+        return jax.jvp(lambda x: jax.grad(problem.loss)(x, examples), (params,), (v,))[1]
 
-    def iterate(_: int, v: Params) -> Params:
-        return unit(hessian(v))
-
-    start = unit(jax.grad(problem.loss)(params, examples))
-    v = jax.lax.fori_loop(0, iterations, iterate, start)
+    start = _unit(jax.grad(problem.loss)(params, examples))
+    v = jax.lax.fori_loop(0, iterations, lambda _, v: _unit(hessian(v)), start)
     return optax.tree.vdot(v, hessian(v))
+
+
+def _unit(v: Params) -> Params:
+    return optax.tree.scale(1 / jnp.maximum(optax.tree.norm(v), jnp.finfo(jnp.float32).tiny), v)
 
 
 def alignment(problem: Problem, replicas: Params, examples: Examples) -> jax.Array:
     """Returns the mean cosine of P replicas' gradients, leaves (P, ...); NaN of one replica."""
-
-    def direction(params: Params) -> Params:
-        gradient = jax.grad(problem.loss)(params, examples)
-        length = optax.tree.norm(gradient)
-        return optax.tree.scale(1 / jnp.maximum(length, jnp.finfo(jnp.float32).tiny), gradient)
-
-    directions = jax.lax.map(direction, replicas)
+    gradient = jax.grad(problem.loss)
+    directions = jax.lax.map(lambda params: _unit(gradient(params, examples)), replicas)
     p = len(jax.tree.leaves(directions)[0])
     total = optax.tree.norm(jax.tree.map(lambda leaf: leaf.sum(axis=0), directions), squared=True)
     return (total - p) / jnp.where(p > 1, p * (p - 1), jnp.nan)
