@@ -408,10 +408,7 @@ class OverGraph(Mixes):
 def graph_clock(
     graph: str, meeting: Meeting, inputs: ClockInputs, methods: MethodStack
 ) -> Timeline:
-    """Returns the timeline of nodes that wait for their neighbours' messages only.
-
-    Meeting n has row n of the graph, so that peers take turns whatever the period is.
-    """
+    """Returns the timeline of nodes that wait for neighbours; meeting n has row n of the graph."""
     setup, cluster, size = inputs.setup, inputs.setup.cluster, inputs.update_bytes
     local = nodes.local_times(inputs, methods, setup.steps)
     count = np.asarray(meeting.send)[:, 0].cumsum()

@@ -206,7 +206,7 @@ def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
 def costs(
     method: "Local", setup: Setup, network: ModelInfo
 ) -> tuple[UpdateCost, pipeline.StageWork]:
-    """Returns the cost of an update, in all and on the stages of the cluster."""
+    """Returns the cost of an update, in all and on the cluster's stages."""
     problem, params, examples = network
 
     def shape(leaf: Tree) -> jax.ShapeDtypeStruct:

@@ -557,10 +557,7 @@ class MethodStack:
         return any(method.timeline_depends_on_log(setup) for method in self.members)
 
     def timeline(self, setup: Setup, **known: Any) -> Timeline:
-        """Returns the timeline of a run, as far as its past epochs decide it.
-
-        `known` are the fields of `ClockInputs` besides the setup. Raises `TimelineError`.
-        """
+        """Returns a run's timeline; `known` are fields of `ClockInputs`. Raises `TimelineError`."""
         clock = self.outermost.clock
         if not isinstance(setup.cluster.service, Trace):
             return clock(ClockInputs(setup, **known), self)

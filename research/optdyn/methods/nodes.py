@@ -46,10 +46,7 @@ def local_times(inputs: ClockInputs, methods: MethodStack, steps: int) -> LocalT
 
 
 def barrier_clock(inputs: ClockInputs, methods: MethodStack, transfer: float) -> Timeline:
-    """Returns the timeline of nodes that wait after every update for the last and its exchange.
-
-    The exchange takes `transfer` seconds from when the gradients of the first layers are there.
-    """
+    """Returns the timeline of nodes that wait for the last and `transfer` seconds every update."""
     local, cluster = local_times(inputs, methods, inputs.setup.steps), inputs.setup.cluster
     handed_on = broadcast(cluster, inputs.update_bytes)
     seconds = barrier_seconds(local.ready, local.done, transfer, handed_on)

@@ -50,9 +50,8 @@ def closed_loop(
 
     `staleness`: tau, updates between the read and the arrival of a gradient; g - 1, their mean, for
     g groups of equal speed. Learning rate, momentum and gamma may be traced. mu starts at mu* and
-    stays within LIMIT of 0. The state holds tau + 2 copies of the parameters. Nothing is corrected
-    before tau + 2 updates, nor where mu_T is not finite.
-    Raises ValueError if `staleness` is no integer from 0 up, or `gamma` a number that is not.
+    stays within LIMIT of 0. The state holds tau + 2 copies of the parameters; before so many
+    updates nothing is corrected. Raises ValueError if `staleness` or `gamma` is out of range.
     """
     if not isinstance(staleness, int) or staleness < 0:
         raise ValueError(f"staleness {staleness!r}: must be 0 or more updates")
