@@ -1,10 +1,4 @@
-"""The availability of volunteers' computers: a daily load, and nodes that leave and come back.
-
-`Load` makes nodes slower by the hour of their longitude. `Presence` has their presences and
-absences, of exponential lengths. In gossip what would have been sent to an absent node is sent to
-the one that it would have sent to (`reroute`), and an absent node's parameters after the update are
-those of the next present node on the circle (`stand_ins`).
-"""
+"""The availability of volunteers' computers: a daily load, and nodes that leave and come back."""
 
 from typing import NamedTuple
 
@@ -94,7 +88,6 @@ class Presence:
 
 
 def cluster_presence(cluster: Cluster, seed: int) -> Presence | None:
-    """Returns the presences of the nodes; None where no node leaves."""
     if not cluster.presence:
         return None
     rng = seeds.generator(seed, "presence")
@@ -102,10 +95,7 @@ def cluster_presence(cluster: Cluster, seed: int) -> Presence | None:
 
 
 def reroute_updates(to: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Returns receivers of messages, (steps, nodes, k): `reroute` at every update.
-
-    Update t has the receivers `to[t % T]` of (T, nodes, k), and `present`, (steps, nodes).
-    """
+    """Returns `reroute` at every update, (steps, nodes, k), from `to[t % T]` of (T, nodes, k)."""
     receivers = [reroute(to[t % len(to)], present_t) for t, present_t in enumerate(present)]
     return np.stack(receivers).astype(np.int32)
 
@@ -127,10 +117,7 @@ def reroute(to: np.ndarray, present: np.ndarray) -> np.ndarray:
 
 
 def stand_ins(present: np.ndarray) -> np.ndarray:
-    """Returns each node's own number, or the next present node's on the circle if it is absent.
-
-    `present` and the result, int32, are (steps, nodes).
-    """
+    """Returns each node's number, or the next present one on the circle, (steps, nodes) int32."""
     nodes = present.shape[1]
     twice = np.where(np.tile(present, 2), np.arange(2 * nodes), 2 * nodes)
     following = np.minimum.accumulate(twice[:, ::-1], axis=1)[:, ::-1]

@@ -139,11 +139,9 @@ class Cluster(Value, section="cluster"):
 
     @property
     def worker_count(self) -> int:
-        """The number of workers, `nodes * devices_per_node`."""
         return self.nodes * self.devices_per_node
 
     @check_arguments
     def with_(self, **changes: Any) -> Self:
-        """Returns a copy with other values of some fields. Raises `ConfigError`."""
         nodes = {"nodes": 1} if changes.get("workers") else {}
         return super().with_(**nodes | changes)

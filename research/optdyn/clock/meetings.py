@@ -1,14 +1,7 @@
 """Seconds of nodes that compute by themselves and meet: one recurrence for all such clocks.
 
-Each device takes its part of the batch. The devices of a node then add up their gradients over the
-node's links; an exchange between nodes is by one device of each, which broadcasts the result to the
-others. Seconds of computing are draws of the law (`service_draws`) times means of devices
-(`equal_part_seconds`, `compute_means`), and seconds of messages are those of `network.py`.
-
-`meeting_seconds` is the clock of nodes that go on until they receive: model averaging, DASO and
-eager updates, whose messages are sums over all nodes (`AllReduce`), and gossip and methods over a
-graph, whose messages go to neighbours (`Peers`). `barrier_seconds` is the clock of nodes that wait
-for one another after every update.
+Each device computes its part of the batch. The devices of a node add up their gradients over the
+node's links; an exchange between nodes is by one device of each, which broadcasts the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +26,7 @@ from optdyn.clock.timeline import (
 
 
 class LocalTimes(NamedTuple):
-    """What happens inside nodes between their exchanges, and how long it takes."""
+    """The plans and seconds of updates inside nodes, between their exchanges."""
 
     ready: np.ndarray  # (steps, nodes) seconds of an update until its exchange may start
     done: np.ndarray  # (steps, nodes) seconds of an update until its end
@@ -50,10 +43,7 @@ NodesPlan = Any  # a NamedTuple with the plans inside nodes as its `inner`
 def synchronous(
     cluster: Cluster, *, steps: int, batch_size: int, update_bytes: int, seed: int = 0
 ) -> Timeline:
-    """Returns the timeline of gradients averaged over all workers, who wait for one another.
-
-    Model averaging after every update has the same seconds.
-    """
+    """Returns the timeline of gradients averaged over all workers, who wait for one another."""
     mean = equal_part_seconds(cluster, batch_size)
     if cluster.split == "proportional":
         mean = compute_means(cluster, 1, batch_size).reshape(mean.shape)
@@ -76,8 +66,8 @@ def barrier_seconds(
 ) -> np.ndarray:
     """Returns the seconds of updates, (steps,), after each of which all nodes wait for all.
 
-    `ready` and `done` are those of `LocalTimes`. The exchange takes `transfer` seconds from when
-    the last node is ready, and its result is then broadcast inside the nodes.
+    The exchange takes `transfer` seconds from when the last node is `ready`, (steps, nodes), and
+    its result is then broadcast inside the nodes.
     """
     return np.maximum(done.max(axis=1), ready.max(axis=1) + transfer) + broadcast_seconds
 
@@ -87,9 +77,9 @@ def node_seconds(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns `ready` and `done` of `LocalTimes`, (steps, nodes), where a node averages a gradient.
 
-    Each device takes an equal part of the batch. The averaging may run behind the last fraction
-    `overlap` of the computing, and the exchange between nodes follows it, layer by layer: it may
-    start that much before the gradient is complete. Longer runs begin with the shorter ones.
+    The averaging may run behind the last fraction `overlap` of the computing, and the exchange
+    between nodes follows it, layer by layer: it may start that much before the gradient is
+    complete.
     """
     compute = service_draws(cluster, steps, seed) * equal_part_seconds(cluster, batch_size)
     return ready_and_done(cluster, compute, update_bytes)
@@ -106,8 +96,7 @@ def compute_means(cluster: Cluster, groups: int, batch_size: int) -> np.ndarray:
     """Returns each worker's mean seconds for its share of an update, (groups, k).
 
     By `cluster.split` shares are equal, batch_size / k, or in proportion to the speeds of the
-    group, in whole examples (a batch over devices by their FLOPS, arXiv 1606.04487): then all of a
-    group end together, and an update computes for batch_size / (sum of speeds).
+    group, in whole examples (a batch over devices by their FLOPS, arXiv 1606.04487).
     """
     workers = cluster.worker_count
     speeds = np.asarray(cluster.speeds or np.ones(workers), np.float64).reshape(groups, -1)
@@ -175,19 +164,13 @@ class Peers:
         self._sent, self._travel = to != self._nodes, self._travel_seconds(to)
 
     def _travel_seconds(self, to: np.ndarray) -> np.ndarray:
-        """Returns the seconds to each message's arrival, from when the first leaves: `to`'s shape.
-
-        A node sends itself nothing.
-        """
+        """Returns the seconds from when the first message leaves to each one's arrival, as `to`."""
         return np.where(to == self._nodes, 0.0, self.links(self._nodes, to)).cumsum(axis=-1)
 
     def send(
         self, t: int, q: int, ready: Nodes, now: Nodes, present: Nodes, free: Nodes
     ) -> tuple[Nodes, Nodes]:
-        """Returns when a node has all messages to it, and when it may send again, (nodes,) each.
-
-        The arguments are those of `AllReduce.send`.
-        """
+        """Returns when a node has all messages to it, and when it may send again, (nodes,) each."""
         row = self.schedule[t]
         to, sent, travel = self.to[row], self._sent[row], self._travel[row]
         if not present.all():
@@ -203,8 +186,6 @@ class Peers:
 
 
 class MeetingTimes(NamedTuple):
-    """When updates end, and which nodes take part."""
-
     seconds: np.ndarray  # (steps, ...) at which updates commit
     present: np.ndarray  # (steps, nodes) bool
 
@@ -221,7 +202,7 @@ def meeting_seconds(
 
     The clock of each node makes, at update t,
 
-        now   <- now + load(now) done_t                        its own update
+        now   <- now + load(now) done_t                        its update
         arrival_q = the exchange's, if fragment q is sent      from now + load(now) ready_t on
         now   <- max(now, arrival of what is received) + broadcast
 
@@ -231,13 +212,13 @@ def meeting_seconds(
     runs side by side, each from second 0. An update commits when the last node has made it, or when
     a later update commits if that is sooner: a straggler that nobody waits for delays none.
 
-    Where nodes leave and come back and all meet (`AllReduce`), a meeting is of the nodes that were
-    there since the one before, and nobody waits for the others; all who are there when it ends go
-    on from its result. If all were lost, the first node that comes back for long enough repeats its
-    part: the updates since the last meeting are then those it makes. Over a graph (`Peers`) a node
-    that leaves before the end of its update takes no part in it, and its clock stands still; it is
-    back in the first update that all present nodes begin after it has fetched the parameters of the
-    next present node. Raises `TimelineError` where no node stays for long enough.
+    Where nodes leave and all meet (`AllReduce`), a meeting is of the nodes that were there since
+    the one before; all who are there when it ends go on from its result. If all were lost, the
+    first node that comes back for long enough repeats its part: the updates since the last meeting
+    are then those it makes. Over a graph (`Peers`) a node that leaves before the end of its update
+    takes no part in it, and its clock stands still; it is back in the first update that all present
+    nodes begin after it has fetched the parameters of the next present node. Raises `TimelineError`
+    where no node stays for long enough.
     """
     ready, done, (steps, *_, fragments) = local.ready, local.done, np.shape(meeting.send)
     send, receive = np.asarray(meeting.send), np.asarray(meeting.receive)
@@ -290,10 +271,9 @@ def _fragments(flags: np.ndarray) -> list[list[int]]:
 
 
 def meetings_timeline(plan: NodesPlan, local: LocalTimes, seconds: np.ndarray) -> Timeline:
-    """Returns the timeline of nodes with that plan, at these seconds, (steps,).
+    """Returns the timeline of nodes with that plan, whose `inner` is that of `local`.
 
-    The plan's `inner` is that of `local`. The staleness is that inside the nodes, or else the
-    updates that a received message has waited.
+    The staleness is that inside the nodes, or else the updates that a received message has waited.
     """
     steps = len(seconds)
     none, staleness = np.zeros(steps, np.int32), local.staleness

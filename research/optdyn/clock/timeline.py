@@ -21,7 +21,7 @@ class TimelineError(InputError):
 
 
 class Arrival(NamedTuple):
-    """Whose gradient an update applies, at which version it was taken, where the new one goes.
+    """The worker whose gradient an update applies, the slot it read, and the new version's slot.
 
     int32. `worker` and `read` are (K,) for an update of K gradients, and all three are (servers,)
     where each block has a server.
@@ -43,17 +43,14 @@ class WorkerStep(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How a batch is divided among workers, (workers,) int32."""
+    """The division of a batch among workers, (workers,) int32."""
 
     shares: Array  # examples; their sum is the size of the batch
     work: Array | None = None  # how often a worker goes through its examples, to be slow for real
 
 
 class Meeting(NamedTuple):
-    """Whether nodes send and receive after an update, (fragments,) or a scalar.
-
-    What is received was sent `waited` updates before; 0: it was sent just now.
-    """
+    """The fragments that nodes send and receive after an update, (fragments,) or a scalar."""
 
     send: Array  # bool
     receive: Array  # bool
@@ -98,8 +95,7 @@ def plan_of(line: Timeline, kind: type[T]) -> T | None:
 def staleness_of(read: np.ndarray, write: np.ndarray) -> np.ndarray:
     """Returns the updates between the writing and the reading of a slot, (steps,) int32.
 
-    `read` and `write`, (steps,): update t reads a slot, then writes one. All slots begin with
-    version 0.
+    Update t reads the slot `read[t]`, then writes `write[t]`. All slots begin with version 0.
     """
     version = dict[int, int]()
     staleness = np.empty(len(read), np.int32)
@@ -173,8 +169,8 @@ def split_batches(batches: np.ndarray, shares: np.ndarray, columns: int) -> np.n
     """Returns the examples of each device, `columns` a device, (n, devices * columns).
 
     `batches`, (n, B), or (n, B, 2) and so is the result; `shares`, (n, ..., devices) with sum B in
-    each batch, of devices that take their examples one after the other. A part is filled up with
-    its last example (the one before it, where it is empty). Raises ValueError if a share is larger.
+    each batch. A part is filled up with its last example (the one before it, where it is empty).
+    Raises ValueError if a share is larger than `columns`.
     """
     sizes = shares.reshape(len(shares), int(np.prod(shares.shape[1:])))
     if sizes.max(initial=0) > columns:

@@ -1,10 +1,8 @@
-"""Which version each group has read, as they arrive: it follows from their order alone.
+"""The version that each group has read, which follows from the order of arrivals alone.
 
-A group that arrives reads the version it makes, or waits for others and reads a later one. So the
-order of the arrivals, drawn, raced or replayed, decides slots, staleness, who goes on and whose
-each batch is. Batches 0, 1, ... of the order of examples go to the first, second, ... reader, as a
-group that races needs its batch before anybody knows the number of its update. Where an update is
-of several arrivals, these are parts of batches.
+A group that arrives reads the version it makes, or waits for others and reads a later one. Batches
+0, 1, ... of the order of examples go to the first, second, ... reader, as a group that races needs
+its batch before anybody knows the number of its update.
 
 n groups compute gradients, and an update is made when K are there (Dutta et al., arXiv 1803.01113).
 
@@ -19,8 +17,8 @@ With staleness bound s it goes on only while
 
     c <= min over groups of c + s
 
-and otherwise waits, without parameters, until the slowest group's next update. With s = 0 all wait
-for all after each update. A group that waited reads the parameters as they are when it goes on.
+and otherwise waits, without parameters, until the slowest group's next update. It then reads the
+newest. With s = 0 all wait for all after each update.
 """
 
 import heapq
@@ -70,13 +68,10 @@ class Task(NamedTuple):
 
     @property
     def numbers(self) -> range:
-        """The numbers of its batches."""
         return range(self.batch, self.batch + self.batches)
 
 
 class Outcome(NamedTuple):
-    """What follows from an arrival."""
-
     row: bool  # whether the timeline has a new entry
     update: bool  # whether that changes what others read
     readers: list[int]  # groups that begin a task now, and drop the one before
@@ -98,8 +93,8 @@ class ArrivalOrder(Protocol):
 def blank_timeline(groups: int, steps: int, policy: Policy = FREE_RUNNING) -> Timeline:
     """Returns a timeline of zeros, into which an `ArrivalOrder` writes updates as groups arrive.
 
-    With several arrivals K an update is of parts of batches, whose arrays are (steps, K). One slot
-    is enough where an update drops all other work.
+    With K arrivals an update, arrays are (steps, K). One slot is enough where an update drops all
+    other work.
     """
     worker, write = np.zeros((2, steps), np.int32)
     shape = (steps,) if policy.arrivals == 1 else (steps, policy.arrivals)
@@ -117,11 +112,9 @@ class Slots:
         self._readers, self._free = [0] * slots, list(range(slots))
 
     def hold(self, slot: int) -> None:
-        """Counts one more reader of the slot."""
         self._readers[slot] += 1
 
     def release(self, slot: int) -> None:
-        """Counts one reader less."""
         self._readers[slot] -= 1
         if not self._readers[slot]:
             heapq.heappush(self._free, slot)
@@ -155,7 +148,6 @@ class Versions:
             self._begin_next(group)
 
     def arrivals_left(self, group: int) -> int:
-        """Returns 1: a group delivers whole gradients."""
         return 1
 
     def arrive(self, group: int, seconds: float) -> Outcome:
@@ -192,7 +184,7 @@ class Versions:
         """Drops the group's work; it begins again with the same batch.
 
         The timeline says so only if the group had read an older version: otherwise it reads the
-        same again, and a trace does not say whether that was before or after its own arrival.
+        same again, and a trace does not say whether that was before or after its arrival.
         """
         task = self.leave(group)
         if task.version < self.updates:
@@ -200,7 +192,7 @@ class Versions:
         self.begin(group, task.batch)
 
     def leave(self, group: int) -> Task:
-        """Ends the group's task, which is returned."""
+        """Ends and returns the group's task."""
         task = self.working.pop(group)
         self._slots.release(task.slot)
         return task
@@ -215,7 +207,6 @@ class Versions:
         self._batches += 1
 
     def _write(self, seconds: float) -> None:
-        """Writes the next update, made of the arrivals since the last one."""
         line, plan, t, arrivals = self._line, self._line.plan, self.updates, self._delivered
         assert line.batch is not None
         self._newest = plan.write[t] = self._slots.next()
@@ -232,7 +223,7 @@ NumbersOf = Callable[..., Mapping[str, Array]]
 
 
 class Exchanges:
-    """An `ArrivalOrder` of workers with parameters of their own; an arrival is a local step.
+    """An `ArrivalOrder` of workers with parameters each; an arrival is a local step.
 
     Worker i exchanges with every `periods[i]`-th step. A race hears of a worker when it exchanges,
     and then lists its local steps together: steps between exchanges have no order that would change
@@ -261,11 +252,9 @@ class Exchanges:
         self._done[worker], self._batches = 0, self._batches + period
 
     def arrivals_left(self, group: int) -> int:
-        """Returns the local steps until the worker exchanges."""
         return self._periods[group] - self._done[group]
 
     def arrive(self, group: int, seconds: float) -> Outcome:
-        """Counts a local step, and writes the timeline's next entry."""
         line, t, task = self._line, self._steps, self.working[group]
         exchange = self.arrivals_left(group) == 1
         line.worker[t], line.seconds[t] = group, seconds

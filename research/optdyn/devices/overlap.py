@@ -29,8 +29,6 @@ from optdyn.devices.simulated import NodeStates, first_state, single_node
 
 
 class Running(NamedTuple):
-    """The nodes on their devices, and the messages under way."""
-
     nodes: NodeStates
     messages: Mapping[int, "Future[np.ndarray]"]  # by fragment, the sum over the nodes
     sent: int  # messages since the state was put there

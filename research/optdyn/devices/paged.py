@@ -1,13 +1,9 @@
 """Versions in the host's memory, where the device holds the newest and what an update reads.
 
-The rule is the same (`methods/asynchronous.py`), with a table of one slot, so it is exact. The
-loop leaves the compiled program at every update: the row that is read next is copied to the device
-while it computes, and the row before is copied back. A row that is read right after it was made is
-still on the device.
-
-No row is written while it is read, so rows are copied from where they lie: the row of update t is
-written when t is done, and then t + 1 is under way, which reads another slot or what is on the
-device.
+The rule has a table of one slot (`methods/asynchronous.py`), so it is exact. The row that is read
+next is copied to the device while that computes, and the row before is copied back. No row is
+written while it is read: the row of update t is written when t is done, and t + 1, which is then
+under way, reads another slot or what is on the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -133,7 +129,6 @@ def fetch_rows(table: Params, slots: Mapping[str, Array]) -> Params:
 
 
 def _aligned_copy(leaf: Array) -> np.ndarray:
-    """Returns a copy that can be written into, aligned to `ALIGNED`."""
     memory = np.empty(leaf.nbytes + ALIGNED, np.uint8)
     start = -memory.ctypes.data % ALIGNED
     copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)

@@ -5,11 +5,8 @@ the learning rate tuned for every mini-batch of B examples,
 
     updates(B) = U_min (1 + B_noise / B) = U_min + E_min / B        B_noise = E_min / U_min
 
-However large the mini-batch, training takes U_min updates at least; however small it is, E_min
-examples at least. At the gradient noise scale B_noise it takes twice as many of both. If B_noise is
-0 a larger mini-batch is useless, and if it is infinite all mini-batches take as many examples.
-
-An `Updates` function returns updates(B) as an interval of level `planner.LEVEL`.
+At least U_min updates and E_min examples; at the gradient noise scale B_noise twice as many of
+both. An `Updates` function returns updates(B) as an interval of level `planner.LEVEL`.
 """
 
 import math

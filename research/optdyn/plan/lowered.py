@@ -1,9 +1,7 @@
 """`config.model.lowering = 'measured'`: the fastest algorithm of each convolution, measured once.
 
-The choice is that of a plan without a bound on memory, at the mini-batch that one device computes:
-from programs with one algorithm exchanged at a time, measured once more as a whole, and dropped if
-it does not pay. A file keeps it for each model, mini-batch and machine. The choice is then written
-out in the config, as if the user had set it, so that a workdir says it.
+The choice is that of a plan without a bound on memory, at the mini-batch that one device computes.
+A file keeps it for each model, mini-batch and machine; the config has it as if the user had set it.
 """
 
 import contextlib
@@ -82,5 +80,4 @@ def fastest(config: Config) -> str:
 
 
 def _model_json(model: Mapping[str, object]) -> Json:
-    """Returns a model's JSON but for its lowering."""
     return json.loads(json.dumps({k: v for k, v in model.items() if k != "lowering"}))

@@ -8,8 +8,8 @@ Hadjis et al., "Omnivore" (arXiv 1606.04487), cut a network in two phases: first
     T_conv_network(1),  the parameters of a phase there and back over the config's network; where
     T_fc_network        there are k devices, an all-reduce among them over k, as it grows with k
 
-Computing includes the gathering of the batch and the optimizer's step. A network that is not cut is
-all first phase, with the loss. Activations on their way to a merged server are not counted.
+Computing includes the gathering of the batch and the optimizer's step. Activations on their way to
+a merged server are not counted.
 """
 
 import time
@@ -52,8 +52,6 @@ class Loop(NamedTuple):
 
 
 class MeasurementPlan(NamedTuple):
-    """The measurements of a config."""
-
     blocks: dict[str, list[str]]  # names, of the phases `conv` and `fc`
     loops: dict[str, Loop]  # of the keys of config.cluster.pieces that are measured
     known: dict[str, float]  # seconds of the other keys
@@ -91,7 +89,7 @@ def phases(problem: Problem, first: int) -> dict[str, Phase]:
 
 
 def prepare(config: Config) -> MeasurementPlan:
-    """Returns the loops of a config's first phase and last, and of their messages.
+    """Returns the loops of a config's phases and of their messages.
 
     Raises as `trainer.prepare`, and `ConfigError` if it has no such phases.
     """
@@ -123,8 +121,6 @@ def prepare(config: Config) -> MeasurementPlan:
 
 
 def _examples(run: trainer.Run) -> DataBlock:
-    """Returns the first few batches, on this process's device."""
-
     def put(examples_of: Callable[[int], Examples]) -> Examples:
         return jax.tree.map(jnp.asarray, examples_of(0))
 
@@ -211,5 +207,4 @@ def all_reduces(params: Params) -> Loop:
 
 
 def flags(pieces: Mapping[str, float]) -> list[str]:
-    """Returns the command-line flags of a run on a cluster with these pieces."""
     return [f"--config.cluster.pieces.{name}={seconds:.4g}" for name, seconds in pieces.items()]

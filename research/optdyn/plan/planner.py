@@ -43,7 +43,7 @@ PerBatch = Callable[[int], np.ndarray]  # mini-batch -> (layers, algorithms)
 
 
 class PlanError(InputError):
-    """A plan that does not exist."""
+    pass
 
 
 class Candidate(NamedTuple):
@@ -71,14 +71,12 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
 
     `times` (layers, algorithms) are seconds and `memory` (layers, algorithms) whole bytes; inf in
     either says that the layer has no such algorithm. `bound` is M_bound in bytes, inf for none.
-    Which of several least sums is returned is not defined.
 
     Bytes beyond the least memory, slack in all, are counted in units of at most slack / 32768:
     first rounded down, so that a choice that keeps the bound in bytes as well is optimal; if it
     does not, rounded up, so that the bound is kept, and less than a unit a layer is out of reach.
-    Below 65536 bytes of slack nothing is rounded.
-
-    Raises PlanError for a layer without algorithm, or a bound below the smallest that would do.
+    Below 65536 bytes of slack nothing is rounded. Raises PlanError for a layer without algorithm,
+    or a bound below the smallest that would do.
     """
     times, memory = _tables(times, memory)
     missing = ~np.isfinite(memory).any(axis=1)
@@ -122,10 +120,7 @@ def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> BatchF
     """Returns the largest mini-batch, of 1 to `most`, within the bound, to about 1 in 64.
 
     Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler chooses
-    another algorithm. Along a line Brent's method takes the two ends, its estimate and one more to
-    verify that; otherwise it bisects.
-
-    Raises PlanError if a single example does not fit.
+    another algorithm. Raises PlanError if a single example does not fit.
     """
     known = dict[int, float]()
 
@@ -151,10 +146,8 @@ def batches(
 ) -> list[Candidate]:
     """Solves the integer program for each candidate mini-batch, in their order.
 
-    The functions map a mini-batch to the arguments of `algorithms`. Times include all that an
-    update does: work without alternatives is a layer of one algorithm, the others inf.
-
-    Raises PlanError if none fits.
+    The functions map a mini-batch to the arguments of `algorithms`. Work without alternatives is a
+    layer of one algorithm, the others inf. Raises PlanError if none fits.
     """
     rows = []
     for size in candidates:
@@ -172,10 +165,7 @@ def batches(
 
 
 def soonest(rows: Iterable[Candidate], updates_of: Callable[[int], float]) -> Candidate:
-    """Returns the feasible row of least updates(B) seconds(B), the smallest batch of equals.
-
-    `updates_of` maps a mini-batch to how many updates training takes.
-    """
+    """Returns the feasible row of least updates(B) seconds(B), the smallest batch of equals."""
     feasible = (row for row in rows if row.feasible)
     return min(feasible, key=lambda row: (updates_of(row.batch) * row.seconds, row.batch))
 
@@ -191,10 +181,7 @@ def speedup(overhead_ratio: float, gpus: int) -> float:
 
 
 def seconds_per_update(t_c: float, t_o: float, gpus: int) -> float:
-    """Returns lemma 1 in seconds: T_C / G + T_O; T_C for one GPU, which exchanges with none.
-
-    `t_c` seconds of computing a mini-batch, which G GPUs divide, and `t_o` of overhead.
-    """
+    """Returns lemma 1 in seconds: T_C / G + T_O; T_C for one GPU, which exchanges with none."""
     return t_c if gpus == 1 else t_c / gpus + t_o
 
 
@@ -250,10 +237,9 @@ def pays(found: Interval) -> bool:
 def time_to_train(updates: Interval, seconds: Interval) -> Interval:
     """Returns the seconds to train: updates times seconds an update.
 
-    Assumes that the two are independent, that their intervals have the same level, and that their
-    logarithms are normal. Then medians multiply and distances from them, in logarithms, add in
-    squares; the interval of the product has that level, too. Where an interval is not symmetric in
-    logarithms, the two sides are computed separately, which is an approximation.
+    Assumes that the two are independent, have intervals of one level, and normal logarithms:
+    medians multiply, and distances from them, in logarithms, add in squares. Where an interval is
+    not symmetric in logarithms, the two sides are computed separately, which is an approximation.
     """
     logs = np.log(np.array([updates, seconds]))
     below, above = np.exp(np.linalg.norm(logs[:, 1:] - logs[:, :1], axis=0)).tolist()
