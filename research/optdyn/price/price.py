@@ -8,7 +8,7 @@ The shares add up to 1. computing_0 is the share of computing on a network that 
 that is dropped, as by K-sync, is waiting here. Seconds are of a run of some hundred updates, drawn
 by the law of its cluster, in its steady state: without the first and the last period of nodes that
 meet, without the epochs in which shares of a batch are found, and for DASO between its first and
-last epochs. A model is given by its shapes, without arrays.
+last epochs.
 """
 
 import math
@@ -106,11 +106,10 @@ def with_nodes(config: Config, nodes: int) -> Config:
 
 
 def with_method(config: Config, name: str, **keys: object) -> Config:
-    """Returns the config with another method, with as many examples a worker.
+    """Returns the config with another method, with as many examples a worker. Raises `ConfigError`.
 
     Groups that arrive by themselves are as many as workers, or as devices of a node; those of the
     config's method stay. `keys` are of config.method; those that the method lacks are left out.
-    Raises `ConfigError`.
     """
     cluster, examples = config.cluster, examples_of_worker(config)
     workers = cluster.worker_count
@@ -165,10 +164,9 @@ def rows(
 def price(config: Config, shapes: Shapes, steps: int = 0) -> Price:
     """Returns the price of the config's method on its cluster.
 
-    With `steps` it is of a run of so many updates, first and last included, else of the steady
-    state. DASO's nodes meet every `max_batches` in both, as they do between its first and last
-    epochs. Raises `ConfigError` and `TimelineError` where the method's clock does not know the
-    cluster or the model.
+    With `steps` it is of a run of so many updates, else of the steady state. DASO's nodes meet
+    every `max_batches` in both. Raises `ConfigError` and `TimelineError` where the method's clock
+    does not know the cluster or the model.
     """
     return price_by_bandwidth(config, shapes, steps)(config.cluster.bandwidth)
 
@@ -217,8 +215,8 @@ def bandwidth_needed(
 ) -> dict[float, float]:
     """Returns the Gbit/s between nodes at which such shares of the workers' time are computing.
 
-    `price_at` is from `price_by_bandwidth`, and knows those that are `tried`. Right to within
-    `RATIO`; infinite if no network is fast enough, as workers wait for one another too.
+    Right to within `RATIO`; infinite if no network is fast enough, as workers wait for one another
+    too. Those that are `tried` are bounds of the search.
     """
     known = {b: price_at(b * GIGABIT).computing for b in (NARROWEST, WIDEST, *tried)}
     return {share: _bandwidth_for_share(price_at, share, known) for share in computing}
@@ -227,10 +225,7 @@ def bandwidth_needed(
 def _bandwidth_for_share(
     price_at: Callable[[float], Price], share: float, known: dict[float, float]
 ) -> float:
-    """Returns the root by secants, as 1 / computing is nearly linear in 1 / bandwidth.
-
-    Each third time it takes the middle. It ends where the bandwidth is right to within `RATIO`.
-    """
+    """Returns the root by secants, as 1 / computing is nearly linear in 1 / bandwidth."""
     if known[WIDEST] < share or known[NARROWEST] >= share:
         return math.inf if known[WIDEST] < share else NARROWEST
     goal, turn = 1 / share, 0
@@ -300,7 +295,6 @@ def _window(config: Config, shapes: Shapes, steps: int) -> UpdateRange:
 
 
 def _is_free_running(config: Config) -> bool:
-    """Whether groups of one worker arrive by themselves, and no work is dropped."""
     methods, cluster = config.methods, config.cluster
     if methods.mix or not methods.grouped:
         return False
@@ -330,7 +324,6 @@ def _line(config: Config, shapes: Shapes, window: UpdateRange) -> Timeline:
 
 
 def _pace(config: Config, shapes: Shapes, window: UpdateRange, line: Timeline) -> Pace:
-    """Returns the pace in the window."""
     cluster, methods = config.cluster, config.methods
     plan: Plan = getattr(line.plan, "inner", ()) if methods.mix else line.plan
     workers, read = cluster.worker_count, methods.read

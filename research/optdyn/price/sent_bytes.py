@@ -1,16 +1,8 @@
 """Bytes that a method sends an update, counted from its timeline.
 
-An update is of s steps by n nodes. Its messages between nodes have B bytes in sum, of which b go
-one way over the busiest link. Then `between_nodes` returns
-
-    network    B / s      for a step of one node
-    link       b n / s    while each node makes a step
-
 A link is a node's, in the mean of nodes that do alike, or that of the server of groups that arrive
 by themselves, which is not on a node. It has as many bytes each way. So around a ring, and where
-nodes meet in pairs, both are the same, and the server's link has the bytes of all nodes.
-
-`logged_bytes` is `sent_bytes` in a run's log: those of one node, once.
+nodes meet in pairs, a step of one node has the bytes of the busiest link.
 """
 
 from typing import Any, NamedTuple
@@ -49,7 +41,6 @@ def between_nodes(config: Config, shapes: Shapes, line: Timeline, exchanges: flo
 
 
 def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
-    """Returns the bytes of an update."""
     methods, plan, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
         return _stage_bytes(stage_work(config, shapes).sent, 0 if _never_back(methods) else 1)
@@ -73,14 +64,12 @@ def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) 
 
 
 def _all_reduced(config: Config, size: float, gathered: bool = False) -> Sent:
-    """Returns the bytes of an all-reduce of `size` bytes a node, or of an all-gather."""
     nodes = config.cluster.nodes
     copies = nodes * (nodes - 1) if gathered else 2 * (nodes - 1)
     return Sent(float(copies * size), busiest_link_bytes(config.cluster, size, gathered))
 
 
 def _neighbour_bytes(config: Config, size: float) -> Sent:
-    """Returns the bytes of nodes that each send and receive `size` bytes."""
     return Sent(config.cluster.nodes * size, size)
 
 
@@ -182,12 +171,10 @@ def workers_per_update(config: Config) -> float:
 
 
 def _never_back(methods: MethodStack) -> bool:
-    """Whether stages send activations on and receive nothing back."""
     return isinstance(methods.gradient, local.Local) and methods.gradient.variant != "backprop"
 
 
 def _is_synchronous(config: Config) -> bool:
-    """Whether all workers are one group, which has no server."""
     methods = config.methods
     is_one_group = methods.groups == 1 and isinstance(methods.read, Grouped)
     return is_one_group and not methods.get("waiting", "")

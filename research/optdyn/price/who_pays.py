@@ -6,13 +6,9 @@
 is small where the batch that synchronous training wants (arXiv 1812.06162) hides its messages. An
 MLP's contest (`analysis/studies/contest.md`) has the seconds of a method over those of synchronous
 training with its best batch, at four rho's. Between these the logarithm of the ratio is linear in
-log rho, and beyond them it is constant:
-
-    R(method, rho)                              over synchronous training with its best batch
-    R(method, rho) / min(1, R(outer momentum))  over the best of that and of outer momentum
-
-B is the mean of tr(Sigma) / |G|^2 over the updates of a synchronous run to the loss in question.
-How right this is on networks without a fit is question 61 of `analysis/studies`.
+log rho, and beyond them it is constant. B is the mean of tr(Sigma) / |G|^2 over the updates of a
+synchronous run to the loss in question. How right this is on networks without a fit is question 61
+of `analysis/studies`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,10 +4,9 @@
     group    grad f(x_r) of its batch          x_r: the version that it read last
              or where H local steps lead to from there
 
-The run is the trainer's own, with its log, its checkpoints and its files. Only who makes the next
-update is not drawn: it is whoever arrives. All else follows from their order
-(`clock/versions.py`), so `trace.csv` replays the race in the simulator, and a race resumes from a
-checkpoint and the trace before it: each group repeats the work that it was at.
+The run is the trainer's; only who makes the next update is whoever arrives, and not drawn. All else
+follows from that order (`clock/versions.py`), so `trace.csv` replays the race in the simulator, and
+a race resumes from a checkpoint and the trace before it: each group repeats its work.
 """
 
 import contextlib
@@ -168,10 +167,7 @@ def chunk_maker(
 
 
 def replay_workers(order: Iterable[int]) -> Connect:
-    """Returns groups in this process that arrive in that order, by a race's two programs.
-
-    With a merged server each comes with both halves of its gradient, one after the other.
-    """
+    """Returns groups in this process that arrive in that order, by a race's two programs."""
 
     def connect(run: Run) -> AbstractContextManager[Workers]:
         halves = 2 if run.config.methods.get("fresh", ()) else 1
@@ -201,8 +197,8 @@ def sequential_workers(compute: Compute, choose: Callable[[list[int]], int | Non
 def one_core() -> Iterator[None]:
     """Runs all threads of this process on one of its cores, where the system can do that.
 
-    An update wakes a thread of XLA and waits for it. On two cores that 2 or 4 workers compute on, a
-    race of an MLP makes a seventh more updates if these threads stay on one of them.
+    An update wakes a thread of XLA and waits for it: a race of an MLP on two cores makes a seventh
+    more updates if these threads stay on one of them.
     """
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     _pin_threads({min(before)} if before else before)

@@ -1,13 +1,12 @@
 """A server of a race in parts: each has some of the blocks, and workers send to it directly.
 
     part k    x_{t+1}[k] = step(x_t[k], g_t[k])      t: in the order that the command decides
-
-The command learns only that the parts have a gradient, and numbers it. So all parts have one order
-of updates, and a worker reads one version of all blocks.
-
     worker    to each part `ReadRequest`, answered by `Blocks`, and the gradient's `Blocks`, by
               `Receipt`; then to the command `Message`
     command   to each part `ApplyGradient` and `PrepareRead`; to the worker `ComputeRequest`
+
+The command learns only that the parts have a gradient, and numbers it. So all parts have one order
+of updates, and a worker reads one version of all blocks.
 """
 
 import contextlib
@@ -72,15 +71,12 @@ class Part:
         self._state = with_leaves(self._state, state)
 
     def step(self, event: Event, grads: Params) -> None:
-        """Makes an update by the gradients of its blocks."""
         self._state, _ = self._halves.update(self._state, event, Message(jnp.zeros(()), grads))
 
     def read_slot(self, slot: int) -> Params:
-        """Returns its blocks of the version in the slot."""
         return jax.device_get(self._halves.parameters_at(self._state, slot))
 
     def get(self) -> dict[str, np.ndarray]:
-        """Returns the leaves of its state."""
         return leaves(self._state)
 
 

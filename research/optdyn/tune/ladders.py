@@ -51,7 +51,7 @@ def ladders(config: Config) -> dict[str, tuple[Ladder, float]]:
 
 
 def _of_method(method: Method) -> Iterator[tuple[str, tuple[Ladder, float]]]:
-    """The fields of a method that can be tuned, with their ladders and values."""
+    """Yields the fields of a method that can be tuned, with their ladders and values."""
     shortest = getattr(method, "fragments", 1) * (getattr(method, "delay", 0) + 1)
     known: Mapping[str, Ladder] = {
         "period": lambda i: max(arms.counts(i), shortest),
@@ -91,7 +91,6 @@ def tuned(config: Config, workdir: Path) -> Json:
 
 
 def searched(study: Study, config: Config, target: float) -> Json:
-    """Returns `tuned` from the trials of a study."""
     start = arm(config)
     found = arms.tuned(study, start, target, "seconds", ends="seconds")
     curves = arms.reported(study, start, found.point, target)
