@@ -68,10 +68,7 @@ class Presence:
         raise self._too_often()
 
     def first_to_stay(self, seconds: np.ndarray) -> tuple[int, float]:
-        """Returns the first node to come back for its `seconds`, (nodes,), and when it is back.
-
-        Raises `TimelineError` if none is found in `MOST_TURNS` returns.
-        """
+        """Returns the first node to stay for its `seconds`, and when. Raises `TimelineError`."""
         numbers = np.arange(len(seconds))
         for _ in range(MOST_TURNS):
             node, start = int(self.back.argmin()), float(self.back.min())
@@ -158,10 +155,7 @@ def still_present(
 
 
 def recorded_presence(trace: RecordedTrace, nodes: int) -> np.ndarray:
-    """Returns which nodes were there in a recorded run, (steps, nodes) bool.
-
-    Raises `TimelineError` where its column `stand` is not what `stand_ins` returns.
-    """
+    """Returns which nodes were there in a recorded run, (steps, nodes). Raises `TimelineError`."""
     stand = trace.integers("stand", (nodes,), 0, nodes - 1)
     present = stand == np.arange(nodes)
     good = present.any(axis=1, keepdims=True) & (stand_ins(present) == stand)

@@ -52,10 +52,7 @@ def synchronous(
 
 
 def synchronous_seconds(cluster: Cluster, compute: np.ndarray, update_bytes: int) -> np.ndarray:
-    """Returns the seconds of updates by all devices, (steps,), which wait for the slowest.
-
-    `compute`, (steps, nodes, devices a node): seconds of each device.
-    """
+    """Returns the seconds of updates, (steps,), from those of devices, (steps, nodes, devices)."""
     ready, done = ready_and_done(cluster, compute, update_bytes)
     transfer = between_nodes(cluster, update_bytes)
     return barrier_seconds(ready, done, transfer, broadcast(cluster, update_bytes))
@@ -64,11 +61,7 @@ def synchronous_seconds(cluster: Cluster, compute: np.ndarray, update_bytes: int
 def barrier_seconds(
     ready: np.ndarray, done: np.ndarray, transfer: float, broadcast_seconds: float
 ) -> np.ndarray:
-    """Returns the seconds of updates, (steps,), after each of which all nodes wait for all.
-
-    The exchange takes `transfer` seconds from when the last node is `ready`, (steps, nodes), and
-    its result is then broadcast inside the nodes.
-    """
+    """Returns the seconds of updates, (steps,), after each of which all nodes wait for all."""
     return np.maximum(done.max(axis=1), ready.max(axis=1) + transfer) + broadcast_seconds
 
 
@@ -78,8 +71,7 @@ def node_seconds(
     """Returns `ready` and `done` of `LocalTimes`, (steps, nodes), where a node averages a gradient.
 
     The averaging may run behind the last fraction `overlap` of the computing, and the exchange
-    between nodes follows it, layer by layer: it may start that much before the gradient is
-    complete.
+    between nodes follows it, layer by layer.
     """
     compute = service_draws(cluster, steps, seed) * equal_part_seconds(cluster, batch_size)
     return ready_and_done(cluster, compute, update_bytes)
@@ -124,7 +116,7 @@ def ready_and_done(
 
 
 class AllReduce(NamedTuple):
-    """A message that is a sum over all nodes, on one link between them.
+    """A sum over all nodes, on one link between them.
 
     It leaves when the last present node is ready and the message before has arrived. It arrives no
     sooner than that node has ended its update, as its last layer leaves last.
@@ -138,8 +130,8 @@ class AllReduce(NamedTuple):
     ) -> tuple[Nodes, Nodes]:
         """Returns when fragment q arrives and when the link is free again, (..., nodes) each.
 
-        Nodes are `present`, ready at the seconds `ready` and end the update at `now`; the link has
-        been `free` since.
+        Nodes are ready at the seconds `ready` and end the update at `now`; the link is `free` since
+        then.
         """
         leaves = np.maximum(ready.max(-1, keepdims=True, where=present, initial=0.0), free)
         for leg in self.legs:
@@ -152,10 +144,10 @@ class AllReduce(NamedTuple):
 class Peers:
     """Messages to neighbours, which a node sends one after the other, each over its own link.
 
-    `to`, (T, nodes, k), are T sets of receivers, and update t uses the set `schedule[t]`; `links`
-    has the seconds of a message between two nodes. With `early` a node sends what it had before its
-    update, so that messages travel beside the computing. An absent node sends nothing, and what
-    would have been sent to it goes to another (`availability.reroute`).
+    `to`, (T, nodes, k), are T sets of receivers, of which update t uses the number `schedule[t]`.
+    With `early` a node sends what it had before its update, so that messages travel beside the
+    computing. An absent node sends nothing, and its messages go to another
+    (`availability.reroute`).
     """
 
     def __init__(self, to: np.ndarray, schedule: np.ndarray, links: Links, early: bool = False):
@@ -164,7 +156,6 @@ class Peers:
         self._sent, self._travel = to != self._nodes, self._travel_seconds(to)
 
     def _travel_seconds(self, to: np.ndarray) -> np.ndarray:
-        """Returns the seconds from when the first message leaves to each one's arrival, as `to`."""
         return np.where(to == self._nodes, 0.0, self.links(self._nodes, to)).cumsum(axis=-1)
 
     def send(
@@ -206,19 +197,18 @@ def meeting_seconds(
         arrival_q = the exchange's, if fragment q is sent      from now + load(now) ready_t on
         now   <- max(now, arrival of what is received) + broadcast
 
-    A fragment received with `waited` = 0 is what was just sent, else the message before that. What
-    is received together is broadcast inside the nodes, `broadcast_seconds` a fragment. Arrays are
-    (steps, fragments) of the meeting and (steps, nodes) of `local`; axes between these two are of
-    runs side by side, each from second 0. An update commits when the last node has made it, or when
-    a later update commits if that is sooner: a straggler that nobody waits for delays none.
+    A fragment received with `waited` = 0 is what was just sent, else the message before that.
+    Broadcasts take `broadcast_seconds` a fragment. Arrays are (steps, fragments) of the meeting and
+    (steps, nodes) of `local`; axes between these two are of runs side by side. Updates commit as in
+    `commit_times`.
 
     Where nodes leave and all meet (`AllReduce`), a meeting is of the nodes that were there since
     the one before; all who are there when it ends go on from its result. If all were lost, the
-    first node that comes back for long enough repeats its part: the updates since the last meeting
-    are then those it makes. Over a graph (`Peers`) a node that leaves before the end of its update
-    takes no part in it, and its clock stands still; it is back in the first update that all present
-    nodes begin after it has fetched the parameters of the next present node. Raises `TimelineError`
-    where no node stays for long enough.
+    first node that comes back for long enough repeats the updates since the last meeting. Over a
+    graph (`Peers`) a node that leaves before the end of its update takes no part in it, and its
+    clock stands still; it is back in the first update that all present nodes begin after it has
+    fetched the parameters of the next present node. Raises `TimelineError` where no node stays for
+    long enough.
     """
     ready, done, (steps, *_, fragments) = local.ready, local.done, np.shape(meeting.send)
     send, receive = np.asarray(meeting.send), np.asarray(meeting.receive)
@@ -271,10 +261,7 @@ def _fragments(flags: np.ndarray) -> list[list[int]]:
 
 
 def meetings_timeline(plan: NodesPlan, local: LocalTimes, seconds: np.ndarray) -> Timeline:
-    """Returns the timeline of nodes with that plan, whose `inner` is that of `local`.
-
-    The staleness is that inside the nodes, or else the updates that a received message has waited.
-    """
+    """Returns the timeline of nodes with that plan, whose `inner` becomes that of `local`."""
     steps = len(seconds)
     none, staleness = np.zeros(steps, np.int32), local.staleness
     if staleness is None:

@@ -67,11 +67,7 @@ def broadcast(cluster: Cluster, size: float, devices: int = 0) -> float:
 
 
 def between_nodes(cluster: Cluster, size: float) -> float:
-    """Returns the seconds of an all-reduce of `size` bytes over the nodes, by one device of each.
-
-    Each message takes as long as on the slowest of the links that it goes over. Between regions of
-    the earth a ring has two levels (`regional_all_reduce`).
-    """
+    """Returns the seconds of an all-reduce of `size` bytes by one device of each node."""
     if cluster.regions and cluster.collective == RING:
         return regional_all_reduce(cluster, size)
     return all_reduce_among(cluster, np.arange(cluster.nodes), size)
@@ -123,9 +119,9 @@ def group_exchange(
 ) -> np.ndarray:
     """Returns the seconds of a gradient to the server and of the parameters back, (groups,).
 
-    Both have `size` bytes, or the gradient has `message` bytes. The k workers of a group add up
-    among themselves, and one of them sends the sum, reads the parameters and broadcasts them; if
-    nothing is `sent` they only add up. With the collective `server` each worker sends separately.
+    Both have `size` bytes, or the gradient has `message` bytes. The workers of a group add up, and
+    one of them sends the sum, reads the parameters and broadcasts them; if nothing is `sent` they
+    only add up. With the collective `server` each worker sends separately.
     """
     workers = np.arange(cluster.worker_count).reshape(groups, -1)
     places = workers // cluster.devices_per_node
@@ -142,8 +138,8 @@ def group_exchange(
 def all_gather(cluster: Cluster, size: float) -> float:
     """Returns the seconds until each node has the `size` bytes of all others.
 
-    Around a ring these are half the rounds of an all-reduce, each of a whole message. Up and down a
-    tree, or to a server and back, all messages come back to all nodes.
+    Around a ring these are half the rounds of an all-reduce, each of a whole message; otherwise all
+    messages come back to all nodes.
     """
     back = between_nodes(cluster, cluster.nodes * size) / 2
     return back if cluster.collective == RING else back + between_nodes(cluster, size) / 2
@@ -193,10 +189,7 @@ def link_seconds(cluster: Cluster, size: float | np.ndarray) -> Links:
 
 
 def message_seconds(cluster: Cluster, size: float | np.ndarray) -> np.ndarray:
-    """Returns the seconds of a message of `size` bytes from row to column, (nodes, nodes).
-
-    Raises `TimelineError` if `cluster.latencies` or `cluster.bandwidths` do not fit.
-    """
+    """Returns the seconds from row to column, (nodes, nodes). Raises `TimelineError`."""
     latency = _matrix(cluster, "latencies", cluster.latency)
     return latency + transfer(size, _matrix(cluster, "bandwidths", cluster.bandwidth))
 
@@ -257,9 +250,8 @@ def cluster_regions(cluster: Cluster) -> Regions:
 def regional_all_reduce(cluster: Cluster, size: float) -> float:
     """Returns the seconds of an all-reduce by a ring in each region and one around the earth.
 
-    The m nodes of a region add up in 2 (m - 1) messages of size / m, in the seconds of the slowest
-    region; then one node of each does so with the others in 2 (R - 1) messages of size / R, from
-    region to region by longitude. A round ends with the slowest link.
+    The m nodes of a region add up in 2 (m - 1) messages of size / m; then one node of each does so
+    with the others in 2 (R - 1) messages of size / R. A round ends with the slowest link.
     """
     region = region_of_nodes(cluster)
     _, first, members = np.unique(region, return_index=True, return_counts=True)

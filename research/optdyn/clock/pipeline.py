@@ -129,8 +129,8 @@ def unflushed_seconds(
 ) -> np.ndarray:
     """Returns when the first stage, the last to update, has made each update, (steps,) seconds.
 
-    The schedule is the 1f1b of all updates as if they were one: in the long run an update takes as
-    long as its slowest stage. A stage makes its part of an update with its backward.
+    The schedule is the 1f1b of all updates as if they were one. A stage makes its part of an update
+    with its backward.
     """
     forward, backward, transfer, update = _stage_seconds(cluster, work, batch_size, micro_batches)
     longer = steps + np.size(forward)  # so that none of `steps` is of the drain

@@ -145,8 +145,7 @@ def is_constant(law: Draw) -> bool:
 def overlapped(compute: Any, exchange: Any, overlap: float) -> Any:
     """Returns the seconds of computing and of the exchange behind it, numbers or arrays.
 
-    The exchange of a layer starts when the backward pass is done with it, so all of it may run
-    during the last fraction `overlap` of the computing.
+    The exchange of a layer starts when the backward pass is done with it.
     """
     return np.maximum(compute, compute * (1 - overlap) + exchange)
 

@@ -93,10 +93,7 @@ def plan_of(line: Timeline, kind: type[T]) -> T | None:
 
 
 def staleness_of(read: np.ndarray, write: np.ndarray) -> np.ndarray:
-    """Returns the updates between the writing and the reading of a slot, (steps,) int32.
-
-    Update t reads the slot `read[t]`, then writes `write[t]`. All slots begin with version 0.
-    """
+    """Returns the updates between the writing and the reading of a slot, (steps,) int32."""
     version = dict[int, int]()
     staleness = np.empty(len(read), np.int32)
     for t, (source, target) in enumerate(zip(read.tolist(), write.tolist(), strict=True)):
@@ -108,9 +105,8 @@ def staleness_of(read: np.ndarray, write: np.ndarray) -> np.ndarray:
 def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Timeline:
     """Returns the timeline of workers that read when they write; slot w holds what w read last.
 
-    `worker` and `seconds`, (..., steps). All workers read version 0 at second 0. The staleness of
-    an arrival is the number of others since the same worker's last: t - (s + 1) for arrivals at t
-    and s, and t for the first.
+    All workers read version 0 at second 0. The staleness of an arrival is the number of others
+    since the same worker's last: t - (s + 1) for arrivals at t and s, and t for the first.
     """
     worker = worker.astype(np.int32)
     order = np.argsort(worker, axis=-1, kind="stable").astype(np.int32)
@@ -124,18 +120,15 @@ def from_arrivals(worker: np.ndarray, seconds: np.ndarray, workers: int) -> Time
 
 
 def commit_times(seconds: np.ndarray) -> np.ndarray:
-    """Returns the seconds at which updates count, (steps,), from when their last worker is done.
-
-    It is a running minimum from the end: a straggler that nobody waits for delays no update.
-    """
+    """Returns the seconds of updates, (steps,), where a straggler nobody waits for delays none."""
     return np.minimum.accumulate(seconds[::-1])[::-1]
 
 
 def divide_batch(rates: np.ndarray, batch_size: int, minimum: int = 1) -> np.ndarray:
     """Returns the examples of each worker, (workers,) int32, in proportion to `rates`, (workers,).
 
-    Their sum is `batch_size`, none is below `minimum`, and fractions are rounded by the largest
-    remainder. Raises `TimelineError` if the batch is too small or a rate is not positive.
+    Their sum is `batch_size`; fractions are rounded by the largest remainder. Raises
+    `TimelineError` if the batch is too small or a rate is not positive.
     """
     rates = np.asarray(rates, np.float64)
     least = minimum * len(rates)

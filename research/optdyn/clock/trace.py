@@ -53,7 +53,7 @@ class RecordedTrace(NamedTuple):
         return self._replace(worker=worker, fields={})
 
     def at_node(self, node: int, nodes: int) -> "RecordedTrace":
-        """Returns the arrivals inside one of the nodes. The file has no seconds of theirs."""
+        """Returns the arrivals inside one of the nodes, of which the file has no seconds."""
         worker = self.inner.prefix + "worker"
         found = self.fields.get(worker)
         width = found.shape[1] // nodes if found is not None and found.ndim > 1 else 1
@@ -196,10 +196,10 @@ def replay(trace: RecordedTrace, groups: int, policy: Policy = FREE_RUNNING) -> 
 
 
 def read_versions(line: Timeline) -> np.ndarray:
-    """Returns how many updates the parameters of each gradient had, (steps,) int.
+    """Returns how many updates the parameters of each gradient, the last of several, had, (steps,).
 
-    Of several gradients it is that of the last. Workers with local steps change what others read
-    only where they exchange. A gradient that is gathered in a table counts where it is applied.
+    Workers with local steps change what others read only where they exchange. A gradient that is
+    gathered in a table counts where it is applied.
     """
     staleness = line.staleness if line.staleness.ndim == 1 else line.staleness[:, -1]
     exchange = getattr(line.plan, "exchange", None)
@@ -208,10 +208,7 @@ def read_versions(line: Timeline) -> np.ndarray:
 
 
 def check_replay(trace: RecordedTrace, line: Timeline) -> Timeline:
-    """Returns the timeline that a clock has made of the file, at the file's seconds.
-
-    Raises `TimelineError` where the file differs from it.
-    """
+    """Returns the clock's timeline at the file's seconds. Raises `TimelineError` if they differ."""
     TimelineError.refuse(_differences(trace, line))
     line = line._replace(batch=line.batch if BATCH in trace.fields else None)
     return line._replace(seconds=trace.seconds)
@@ -245,8 +242,8 @@ def _differences(trace: RecordedTrace, line: Timeline) -> Iterator[Check]:
 def trace_columns(line: Timeline, window: slice = slice(None)) -> dict[str, np.ndarray]:
     """Returns a timeline's columns besides `worker` and `seconds`, (steps,) or (steps, n).
 
-    Left out is what follows from these two. In a race of single arrivals, and where groups read
-    when they write, the order of the workers decides which versions are read.
+    Left out is what follows from these two: in a race of single arrivals, and where groups read
+    when they write, also the versions that are read.
     """
     columns, plan = _columns(line, window), line.plan
     by_order: tuple[str, ...] = ("worker",)

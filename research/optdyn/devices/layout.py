@@ -56,10 +56,7 @@ def one_device(advance: Advance) -> Layout:
 
 
 def mesh(axes: Sequence[str], shape: Sequence[int]) -> Mesh:
-    """Returns the mesh of the first devices of all processes, in their order.
-
-    Raises `DeviceError` if there are fewer devices, or if a process would have none.
-    """
+    """Returns the mesh of the first devices of all processes. Raises `DeviceError`."""
     if np.prod(shape) > jax.device_count():
         raise DeviceError(
             f"{' x '.join(map(str, shape))} devices are asked for, there are {jax.device_count()} "
@@ -137,8 +134,7 @@ def part_axis(shape: Sequence[int], devices: int) -> int:
 def shard_map(advance: Advance, mesh: Mesh, state: P, indices: P, streamed: bool = False) -> Layout:
     """Returns the layout of an `advance` for one device, with collectives over the mesh's axes.
 
-    `state` and `indices` say how those are split. Events are whole on every device, and so are
-    examples unless they are `streamed`: then each device holds others.
+    Events are whole on every device, and so are examples unless they are `streamed`.
     """
 
     def on_device(*arguments: Tree) -> tuple[Tree, Info]:

@@ -35,10 +35,7 @@ class Running(NamedTuple):
 
 
 def overlap(advance: Advance, split_step: SplitStep, mesh: Mesh, streamed: bool) -> Layout:
-    """Returns the layout of the loop of `split_step.update` on one device, over `node` and `data`.
-
-    Raises `DeviceError` where a process has a part of a node, or more nodes than another.
-    """
+    """Returns the layout of the loop of `split_step.update`. Raises `DeviceError`."""
     local = local_nodes(mesh)
     everywhere, node = P(), P("node")
     split = P(None, mesh.axis_names)

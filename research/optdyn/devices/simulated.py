@@ -10,8 +10,6 @@ from optdyn.core import Batch, Event, Info, Params, Rule, relative_spread
 
 
 class NodeStates(NamedTuple):
-    """The states of all nodes."""
-
     state: Tree  # leaves (nodes, ...)
 
     @property

@@ -48,10 +48,7 @@ def fit(batches: ArrayLike, updates: ArrayLike) -> UpdatesLaw:
 
 
 def from_runs(batches: ArrayLike, updates: ArrayLike) -> Updates:
-    """Returns intervals of the next run from three runs or more at two mini-batches or more.
-
-    They are Student's prediction intervals of the logarithms, with the law linearized at its fit.
-    """
+    """Returns Student's prediction intervals of the next run, from three at two mini-batches."""
     b, u = np.asarray(batches, float), np.asarray(updates, float)
     law = fit(b, u)
 
@@ -87,11 +84,7 @@ def from_noise_scale(updates: Interval, batch: int, noise: float) -> Updates:
 
 
 def from_all_noise_scales(updates: Interval, batch: int) -> Updates:
-    """Returns intervals over all noise scales: the median is that of the worst.
-
-    The worst is infinite for a mini-batch smaller than `batch`, and 0 for a larger one. The low end
-    is that of the best.
-    """
+    """Returns intervals over all noise scales from 0 to infinity; the median is of the worst."""
 
     def predicted(other: int) -> Interval:
         scales = sorted((1.0, batch / other))

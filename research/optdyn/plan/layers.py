@@ -168,9 +168,8 @@ def tables(
 ) -> Tables:
     """Measures T_il, M_il and M_bound with `base` and with one exchange at a time.
 
-    An exchange that does not fit in `memory` is not timed and not chosen, even beside smaller ones.
-    M_bound is lowered until the choice of `planner.algorithms` fits as well: bytes are not quite a
-    sum over convolutions. If no choice fits, `base` remains.
+    An exchange that does not fit in `memory` is not chosen, even beside smaller ones. M_bound is
+    lowered until the choice of `planner.algorithms` fits as well. If none fits, `base` remains.
     """
     size = update(batch, base).bytes
     if size > memory:
@@ -235,10 +234,7 @@ def with_lowering(config: Config, lowering: str) -> Config:
 
 
 def updates(run: Run, layers: Layers) -> Updates:
-    """Returns a function to the program for a mini-batch and a choice, which compiles it once.
-
-    The run is one of one device and of at least CHUNK steps.
-    """
+    """Returns (batch, choice) -> program, compiled once, for a run of one device."""
     examples = run.program.layout.put_examples(run.data.train)
     hypers = {name: values[:CHUNK] for name, values in run.hypers.items()}
     events = Event(entries_at(run.timeline.plan, slice(CHUNK)), hypers)

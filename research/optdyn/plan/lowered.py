@@ -21,9 +21,9 @@ from optdyn.train import memory_checks
 
 
 def resolved(config: Config, kept: Path, workdir: Path) -> str:
-    """Returns the choice for 'measured' in a run's config, from its workdir or the file `kept`.
+    """Returns the choice for 'measured', from the workdir, the file `kept`, or measured now.
 
-    Without either it is measured; '' if the model has no convolutions. Raises as `plans.prepare`.
+    It is '' if the model has no convolutions. Raises as `plans.prepare`.
     """
     before = read_json(workdir / "config.json")
     if _model_json(before.get("model", {})) == _model_json(config.to_dict()["model"]):

@@ -58,10 +58,10 @@ class MeasurementPlan(NamedTuple):
 
 
 def first_phase(names: Sequence[str], fresh: Sequence[str]) -> int:
-    """Returns the number of a model's blocks in the first phase.
+    """Returns the number of a model's blocks in the first phase. Raises as `cut`.
 
     The last phase is `fresh`, the blocks of the merged server; without any, all blocks after the
-    last one called conv...; without any of those, there is none. Raises as `cut`.
+    last one called conv...; without any of those, there is none.
     """
     convolutions = [i for i, name in enumerate(names) if name.startswith("conv")]
     return convolutions[-1] + 1 if convolutions and not fresh else cut(names, fresh)
@@ -70,8 +70,8 @@ def first_phase(names: Sequence[str], fresh: Sequence[str]) -> int:
 def phases(problem: Problem, first: int) -> dict[str, Phase]:
     """Returns `conv` of the first blocks and `fc` of the others, which make the loss's gradient.
 
-    `conv` passes activations to `fc`, and gets the loss's gradient by them. Where all blocks are
-    first ones, `conv` has the loss and passes nothing.
+    `conv` passes activations to `fc`, and gets the loss's gradient by them. It has the loss if
+    there is no `fc`.
     """
     pieces = merged(problem, first)
 
@@ -89,10 +89,7 @@ def phases(problem: Problem, first: int) -> dict[str, Phase]:
 
 
 def prepare(config: Config) -> MeasurementPlan:
-    """Returns the loops of a config's phases and of their messages.
-
-    Raises as `trainer.prepare`, and `ConfigError` if it has no such phases.
-    """
+    """Returns the loops of a config's phases and messages. Raises as `trainer.prepare`."""
     methods = config.methods
     without = "pieces" not in methods.outermost.cluster
     refuse_first(config, [Join("method.name", without, "does not have these pieces")])
@@ -129,10 +126,7 @@ def _examples(run: trainer.Run) -> DataBlock:
 
 
 def measure(loops: Mapping[str, Loop], rounds: int = ROUNDS) -> dict[str, np.ndarray]:
-    """Returns the seconds of one exchange of each loop, (rounds,); a round times all in turn.
-
-    Processes begin each timing together, since they share cores and a memory bus in training too.
-    """
+    """Returns the seconds of one exchange of each loop, (rounds,); a round times all in turn."""
     timers = [_timer(loop) for loop in loops.values()]
     seconds = np.array([[timer() for timer in timers] for _ in range(rounds)])
     return dict(zip(loops, seconds.T, strict=True))

@@ -70,13 +70,10 @@ def algorithms(times: ArrayLike, memory: ArrayLike, bound: float) -> np.ndarray:
     """Returns the algorithm of each layer with the least sum of times within the bound, (layers,).
 
     `times` (layers, algorithms) are seconds and `memory` (layers, algorithms) whole bytes; inf in
-    either says that the layer has no such algorithm. `bound` is M_bound in bytes, inf for none.
-
-    Bytes beyond the least memory, slack in all, are counted in units of at most slack / 32768:
-    first rounded down, so that a choice that keeps the bound in bytes as well is optimal; if it
-    does not, rounded up, so that the bound is kept, and less than a unit a layer is out of reach.
-    Below 65536 bytes of slack nothing is rounded. Raises PlanError for a layer without algorithm,
-    or a bound below the smallest that would do.
+    either says that the layer has no such algorithm. `bound` is M_bound in bytes. Bytes beyond the
+    least memory, slack in all, are counted in units of at most slack / 32768: first rounded down,
+    so that a choice that keeps the bound in bytes as well is optimal; if it does not, rounded up,
+    so that less than a unit a layer is out of reach. Raises PlanError where no choice would do.
     """
     times, memory = _tables(times, memory)
     missing = ~np.isfinite(memory).any(axis=1)
@@ -119,8 +116,7 @@ def least_memory(times: ArrayLike, memory: ArrayLike) -> float:
 def largest(bytes_of: Callable[[int], float], bound: float, most: int) -> BatchFit:
     """Returns the largest mini-batch, of 1 to `most`, within the bound, to about 1 in 64.
 
-    Bytes grow with the mini-batch, nearly along a line, but for steps where a compiler chooses
-    another algorithm. Raises PlanError if a single example does not fit.
+    Bytes grow nearly along a line. Raises PlanError if a single example does not fit.
     """
     known = dict[int, float]()
 
@@ -146,8 +142,7 @@ def batches(
 ) -> list[Candidate]:
     """Solves the integer program for each candidate mini-batch, in their order.
 
-    The functions map a mini-batch to the arguments of `algorithms`. Work without alternatives is a
-    layer of one algorithm, the others inf. Raises PlanError if none fits.
+    Work without alternatives is a layer of one algorithm. Raises PlanError if none fits.
     """
     rows = []
     for size in candidates:
@@ -194,18 +189,14 @@ def gpus(overhead_ratio: float, target_alpha: float, most: int) -> int:
 def parameter_servers(s_p: float, n_w: int, b_ps: float, t_c: float) -> int:
     """Returns the fewest servers whose communication takes no longer than computation (lemma 2).
 
-    S_p bytes of parameters, pulled and pushed in every mini-batch by each of N_w workers, over B_ps
-    bytes/s of each server, during the T_C seconds that a worker computes for its part of the
-    mini-batch. Exact: rounding adds no server.
+    S_p bytes of parameters are pulled and pushed in every mini-batch by each of N_w workers, over
+    B_ps bytes/s of each server, during T_C seconds of computing. Exact: rounding adds no server.
     """
     return math.ceil(2 * Fraction(s_p) * n_w / (Fraction(b_ps) * Fraction(t_c)))
 
 
 def interval(samples: ArrayLike) -> Interval:
-    """Returns the median, and the interval of the next lognormal sample at `LEVEL`.
-
-    Student's prediction interval of the logarithms of two samples or more.
-    """
+    """Returns the median, and Student's prediction interval of the next lognormal sample."""
     logs = np.log(np.asarray(samples, float))
     middle = logs.mean()
     half = logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size) * student(logs.size - 1)
@@ -218,10 +209,7 @@ def student(freedom: int) -> float:
 
 
 def gain(before: ArrayLike, planned: ArrayLike) -> Interval:
-    """Returns how many times faster `planned` is than `before`, both (rounds,) seconds, in turn.
-
-    It is the geometric mean of the rounds' ratios with Student's interval of it.
-    """
+    """Returns the geometric mean of the rounds' ratios, before over planned, and its interval."""
     ratios = np.asarray(before, float) / np.asarray(planned, float)
     median, low, _ = interval(ratios)
     # A prediction's half width is sqrt(1 + n) times that of the mean.

@@ -86,10 +86,7 @@ def start(config: Config) -> Start:
 
 
 def device(config: Config) -> Device:
-    """Returns the config's programs, and the largest mini-batch within `config.plan.memory`.
-
-    Raises `ConfigError` if no update of one example fits, and as `prepare`.
-    """
+    """Returns the programs, and the largest mini-batch within memory. Raises `ConfigError`."""
     run, convolutions, update, choice, batch, count = start(config)
     update = with_progress(update, count)
     smallest = layers.smallest(update, layers.distinct(convolutions), choice, batch)

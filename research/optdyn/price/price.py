@@ -93,10 +93,7 @@ def with_step_seconds(config: Config, seconds: float) -> Config:
 
 
 def with_nodes(config: Config, nodes: int) -> Config:
-    """Returns the config on so many nodes, with as many examples a worker.
-
-    Where each worker is a group it stays so.
-    """
+    """Returns the config on so many nodes, with as many examples a worker."""
     cluster, examples = config.cluster, examples_of_worker(config)
     changed = config.with_({"cluster.nodes": nodes})
     if config.methods.groups == cluster.worker_count > 1:
@@ -162,11 +159,10 @@ def rows(
 
 
 def price(config: Config, shapes: Shapes, steps: int = 0) -> Price:
-    """Returns the price of the config's method on its cluster.
+    """Returns the price of the config's method on its cluster, in `steps` or the steady state.
 
-    With `steps` it is of a run of so many updates, else of the steady state. DASO's nodes meet
-    every `max_batches` in both. Raises `ConfigError` and `TimelineError` where the method's clock
-    does not know the cluster or the model.
+    DASO's nodes meet every `max_batches` in both. Raises `ConfigError` and `TimelineError` where
+    the method's clock does not know the cluster or the model.
     """
     return price_by_bandwidth(config, shapes, steps)(config.cluster.bandwidth)
 
@@ -215,8 +211,7 @@ def bandwidth_needed(
 ) -> dict[float, float]:
     """Returns the Gbit/s between nodes at which such shares of the workers' time are computing.
 
-    Right to within `RATIO`; infinite if no network is fast enough, as workers wait for one another
-    too. Those that are `tried` are bounds of the search.
+    Right to within `RATIO`; infinite if no network is fast enough.
     """
     known = {b: price_at(b * GIGABIT).computing for b in (NARROWEST, WIDEST, *tried)}
     return {share: _bandwidth_for_share(price_at, share, known) for share in computing}

@@ -109,10 +109,7 @@ def _server_bytes(config: Config, shapes: Shapes, line: Timeline, exchanges: flo
 
 
 def logged_bytes(config: Config, shapes: Shapes, plan: Plan, exchanges: float) -> float:
-    """Returns `sent_bytes` in a run's log: those of one node, once, and of its groups.
-
-    It counts a node's messages at meetings, and both ways those of workers with parameters each.
-    """
+    """Returns `sent_bytes` in a run's log: those of one node, once, and of its groups."""
     methods = config.methods
     if not any("sent_bytes" in method.info for method in methods.members):
         return 0.0
@@ -133,10 +130,7 @@ def logged_bytes(config: Config, shapes: Shapes, plan: Plan, exchanges: float) -
 
 
 def _gossip_bytes(plan: Neighbours | Meeting, size: Any) -> float:
-    """Returns the bytes that a node sends an update, in the mean of the nodes.
-
-    `size`, of each message: a number, or (updates, 1) where not each update sends.
-    """
+    """Returns the bytes that a node sends an update, in the mean; `size` is of each message."""
     to = np.asarray(plan.to)
     nodes = to.shape[-2]
     peers = (to != np.arange(nodes)[:, None]).sum(axis=(-1, -2))

@@ -46,8 +46,7 @@ Connect = Callable[[Run], AbstractContextManager[Workers]]
 def race(config: Config, workdir: Path, connect: Connect, servers: int = 1) -> Json:
     """Starts or resumes the run in the workdir, and returns its summary.
 
-    `config.cluster.service.name` is 'race', and `connect` returns workers of so many `servers`.
-    Raises what `trainer.train` raises.
+    `config.cluster.service.name` is 'race'. Raises what `trainer.train` raises.
     """
     run = prepare_race(config, servers, has_checkpoint(workdir))
     training = trainer.training(run, workdir)
@@ -82,10 +81,7 @@ def prepare_race(config: Config, servers: int, resumed: bool = False) -> Run:
 
 
 def restored_order(run: Run, trace: Path, step: int) -> ArrivalOrder:
-    """Returns the order after the first `step` updates, which are written into the timeline.
-
-    Raises `WorkdirError` if the trace does not have them.
-    """
+    """Returns the order after the first `step` updates of the trace. Raises `WorkdirError`."""
     order = arrival_order(run)
     try:
         if step:
@@ -105,10 +101,7 @@ def restored_order(run: Run, trace: Path, step: int) -> ArrivalOrder:
 def chunk_maker(
     run: Run, order: ArrivalOrder, workers: Workers, first: Chunk
 ) -> Callable[[Chunk], None]:
-    """Returns a function that makes a chunk's updates from arriving messages, for PATIENCE seconds.
-
-    All groups are at work when this returns.
-    """
+    """Returns a function that makes a chunk's updates from messages, for PATIENCE seconds."""
     the_server = server.make_server(run, workers.shards)
     the_server.begin(first)
     if run.config.methods.get("fresh", ()):

@@ -171,10 +171,7 @@ def serve_part(part: Part, door: Listener, known: Forms) -> None:
 
 
 def server_parts(parts: Sequence[Connection], known: Forms, like: State) -> Shards:
-    """Returns the parts at these connections, which may raise `PartLost`.
-
-    `like` has the structure of the state of all blocks.
-    """
+    """Returns the parts at these connections, which may raise `PartLost`."""
 
     def send_all(message: Tree) -> None:
         for line in parts:
@@ -271,8 +268,8 @@ def check_servers(run: Run, servers: int) -> None:
 def check_separable(run: Run, blocks: Collection[str], key: str) -> None:
     """Raises `ConfigError` for `key` if the blocks' updates depend on the gradients of others.
 
-    So they do with an optimizer that scales by the norm of all. Two updates are made of random
-    gradients, the second for optimizers with a memory.
+    So they do with an optimizer that scales by the norm of all. Of two updates by random gradients
+    the second is for optimizers with a memory.
     """
     halves = compiled_halves(run)
     rng = np.random.default_rng(0)

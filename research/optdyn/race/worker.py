@@ -158,8 +158,7 @@ def arrival_order(run: Run) -> ArrivalOrder:
 def batch_indices(run: Run, independent: bool = False) -> Callable[[Iterable[int]], np.ndarray]:
     """Returns numbers of n batches -> their examples, (n, B) or (n, B, 2), for `Problem.batch`.
 
-    With `independent` those of the second mini-batches beside them. Where an update has several
-    arrivals, batches are parts of batches (`run.batch_parts`).
+    With `independent` those of the second mini-batches beside them.
     """
     cache: dict[int, np.ndarray] = {}
     parts = arrivals_per_update(run)

@@ -64,8 +64,7 @@ class Checkpoint(NamedTuple):
 def prepare(config: Config) -> SimulatedCluster:
     """Checks the config, loads the data and returns the cluster.
 
-    Raises what `trainer.prepare` raises, and `ConfigError` if the config has no groups, momentum or
-    learning rate to be tuned, or probes are too short.
+    Raises what `trainer.prepare` raises, and `ConfigError` if the config cannot be tuned.
     """
     refuse_first(config, _joins(config))
     tunable(config)
@@ -164,10 +163,7 @@ def _limits(program: Program) -> Callable[..., tuple[GradientMoments, jax.Array]
 
 
 def start_loss(cluster: SimulatedCluster, begin: Checkpoint) -> float:
-    """Returns the loss that a first epoch has to beat: that at the start, or 0.99 of chance.
-
-    Chance is the loss of a network whose outputs are the same for all examples: ln classes.
-    """
+    """Returns the loss that a first epoch has to beat: that at the start, or 0.99 of chance."""
     loss = program.evaluate(cluster.run.program, begin.state.params, cluster.evaluated)["loss"]
     classes = cluster.run.data.classes
     return min(float(loss), CHANCE * math.log(classes)) if classes > 1 else float(loss)
@@ -185,15 +181,14 @@ def attempt(
     """Runs the setting for so many simulated seconds, one update at least.
 
     Returns the checkpoint after it and its outcome, whose loss is the training loss at the end, of
-    the same examples for all settings; NaN where it is not finite. Without a target this is a
-    probe, and the loss is that of the mean of its parameters over its later half: parameters at the
-    end of large steps are scattered around their mean, and small steps would always seem better.
+    the same examples for all settings; NaN where it is not finite. Without a target it is that of
+    the mean of the parameters over the later half: parameters at the end of large steps are
+    scattered around their mean, and small steps would always seem better.
 
     With a `target` the run ends at the log point where the loss is at most the target; or where
     neither it nor that of the mean of the latest parameters is below `lower`, the loss to be
     beaten, times two at the start and less and less later; or, with `settle`, where that of the
-    mean is at the target. It always ends at the first batch whose loss is not finite. Evaluation
-    takes no simulated time.
+    mean is at the target. It always ends at the first batch whose loss is not finite.
     """
     run, t, log_every = cluster.run, int(begin.updates), cluster.run.config.log_every
     line = _timeline(run, setting.groups, t, seconds)

@@ -22,8 +22,8 @@ from optdyn.tune.choice import Choice, EpochPoint, Measures, Outcome
 class Journal:
     """`journal(line, compute)`: the line with the fields of `compute()`, from the file if there.
 
-    New lines are shown on standard error. Opening drops the first line whose `checkpoint` is later
-    than `latest`, and all after it: the tuner was killed before that state was written.
+    Opening drops the first line whose `checkpoint` is later than `latest`, and all after it: the
+    tuner was killed before that state was written.
     """
 
     def __init__(self, path: Path, latest: int, seconds: float):
@@ -54,7 +54,7 @@ class Journal:
 
 
 class Bench:
-    """Settings tried on a simulated cluster, each a line of the journal; an epoch has a checkpoint."""
+    """Settings tried on a simulated cluster, each a line of the journal."""
 
     def __init__(
         self, cluster: SimulatedCluster, journal: Journal, target: float, checkpoints: Checkpoints

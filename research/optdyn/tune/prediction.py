@@ -71,10 +71,7 @@ def _grouped(groups: int) -> Json:
 
 
 def measure(config: Config, updates: int) -> MeasuredLoss:
-    """Measures along a run of `updates` by one group at the config's batch, rate and momentum.
-
-    These should be the best of one group to the loss in question. Raises as `trainer.prepare`.
-    """
+    """Returns the measures along a run of one group at the config's batch, rate and momentum."""
     chosen = config.with_({**_grouped(1), "steps": updates, "cluster.service.name": "constant"})
     run = trainer.prepare(chosen)
     stride = -(-run.examples // SAMPLE)
