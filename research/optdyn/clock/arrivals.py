@@ -20,18 +20,13 @@ from optdyn.clock.availability import Availability, Load
 from optdyn.clock.cluster import Cluster, Pieces
 from optdyn.clock.meetings import compute_means, synchronous
 from optdyn.clock.network import group_exchange
-from optdyn.clock.service import Draw, geometric_timeline, is_constant, overlapped
+from optdyn.clock.service import Draw, geometric_timeline, overlapped, rounding
 from optdyn.clock.timeline import Timeline, TimelineError, from_arrivals
 from optdyn.clock.trace import RecordedTrace, replay
 from optdyn.clock.versions import FREE_RUNNING, Policy, Task, Versions, blank_timeline
 
 BLOCK = 1 << 16  # services of a group that are added up on their own
 SPARE = 16  # services drawn beyond what a group is likely to need
-ROUNDING = 1e-10  # relative error of a sum of up to 10^5 constant services
-
-
-def rounding(law: Draw) -> float:
-    return ROUNDING if is_constant(law) else 0.0
 
 
 class Queue:
@@ -160,7 +155,7 @@ DELIVERY, SERVED, RESTART, RETURN = range(4)  # kinds of events
 
 class Absences:
     def __init__(self, seed: int, groups: int, availability: Availability):
-        # Own streams, so that absences do not depend on how much is computed.
+        # Separate streams, so that absences do not depend on how much is computed.
         self._streams = [np.random.default_rng((seed, group, 1)) for group in range(groups)]
         self._presence, self._absence = availability.presence, availability.absence
         self._leaves = [rng.exponential(availability.presence) for rng in self._streams]
@@ -291,7 +286,11 @@ def queued_arrivals(
     availability: Availability = ALWAYS_THERE,
     absences: Absences | None = None,
 ) -> Timeline:
-    """Returns the first `steps` updates of groups with that policy and availability."""
+    """Returns the first `steps` updates of groups with that policy and availability.
+
+    `worker` is the group that delivers last; `staleness`, and the workers and reads of the plan,
+    are (steps, K) in the order of delivery. A group leaves, and has its load, as a whole.
+    """
     groups, limits = len(work.compute), list[float]()
     if policy.allotted < math.inf:
         limits = (policy.allotted * work.means().max(axis=1)).tolist()

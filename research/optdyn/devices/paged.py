@@ -107,10 +107,8 @@ def paged(advance: Advance, servers: Mapping[str, int] | None) -> Layout:
         return Paged(table, jax.tree.map(np.int32, newest), device), info
 
     def put_state(state: SnapshotState) -> Paged:
-        table, newest = (
-            jax.tree.map(_aligned_copy, state.slots),
-            jax.tree.map(np.int32, state.newest),
-        )
+        table = jax.tree.map(_aligned_copy, state.slots)
+        newest = jax.tree.map(np.int32, state.newest)
         newest_rows = rows(table, by_block(newest, table))
         slots = jax.tree.map(lambda leaf: jnp.array(leaf)[None], newest_rows)
         zeros = jax.tree.map(lambda _: jnp.int32(0), newest)

@@ -20,8 +20,8 @@ import numpy as np
 
 from optdyn.base.errors import ConfigError, Join, one_line, one_of_these
 from optdyn.base.trees import Plan
-from optdyn.clock.arrivals import compute_means
 from optdyn.clock.cluster import Cluster, Pieces
+from optdyn.clock.meetings import compute_means
 from optdyn.clock.service import DRAWN
 from optdyn.clock.timeline import Meeting, Shares, Timeline, TimelineError, entries_at, plan_of
 from optdyn.clock.versions import NO_WAITING
@@ -65,8 +65,6 @@ class Price(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """The pace of updates."""
-
     seconds: float  # an update
     computing: float  # share of all workers' time, by the law's mean
     exchanges: float  # share of arrivals that exchange

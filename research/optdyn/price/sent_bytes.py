@@ -13,7 +13,7 @@ from optdyn.base.trees import Plan
 from optdyn.clock.network import SERVER, busiest_link_bytes, one_way_share
 from optdyn.clock.timeline import Arrival, Meeting, Timeline, plan_of
 from optdyn.experiment import Config
-from optdyn.methods import MethodStack, local
+from optdyn.methods import local
 from optdyn.methods.asynchronous import Asynchronous, Grouped
 from optdyn.methods.averaging import ModelAveraging
 from optdyn.methods.gossip import Gossip, Neighbours
@@ -22,18 +22,14 @@ from optdyn.price.shapes import Shapes, clock_inputs, stage_work
 
 
 class Sent(NamedTuple):
-    """Bytes between nodes."""
-
     network: float  # of all messages
     link: float  # one way over the busiest link
 
 
 def between_nodes(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     """Returns the bytes for a step of one node, and over one link while each makes a step."""
-    nodes, steps = (
-        config.cluster.nodes,
-        workers_per_update(config) / config.cluster.devices_per_node,
-    )
+    nodes = config.cluster.nodes
+    steps = workers_per_update(config) / config.cluster.devices_per_node
     if nodes == 1:
         return Sent(0.0, 0.0)
     update = _messages(config, shapes, line, exchanges)
@@ -43,7 +39,9 @@ def between_nodes(config: Config, shapes: Shapes, line: Timeline, exchanges: flo
 def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) -> Sent:
     methods, plan, size = config.methods, line.plan, shapes.bytes
     if methods.stages:
-        return _stage_bytes(stage_work(config, shapes).sent, 0 if _never_back(methods) else 1)
+        gradient = methods.gradient
+        never_back = isinstance(gradient, local.Local) and gradient.variant != "backprop"
+        return _stage_bytes(stage_work(config, shapes).sent, 0 if never_back else 1)
     if methods.mix and (message := methods.mix.update_message(shapes.params)):
         return _all_reduced(config, message.bytes, message.gathered)
     if isinstance(methods.mix, ModelAveraging):
@@ -58,7 +56,8 @@ def _messages(config: Config, shapes: Shapes, line: Timeline, exchanges: float) 
     if isinstance(plan, Neighbours):
         message_bytes = methods.of(Gossip).message_bytes(shapes.params, size)
         return _neighbour_bytes(config, _gossip_bytes(plan, message_bytes))
-    if not methods.grouped or _is_synchronous(config):
+    is_one_group = methods.groups == 1 and isinstance(methods.read, Grouped)
+    if not methods.grouped or (is_one_group and not methods.get("waiting", "")):
         return _all_reduced(config, size)
     return _server_bytes(config, shapes, line, exchanges)
 
@@ -162,13 +161,3 @@ def workers_per_update(config: Config) -> float:
     cluster, methods = config.cluster, config.methods
     workers = cluster.worker_count
     return workers / methods.groups * methods.get("arrivals", 1)
-
-
-def _never_back(methods: MethodStack) -> bool:
-    return isinstance(methods.gradient, local.Local) and methods.gradient.variant != "backprop"
-
-
-def _is_synchronous(config: Config) -> bool:
-    methods = config.methods
-    is_one_group = methods.groups == 1 and isinstance(methods.read, Grouped)
-    return is_one_group and not methods.get("waiting", "")

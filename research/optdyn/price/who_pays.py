@@ -46,11 +46,6 @@ def over_best_batch(method: str, rho: float) -> float:
     return float(np.exp(np.interp(np.log(inside), np.log(KNOWN), np.log(SEEN[method]))))
 
 
-def over_best(method: str, rho: float) -> float:
-    """Returns seconds over those of the best of synchronous training and outer momentum."""
-    return over_best_batch(method, rho) / min(1.0, over_best_batch(OUTER, rho))
-
-
 def pays(
     config: Config, size: int, noise_scale: float, bandwidths: Sequence[float]
 ) -> list[dict[str, float]]:
@@ -59,6 +54,7 @@ def pays(
     for gigabits in bandwidths:
         exchange = between_nodes(cluster.with_(bandwidth=gigabits * GIGABIT), size)
         ratio = rho(exchange, cluster.seconds_per_example, cluster.worker_count, noise_scale)
-        over = {name: over_best(name, ratio) for name in METHODS}
+        best = min(1.0, over_best_batch(OUTER, ratio))
+        over = {name: over_best_batch(name, ratio) / best for name in METHODS}
         found.append({"gigabits": gigabits, "rho": ratio, **over})
     return found

@@ -102,7 +102,8 @@ def chunk_maker(
     run: Run, order: ArrivalOrder, workers: Workers, first: Chunk
 ) -> Callable[[Chunk], None]:
     """Returns a function that makes a chunk's updates from messages, for PATIENCE seconds."""
-    the_server = server.make_server(run, workers.shards)
+    parts = workers.shards
+    the_server = server.server_in_parts(run, parts) if parts else server.single_server(run)
     the_server.begin(first)
     if run.config.methods.get("fresh", ()):
         workers = server.merged_server(run, order.working, workers, first)

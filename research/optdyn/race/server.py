@@ -52,16 +52,12 @@ class Server(NamedTuple):
     state: Callable[[State], State]  # the state after updates
 
 
-def make_server(run: Run, parts: Shards | None) -> Server:
-    return _server_in_parts(run, parts) if parts else _single_server(run)
-
-
 def event_of(run: Run, t: int) -> Event:
     line, hyper = run.timeline, {name: values[t] for name, values in run.hypers.items()}
     return Event(entries_at(line.plan, t), hyper, line.staleness[t])
 
 
-def _single_server(run: Run) -> Server:
+def single_server(run: Run) -> Server:
     halves = compiled_halves(run)
     examples = device_examples(run)
     second, parts = batch_indices(run, independent=True), arrivals_per_update(run)
@@ -90,7 +86,7 @@ def _single_server(run: Run) -> Server:
     return Server(begin, update, inputs, lambda state: state)
 
 
-def _server_in_parts(run: Run, parts: Shards) -> Server:
+def server_in_parts(run: Run, parts: Shards) -> Server:
     """Returns a server whose parts have the state; the run has it as of the last chunk."""
 
     def update(chunk: Chunk, state: State, t: int, sent: Sequence[Tree]) -> tuple[State, Info]:

@@ -54,8 +54,6 @@ class SimulatedCluster(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """The state before and after an attempt."""
-
     updates: jax.Array  # int32, batches seen
     groups: jax.Array  # int32, of which the slots are
     state: Tree
@@ -200,10 +198,10 @@ def attempt(
     curve: list[tuple[float, float]] = []
     constant = partial(np.full, len(line.seconds), dtype=np.float32)
     hypers = {name: constant(getattr(setting, name)) for name in run.hypers}
-    chosen, state = (
-        run._replace(timeline=line, hypers=hypers),
-        _regrouped(run, begin, setting.groups),
-    )
+    chosen, state = run._replace(timeline=line, hypers=hypers), begin.state
+    if setting.groups != begin.groups:
+        state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
+    state = jax.tree.map(jnp.copy, state)
     for chunk in loop.updates(chosen, state, t, [t + stop for stop in stops]):
         chunk.make()
         finite = chunk.finite_step == chunk.step  # the first that is not is the last
@@ -251,13 +249,6 @@ def _later_half(updates: int) -> Sequence[int]:
 def _log_points(t: int, updates: int, log_every: int) -> Sequence[int]:
     """Returns multiples of `log_every` after update t, in updates from there, and the end."""
     return [*range(log_every - t % log_every, updates, log_every), updates]
-
-
-def _regrouped(run: Run, begin: Checkpoint, groups: int) -> Tree:
-    state = begin.state
-    if groups != begin.groups:
-        state = run.program.rule.init(state.params)._replace(opt_state=state.opt_state)
-    return jax.tree.map(jnp.copy, state)
 
 
 def _timeline(run: Run, groups: int, t: int, seconds: float) -> Timeline:
