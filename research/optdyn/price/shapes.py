@@ -26,7 +26,6 @@ class Shapes(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The bytes of the parameters."""
         return bytes_of(self.params)
 
 
