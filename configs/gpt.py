@@ -43,7 +43,7 @@ SIZES = {
 
 
 def get_config(variant: str = "10m") -> od.Experiment:
-    """`variant` is SIZE or SIZE,synthetic. Raises `ConfigError` for others."""
+    """`variant` is SIZE or SIZE,synthetic."""
     name, _, data = variant.partition(",")
     size = config_variant(SIZES, name)
     return od.Experiment(

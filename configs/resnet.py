@@ -38,7 +38,7 @@ EPOCHS = {"fashion_mnist": 10, "mnist": 10}  # others: 90
 
 
 def get_config(variant: str = "18") -> od.Experiment:
-    """`variant` is DEPTH or DEPTH,DATA. Raises `ConfigError` for others."""
+    """`variant` is DEPTH or DEPTH,DATA."""
     depth, _, name = variant.partition(",")
     stages, name = config_variant(STAGES, depth), name or "fashion_mnist"
     epoch = config_variant(EXAMPLES, name) // BATCH

@@ -19,7 +19,6 @@ STEPS = {"": 1500, "small": 300}
 
 
 def get_config(size: str = "") -> od.Experiment:
-    """Raises `ConfigError` if there is no such size."""
     return od.Experiment(
         model=od.Transformer(blocks=2, width=64),
         # All 61,540 training and 3,111 test sequences would take as long as 1,000 updates.

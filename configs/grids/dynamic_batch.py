@@ -21,7 +21,6 @@ from optdyn.train.grid import Point
 
 
 def get_config(table: str = "disturbed") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         method=od.DynamicBatch(),
         cluster=od.Cluster(nodes=4, speeds=(1.0, 1.0, 2.0, 4.0), service=od.LogNormal(0.1)),

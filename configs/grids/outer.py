@@ -56,7 +56,6 @@ CHOSEN = {
 
 
 def get_config(table: str = "ladder") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         optimizer=od.SGD(momentum=0.9),
         method=od.ModelAveraging(),

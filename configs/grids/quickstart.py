@@ -49,7 +49,6 @@ DEMO = {1: (0.3, KEPT), 4: (-0.3, 0.3, KEPT), 16: (-0.3, 0.3, KEPT)}  # momenta 
 
 
 def get_config(part: str = "") -> od.Grid:
-    """Raises `ConfigError` if there is no such part."""
     base = od.config("quickstart").with_(
         model=od.MLP(hidden=(32,)),
         data=od.MNIST5k(train_evaluated=1000, test_evaluated=200),

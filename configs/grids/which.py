@@ -91,7 +91,6 @@ ARMS = {
 
 
 def get_config(table: str = "both") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         model=od.MLP(hidden=(32,)),
         data=od.MNIST5k(train_evaluated=1000, test_evaluated=10),

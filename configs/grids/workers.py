@@ -51,7 +51,6 @@ CHOSEN: Mapping[str, float] = {
 
 
 def get_config(table: str = "ladder") -> od.Grid:
-    """Raises `ConfigError` if there is no such table."""
     base = od.config("quickstart").with_(
         cluster=od.Cluster(nodes=8, bandwidth=1e7), log_every=2000, checkpoint_every=0
     )

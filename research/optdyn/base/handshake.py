@@ -160,7 +160,6 @@ def _digest(key: bytes, role: bytes, nonce: bytes, hello: bytes) -> bytes:
 
 
 def _receive(line: socket.socket, size: int) -> bytes:
-    """Returns exactly `size` bytes."""
     found = b""
     while len(found) < size:
         more = line.recv(size - len(found))

@@ -1,7 +1,4 @@
-"""Valid values of fields: of the type of the default, of a size to compute with, and in a range.
-
-Types are checked before ranges, so that a range never compares a text with a number.
-"""
+"""Valid values of fields: of the type of the default, of a size to compute with, and in a range."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

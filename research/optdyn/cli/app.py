@@ -36,9 +36,8 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # what XLA says where an allocation failed
 def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
     """Calls `main(config, workdir)` with the values of the flags and exits with its result.
 
-    `config` is the `Config` or `Grid` of `--config=FILE`, or of a shipped `--config=NAME`, with the
-    values of `--config.KEY=VALUE`. `workdir` is the default of `--workdir=DIR`. Bad input is one
-    line on standard error and exit code 2.
+    `config` is an `Experiment` or a `Grid`; `workdir` is the default of `--workdir=DIR`. Bad input
+    is one line on standard error and exit code 2.
     """
     name = flags.DEFINE_string("config", None, "Config file, or the name of a shipped one.")
     folder = flags.DEFINE_string("workdir", workdir, "Folder to write to and to resume from.")
@@ -135,7 +134,6 @@ def warn(config: "Config") -> None:
 
 
 def in_json() -> bool:
-    """Returns whether the command has a flag `--json`, which is set."""
     return "json" in flags.FLAGS and bool(flags.FLAGS.json)
 
 
@@ -146,7 +144,7 @@ def check_kind(config: "Config | Grid", is_grid: bool = False) -> None:
 
 
 def split_keys(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Returns the other arguments, and the values of keys, `--config.KEY=VALUE` or `... VALUE`.
+    """Returns the other arguments, and the values of `--config.KEY=VALUE` or `... VALUE`.
 
     `--config.KEY` without a value is true, and `--noconfig.KEY` false.
     """
@@ -181,14 +179,12 @@ def _with_measured_lowerings(config: Any, workdir: Path) -> Any:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """Sets the flags and returns the other arguments. Errors are one line."""
     with _reading_flags():
         return flags.FLAGS(argv)
 
 
 @contextmanager
 def _reading_flags() -> Iterator[None]:
-    """Inside, an error of absl ends the program with one line."""
     try:
         yield
     except flags.Error as error:
@@ -201,7 +197,6 @@ def _reading_flags() -> Iterator[None]:
 
 
 def _no_flag(name: str) -> str:
-    """Returns a line on an unknown flag, with similar flags and keys."""
     modules = flags.FLAGS.flags_by_module_dict().items()
     ordered = sorted(modules, key=lambda item: item[0] != __name__)  # flags of all commands first
     ours = [group for module, group in ordered if module.partition(".")[0] not in LIBRARIES]

@@ -33,7 +33,6 @@ def references() -> dict[str, str]:
 
 
 def bare_entry(number: str) -> str:
-    """Returns an entry for a paper that `references.bib` lacks."""
     url = f"https://arxiv.org/abs/{number}"
     return f"@misc{{arxiv{number},\n  title = {{arXiv:{number}}},\n  url = {{{url}}}\n}}"
 
@@ -56,7 +55,6 @@ def papers(config: Mapping[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the entries; returns 2 after one error line for folders without a run."""
     from optdyn.base.files import read_json  # here, for it takes long
 
     if not arguments or arguments[0].startswith("-"):

@@ -52,14 +52,12 @@ def registry(kind: str) -> Listed:
 
 
 def configs() -> Listed:
-    """Returns the shipped config files with the first lines of their docstrings."""
     files = shipped.configs()
     docs = {name: ast.get_docstring(ast.parse(path.read_text())) for name, path in files.items()}
     return {name: _first_line(text or "") for name, text in docs.items()}
 
 
 def keys() -> Listed:
-    """Returns the keys of a config with their defaults, descriptions and owners."""
     from optdyn.cli.keys import keys as known  # here, for it takes long
 
     found = {}
@@ -109,7 +107,6 @@ def select(kind: str, found: Listed, text: str) -> Listed:
 
 
 def _method_hint(name: str) -> str:
-    """Returns the end of a line on an unknown method's name: the method that it means, or ''."""
     from optdyn import methods
     from optdyn.methods import names
 

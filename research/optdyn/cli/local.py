@@ -42,7 +42,6 @@ class Child(NamedTuple):
     errors: deque[bytes]
 
     def send(self, number: int) -> None:
-        """Signals the process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -58,9 +57,8 @@ Event = int | Child  # a signal that came, or a process that ended
 def run(command: Sequence[str], processes: int, devices: int | None = None) -> int:
     """Runs `command` in so many processes until all have ended; returns the exit code for all.
 
-    `devices` is the number of devices a process: virtual ones on the CPU, where None leaves
-    XLA_FLAGS unchanged, or GPUs, where None is one. Handles signals. Raises `OSError` if the
-    command cannot be started.
+    `devices` of a process are GPUs, by default one, or virtual ones on the CPU. Handles signals.
+    Raises `OSError` if the command cannot be started.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     signals.take(lambda number, _: events.put(number), *signals.ENDING, *signals.SAVING)
@@ -143,7 +141,6 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 def _start_threads(child: Child, events: queue.SimpleQueue[Event], output: Lock) -> list[Thread]:
-    """Starts and returns threads that forward a process's output and report its end."""
     process, prefix = child.process, f"[{child.rank}] ".encode()
 
     def forward(source: IO[bytes], target: int, last: deque[bytes]) -> None:
@@ -214,7 +211,6 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
 
 
 def cores() -> int:
-    """Returns the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # of Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -35,10 +35,9 @@ class PlannedPoint(NamedTuple):
 
 
 def plan(config: Grid, workdir: Path | None, shard: str = "0/1") -> list[PlannedPoint]:
-    """Returns the checked points of a shard of the grid, ordered by compilation.
+    """Returns the checked points of a shard of the grid, ordered by compilation; writes nothing.
 
-    Writes nothing. Without a workdir all are new. Raises `ConfigError`, and `WorkdirError` if a
-    point's folder has another run.
+    Raises `ConfigError`, and `WorkdirError` if a point's folder has another run.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if not match or int(match[1]) >= int(match[2]):
@@ -50,7 +49,6 @@ def plan(config: Grid, workdir: Path | None, shard: str = "0/1") -> list[Planned
 
 
 def folder_of(workdir: Path, name: str) -> Path:
-    """Returns the workdir of a point."""
     return workdir / "points" / name
 
 
@@ -117,7 +115,6 @@ def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> Plann
 
 
 def _summary_and_status(folder: Path, config: Config) -> tuple[Json, str]:
-    """Returns the summary in a point's folder, {} if there is none, and the point's status."""
     if (folder / "config.json").exists():
         claim(folder, config, free(config))
     summary = summary_of(folder)

@@ -140,7 +140,6 @@ def _flag_checks(values: flags.FlagValues) -> Iterator[tuple[object, str]]:
 
 
 def _penalties(values: flags.FlagValues) -> Any:
-    """Returns `penalties.ProblemResults` of the workdirs."""
     from optdyn.report import penalties  # here, for it takes long
 
     target = math.nan if values.target is None else values.target
@@ -171,7 +170,6 @@ def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str,
 def _clusters(
     config: Config, nodes: Sequence[str], parameters: str | None, step_seconds: float | None
 ) -> tuple[list[Config], Shapes]:
-    """Returns the experiment on all numbers of nodes, and the shapes of the parameters."""
     numbers = [int(_number("nodes", text, MOST_NODES)) for text in nodes] or [config.cluster.nodes]
     count = 0.0
     if parameters is not None:  # as 124e6, 124M or 1.3B
@@ -289,13 +287,12 @@ def table(rows: Rows, bandwidths: Sequence[float]) -> Iterator[str]:
 
 
 def _label(row: dict[str, Any], several: bool) -> str:
-    """Returns a row's method and keys, and with `several` numbers of nodes also that."""
     parts = row["method"], str(row.get("period", "")), row.get("compression")
     return " ".join(filter(None, parts)) + f", {row['nodes']:,} nodes" * several
 
 
 def notes(config: Config, rows: Rows, assumed: bool = False) -> Iterator[str]:
-    """Yields lines on the figures; `assumed`: the step's seconds are those of another model."""
+    """Yields lines on the figures; `assumed`: a step's seconds are those of another model."""
     priced = {row["method"] for row in rows if "prices" in row}
     sentences = [
         "Seconds are simulated, each method's by its own clock; nothing was trained.",
@@ -383,7 +380,6 @@ def _page(
     gigabits: float,
     printed: Sequence[str],
 ) -> str:
-    """Returns the page with sliders, which start at the first cluster; it has the printed lines."""
     from optdyn.report import sliders  # here, for it takes long
 
     nodes = sorted({one.cluster.nodes for one in clusters})

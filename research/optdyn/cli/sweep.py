@@ -137,7 +137,6 @@ def write(config: Grid, workdir: Path) -> None:
 
 
 def _swept_keys(config: Grid) -> tuple[str, ...]:
-    """Returns the keys that the grid's points set, which are columns of the results."""
     return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
 
 

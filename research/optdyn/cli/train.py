@@ -56,10 +56,7 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
 
 
 def print_ending(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
-    """Prints how a run ended; returns its exit code, 128 + the signal's number if one ended it.
-
-    `then` is the command that reads such a workdir.
-    """
+    """Prints how a run ended, and the command `then` that reads it; returns the exit code."""
     if is_writer():
         tell(*ending_lines(summary, workdir, then))
     return 128 + summary["signal"] if summary["status"] == "interrupted" else 0

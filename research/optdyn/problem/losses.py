@@ -93,8 +93,7 @@ def has_class_outputs(name: str, batch: Mapping[str, object]) -> bool:
 def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.Array]]:
     """Returns a function of outputs and batch that returns the named metrics.
 
-    Those of the user have the names of their functions. The default, (), is the accuracy if outputs
-    are logits of labels or next tokens. Raises `ConfigError`.
+    Without names it is the accuracy of logits of labels or tokens. Raises `ConfigError`.
     """
     chosen: dict[str, ExampleLoss] = {}
     for name in names:

@@ -52,8 +52,6 @@ GROUPS = 8  # of group normalization, if there are so many channels
 
 @dataclass(frozen=True)
 class ConvolutionalModel(LayeredModel):
-    """A model with convolutions."""
-
     _: KW_ONLY
     lowering: str = field(
         "",
@@ -63,10 +61,7 @@ class ConvolutionalModel(LayeredModel):
 
 
 class ConvPool(nn.Module):
-    """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels). ValueError for less than a pixel.
-
-    ReLU follows pooling, which gives the same results from a quarter of the work.
-    """
+    """(B, H, W, C) -> (B, (H - 4) / 2, (W - 4) / 2, channels). ValueError for less than a pixel."""
 
     channels: int
     dtype: str
@@ -92,11 +87,7 @@ class CNN(ConvolutionalModel, name="cnn"):
     hidden: tuple[int, ...] = field((256, 256), "Widths of the dense layers.", **WIDTHS)
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Returns blocks `conv0`, ... and those of the MLP.
-
-        (6, 16) and (120, 84) are LeNet-5, with 61,706 parameters on 32 x 32 x 1 images and 44,426
-        on 28 x 28 x 1.
-        """
+        """Returns `conv0`, ... and the MLP's blocks; (6, 16) and (120, 84) are LeNet-5."""
         ways = lowerings_of(self.lowering, [(WINDOW, (1, 1))] * len(self.channels))
         convolutions = tuple(
             (f"conv{i}", ConvPool(channels, self.dtype, way))
@@ -127,9 +118,9 @@ def convolutions(stride: int, stem: str, bottleneck: bool) -> dict[str, Shape]:
 
 
 class ResidualConv(nn.Module):
-    """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), channels, or 4 channels).
+    """(B, H, W, C) -> (B, ceil(H / stride), ceil(W / stride), C'), after a stem of its H and W.
 
-    A bottleneck has 4 channels. With a stem, H and W are those after it.
+    C' is `channels`, of a bottleneck 4 times that.
     """
 
     channels: int

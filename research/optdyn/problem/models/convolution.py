@@ -70,10 +70,7 @@ def _gemm(x: jax.Array, kernel: jax.Array, strides: Sequence[int], padding: str)
 
 @jax.custom_vjp
 def _product(kernel: jax.Array, columns: jax.Array) -> jax.Array:
-    """Returns (O, H, W, B) for (n, O) and (n, H, W, B).
-
-    The batch stays a separate axis: where it is split over devices, so are the columns.
-    """
+    """Returns (O, H, W, B) for (n, O) and (n, H, W, B); a batch split over devices stays so."""
     return jnp.tensordot(kernel.T, columns, 1)
 
 
@@ -182,8 +179,7 @@ def require(lowering: str | None, kernel_shape: Sequence[int], strides: Sequence
 def lowerings_of(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | None, ...]:
     """Returns the lowerings of the convolutions, in the order of computation.
 
-    'gemm' is for all, 'gemm,fft' for one after the other, None the default. Raises `ValueError` for
-    another number of names, or if one cannot do its convolution.
+    'gemm' is for all, 'gemm,fft' for one after the other, None the default. Raises `ValueError`.
     """
     names = lowering.split(",") if lowering else [None]
     if len(names) not in (1, len(shapes)):
@@ -198,7 +194,6 @@ def lowerings_of(lowering: str | None, shapes: Sequence[Shape]) -> tuple[str | N
 
 
 def default_lowering() -> str:
-    """Returns a lowering that can do all layers and is fast in small networks."""
     # XLA's convolution is slow on the CPU, even more so inside a loop such as lax.scan.
     return "gemm" if jax.default_backend() == "cpu" else "xla"
 
@@ -214,11 +209,10 @@ def convolve(
 ) -> jax.Array:
     """Returns the cross-correlation of x (B, H, W, C) with kernel (kh, kw, C, O), (B, H', W', O).
 
-    `padding` is 'VALID' or 'SAME'. `lowering` is a name of LOWERINGS; None is the backend's
-    default. `lowering_batch` is Omnivore's b_p: the batch is lowered in groups of so many images,
-    one after the other, in the workspace of one group, and again for the gradient; None is the
-    whole batch, lowered once and kept for the gradient. Raises `ValueError` for an unknown
-    lowering, one that cannot do the layer, or groups that do not divide the batch.
+    `padding` is 'VALID' or 'SAME'; the default of `lowering`, a name of LOWERINGS, is the
+    backend's. `lowering_batch` is Omnivore's b_p: so many images are lowered at a time, and again
+    for the gradient; None lowers the whole batch once and keeps it. Raises `ValueError` for a
+    lowering that cannot do the layer, or groups that do not divide the batch.
     """
     require(lowering, kernel.shape, strides)
 
@@ -257,8 +251,7 @@ class Conv(nn.Module):
 def max_pool(x: jax.Array, window: int = 2) -> jax.Array:
     """Returns the maxima of window x window squares, (B, H // window, W // window, C).
 
-    Rows and columns beyond the last whole square are dropped. Equal maxima of a square share its
-    gradient equally.
+    A remainder of rows and columns is dropped. Equal maxima share their square's gradient equally.
     """
     x = _batch_last(x)
     h, w = x.shape[1] // window, x.shape[2] // window

@@ -78,7 +78,6 @@ class ResMLP(ResidualModel, name="resmlp"):
     """Residual multi-layer perceptron: one hidden layer a block, added to the block's input."""
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Returns `block0`, with the stem, `block1`, ... and the head, `output`."""
         trunk = (
             (f"block{k}", Residual(self.width, self.dtype, k == 0)) for k in range(self.blocks)
         )

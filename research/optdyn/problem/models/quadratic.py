@@ -46,11 +46,9 @@ class Quadratic(Model, name="quadratic"):
     )  # fmt: skip
 
     def blocks_for(self, classes: int) -> Blocks:
-        """Returns one block, `x`; there are no classes."""
         return (("x", Displacement(self.dimension)),)
 
     def losses(self, displacement: jax.Array, batch: Mapping[str, jax.Array]) -> jax.Array:
-        """Returns the losses of the examples, (B,)."""
         h = jnp.asarray(curvatures(self.dimension, self.condition))
         h = h * batch["curvature"] if "curvature" in batch else h
         return jnp.sum(h * displacement**2, -1) / 2
