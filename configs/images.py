@@ -11,8 +11,6 @@ from optdyn.base.errors import config_variant
 
 
 class Standard(NamedTuple):
-    """Mean and deviation of the channels of the training images, and their augmentation."""
-
     examples: int
     mean: tuple[float, ...]
     std: tuple[float, ...]

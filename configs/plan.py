@@ -1,4 +1,7 @@
-"""LeNet-5 on a device of 128 MiB, in a cluster of 1 Gb/s: an example for `launch.plan`."""
+"""LeNet-5 on a device of 128 MiB, in a cluster of 1 Gb/s: an example for `launch.plan`.
+
+`configs/plan.py:resnet` is a small residual network on a device of 256 MiB.
+"""
 
 import optdyn as od
 from optdyn.base.errors import config_variant

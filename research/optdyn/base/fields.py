@@ -176,7 +176,6 @@ class Value:
 
     @classmethod
     def key(cls, name: str) -> str:
-        """Returns the dotted config key of a field."""
         return f"{cls.section}.{name}" if cls.section else name
 
     @classmethod
@@ -184,7 +183,6 @@ class Value:
         return {field.name: field for field in dataclasses.fields(cls)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the section of a config as a nested dict."""
         name = {"name": self.name} if self.root else {}
         return name | {key: plain(getattr(self, key)) for key in self.field_table()}
 
@@ -383,7 +381,5 @@ def normalize(value: Any, default: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Custom(Value):
-    """The fields of a union's member for a function of the user's."""
-
     name: Any = field("", "FILE:NAME, MODULE:NAME, or the function itself.")
     options: Options = field(OPTIONS, "Arguments of the function.")

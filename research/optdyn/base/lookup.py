@@ -197,7 +197,6 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _execute_file(path: Path) -> ModuleType:
-    """Returns the module of a file, executed only if its bytes have changed."""
     if not path.is_file():
         raise _NotFound(f"no file {path}")
     content, name = path.read_bytes(), f"{path.stem}_{zlib.crc32(bytes(path)):08x}"
@@ -387,7 +386,6 @@ def fingerprint(config: Any, keys: Sequence[str] = KEYS) -> str:
 
 
 def hashes_of(code: object) -> dict[str, str]:
-    """Returns the hashes in a `fingerprint` by name; {} if `code` is none."""
     return dict(ENTRY.findall(code)) if isinstance(code, str) else {}
 
 

@@ -112,7 +112,6 @@ class Progress:
         self._shown = 0.0 if _is_terminal() else time.monotonic()
 
     def show(self, step: int, text: str = "") -> None:
-        """Shows that `step` updates are done, if it is time to show something."""
         now = time.monotonic()
         self._done, self._text = step, text
         self._first = self._first or (step, now)

@@ -65,7 +65,6 @@ def quick(modules: Mapping[str, ModuleType]) -> list[str]:
 
 
 def load(name: str, folder: Path) -> ModuleType:
-    """Returns the module of a claim. Raises `InputError` if it is incomplete."""
     file = folder.resolve() / f"{name}.py"
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # for processes that measure, too

@@ -53,7 +53,6 @@ def folder_of(workdir: Path, name: str) -> Path:
 
 
 def compilations(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
-    """Returns the entries of `plan` in groups that share a compilation."""
     return [list(group) for _, group in groupby(entries, lambda entry: entry.compilation)]
 
 

@@ -147,7 +147,6 @@ def _penalties(values: flags.FlagValues) -> Any:
 
 
 def _methods(names: Sequence[str]) -> list[str]:
-    """Returns the names without repetitions, and with all for 'all'. Raises `ConfigError`."""
     methods = [method for name in names for method in (built_in() if name == "all" else [name])]
     for method in methods:
         MethodStack.named(method)
@@ -155,7 +154,6 @@ def _methods(names: Sequence[str]) -> list[str]:
 
 
 def _keys(periods: Sequence[str], compressions: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the combinations of values of method keys. Raises `InputError`."""
     keys: list[dict[str, Any]] = [{}]
     if periods:
         keys = [{"period": int(_number("periods", text, MOST_PERIOD))} for text in periods]
@@ -230,8 +228,6 @@ def _megabytes(size: float) -> str:
 
 
 class PriceColumn(NamedTuple):
-    """A column of the first table: two head lines, width, key of a price, and its format."""
-
     above: str
     below: str
     width: int
@@ -331,7 +327,6 @@ def notes(config: Config, rows: Rows, assumed: bool = False) -> Iterator[str]:
 
 
 def pays_table(rows: Sequence[dict[str, float]], noise_scale: float) -> Iterator[str]:
-    """Yields the lines of `who_pays.pays`, with an explanation."""
     names = list(rows[0])[2:]
     yield "Gbit/s".rjust(8) + "rho".rjust(10) + "".join(f"{name:>10}" for name in names)
     for row in rows:
@@ -353,7 +348,6 @@ def pays_table(rows: Sequence[dict[str, float]], noise_scale: float) -> Iterator
 def _which(
     config: Config, shapes: Any, penalties: Any, bandwidths: Sequence[float], rows: Rows
 ) -> tuple[list[str], list[dict[str, Any]]]:
-    """Returns which method is best on a cluster, as lines, and for JSON by bandwidth."""
     from optdyn.report import which  # here, for it takes long
 
     answers, others = which.answers(config, shapes, penalties, bandwidths), list[str]()

@@ -252,7 +252,7 @@ class Trained:
     """A run that has ended.
 
     `log` has a row a log point: `step`, `simulated_seconds`, `train_loss` and others. `params` are
-    the last ones or those of the last checkpoint, or None if the run diverged before any.
+    the last ones, None if the run diverged; with a workdir those of its last checkpoint.
     """
 
     experiment: Experiment
@@ -289,7 +289,6 @@ class Trained:
 
 
 def read_run(experiment: Experiment, folder: Path) -> Trained:
-    """Returns the run of an experiment that has ended in a folder."""
     from optdyn.report import tables
 
     (point,) = tables.points(folder)
@@ -299,7 +298,6 @@ def read_run(experiment: Experiment, folder: Path) -> Trained:
 
 
 def run_of_memory(experiment: Experiment, kept: trainer.RunResult) -> Trained:
-    """Returns the run of an experiment that has ended without a workdir."""
     from optdyn.report import tables
 
     log = tables.logged([finite(row) for row in kept.log])

@@ -73,7 +73,6 @@ class SweepState(NamedTuple):
             return trainer.prepare(config, resumed=resumed)
 
     def train(self, entry: PlannedPoint, run: Run) -> dict[str, Any]:
-        """Trains the point separately to its end; returns its summary."""
         watch = self.watch(entry)
         if self.workdir:
             folder = folder_of(self.workdir, entry.name)
@@ -237,7 +236,6 @@ def _run_lanes(
 
 
 def _choose(going: SweepState, group: Sequence[PlannedPoint], way: str) -> dict[str, Any]:
-    """Decides how to run a group, prints it, and returns it with the measurements."""
     runs = [going.prepare(entry) for entry in group[: batched_runs.LANES]]
     lanes = batched_runs.lanes_of(runs, batched_runs.LANES, going.memory)
     choice: dict[str, Any] = {
@@ -274,7 +272,6 @@ def _run_others(going: SweepState, entries: Sequence[PlannedPoint]) -> int:
 
 
 def _groups(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
-    """Returns groups with one compilation that log at the same updates."""
     groups: dict[Any, list[PlannedPoint]] = {}
     for entry in entries:
         groups.setdefault((entry.compilation, entry.updates, entry.log_every), []).append(entry)

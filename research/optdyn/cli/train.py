@@ -46,7 +46,6 @@ def main(config: Config, workdir: Path) -> int:
 
 
 def run(config: Config, workdir: Path) -> dict[str, Any]:
-    """Trains, or records replicas if the config has any; returns the summary."""
     check(config)
     app.warn(config)
     return record(config, workdir) if config.replicas.count else train(config, workdir)
@@ -63,7 +62,6 @@ def print_ending(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
 
 
 def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterator[str]:
-    """Yields the lines on how a run ended, from the workdir's `summary.json`."""
     done = []
     if replicas := summary.get("replicas"):
         done.append(f"{replicas:,} replicas of {summary['step']:,} updates")
@@ -83,7 +81,6 @@ def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterat
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yields losses and metrics of the last finite log point, and the meter's reading."""
     for key, value in summary.items():
         if (key in LOSSES or key.startswith("test_")) and isinstance(value, (int, float)):
             yield f"{LOSSES.get(key, key.replace('_', ' '))} {value:.4g}"
@@ -145,7 +142,6 @@ def dry_run_lines(config: Config) -> Iterator[str]:
 
 
 def seconds_per_update(run: trainer.Run) -> float:
-    """Returns the measured seconds of an update, without compilation."""
     length, done, seconds = 1, 0, 0.0
     while seconds < TIMED_SECONDS:
         for chunk in updates(run, initial_state(run), 0, [len(run.timeline.seconds)]):

@@ -10,9 +10,8 @@ and H_b those of a head and its loss both ways at the output of block b-1, for g
     latency    = max over groups of (f_0 + ... + f_{a-1} + own(a, b))
 
 b_a, of the first block of a group, lacks the gradient with respect to its input, which is not used.
-Operations are XLA's count of floating-point operations, without transcendental functions, in the
-uncompiled program for the CPU; the count of a compiled one lacks library calls and repeats fused
-operations. Optimizers, a few operations a parameter, are left out.
+Operations are XLA's count of floating-point operations, without transcendental functions and
+optimizers, in the uncompiled program; that of a compiled one lacks library calls.
 """
 
 from collections.abc import Callable, Sequence

@@ -79,7 +79,6 @@ class Problem(NamedTuple):
         return base.apply(self.blocks, params, self.input(batch))
 
     def each_loss(self, params: Params, batch: Examples) -> jax.Array:
-        """Returns the losses of the examples, float32 (B,)."""
         return self.losses(self.outputs(params, batch), batch)
 
     def loss(self, params: Params, batch: Examples) -> jax.Array:

@@ -140,8 +140,6 @@ def reading_errors(folder: Path) -> AbstractContextManager[None]:
 
 
 class ImageRows(NamedTuple):
-    """Images of one shape, which can be iterated over repeatedly."""
-
     examples: int
     shape: tuple[int, ...]  # of an image
     rows: Callable[[], Iterator[tuple[np.ndarray, int]]]  # yields uint8 images and labels

@@ -39,7 +39,6 @@ def windows(tokens: np.ndarray, length: int) -> np.ndarray:
 
 
 def hold_lines_out(lines: Sequence[str], between: str = "\n") -> Texts:
-    """Returns the joined lines, the last twentieth held out."""
     at = max(len(lines) * 19 // 20, 1)
     return between.join(lines[:at]), between.join(lines[at:])
 

@@ -45,7 +45,6 @@ def is_known(name: str) -> bool:
 
 
 def pair_vocabulary(name: str) -> int:
-    """Returns the N of `bpe:N`; 0 for other names."""
     match = BPE.fullmatch(str(name))
     return int(match[1]) if match else 0
 
@@ -58,7 +57,6 @@ def make(name: str, text: str, folder: Path | None = None) -> Tokenizer:
 
 
 def length(name: str, text: str) -> int:
-    """Returns the number of tokens of a text by a tokenizer of NAMES."""
     return len(text) if name == "character" else len(text.encode())
 
 

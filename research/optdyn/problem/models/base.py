@@ -181,7 +181,6 @@ def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
 
 
 def head_of(block: str) -> str:
-    """Returns the key of the parameters of a block's auxiliary head."""
     return f"{block}_head"
 
 

@@ -14,14 +14,12 @@ the stem:
     quarter  7 x 7 with stride 2, then max pooling of 3 x 3 with stride 2, as for ImageNet
 
 ResNet-18 has the stages (2, 2, 2, 2) of channels (64, 128, 256, 512), ResNet-50 bottlenecks in the
-stages (3, 4, 6, 3) of the same channels. For ImageNet's 1,000 classes they have 11,692,520 and
-25,575,912 parameters. The originals (torchvision's 11,689,512 and 25,557,032) normalize after each
-convolution rather than before, shortcuts and stem too, and their convolutions have no biases.
+stages (3, 4, 6, 3) of the same channels. The originals normalize after each convolution rather than
+before, shortcuts and stem too, and their convolutions have no biases.
 
-norm 'group' is group normalization (Wu & He, arXiv 1803.08494) of single examples. 'batch' is batch
-normalization without state: mean and variance of a channel are those of the batch, in training and
-in evaluation, without running averages. So outputs depend on the other examples of the batch, in
-evaluation on those that are evaluated together.
+norm 'group' is group normalization (Wu & He, arXiv 1803.08494) of single examples, 'batch' batch
+normalization without running averages: outputs depend on the other examples of the batch, also in
+evaluation.
 """
 
 from collections.abc import Iterator, Sequence

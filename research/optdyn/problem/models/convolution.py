@@ -1,20 +1,17 @@
 """Convolution and max pooling, lowered for the backend they run on.
 
-`xla` is the compiler's convolution. `gemm` writes the kernel windows of the whole batch as the
-columns of one matrix and multiplies by the kernel once (Hadjis et al., "Omnivore", arXiv
-1606.04487, section 3, on lowering a batch into one GEMM). Its arrays are (C, H, W, B), so that
-windows are copies of long contiguous runs even with few channels, and so are the additions of the
-gradient. `max_pool` works in the same order, and the transposes between the two cancel when
-compiled.
+`gemm` writes the kernel windows of the whole batch as the columns of one matrix and multiplies by
+the kernel once (Hadjis et al., "Omnivore", arXiv 1606.04487, section 3). Its arrays are
+(C, H, W, B), so that windows are copies of long contiguous runs even with few channels. `max_pool`
+works in the same order, and the transposes between the two cancel when compiled.
 
 `fft` is convolution in the frequency domain (Mathieu, Henaff and LeCun, arXiv 1312.5851). A
 cross-correlation over positions is, frequency by frequency, a product:
 
     Y(f)[b, o] = sum over c of X(f)[b, c] conj(K(f)[c, o]),
 
-one matrix product over the channels for each frequency f of the padded image. The kernel is as
-large as the image there, so the work hardly depends on its window: large windows gain. A stride
-takes every s-th number of the result of stride 1, and so saves nothing.
+one matrix product over the channels for each frequency f of the padded image. The work hardly
+depends on the window, and a stride saves nothing.
 
 `winograd` is 3 x 3 convolution by minimal filtering (Lavin and Gray, arXiv 1509.09308, section
 4.1). F(m x m, 3 x 3) computes m x m numbers Y of the result from a tile d of (m + 2) x (m + 2)
@@ -23,8 +20,7 @@ numbers of the image; tiles overlap by 2:
     Y = A^T [ sum over c of U . V ] A,   U = G g G^T,   V = B^T d B,   g the 3 x 3 kernel,
 
 with one product for each of the (m + 2)^2 positions in a tile where the definition has 9 m^2: at
-m = 4 a quarter. The sum over channels is one matrix product for each position, of V (tiles of the
-whole batch, C) and U (C, O). Fractions and cancellation cost about one digit of accuracy.
+m = 4 a quarter. Fractions and cancellation cost about one digit of accuracy.
 """
 
 from collections.abc import Callable, Sequence

@@ -31,7 +31,6 @@ class DenseLayer(nn.Module):
 
 
 def dense_layers(hidden: Sequence[int], classes: int, dtype: str) -> Blocks:
-    """Returns blocks `hidden0`, `hidden1`, ... and `classifier`."""
     layers = ((f"hidden{i}", DenseLayer(width, dtype, True)) for i, width in enumerate(hidden))
     return (*layers, ("classifier", DenseLayer(classes, dtype)))
 

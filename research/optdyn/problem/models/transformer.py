@@ -13,8 +13,7 @@ blocks width (12 width + 13) + (V + T) width + (width + 1) V + 2 width parameter
 
 norm is RMSNorm (arXiv 1910.07467), inside attention over a head, with a scale that the heads share
 (QK-norm, arXiv 2010.04245). R_t rotates the pairs of a head's numbers by t times their frequency
-(RoPE, arXiv 2104.09864), so that queries and keys interact by their distance only, at any length.
-silu(a) * b is SwiGLU (arXiv 2002.05202). The output is not tied to the embeddings. There are
+(RoPE, arXiv 2104.09864). silu(a) * b is SwiGLU (arXiv 2002.05202). There are
 blocks (4 width^2 + 3 width h + 2 width + 2 d) + 2 V width + width parameters, with
 h = 8 ceil(width / 3) and d = width / attention heads.
 """
