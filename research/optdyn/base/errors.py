@@ -68,7 +68,6 @@ def refuse(*checks: Check) -> None:
 
 
 def one_of(name: str, value: object, values: Sequence[str]) -> None:
-    """Raises `ConfigError` unless the value is one of these."""
     if value not in values:
         raise ConfigError(f"{name} = {short_repr(value)}: must be {one_of_these(value, values)}")
 

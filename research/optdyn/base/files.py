@@ -57,7 +57,6 @@ def disk_full_errors(what: object = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def permission_errors() -> Iterator[None]:
-    """Turns errors of a file's permissions into `WorkdirError`."""
     try:
         yield
     except OSError as error:
@@ -177,9 +176,10 @@ def read_json(path: Path) -> Json:
 
 
 def read_rows(path: Path, size: int | None = None) -> list[Json]:
-    """Returns the objects in a file's lines, or in those of its first `size` bytes.
+    """Returns the objects in a file's lines, or in its first `size` bytes, without a torn last
+    line.
 
-    A last line without an end is torn and left out. Raises `WorkdirError`.
+    Raises `WorkdirError`.
     """
     if not path.exists():
         return []

@@ -35,7 +35,6 @@ class Name(str):
 
 
 def _unpickle(pickled: bytes, name: str) -> str:
-    """Returns the name of another process's thing: its name there, unless that is taken here."""
     thing = pickle.loads(pickled)
     here = globals().setdefault(name, thing)
     if here is thing or digest(here) == digest(thing):
@@ -46,8 +45,7 @@ def _unpickle(pickled: bytes, name: str) -> str:
 def name_of(thing: object, kind: str = "", *parts: object) -> str:
     """Returns `MODULE:NAME`, by which `lookup.find` finds this very thing; a text as it is.
 
-    `kind` is what messages call it; `parts` are the objects that it was made from, if each call
-    makes a new one.
+    `kind` is for messages; `parts` are what it was made from, if each call makes a new one.
     """
     if isinstance(thing, str):
         return thing

@@ -2,8 +2,8 @@
 
 A name is `MODULE:NAME` or `FILE.py:NAME`. A module is imported once; a file is read at every
 look-up, and executed again if its bytes have changed. Within a process things are compared by
-identity (`Is`), in another by hashes (`fingerprint`). Like `jax.jit`, identity does not see changes
-of what a function reads from its module.
+identity (`Is`), which does not see changes of what a function reads from its module, in another
+process by hashes (`fingerprint`).
 """
 
 import dataclasses
@@ -353,7 +353,6 @@ def _qualified_name(thing: Any) -> str:
 
 
 def _array(thing: Any) -> np.ndarray | None:
-    """Returns the numbers of an array of NumPy, JAX, pandas and the like; None for other things."""
     if not hasattr(type(thing), "__array__"):
         return None
     try:

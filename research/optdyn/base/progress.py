@@ -32,8 +32,6 @@ class Watch(NamedTuple):
 
 
 class NotedSignals:
-    """The number of the first signal that ends a run, and how many have asked to save."""
-
     stopped = 0
     saves = 0
 
@@ -64,8 +62,7 @@ def watch_or_default(
 def note_signals() -> Iterator[NotedSignals]:
     """Inside, signals that end a run or have it save are only noted (`signals.take`).
 
-    A second SIGINT or SIGTERM acts as it would outside; not SIGHUP, for a terminal that is closed
-    may send it more than once.
+    A second SIGINT or SIGTERM acts as it would outside; a closed terminal may send two SIGHUP.
     """
     noted = NotedSignals()
 

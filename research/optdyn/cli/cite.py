@@ -27,7 +27,6 @@ OPTDYN = """\
 
 
 def references() -> dict[str, str]:
-    """Returns the BibTeX entries of `references.bib` by arXiv number."""
     entries = re.findall(r"^@\w+\{.*?^\}", REFERENCES.read_text(), re.M | re.S)
     return {NUMBER.findall(entry)[0]: entry for entry in entries}
 

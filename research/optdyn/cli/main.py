@@ -25,8 +25,6 @@ DRY = ("cli.train", *APP)  # defines those of commands with --dry_run
 
 
 class Command(NamedTuple):
-    """A module of optdyn that is run as `__main__`, and other modules whose flags it has."""
-
     module: str
     about: str
     also: tuple[str, ...] = ()

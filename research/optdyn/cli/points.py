@@ -84,7 +84,6 @@ def _cost(entries: Sequence[PlannedPoint], at_a_time: int) -> str:
 
 
 def _seconds(group: Sequence[PlannedPoint]) -> float | None:
-    """Returns the seconds that a group still takes, in sequence; None if no point has finished."""
     left = sum(entry.left for entry in group if entry.status not in DONE)
     known = [e.seconds_per_update for e in group if e.status in DONE and e.seconds_per_update]
     if not left:

@@ -208,7 +208,6 @@ def _operations(function: Callable[..., Tree], *arguments: Shapes) -> float:
 
 
 def _kept_bytes(pull: Callable[..., Tree], params: Shapes, *data: Shapes) -> int:
-    """Returns the bytes of what `pull` keeps for the backward pass and depends on the data."""
     jaxpr = jax.make_jaxpr(lambda *arguments: pull(*arguments)[1])(params, *data).jaxpr
     depends = _variables(jaxpr.invars[len(jax.tree.leaves(params)) :])
     for equation in jaxpr.eqns:

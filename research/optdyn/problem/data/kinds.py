@@ -171,8 +171,6 @@ class Sequences(Data):
 
 @dataclass(frozen=True)
 class Records(Images, Sequences):
-    """Images or text in records of tensorflow-datasets."""
-
     def read_records(self, where: Path) -> Dataset:
         """Returns the images in a folder, or as much text as is needed. Raises `DataError`."""
         if feature := text.text_feature(where):

