@@ -17,7 +17,6 @@ from optdyn.base.trees import Array, Json
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-HOW_TO_GO_ON = "the same command goes on when there is space"
 NUMBER = (int, float)
 # Types of the figures in summary.json and metrics.jsonl that are read again; null is valid, too.
 FIGURE_TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -38,7 +37,8 @@ class DiskFull(Exception):
     """Something could not be written for want of space; the message is one line."""
 
     def __init__(self, what: object, whole: str = "what was saved before is whole"):
-        super().__init__(f"disk full at {what}: {whole}; {HOW_TO_GO_ON}")
+        how = "the same command goes on when there is space"
+        super().__init__(f"disk full at {what}: {whole}; {how}")
         self.what = what
 
 

@@ -73,9 +73,6 @@ class _NotFound(Exception):
     """There is no such module or file."""
 
 
-# Names.
-
-
 def is_user_name(name: str) -> bool:
     return isinstance(name, str) and ":" in name
 
@@ -123,9 +120,6 @@ def _value_of_key(config: Any, key: str) -> Any:
     for part in key.split("."):
         config = config.get(part, "") if isinstance(config, Mapping) else getattr(config, part, "")
     return config
-
-
-# Things.
 
 
 @contextmanager
@@ -222,9 +216,6 @@ def _add_to_path(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-# Errors.
-
-
 def call_user_code(
     key: str, name: str, function: Callable[..., Any], *args: object, **kwargs: object
 ) -> Any:
@@ -249,9 +240,6 @@ def describe_error(error: BaseException, *functions: object) -> str:
         places.append((error.filename, error.lineno))
     users = [f"{file}, line {line}: " for file, line in places if is_user_file(file)]
     return f"{''.join(users[-1:])}{type(error).__name__}: {one_line(error, 300)}"
-
-
-# Files.
 
 
 def is_library(filename: str) -> bool:
@@ -285,9 +273,6 @@ def _file_of_code(thing: Any) -> str:
     module = sys.modules.get((thing if isinstance(thing, type) else type(thing)).__module__)
     without_file = "<frozen" if getattr(module, "__spec__", None) else "<"
     return getattr(module, "__file__", None) or without_file
-
-
-# Hashes.
 
 
 def digest(thing: Any) -> str:
@@ -363,9 +348,6 @@ def _array(thing: Any) -> np.ndarray | None:
         return None
 
 
-# The code that a run was started with.
-
-
 def fingerprint(config: Any, keys: Sequence[str] = KEYS) -> str:
     """Returns `NAME HASH, NAME HASH` of the user's code that these keys name; '' if there is none.
 
@@ -405,9 +387,6 @@ def check_code(config: Any) -> None:
         valid = " or ".join(map(repr, dict.fromkeys((now, ANY, ""))))
         line = f"config.code = {short_repr(config.code)}: {names} is another; must be {valid}"
         raise ConfigError(line)
-
-
-# Names in files.
 
 
 def check_names_in_file(

@@ -72,9 +72,6 @@ def _is_plain(value: object, depth: int = DEPTH) -> bool:
     return False
 
 
-# Ranges.
-
-
 @dataclass(frozen=True)
 class Range:
     """Valid values, in words and as a test."""

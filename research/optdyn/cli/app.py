@@ -54,48 +54,38 @@ def run(main: Callable[[Any, Path], int], workdir: str | None = None) -> None:
         if not folder.value:
             fail("--workdir is empty; name a folder")
         cache.enable()
-        return _call(main, str(name.value), changes, folder.value, quiet)
+        # Here, for they import jax and numpy.
+        from optdyn.base import lookup, processes
+        from optdyn.base.fields import Text
+        from optdyn.base.files import disk_full_errors, permission_errors
+        from optdyn.base.progress import end_line, say
+        from optdyn.base.workdir_lock import check_writable
+        from optdyn.devices.first_process import run_on_first
+
+        interruptible()
+        try:
+            # Not around the regular end, where the processes wait for one another.
+            with processes.leaving_on_failure(), one_line_errors():
+                processes.initialize()
+                processes.devices()
+                # Processes save whole states, so Orbax would warn all but the first at all
+                # checkpoints that there are no parts to merge.
+                if quiet and not processes.is_writer():
+                    logging.set_verbosity(logging.ERROR)
+                with lookup.files_read_once():
+                    texts = {key: Text(value) for key, value in changes.items()}
+                    config = configs.config(str(name.value), texts)
+                    workdir = Path(folder.value)
+                    if folder.value != NO_WORKDIR:
+                        run_on_first(lambda: check_writable(workdir))
+                    with disk_full_errors(), permission_errors():
+                        return main(_with_measured_lowerings(config, workdir), workdir)
+        except KeyboardInterrupt:
+            end_line()
+            say("interrupted")
+            return 128 + signal.SIGINT
 
     app.run(guarded, argv=argv, flags_parser=parse_flags)
-
-
-def _call(
-    main: Callable[[Any, Path], int],
-    name: str,
-    changes: Mapping[str, str],
-    folder: str,
-    quiet: bool,
-) -> int:
-    """Joins the job of processes and returns `main`'s result, or the exit code of an interrupt."""
-    # Here, for they import jax and numpy.
-    from optdyn.base import lookup, processes
-    from optdyn.base.fields import Text
-    from optdyn.base.files import disk_full_errors, permission_errors
-    from optdyn.base.progress import end_line, say
-    from optdyn.base.workdir_lock import check_writable
-    from optdyn.devices.first_process import run_on_first
-
-    interruptible()
-    try:
-        # Not around the regular end, where the processes wait for one another.
-        with processes.leaving_on_failure(), one_line_errors():
-            processes.initialize()
-            processes.devices()
-            # Processes save whole states separately, so Orbax would warn all but the first at all
-            # checkpoints that there are no parts to merge.
-            if quiet and not processes.is_writer():
-                logging.set_verbosity(logging.ERROR)
-            with lookup.files_read_once():
-                config = configs.config(name, {key: Text(v) for key, v in changes.items()})
-                workdir = Path(folder)
-                if folder != NO_WORKDIR:
-                    run_on_first(lambda: check_writable(workdir))
-                with disk_full_errors(), permission_errors():
-                    return main(_with_measured_lowerings(config, workdir), workdir)
-    except KeyboardInterrupt:
-        end_line()
-        say("interrupted")
-        return 128 + signal.SIGINT
 
 
 @contextmanager

@@ -87,7 +87,11 @@ def main(arguments: Sequence[str]) -> int:
     found = select(kind, KINDS[kind](), prefix)
     if not found:
         have = "begin with" if kind != "keys" else "begin with or have"
-        hint = _method_hint(prefix) if kind == "methods" else ""
+        hint = ""
+        if kind == "methods":
+            from optdyn.methods import built_in, names
+
+            hint = names.meant(prefix, dict.fromkeys(built_in()))
         return print_error(f"there are no {kind} that {have} {prefix!r}{hint}")
     if in_json:
         print(json.dumps(found, indent=2))
@@ -104,13 +108,6 @@ def select(kind: str, found: Listed, text: str) -> Listed:
     if kind != "keys" or re.search(r"\W", text):
         return begin
     return {n: about for n, about in found.items() if text.lower() in f"{n} {about}".lower()}
-
-
-def _method_hint(name: str) -> str:
-    from optdyn import methods
-    from optdyn.methods import names
-
-    return names.meant(name, dict.fromkeys(methods.built_in()))
 
 
 def _first_line(text: str) -> str:

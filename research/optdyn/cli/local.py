@@ -94,7 +94,13 @@ def run(command: Sequence[str], processes: int, devices: int | None = None) -> i
             thread.join(max(0.0, deadline - time.monotonic()))
     if failed:
         with contextlib.suppress(OSError):
-            _write(STDERR, _end_of_child(failed))
+            code = failed.process.returncode
+            how = f"exit code {code}"
+            if code < 0:
+                how = f"signal {-code} ({signal.strsignal(-code)})"
+            how += ":" if failed.errors else " and wrote nothing to standard error"
+            line = f"process {failed.rank} ended with {how}".encode()
+            _write(STDERR, b"\n".join([line, *failed.errors, b""]))
         return failed.code()
     return 128 + stopped if any(child.code() for child in children) else 0
 
@@ -213,13 +219,6 @@ def _watch(children: Sequence[Child], events: queue.SimpleQueue[Event]) -> tuple
 def cores() -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # of Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def _end_of_child(child: Child) -> bytes:
-    code = child.process.returncode
-    how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
-    how += ":" if child.errors else " and wrote nothing to standard error"
-    return b"\n".join([f"process {child.rank} ended with {how}".encode(), *child.errors, b""])
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from optdyn.base.trees import Json
-from optdyn.experiment import Config, ConfigError
+from optdyn.experiment import ConfigError
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
 from optdyn.train.workdir import claim, damaged, free, summary_of
@@ -93,9 +93,16 @@ def _seconds(group: Sequence[PlannedPoint]) -> float | None:
 
 def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> PlannedPoint:
     resolved = resolve(config, name, point)
-    summary, status = (
-        _summary_and_status(folder_of(workdir, name), resolved) if workdir else ({}, "")
-    )
+    summary, status = Json(), ""
+    if workdir:
+        folder = folder_of(workdir, name)
+        if (folder / "config.json").exists():
+            claim(folder, resolved, free(resolved))
+        summary = summary_of(folder)
+        status = summary.get("status") or ""
+        is_short = summary.get("steps", resolved.steps) != resolved.steps
+        if status in DONE and (is_short or damaged(folder)):
+            status = UNFINISHED
     replicas = resolved.replicas.count
     return PlannedPoint(
         name=name,
@@ -110,12 +117,3 @@ def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> Plann
         status=status,
         seconds_per_update=(summary.get("wall_seconds") or 0.0) / max(summary.get("step") or 0, 1),
     )
-
-
-def _summary_and_status(folder: Path, config: Config) -> tuple[Json, str]:
-    if (folder / "config.json").exists():
-        claim(folder, config, free(config))
-    summary = summary_of(folder)
-    status = summary.get("status") or ""
-    is_short = summary.get("steps", config.steps) != config.steps
-    return summary, UNFINISHED if status in DONE and (is_short or damaged(folder)) else status

@@ -125,9 +125,6 @@ def main(config: Config, workdir: Path) -> int:
     return 0
 
 
-# Values of the flags.
-
-
 def _flag_checks(values: flags.FlagValues) -> Iterator[tuple[object, str]]:
     for flag, is_set in (("target", values.target is not None), ("where", values.where)):
         yield is_set and not values.penalty, f"--{flag}: needs --penalty"
@@ -197,9 +194,6 @@ def _number(flag: str, text: Any, whole_to: int = 0) -> float:
     if not good:
         raise InputError(f"--{flag}: {text!r} must be {expected}")
     return value
-
-
-# Printed lines.
 
 
 def heading(config: Config, shapes: Shapes, is_model: bool) -> str:
@@ -340,9 +334,6 @@ def pays_table(rows: Sequence[dict[str, float]], noise_scale: float) -> Iterator
         "sides.",
         WIDE,
     )
-
-
-# Updates besides prices.
 
 
 def _which(

@@ -157,18 +157,8 @@ def sweep(
     with note_signals() as noted:
         written = workdir if workdir and is_writer() else None
         results = tables.results_writer(written, _swept_keys(config)) if written else None
-        memory = available() / 2
-        going = SweepState(
-            config,
-            workdir,
-            threads,
-            memory,
-            line,
-            noted,
-            Event(),
-            results,
-            {} if kept is None else kept,
-        )
+        kept, memory = {} if kept is None else kept, available() / 2
+        going = SweepState(config, workdir, threads, memory, line, noted, Event(), results, kept)
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
             left = [entry for group in _groups(left) for entry in _run_lanes(going, group, way)]

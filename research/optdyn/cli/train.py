@@ -32,9 +32,6 @@ from optdyn.train.replicas import record
 from optdyn.train.trainer import train
 
 LOSSES = {"train_loss": "training loss", "test_loss": "test loss"}
-SECONDS_OF_COMMAND = {
-    "reality": "real seconds"
-}  # of what commands read; of others they are simulated
 TIMED_SECONDS = 0.5  # of updates that a dry run times, at least
 Main = Callable[[Config, Path], int]
 
@@ -49,9 +46,6 @@ def run(config: Config, workdir: Path) -> dict[str, Any]:
     check(config)
     app.warn(config)
     return record(config, workdir) if config.replicas.count else train(config, workdir)
-
-
-# The end of a run: its status, its figures, and what to do next.
 
 
 def print_ending(summary: Mapping[str, Any], workdir: Path, then: str) -> int:
@@ -69,7 +63,7 @@ def ending_lines(summary: Mapping[str, Any], workdir: Path, then: str) -> Iterat
         total = f" of {summary['steps']:,}" * (summary["step"] != summary["steps"])
         done.append(f"{summary['step']:,}{total} updates")
     if not replicas and (seconds := summary.get("simulated_seconds")):
-        done.append(f"{number(seconds)} {SECONDS_OF_COMMAND.get(then, 'simulated seconds')}")
+        done.append(f"{number(seconds)} {'real' if then == 'reality' else 'simulated'} seconds")
     yield f"{summary['status']}: {', '.join(done) or 'no update'}"
     stopped = summary["status"] == "interrupted"
     if figures := list(_figures(summary)):
@@ -91,9 +85,6 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[str]:
         low, high, p = (summary[f"implicit_momentum_{end}"] for end in ("low", "high", "p"))
         wrong = f"; but no one term of momentum, p = {p:.1g}" * (p < REJECTED)
         yield f"implicit momentum {momentum:.3g} ({low:.3g} to {high:.3g}{wrong})"
-
-
-# `--dry_run`: what a command would take, from a short measurement.
 
 
 def define_flags() -> None:

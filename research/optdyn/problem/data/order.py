@@ -15,9 +15,6 @@ BLOCK = 2**16  # draws with replacement are generated in blocks of this many pos
 BLOCK_BYTES = 2**26  # of a block of streamed examples, over all devices; two exist at a time
 
 
-# Batches: pure functions of seeds and step numbers.
-
-
 def batches(
     seed: int, start: int, stop: int, batch_size: int, examples: int, replacement: bool = False
 ) -> np.ndarray:
@@ -99,9 +96,6 @@ def augmentation_seeds(seed: int, start: int, stop: int, batch_size: int) -> np.
         for t in range(start, stop)
     ]
     return np.array(rows, np.int32).reshape(-1, batch_size)
-
-
-# Shards: the examples of each node.
 
 
 def shard_sizes(examples: int, nodes: int) -> np.ndarray:

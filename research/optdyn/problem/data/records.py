@@ -34,11 +34,7 @@ ABOUT = "about.json"
 MOST_CHECKED = 2**30  # bytes: larger files are not read through to see whether they are whole
 DAMAGED = (OSError, ValueError, KeyError, EOFError)
 TFDS = "tensorflow_datasets."
-CLASS_KEYS = (
-    "pythonClassName",
-    "python_class_name",
-    "type",
-)  # keys of a feature's class, one of old
+CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # of a feature, the last of old
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # PIL's names, by the number of channels
 
 
@@ -91,9 +87,6 @@ def load(folder: Path, image_size: int = 0) -> Dataset:
         except DAMAGED:
             splits = {name: _in_memory(rows) for name, rows in images.items()}
     return dataset(splits, classes, f"in {folder}")
-
-
-# Records.
 
 
 def open_builder(folder: Path) -> "DatasetBuilder":
@@ -219,9 +212,6 @@ def fit_square(image: np.ndarray, size: int) -> np.ndarray:
         return image
     whole = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     return np.asarray(ImageOps.fit(whole, (size, size))).reshape(size, size, -1)
-
-
-# Decoded arrays.
 
 
 def _map_arrays(stored: Path) -> tuple[dict[str, Split], int]:
