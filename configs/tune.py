@@ -47,13 +47,7 @@ NETWORKS: list[tuple[od.Model, tuple[float, ...]]] = [
 ]
 DRAWN_BATCHES = 16, 32, 64, 128
 DRAWN_WORKERS = 4, 8, 12, 16
-LAWS = [
-    od.Constant(),
-    VARIED,
-    od.LogNormal(1.0),
-    od.Gamma(0.5),
-    od.Exponential(),
-]
+LAWS = [od.Constant(), VARIED, od.LogNormal(1.0), od.Gamma(0.5), od.Exponential()]
 LATENCIES = 0.0, 1e-3, 4e-3  # seconds a message
 DRAWN = tuple(f"drawn-{i}" for i in range(12))
 DRAW = 20261125

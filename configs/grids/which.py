@@ -121,11 +121,7 @@ def _seeds(
     rate, momentum = outer
     if arm.method["method.name"] == "diloco":
         name = f"{name}-{rate}-{momentum}"
-        setting = {
-            **setting,
-            "method.outer_learning_rate": rate,
-            "method.outer_momentum": momentum,
-        }
+        setting = {**setting, "method.outer_learning_rate": rate, "method.outer_momentum": momentum}
     for seed in SEEDS:
         yield {
             "name": f"{name}-seed{seed}",

@@ -26,14 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 from optdyn.base import arguments, ranges
-from optdyn.base.errors import (
-    ConfigError,
-    and_list,
-    did_you_mean,
-    one_of_these,
-    passes,
-    short_repr,
-)
+from optdyn.base.errors import ConfigError, and_list, did_you_mean, one_of_these, passes, short_repr
 from optdyn.base.in_memory import name_of
 from optdyn.base.lookup import USER_NAMES, is_user_name
 from optdyn.base.ranges import LARGEST, Range

@@ -43,8 +43,7 @@ class Model(Value, section="model", union=True):
 
     _: KW_ONLY
     remat: bool = field(
-        False,
-        "Keep only the inputs of blocks and compute the rest again in the backward pass.",
+        False, "Keep only the inputs of blocks and compute the rest again in the backward pass."
     )
 
     def blocks_for(self, classes: int) -> Blocks:
