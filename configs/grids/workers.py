@@ -36,17 +36,11 @@ ARMS: Mapping[str, Point] = {
 }
 
 # The best rung of `ladder`, whose neighbours are all worse.
-CHOSEN: Mapping[str, float] = {
+CHOSEN: Mapping[str, float] = {arm: 0.8 for arm in ARMS} | {
     "asynchronous": 0.2,
-    "elastic": 0.8,
-    "elastic-every": 0.8,
     "elastic-momentum": 0.2,
     "delayed": 0.4,
     "nesterov": 0.000390625,
-    "plain": 0.8,
-    "ring": 0.8,
-    "complete": 0.8,
-    "ring-momentum": 0.8,
 }
 
 

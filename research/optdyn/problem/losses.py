@@ -108,7 +108,11 @@ def metrics(names: Sequence[str]) -> Callable[[jax.Array, Batch], dict[str, jax.
         chosen[short] = metric
 
     def measure(outputs: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        default = {"accuracy": accuracy} if _is_logits(outputs, batch) else {}
+        if "label" in batch:
+            is_logits = outputs.ndim == 2
+        else:
+            is_logits = "text" in batch and "y" not in batch and outputs.ndim == 3
+        default = {"accuracy": accuracy} if is_logits else {}
         return {name: metric(outputs, batch) for name, metric in (chosen or default).items()}
 
     return measure
@@ -129,12 +133,6 @@ def _find(key: str, name: str, known: Mapping[str, ExampleLoss]) -> ExampleLoss:
         return jnp.asarray(function(outputs, batch), jnp.float32)
 
     return as_float32
-
-
-def _is_logits(outputs: jax.Array, batch: Batch) -> bool:
-    if "label" in batch:
-        return outputs.ndim == 2
-    return "text" in batch and "y" not in batch and outputs.ndim == 3
 
 
 def _array(batch: Batch, name: str) -> jax.Array:

@@ -53,16 +53,12 @@ def _folder_checks(folder: Path, splits: Mapping[str, Split]) -> Iterator[Check]
 
 def _read_split(folder: Path, name: str) -> Split:
     npz = folder / f"{name}.npz"
-    if npz.exists():
-        return _read_npz(npz)
-    return {key: read_idx(path) for key, path in _idx_files(folder, name).items()}
-
-
-def _read_npz(path: Path) -> Split:
-    with DataError.at(f"cannot read {path}", *UNREADABLE), np.load(path) as stored:
+    if not npz.exists():
+        return {key: read_idx(path) for key, path in _idx_files(folder, name).items()}
+    with DataError.at(f"cannot read {npz}", *UNREADABLE), np.load(npz) as stored:
         keys = stored.files if OTHER_ARRAYS & set(stored.files) else ["image", "label"]
         if missing := set(keys) - set(stored.files):
-            raise DataError(f"{path} has no {min(missing)!r}, only {', '.join(stored.files)}")
+            raise DataError(f"{npz} has no {min(missing)!r}, only {', '.join(stored.files)}")
         return {key: stored[key] for key in keys}
 
 

@@ -153,11 +153,6 @@ def divide(mixtures: np.ndarray, supply: np.ndarray, sizes: np.ndarray) -> np.nd
     return counts
 
 
-# Feeds: all examples on the devices at once, or block by block during the updates. While the
-# devices work on one block, a thread of the host gathers the next, so a training set need not fit
-# the devices' memory, nor the host's if it is mapped from files. Where devices have different
-# blocks, a process reads those of its devices only.
-
 # (start, stop) -> (n, C) or (n, C, 2): the examples of updates start..start+n-1, device by device;
 # n is stop - start, or less where the timeline is not decided that far.
 Batches = Callable[[int, int], np.ndarray]
@@ -187,6 +182,8 @@ def streamed(
     most: int,
 ) -> Feed:
     """Returns a feed of blocks of BLOCK_BYTES at most, with 1 to `most` updates.
+
+    While the devices work on a block, a thread of the host gathers the next.
 
     `put(gather)` puts `gather(i)`, the examples of device i of `devices`, on those of this process.
     A block that ends early, where batches are not known yet, has the shapes of a full one, so that

@@ -134,13 +134,10 @@ def make(model: Model, classes: int) -> Blocks:
 def _with_remat(module: nn.Module) -> nn.Module:
     fields = (field.name for field in dataclasses.fields(module) if field.init)
     values = {name: getattr(module, name) for name in fields if name not in ("parent", "name")}
-    kind: Callable[..., nn.Module] = type(module)
-    return _rematerialized(kind)(**values)
+    return _rematerialized(type(module))(**values)
 
 
-@lru_cache(maxsize=64)
-def _rematerialized(kind: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    return nn.remat(kind)
+_rematerialized: Callable[..., Callable[..., nn.Module]] = lru_cache(maxsize=64)(nn.remat)
 
 
 def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = ()) -> Params:
