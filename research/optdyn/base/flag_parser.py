@@ -26,7 +26,6 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(argv)
 
     def error(self, message: str) -> NoReturn:
-        """Prints the message in one line and ends the process with exit code 2."""
         fail(message)
 
 

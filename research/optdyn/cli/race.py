@@ -36,7 +36,6 @@ MOST_DEATHS = 3  # without a new checkpoint between them, after which the race i
 
 
 def race_config(config: Config) -> Config:
-    """Returns the experiment as a race of real workers. Raises `ConfigError`."""
     from optdyn.cli import app
     from optdyn.train.checks import check
 

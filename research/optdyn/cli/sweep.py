@@ -73,7 +73,6 @@ class SweepState(NamedTuple):
             return trainer.prepare(config, resumed=resumed)
 
     def train(self, entry: PlannedPoint, run: Run) -> dict[str, Any]:
-        """Trains the point separately to its end; returns its summary."""
         watch = self.watch(entry)
         if self.workdir:
             folder = folder_of(self.workdir, entry.name)
@@ -137,7 +136,6 @@ def write(config: Grid, workdir: Path) -> None:
 
 
 def _swept_keys(config: Grid) -> tuple[str, ...]:
-    """Returns the keys that the grid's points set, which are columns of the results."""
     return tuple(dict.fromkeys(key for point in config.points for key in point if key != "name"))
 
 
@@ -159,18 +157,8 @@ def sweep(
     with note_signals() as noted:
         written = workdir if workdir and is_writer() else None
         results = tables.results_writer(written, _swept_keys(config)) if written else None
-        memory = available() / 2
-        going = SweepState(
-            config,
-            workdir,
-            threads,
-            memory,
-            line,
-            noted,
-            Event(),
-            results,
-            {} if kept is None else kept,
-        )
+        kept, memory = {} if kept is None else kept, available() / 2
+        going = SweepState(config, workdir, threads, memory, line, noted, Event(), results, kept)
         left = [entry for entry in entries if entry.status not in DONE]
         if way != "threads":
             left = [entry for group in _groups(left) for entry in _run_lanes(going, group, way)]
@@ -238,7 +226,6 @@ def _run_lanes(
 
 
 def _choose(going: SweepState, group: Sequence[PlannedPoint], way: str) -> dict[str, Any]:
-    """Decides how to run a group, prints it, and returns it with the measurements."""
     runs = [going.prepare(entry) for entry in group[: batched_runs.LANES]]
     lanes = batched_runs.lanes_of(runs, batched_runs.LANES, going.memory)
     choice: dict[str, Any] = {
@@ -275,7 +262,6 @@ def _run_others(going: SweepState, entries: Sequence[PlannedPoint]) -> int:
 
 
 def _groups(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
-    """Returns groups with one compilation that log at the same updates."""
     groups: dict[Any, list[PlannedPoint]] = {}
     for entry in entries:
         groups.setdefault((entry.compilation, entry.updates, entry.log_every), []).append(entry)
