@@ -1,23 +1,22 @@
-"""Simulated seconds held against real ones over links of a known rate: `links.md` tells of them.
+"""Simulated seconds against real ones over links of a known rate (`links.md`).
 
     python -m analysis.benchmarks.links                # all rows, about 35 minutes on 2 quiet cores
     python -m analysis.benchmarks.links --minutes=9    # as many as fit; the same command goes on
     python -m analysis.benchmarks.links --only=delay,loss    # links that take time or lose packets
 
-Every process is a node in a network namespace of its own, bound to a core, behind a link that `tc`
-shapes (`shaped.py`). Of each row are measured, in turn and by all nodes at once:
+A process is a node, bound to a core, behind a link that `tc` shapes (`shaped.py`). Measured in
+turn, by all nodes at once:
 
     link       a plain TCP transfer around the ring
-    small      an all-reduce of 1 kB by those who carry the method's messages; if that is beside the
-               computing, while the node computes
-    step       updates of plain SGD on a node by itself, without a network
-    own        updates of the method on a node by itself: with what it makes of its messages
+    small      an all-reduce of 1 kB by the carrier of the method's messages; while the node
+               computes, if the exchange is beside the computing
+    step       updates of plain SGD on one node, without a network
+    own        updates of the method on one node, with the work on its messages
     together   updates of the method on all nodes, over the links
 
-The method's own clock says the seconds of as many updates on that cluster: a node computes as long
-as `own` took it, a link has the bandwidth of the plain transfer, and a message the latency of a
-small one. That is there and back on a link that takes time, as gloo's receiver asks before it is
-sent to. Rows that the record has are skipped, unless `--again`.
+The method's clock simulates a node that computes as long as `own`, with the bandwidth of `link` and
+the latency of `small`: there and back, as gloo's receiver asks before it is sent to. Rows that the
+record has are skipped, unless `--again`.
 """
 
 import json
@@ -127,10 +126,6 @@ DELAYS, LOSSES = (2.0, 20.0), (0.1, 1.0)
 
 
 def all_rows() -> list[LinkRow]:
-    """Returns the rows of two nodes, a core each, and some of four, which share the cores.
-
-    Two nodes also have links that take time, and some that lose packets.
-    """
     pairs = [
         LinkRow(method, megabits, period)
         for megabits in SIZES
@@ -152,7 +147,6 @@ def all_rows() -> list[LinkRow]:
 
 
 def row_of(found: Mapping[str, Any]) -> LinkRow:
-    """Returns the row that was measured."""
     return LinkRow(*(found[name] for name in LinkRow._fields))
 
 
@@ -303,7 +297,6 @@ def busy_sum(computing: Callable[[], float]) -> Callable[[], float]:
 
 
 def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
-    """Runs one process of the job of these rows."""
     cache.enable()
     processes.initialize()
     ring = shaped.neighbours(jax.process_index(), jax.process_count())
@@ -314,7 +307,7 @@ def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
 
 
 def simulated(row: LinkRow, **keys: Any) -> float:
-    """Returns the seconds an update by the method's clock, from the first update to the last."""
+    """Returns the seconds an update by the method's clock."""
     config = config_of(row, row.nodes, "").with_({f"cluster.{k}": v for k, v in keys.items()})
     return float(line_of(config).seconds[-1]) / row.updates
 
@@ -322,8 +315,7 @@ def simulated(row: LinkRow, **keys: Any) -> float:
 def account(found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the seconds an update of a row, measured and simulated, and their parts.
 
-    They are those of the round with the middle ratio of the two (the upper one of an even number of
-    rounds), since the machine's pace changes from round to round.
+    They are those of the round with the median ratio of the two, since the machine's pace changes.
     """
     rounds = len(found["together"][0])
     accounts = sorted((_account(found, i) for i in range(rounds)), key=itemgetter("ratio"))
@@ -332,7 +324,6 @@ def account(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _account(found: Mapping[str, Any], i: int) -> dict[str, float]:
-    """Returns the account of one round."""
     row = row_of(found)
     step, computing, link, together = (
         np.array(found[name])[:, i] for name in ("step", "own", "link", "together")

@@ -1,17 +1,13 @@
 """Races that are real: `-m analysis.benchmarks.race [--only=replay,overhead,predicted]`.
 
-    replay      4 workers race for 2,000 updates, an MLP and LeNet-5, whose dense blocks a merged
-                server has or not; the parameters of the replay over the race's, by the same two
-                programs and by the simulator's one
-    overhead    seconds an update of a race with one worker over those of `launch.train`, of
-                batches so large that the latter are 20 ms
+    replay      4 workers race an MLP and LeNet-5, with and without merged dense blocks; the largest
+                difference of a parameter after the replay, over the largest parameter
+    overhead    seconds an update of a race with one worker over those of `launch.train`, at 20 ms
     predicted   updates a second of 2 and 4 workers, predicted from a race of one by cores that
-                they share and a server that they queue for (`clock/arrivals.py`); rounds in
-                turn, the cores that were busy before each. The race of one runs beside another
+                they share and a server that they queue for (`clock/arrivals.py`)
 
-Differences are the largest of a parameter, over the largest parameter. XLA sums in an order that
-depends on its threads, so this process takes as many as a worker has, and the simulator's takes all
-that there are. Needs the extra `ray`.
+XLA's sums depend on its threads, so this process takes as many as a worker has; the simulator's
+takes all. Needs the extra `ray`.
 """
 
 import os
@@ -58,7 +54,7 @@ def config_of(groups: int, steps: int, values: dict[str, Any]) -> Config:
 def start_run(
     module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any], threads: str = ""
 ) -> Any:
-    """The command for what `config_of` says, started; `threads`: of XLA, if not of all cores."""
+    """Starts a run of `config_of`; XLA has so many `threads`, or one a core."""
     grouped = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
     all_values = {**grouped, "steps": steps, **values}
     keys = (f"--config.{key}={value}" for key, value in all_values.items())
@@ -156,7 +152,7 @@ def predict(folder: Path) -> list[dict[str, Any]]:
     """Returns a row a model and number of workers: medians over the rounds, and the worst.
 
     The law is that of a race of one worker beside others of its kind, one to a core, so that no
-    core is idle, as none is in the races that are predicted. `alone`: the same of one by itself.
+    core is idle, as in the races that are predicted.
     """
     cores, found = os.cpu_count() or 1, []
     for model in PREDICTED:

@@ -1,7 +1,4 @@
-"""The options of benchmarks, programs timed in turn, and the record of a result.
-
-Records have a table's rows, and the machine and versions that gave them.
-"""
+"""The options of benchmarks, programs timed in turn, and the record of a result."""
 
 import os
 import platform
@@ -32,7 +29,7 @@ def options(description: str | None, out: Path | str, rounds: int = 0) -> Argume
 
 
 def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
-    """Times each, (rounds,) seconds an update: a round runs all once, in random order."""
+    """Returns seconds an update, (rounds,) each; a round runs all timers once, in random order."""
     for timer in timers.values():
         timer()  # compiles
     order = np.random.default_rng(0)
@@ -50,7 +47,6 @@ def spread(ratios: np.ndarray) -> dict[str, float | str]:
 
 
 def publish(table: pd.DataFrame, out: Path, **about: Any) -> None:
-    """Prints the table and writes it to `out`, with the machine, versions and `about`."""
     print(table.to_string(index=False, float_format="{:.3f}".format))
     record = {
         "device": jax.devices()[0].device_kind,

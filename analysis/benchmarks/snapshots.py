@@ -1,17 +1,15 @@
 """Asynchronous updates as groups and parameters grow: `python -m analysis.benchmarks.snapshots`.
 
-MLPs 784-h-h-10 of 10^4 to 10^7 parameters on MNIST, batch 16, SGD with momentum 0.9, groups from 4
-to 1,024 whose versions are kept as `config.method.snapshots` says; or, by `--parameters 10m` or
-`124m`, that of `configs/gpt.py` in float32, on 8 drawn sequences of 256 tokens. A process each of a
-way and a size, in which groups only become more, so that its peak is that of the last. Per row:
+MLPs of 10^4 to 10^7 parameters on MNIST, batch 16, or (`--parameters 10m` or `124m`) those of
+`configs/gpt.py` in float32, with 4 to 1,024 groups. A new process takes a way and a size, with
+growing groups, so that its peak is that of the last. Per row:
 
     seconds     an update, the median of the rounds
     over sync   of the synchronous one that was run in turn, the median of ratios
-    GiB         what the process took at its peak, more than after a small run
-    said        what `train/memory_checks.py` says before the run
+    GiB         the process's peak, less that after a small run
+    said        the need by `train/memory_checks.py` before the run
 
-What would not fit into `--memory` is left out. Exponents are slopes of logarithms, of the last
-three points of each line: groups at each size, parameters at each number of groups.
+Exponents are slopes of logarithms, of the last three points of each line.
 """
 
 import json
@@ -68,8 +66,6 @@ def transformer(size: str) -> od.Experiment:
 
 
 class Updates:
-    """A run's program and its state, to be timed."""
-
     def __init__(self, config: od.Experiment):
         self.run = trainer.prepare(config)
         self.state, *self.rest, _ = loop.advance_arguments(self.run, CHUNK)
@@ -92,7 +88,7 @@ def in_turn(updates: Updates, plain: Updates, n: int, rounds: int) -> tuple[floa
 
 
 def resident(kind: str) -> int:
-    """Returns the bytes of this process, as Linux shows them."""
+    """Returns the bytes of this process by Linux's `VmRSS:` or `VmHWM:`."""
     return 1024 * int(Path("/proc/self/status").read_text().split(kind)[1].split()[0])
 
 

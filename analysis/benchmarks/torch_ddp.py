@@ -1,10 +1,9 @@
 """The same updates in torch DistributedDataParallel over gloo, for `sharded`.
 
-`torch_ddp.py BATCH UPDATES FORM FOLDER` under `launch.local` and any Python that has torch: one
-thread a process, the global batch split over the processes; FORM is `eager`, or `compiled` for
-`torch.compile` of the model, or `exchange` for an all-reduce of as many numbers and no more. Each
-line of the pipe FOLDER/RANK is a model's name; process 0 answers `seconds` and those of one update.
-Batches lie ready as float tensors, as in `torch_updates`.
+    torch_ddp.py BATCH UPDATES FORM FOLDER
+
+FORM is `eager`, `compiled` (`torch.compile` of the model), or `exchange` (only an all-reduce of as
+many numbers). A line of the pipe FOLDER/RANK is a model's name; process 0 answers `seconds NUMBER`.
 """
 
 import os

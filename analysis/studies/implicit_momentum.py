@@ -1,12 +1,8 @@
-"""Implicit momentum is 1 - 1/g, and not only in the first dozen updates.
+"""Implicit momentum is 1 - 1/g (arXiv 1605.09774), also after the first dozen updates.
 
-The theorem (arXiv 1605.09774) says what memoryless asynchrony does to SGD in expectation. It is
-measured on ordinary single runs by the momentum meter (`momentum/moments.py`), which
-assumes neither convexity nor a steady state: plain SGD without explicit momentum, 1,000 updates of
-all 4,000 MNIST images or of 4,000 examples of a noisy quadratic, batches of 64 (CNN: 32) drawn with
-replacement, g = 1, 4, 16 groups. One fit to five runs, and one to the second half of each of them,
-when the networks are past their transient. No opponent has to be tuned, as nothing races. The
-contrast is constant service, whose delay is always g - 1: there one term must be rejected.
+The momentum meter (`momentum/moments.py`) reads it from single runs of plain SGD, and again from
+their second halves, past the transient. With constant service the delay is always g - 1, so that
+one term of momentum must be rejected.
 """
 
 import math
@@ -100,7 +96,6 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def _cell(model: str, groups: int, service: str, seeds: list[int]) -> dict[str, Any]:
-    """The fits to all runs, to their second halves, and to each run."""
     records = [single.record(config(model, groups, service, seed)) for seed in seeds]
     runs = [(r.displacements, r.gradients) for r in records]
     halves = [(d[STEPS // 2 :], g[STEPS // 2 :]) for d, g in runs]

@@ -1,8 +1,6 @@
 """Keeping momentum 0.9 makes asynchrony look worse than it is: by how much?
 
-Both arms have a learning rate of their own, tuned until it is interior. The one keeps momentum 0.9,
-which suits synchronous training; the other tunes the momentum as well. What remains of the ratio is
-due to the momentum alone, and not to a learning rate that did not suit it.
+One arm keeps 0.9, which suits synchronous training, and the other tunes it; both tune the rate.
 """
 
 from typing import Any

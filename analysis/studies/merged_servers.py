@@ -1,9 +1,7 @@
 """Merged fully connected servers make asynchrony cheaper (Omnivore, arXiv 1606.04487).
 
-Merged, the dense blocks' computing and parameters share one server, so that their staleness is 0:
-`config.method.fresh`. Both arms and synchronous training have a learning rate and a momentum of
-their own, found by one search, on one cluster, where a
-group exchanges activations (merged) or the dense model (unmerged) with the server it queues for.
+Merged, the dense blocks have staleness 0 (`config.method.fresh`), and a group exchanges activations
+with the server that it queues for, unmerged the dense model.
 """
 
 from typing import Any
