@@ -40,8 +40,6 @@ Look = tuple[object, str]  # colour, and a key of DASHES
 
 
 class RunComparison(NamedTuple):
-    """Trained runs, measured by one loss."""
-
     runs: pd.DataFrame  # `run_tables.prepare`, with updates and seconds to the target
     log: pd.DataFrame
     keys: list[str]  # of the config, that the runs are told apart by
@@ -139,7 +137,7 @@ def losses(comparison: RunComparison) -> Section:
 
 
 def time_to_losses(comparison: RunComparison) -> Section | None:
-    """Returns the section of updates and seconds to any loss: a target is one choice of many."""
+    """Returns the section of updates and seconds to any loss; None if no run learns."""
     losses, pictures = losses_to_reach(comparison.curves), []
     for clock, name in CLOCKS.items() if len(losses) else ():
         found = [
@@ -187,9 +185,9 @@ def times(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
 
 
 def losses_to_reach(found: Sequence[LossCurve]) -> np.ndarray:
-    """Returns losses, ascending, from the lowest that a curve gets to, to just below every start.
+    """Returns losses, ascending, from the lowest of any curve to just below all starts.
 
-    In equal ratios, or in equal steps if they are not all above 0; empty if nothing is learnt.
+    They are in equal ratios, or in equal steps if some are not above 0; none if nothing is learnt.
     """
     log = pd.concat([curve.log for curve in found]).dropna(subset=["train_loss"])
     start = log.groupby("point")["train_loss"].first().min()
@@ -201,7 +199,6 @@ def losses_to_reach(found: Sequence[LossCurve]) -> np.ndarray:
 
 
 def _lowest_loss(curve: LossCurve) -> float:
-    """Returns the lowest training loss of a run, the median over the curve's runs."""
     return float(curve.log.groupby("point")["train_loss"].min().median())
 
 
@@ -261,9 +258,9 @@ def plane(comparison: RunComparison) -> Section | None:
 
 @matplotlib.rc_context(figures.STYLE)
 def picture_of_plane(curves: Sequence[LossCurve], target: float) -> Figure:
-    """Draws updates to the target (statistical efficiency) against seconds an update (hardware).
+    """Draws updates to the target against seconds an update.
 
-    Their product is the time to the target: it is the same along the dotted lines.
+    Their product, the time to the target, is constant along the dotted lines.
     """
     figure, axes = figures.new()
     runs = pd.concat([curve.runs.assign(number=i) for i, curve in enumerate(curves)])
@@ -310,10 +307,10 @@ def _logs(runs: pd.DataFrame, log: pd.DataFrame) -> pd.DataFrame:
 
 
 def _looks(runs: pd.DataFrame) -> tuple[dict[str, Look], str]:
-    """Returns each setting's look, and the sentences that say what the lines mean.
+    """Returns each setting's look, and the sentences that explain the lines.
 
-    A place has a colour. A momentum used at all places is a policy and has a line; momenta that
-    were chosen for their places share one.
+    A place has a colour. A momentum used at all places has a line; momenta that were chosen for
+    their places share one.
     """
     first = runs.drop_duplicates("setting")
     shades = figures.colours(dict(zip(first["place"], floats(first[GROUPS]), strict=True)))

@@ -1,18 +1,13 @@
 """The cost of keeping a momentum, and that of asynchrony once the momentum is tuned.
 
-An *arm* is a number of groups g with its momentum
+An *arm* is a number of groups g with a tuned learning rate and its momentum
 
     kept     the same for all g: the highest that was tried with all of them
     tuned    the best for g
 
-and with a tuned learning rate. The setting chosen for an arm is the one with the fewest updates to
-a training loss. Each seed is judged at the setting that is best on the other seeds; figures are
-medians over the seeds, and their 95 % intervals draw seeds again, in pairs, and choose again
-(`report/efficiency.py`); they reach as far as the log leaves each figure possible
-(`evidence/crossing.py`).
-
-An arm's optimum is *interior* if the next lower and the next higher learning rate take more
-updates, and, where the momentum is tuned, the next momenta too, each at its best rate.
+Figures are `held_out` medians (`report/efficiency.py`) with 95 % intervals that reach as far as
+the log leaves each figure possible (`evidence/crossing.py`). An optimum is *interior* if the next
+learning rates and, where it is tuned, the next momenta at their best rates take more updates.
 """
 
 from collections.abc import Sequence
@@ -56,7 +51,6 @@ class BestSetting(NamedTuple):
 
     @property
     def interior(self) -> bool:
-        """Whether all neighbours were tried and are worse."""
         return all(updates > self.updates for updates in self.neighbours)
 
 
@@ -70,7 +64,6 @@ class GroupArm(NamedTuple):
 
     @property
     def best(self) -> BestSetting:
-        """The best of the settings by the median over seeds."""
         medians = pd.Series(np.median(self.figures[0], axis=1), self.settings)
         momentum, rate = medians.index[medians.argmin()]
         neighbours: tuple[float, ...] = _neighbours(medians[momentum], rate)
@@ -80,7 +73,7 @@ class GroupArm(NamedTuple):
 
     @property
     def held_out_settings(self) -> pd.MultiIndex:
-        """The setting that each seed is judged at: the one best on the other seeds."""
+        """Returns the setting at which each seed is judged, the one best on the other seeds."""
         seeds = np.arange(self.figures.shape[-1])
         return self.settings[efficiency.held_out_settings(self.figures[0], seeds)]
 
@@ -102,7 +95,6 @@ class GroupComparison(NamedTuple):
     drawn: np.ndarray  # (D, A, 3, M), with the seeds drawn again: values, lows, highs
 
     def place(self, groups: int, kept: bool) -> int:
-        """Returns the index of an arm."""
         return [(arm.groups, arm.kept) for arm in self.arms].index((groups, kept))
 
     def ratio(self, above: int, below: int, measure: int = 0) -> Triple:
@@ -125,11 +117,11 @@ class GroupComparison(NamedTuple):
 def comparisons(
     runs: pd.DataFrame, log: pd.DataFrame, keys: Sequence[str], loss: float = np.nan
 ) -> list[GroupComparison]:
-    """Returns all comparisons that the runs of `run_tables.prepare` hold.
+    """Returns all comparisons among the runs of `run_tables.prepare`.
 
-    `loss` NaN: the lowest power of two that each arm reaches with its momentum tuned, or just what
-    it reaches where runs start below that power. Settings that lack a seed are left out, and losses
-    that some run starts from or below.
+    `loss` NaN: the lowest power of two, or loss if runs start below it, that each arm reaches with
+    a tuned momentum. Settings that lack a seed are left out, and losses at or above the start of a
+    run.
     """
     ended = runs[runs["status"].isin(("completed", "diverged"))]
     known = {name: methods.known_stack(name) for name in ended[NAME].unique()}
@@ -213,7 +205,7 @@ def _neighbours(line: pd.Series, at: float) -> tuple[float, float]:
 
 
 def section(found: Sequence[GroupComparison], runs_compared: RunComparison) -> Section | None:
-    """Returns the section of what remains after tuning, and of which optima are interior."""
+    """Returns the section of the figures after tuning, and of which optima are interior."""
     if not found:
         return None
     names = _names(found, runs_compared.keys)
@@ -231,7 +223,7 @@ def section(found: Sequence[GroupComparison], runs_compared: RunComparison) -> S
 
 
 def answer(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
-    """Returns what keeping the momentum costs, and what remains after tuning, at most groups."""
+    """Returns the costs of keeping the momentum, and of groups with a tuned one, at most groups."""
     lines = []
     for comparison, name in zip(found, _names(found, keys), strict=True):
         one, most = comparison.arms[0].groups, comparison.arms[-1].groups
@@ -255,7 +247,6 @@ def answer(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
 
 
 def _names(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
-    """Returns a name for each comparison, '' if there is one."""
     firsts = [comparison.runs.iloc[0] for comparison in found]
     keys = [key for key in context_keys(keys) if len({repr(run[key]) for run in firsts}) > 1]
     return [describe(run, keys) for run in firsts]
@@ -297,7 +288,7 @@ def _table(found: Sequence[GroupComparison], names: Sequence[str]) -> Table:
 
 
 def _setting(arm: GroupArm, name: str, several: bool) -> dict[str, Cell]:
-    """Returns groups, momentum and rate, with the range of those that seeds are judged at."""
+    """Returns groups, momentum and rate, with the range of those at which seeds are judged."""
     row = {"runs": cell(name)} if several else {}
     row |= {
         "groups g": cell(arm.groups),
@@ -353,7 +344,6 @@ def _picture_of_penalties(
 
 
 def _picture_of_losses(comparison: GroupComparison, name: str, log: pd.DataFrame) -> Picture:
-    """Draws the training loss of each arm at the setting best on all seeds."""
     shades = figures.colours({str(arm.groups): float(arm.groups) for arm in comparison.arms})
     curves = []
     for arm in comparison.arms:

@@ -1,4 +1,4 @@
-"""The report's sections on implicit momentum: what the meter read, and fits to replicas."""
+"""The report's sections on implicit momentum: the meter's readings, and fits to replicas."""
 
 import json
 import shlex
@@ -50,8 +50,6 @@ FITTED = (
 
 
 class Setting(NamedTuple):
-    """The runs that differ only in their seed, and their windows' log points."""
-
     label: str
     runs: pd.DataFrame
     log: pd.DataFrame  # rows of the log in which there is a momentum or why there is none
@@ -102,7 +100,6 @@ def _settings(points: Sequence[Point]) -> list[Setting]:
 
 
 def _differs(log: pd.DataFrame) -> bool:
-    """Returns whether the total momentum is another than the implicit one."""
     return bool(((log[TOTAL] - log[IMPLICIT]).abs() > SAME).any())
 
 
@@ -140,7 +137,6 @@ def _spoken(table: pd.DataFrame) -> str:
 
 
 def _looks(groups: Sequence[int]) -> list[tuple[Any, str]]:
-    """Returns a colour a number of groups, and lines that tell those of one number apart."""
     shades = figures.colours({str(g): g for g in groups})
     ranks = [groups[:i].count(g) for i, g in enumerate(groups)]
     styles = list(DASHES)
@@ -150,7 +146,6 @@ def _looks(groups: Sequence[int]) -> list[tuple[Any, str]]:
 
 
 def _theory(config: Mapping[str, Any], name: str) -> float | None:
-    """Returns a momentum by theory; None if there is no theory."""
     if name == IMPLICIT:
         return 1 - 1 / groups_of(config) if memoryless(config) else None
     if config.get("probes", {}).get("steer"):
@@ -190,7 +185,6 @@ def _table(settings: Sequence[Setting]) -> Table:
 
 
 def _explicit(setting: Setting) -> Cell:
-    """Returns the configured momentum, or the last that was steered to."""
     if setting.config.get("probes", {}).get("steer") and "explicit_momentum" in setting.runs:
         return seeds_cell(setting.runs["explicit_momentum"].dropna())
     return cell(setting.config["optimizer"].get("momentum", 0.0))
@@ -252,7 +246,6 @@ def fitted(points: Sequence[Point], workdirs: Sequence[Path]) -> Section | None:
 
 
 def _scope(config: Mapping[str, Any]) -> str:
-    """Returns the length, model and data of a recording's replicas, in words."""
     name, examples = config.get("model.name"), config.get("data.train_examples")
     data = f"{examples:,} examples" if examples else "all examples"
     groups = config_value(config, GROUPS) or 1

@@ -61,7 +61,6 @@ def _batch(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convolutions(plan: dict[str, Any]) -> str:
-    """Returns the table of convolutions, '' if there are none."""
     rows = [
         {
             "convolutions": " ".join(row["names"]),
@@ -103,7 +102,6 @@ def _decided(plan: dict[str, Any]) -> str:
 
 
 def _measured(update: dict[str, Any]) -> str:
-    """Returns the sentence on the plan's gain over the config's algorithms."""
     planned, gain = update["planned"], update["gain"]
     begin = f"an update of {update['batch']}: "
     if update["own"] is None:

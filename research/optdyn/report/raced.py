@@ -3,10 +3,8 @@
     T = m_w X                          m_w: mean seconds of worker w;  X of unit mean, one law
     P(tau = k) = (1/g) (1 - 1/g)^k     if g workers are memoryless and alike
 
-The law of X is fitted by maximum likelihood. The candidates are laws of the simulated cluster
-(`clock/service.py`) as scipy.stats has them. Exponential has no parameter beside the means, gamma
-and lognormal have their coefficient of variation, and AIC charges for it. All of them take services
-to be independent of one another.
+The law of X, one of `clock/service.py`, is fitted by maximum likelihood to services taken as
+independent, and chosen by AIC.
 """
 
 import math
@@ -49,21 +47,20 @@ class RaceRecord(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """The number g of groups that race."""
         return len(self.services)
 
     @property
     def means(self) -> np.ndarray:
-        """The mean seconds of a service by worker, (g,)."""
+        """Returns the mean seconds of a service by worker, (g,)."""
         return np.array([seconds.mean() for seconds in self.services])
 
 
 def load(folder: Path) -> RaceRecord:
     """Returns the race in a workdir; raises `TableError`.
 
-    A service lasts from when the gradient's version was made, which its worker then read, until it
-    arrives: the time since the worker's last arrival, less its waiting for others. Services that
-    begin near a stop of the server are left out; by their ends, long ones would be missing.
+    A service lasts from when the gradient's version was made until the gradient arrives: the time
+    since the worker's last arrival, less its waiting for others. Services that begin near a stop of
+    the server are left out; by their ends, long ones would be missing.
     """
     point = only(folder)
     path = folder / "trace.csv"
@@ -115,8 +112,8 @@ def load(folder: Path) -> RaceRecord:
 def stops(point: Point, updates: int) -> np.ndarray:
     """Returns the updates before which the server did something else, in order.
 
-    Log points, checkpoints, the ends of the meter's windows, and where the run started. All workers
-    wait for the server then, and the gradients that they sent meanwhile arrive at once.
+    They are log points, checkpoints, the ends of the meter's windows, and the run's starts. All
+    workers wait for the server then, and their gradients arrive at once.
     """
     config = point.config
     updates_of_stops = {0, *(int(start.get("at", 0)) for start in history.starts(point.folder))}
@@ -178,9 +175,8 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 def memoryless(counts: np.ndarray, groups: int) -> dict[str, Any]:
     """Compares a histogram of staleness with the geometric law: total variation, chi-squared test.
 
-    The staleness of one update depends on that of others, yet for memoryless workers the statistic
-    is nearly chi-squared with a degree of freedom a bin but one: of 1,000 simulated runs 5 to 7 %
-    are rejected at 5 %. One worker has nothing to test.
+    Staleness is not independent, yet of 1,000 simulated memoryless runs 5 to 7 % are rejected at 5
+    %. One worker has nothing to test.
     """
     law = geometric(groups, len(counts))
     found = {"distance": distance(counts, law)}

@@ -7,12 +7,9 @@
 
     python -m launch.efficiency --workdir=DIR --target=0.25 [--fixed_momentum=0.9]
 
-`DIR` is that of a sweep over groups x momentum x learning rate x seed. SE is given once with the
-momentum fixed and once with it tuned, both with the learning rate tuned, and each has a P_SE over
-its SE(0). Each seed is judged at the setting that is best on the others. Figures are medians over
-the seeds, with 95 % intervals from drawing seeds again (`report/efficiency.py`). Between the g that
-were run, a fitted SE(g) = a g^b interpolates. If points differ in more than these four,
---where=KEY=VALUE chooses among them. Writes statistical_efficiency.json there.
+`DIR` is that of a sweep over groups x momentum x learning rate x seed. Figures are with the
+momentum fixed and with it tuned, judged as in `report/efficiency.py`. SE(g) = a g^b is fitted.
+Writes `statistical_efficiency.json` there.
 """
 
 import sys
@@ -44,7 +41,6 @@ class GroupTrials(NamedTuple):
     seconds: np.ndarray  # (n,), of an update, simulated
 
     def at(self, momentum: float) -> "GroupTrials":
-        """Returns only the settings of this momentum."""
         rows = self.settings.get_level_values(0) == momentum
         return self._replace(settings=self.settings[rows], updates=self.updates[rows])
 
@@ -53,7 +49,7 @@ def trials(workdir: Path, target: float, where: Sequence[str] = ()) -> list[Grou
     """Returns the trials of each number of groups.
 
     `where`: texts KEY=VALUE that the config of a point must agree with. Raises `TableError` if the
-    points cannot be compared: if they differ in other keys, or a setting lacks a seed.
+    points differ in other keys, or a setting lacks a seed.
     """
     points = tables.select(tables.trained(tables.points(workdir)), where)
     known = {point.config[NAME]: methods.known_stack(point.config[NAME]) for point in points}
@@ -204,11 +200,7 @@ def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
 
 
 def _best(trial: GroupTrials) -> dict[str, Any]:
-    """Returns the setting best on all seeds, by whose median it looks better than it is.
-
-    `edge`: whether of its momentum's learning rates it has the lowest or highest: a better one may
-    lie beyond.
-    """
+    """Returns the setting best on all seeds; `edge`: a better learning rate may lie beyond."""
     medians = np.median(trial.updates, axis=1)
     momentum, rate = trial.settings[medians.argmin()]
     rates = trial.at(momentum).settings.get_level_values(1)

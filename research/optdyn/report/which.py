@@ -2,10 +2,9 @@
 
     time = updates(method) / updates(synchronous) x seconds(method) / seconds(synchronous)
 
-The penalty is of the problem and the cluster that it was measured on (`report/penalties.py`), and
-is carried over as it is. Seconds are those of the cluster that is asked for
-(`price/price.py`), of as many examples an update, over those of synchronous training, as
-were measured. Intervals of 95 % draw seeds of the runs again, in pairs, and orders of arrivals.
+Penalties (`report/penalties.py`) are carried over from their problem and cluster; seconds are
+priced (`price/price.py`) on the config's cluster. Intervals of 95 % draw seeds again, in pairs,
+and orders of arrivals.
 """
 
 import textwrap
@@ -88,10 +87,10 @@ def answers(
 
 
 def on_cluster(config: Config, arm: MethodResults, anchor: MethodResults) -> Config:
-    """Returns the arm's method on the cluster of the config, at the batch that it was measured at.
+    """Returns the arm's method on the cluster of the config.
 
-    That is its batch over the anchor's, as much of the config's own synchronous batch, rounded to
-    as many examples for each worker.
+    The batch is the config's synchronous one times the arm's over the anchor's, rounded to equal
+    numbers of examples of workers.
     """
     keys = {f"method.{key}": value for key, value in arm.keys.items()}
     experiment = config.with_({"method.name": arm.name, **keys})
@@ -177,7 +176,7 @@ def _label(name: str, keys: Mapping[str, Any], batch: str = "") -> str:
 def is_measured(found: ProblemResults, experiment: Config) -> bool:
     """Returns whether an arm has the experiment's method, period, groups and compression.
 
-    Plain synchronous training has a penalty of 1 anyway.
+    Plain synchronous training needs none, as its penalty is 1.
     """
     methods = experiment.methods
     asked = {key: methods.get(key, default) for key, default in PRICE_KEYS.items()}
@@ -244,7 +243,6 @@ def sentences(rankings: Sequence[Ranking], found: ProblemResults, config: Config
 
 
 def _batches_on_edge(rankings: Sequence[Ranking]) -> Iterator[str]:
-    """Yields where the opponent's best batch is the first or the last that was measured."""
     edges: dict[tuple[str, int], list[str]] = {}
     for ranking in rankings:
         rows = [row for row in ranking.rows if is_synchronous(row.method, row.keys)]
