@@ -36,7 +36,6 @@ EXPERIMENT = od.Experiment(
 
 
 def losses_of_compare() -> list[float]:
-    """Returns the last training loss of each seed, by `od.compare`."""
     found = od.compare({"16 groups": EXPERIMENT}, seeds=range(SEEDS))
     return [run.log["train_loss"].iloc[-1] for run in found["16 groups"]]
 

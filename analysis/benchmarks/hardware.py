@@ -105,7 +105,6 @@ def measure_in_processes(count: int, *arguments: int) -> dict[str, dict[str, lis
 
 
 def real_runs(rounds: int, batch: int) -> pd.DataFrame:
-    """Returns a row a model and number of processes."""
     rows = []
     for k in PROCESSES:
         for model, seconds in measure_in_processes(k, rounds, batch).items():

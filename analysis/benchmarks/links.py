@@ -95,9 +95,7 @@ class LinkRow(NamedTuple):
     loss: float = 0.0  # % of the packets to each node
 
     def __str__(self) -> str:
-        far = [f"delay {self.delay:g}"] * (self.delay > 0) + [f"loss {self.loss:g}"] * (
-            self.loss > 0
-        )
+        far = [f"{name} {x:g}" for name, x in zip(self._fields[4:], self[4:], strict=True) if x > 0]
         return " ".join([*far, *map(str, self[:4])])
 
     @property
@@ -117,10 +115,10 @@ METHODS: Mapping[str, Callable[[int], od.Method]] = {
     "top-k": lambda h: od.ModelAveraging(period=h, compression="top_k", compression_share=0.05),
     "gossip": lambda h: od.Gossip(graph="complete", gossip_order="adapt"),
 }
-APART = ("streaming", "DASO")  # whose exchange the hosts carry, beside the computing
+BY_HOSTS = ("streaming", "DASO")  # whose exchange the hosts carry, beside the computing
 PERIODS = {"sync": (1,), "gossip": (1,), "DASO": (2, 8, 32), "streaming": (8, 16, 32)}
 PERIODS |= {"DiLoCo": (1, 8, 32, 128)}
-USUAL = (1, 8, 32)
+DEFAULT_PERIODS = (1, 8, 32)
 FAR = (("sync", 1), ("local SGD", 1), ("local SGD", 8), ("DiLoCo", 8))
 DELAYS, LOSSES = (2.0, 20.0), (0.1, 1.0)
 
@@ -130,7 +128,7 @@ def all_rows() -> list[LinkRow]:
         LinkRow(method, megabits, period)
         for megabits in SIZES
         for method in METHODS
-        for period in PERIODS.get(method, USUAL)
+        for period in PERIODS.get(method, DEFAULT_PERIODS)
     ]
     four = [
         LinkRow(method, megabits, period, nodes=4)
@@ -197,7 +195,7 @@ def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable
 
 
 def api_of(row: LinkRow) -> str:
-    return "overlap" if row.method in APART else "shard_map"
+    return "overlap" if row.method in BY_HOSTS else "shard_map"
 
 
 @contextmanager
@@ -228,7 +226,7 @@ def measure(
     row: LinkRow, ring: shaped.RingNeighbours, rounds: int, ordinary: bool = False
 ) -> dict[str, Any]:
     """Returns the measurements of the row's processes; all must call this together."""
-    prefer = row.method not in APART and row.nodes <= (os.cpu_count() or 1)
+    prefer = row.method not in BY_HOSTS and row.nodes <= (os.cpu_count() or 1)
     shaped.preferred(False)  # heartbeats would wait until all is compiled
     run = trainer.prepare(config_of(row, row.nodes, api_of(row)))
     n, size = row.updates, int(row.megabits * 1e6 / 8 * PLAIN)
@@ -237,7 +235,7 @@ def measure(
         "own": timer(single_process_run(row), n, single_process),
         "together": timer(run, n),
     }
-    small = busy_sum(timers["step"]) if row.method in APART else small_sum()
+    small = busy_sum(timers["step"]) if row.method in BY_HOSTS else small_sum()
     found: dict[str, list[float]] = {name: [] for name in MEASURED}
     for timed in timers.values():
         timed()  # compiles
@@ -307,7 +305,6 @@ def work(rows: Iterable[LinkRow], rounds: int, ordinary: bool) -> None:
 
 
 def simulated(row: LinkRow, **keys: Any) -> float:
-    """Returns the seconds an update by the method's clock."""
     config = config_of(row, row.nodes, "").with_({f"cluster.{k}": v for k, v in keys.items()})
     return float(line_of(config).seconds[-1]) / row.updates
 
@@ -416,7 +413,7 @@ def _job(
 
 
 def table_of(measured: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns a row each, in ms an update."""
+    """Returns a row a measurement, in ms an update."""
     table = pd.DataFrame([account(found) for found in measured])
     table[SECONDS] *= 1e3
     return table
@@ -430,7 +427,6 @@ def summary(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def save(measured: Mapping[LinkRow, Mapping[str, Any]], out: Path, rounds: int) -> None:
-    """Prints the table and writes the record, from which the next start goes on."""
     table = table_of(measured.values())
     about = {
         "rounds": rounds,

@@ -237,7 +237,6 @@ def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[s
 
 
 def table(cells: list[dict[str, Any]], lines: list[dict[str, Any]]) -> pd.DataFrame:
-    """Returns a row a cell and coefficient."""
     table_rows = []
     for cell in cells:
         lines_of_cell = [line for line in lines if line["cell"] == cell]

@@ -59,7 +59,6 @@ CASES = (
 
 
 def effective_curvature(period: int) -> np.ndarray:
-    """Returns the curvature k of each direction."""
     return 1 - (1 - RATE * np.asarray(curvatures(DIMENSION, CONDITION), float)) ** period
 
 
@@ -82,7 +81,6 @@ def config_of(case: OuterCase, meetings: int, noise: float, seed: int) -> od.Exp
 
 
 def _flat(params: Params) -> np.ndarray:
-    """Returns the leaves as one vector, (n,) float64."""
     return np.concatenate([np.asarray(x, float).ravel() for x in jax.tree.leaves(params)])
 
 

@@ -78,7 +78,6 @@ def difference(one: Path, other: Path) -> float:
 
 
 def replay(folder: Path) -> list[dict[str, Any]]:
-    """Returns a row a model and length."""
     found = []
     for model, values in {**MODELS, "cnn, merged": MERGED}.items():
         raced = folder / model

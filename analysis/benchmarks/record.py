@@ -18,7 +18,6 @@ Timer = Callable[[], float]  # seconds an update
 
 
 def options(description: str | None, out: Path | str, rounds: int = 0) -> ArgumentParser:
-    """Returns the parser of a benchmark's flags, with `--out` and, if it has any, `--rounds`."""
     parser = ArgumentParser(
         description=description, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -41,7 +40,6 @@ def in_turn(timers: dict[str, Timer], rounds: int) -> dict[str, np.ndarray]:
 
 
 def spread(ratios: np.ndarray) -> dict[str, float | str]:
-    """Returns median and quartiles as cells of a table."""
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
     return {"median": float(middle), "quartiles": f"{low:.3f} to {high:.3f}"}
 

@@ -41,7 +41,6 @@ def tunnel(name: str) -> int:
 
 
 def packets(end: int) -> Iterator[bytes]:
-    """Returns the IPv4 packets that a node has sent, at most those of a turn."""
     for _ in range(TURN):
         try:
             packet = os.read(end, HEADER + LARGEST)

@@ -55,10 +55,7 @@ class Network(NamedTuple):
         return ["nsenter", *where, *command]
 
     def shape(self, bits: float) -> None:
-        """Limits all links to so many bits a second, in each direction.
-
-        The bridge's end has twice the burst, so that the node's end decides.
-        """
+        """Limits all links, in both directions; the node's end decides, as its burst is smaller."""
         for node in range(len(self.pids)):
             for device, wide in ((f"node{node}", 1), (f"bridge{node}", 2))[: 1 + self.has_bridge]:
                 burst = wide * max(LEAST, BURST * bits / 8)
@@ -185,8 +182,6 @@ def job_command(network: Network, command: Sequence[str]) -> list[str]:
 
 
 class RingNeighbours(NamedTuple):
-    """The plain connections of a ring: to the next node, and from the one before."""
-
     right: socket.socket
     left: socket.socket
 

@@ -54,7 +54,6 @@ def one_device(rounds: int) -> list[dict[str, Any]]:
 
 
 def two_processes(rounds: int, batch: int, python: str) -> list[dict[str, Any]]:
-    """Returns a row a model: its examples a second over torch's."""
     here = [sys.executable, "-m", "analysis.benchmarks.sharded", f"--batch={batch}", "--work"]
     torch = [python, str(Path(__file__).with_name("torch_ddp.py")), str(batch), str(UPDATES)]
     commands = {
@@ -82,7 +81,6 @@ def two_processes(rounds: int, batch: int, python: str) -> list[dict[str, Any]]:
 
 
 def ms(seconds: dict[str, np.ndarray], one: str, other: str) -> dict[str, float]:
-    """Returns the median milliseconds an update of both sides of a ratio."""
     return {
         "ms": 1e3 * float(np.median(seconds[one])),
         "ms of the other": 1e3 * float(np.median(seconds[other])),

@@ -72,7 +72,7 @@ class Updates:
         self.seconds(1)  # compiles
 
     def seconds(self, n: int) -> float:
-        """Returns the seconds of an update, of the next n."""
+        """Returns the mean seconds of the next n updates."""
         examples, *events = self.rest
         self.rest = examples, *jax.tree.map(lambda leaf: np.roll(leaf, -n, axis=0), events)
         start = time.perf_counter()
@@ -82,7 +82,7 @@ class Updates:
 
 
 def in_turn(updates: Updates, plain: Updates, n: int, rounds: int) -> tuple[float, float]:
-    """Returns medians over rounds of n updates: seconds an update, and their ratio."""
+    """Returns the medians over rounds of n updates: seconds an update, and their ratio."""
     pairs = np.array([(updates.seconds(n), plain.seconds(n)) for _ in range(rounds)])
     return float(np.median(pairs[:, 0])), float(np.median(pairs[:, 0] / pairs[:, 1]))
 
@@ -93,7 +93,6 @@ def resident(kind: str) -> int:
 
 
 def rows_of(kept: str, size: str, groups: list[int], rounds: int, most: float) -> Iterator[dict]:
-    """Yields a row a number of groups, as long as they fit."""
     plain = Updates(config_of(size, 1))
     Updates(config_of(size, 2, KEPT[kept]))
     before = resident("VmRSS:")

@@ -134,7 +134,6 @@ def by_hand(
 
 
 def by_torch(python: str, form: str, model: str, updates: int) -> Timer:
-    """Starts `torch_updates.py` under another interpreter, with a thread a core."""
     script = Path(__file__).with_name("torch_updates.py")
     command = [python, str(script), str(os.cpu_count()), form]
     pipe = subprocess.PIPE

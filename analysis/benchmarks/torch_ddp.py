@@ -19,12 +19,8 @@ from torch_updates import lenet, mlp
 
 
 def main():
-    batch, updates, form, folder = (
-        int(sys.argv[1]),
-        int(sys.argv[2]),
-        sys.argv[3],
-        Path(sys.argv[4]),
-    )
+    batch, updates = map(int, sys.argv[1:3])
+    form, folder = sys.argv[3], Path(sys.argv[4])
     rank, processes = (int(os.environ[f"OPTDYN_{name}"]) for name in ("PROCESS", "PROCESSES"))
     torch.set_num_threads(1)
     distributed.init_process_group(

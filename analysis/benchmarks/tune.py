@@ -41,16 +41,13 @@ from optdyn.tune.choice import Choice
 Curve = Sequence[Sequence[float]]
 
 CHOOSE, REPORT = (3, 4), (30, 31, 32)
-GOOD, CANNOT, CAN = 1.1, 1.15, 0.8
+GOOD = 1.1  # of a pick, over the best fixed setting
 ON_THE_WAY = 4, 2  # times the target
 PAYS = 0.8  # of the drawn cases: the best fixed setting over the synchronous one
 
 
 def fixed(study: Study, case: str) -> dict[str, Any]:
-    """Returns the best setting of one group and the best of all, and whether they are interior.
-
-    Numbers of groups whose updates are no tenth faster than those of fewer are left out.
-    """
+    """Returns the best settings of one group and of all numbers that shorten an update by a tenth."""
     config = cases.get_config(case)
     found = {1: tuned(study, config, 1)}
     pace, g = cases.pace(config, 1), 2
@@ -66,7 +63,6 @@ def fixed(study: Study, case: str) -> dict[str, Any]:
 
 
 def tuned(study: Study, config: Config, groups: int) -> arms.Tuned:
-    """Returns the best learning rate and momentum of so many groups, by seconds."""
     step, momentum = START[8 if config.batch_size <= 16 else 64]
     chosen = config.with_({"method.groups": groups}, steps=STEPS)
     arm = arms.sgd(chosen, step / groups**0.5, momentum if groups == 1 else 0.0)

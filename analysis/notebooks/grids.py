@@ -11,7 +11,6 @@ GROUPS = 8  # whose losses `implicit_momentum` compares with those of momentum 1
 
 
 def get_config(table: str) -> od.Grid:
-    """Returns the grid of a notebook. Raises KeyError if there is none."""
     return TABLES[table]()
 
 
@@ -28,7 +27,6 @@ def fits() -> Iterator[Point]:
 
 
 def asynchronous(groups: int) -> Point:
-    """Returns as many memoryless workers as groups."""
     return {
         "method.name": "asynchronous",
         "method.groups": groups,
@@ -137,7 +135,6 @@ def when_asynchrony_pays() -> od.Grid:
 
 
 def penalties() -> Iterator[Point]:
-    """Yields three steps around the best settings by batch and groups."""
     # Best long-run step and momentum of the page's map, and twice the updates that they take.
     best = {
         (4, 1): (0.088, 0.3, 2600),

@@ -19,8 +19,6 @@ FOLDER = "OPTDYN_NOTEBOOKS"  # environment variable: where the runs lie, if else
 
 
 class Shown(NamedTuple):
-    """A picture that Jupyter displays."""
-
     png: bytes
 
     def _repr_png_(self) -> bytes:
@@ -31,7 +29,7 @@ class Shown(NamedTuple):
 
 
 def sweep(table: str) -> Path:
-    """Runs the points of a table of `grids.py` that have not run, and returns its workdir.
+    """Runs the missing points of a table of `grids.py`, and returns its workdir.
 
     Raises `subprocess.CalledProcessError`, after the sweep's error lines.
     """

@@ -44,7 +44,6 @@ CLAIM = Claim(
 
 
 def synchronous(study: Study, config: Config) -> arms.Tuned:
-    """Returns the best learning rate and momentum of one group, by seconds."""
     chosen = config.with_({"method.groups": 1}, steps=STEPS)
     arm = arms.sgd(chosen, *START[config.batch_size])
     return arms.tuned(study, arm, config.tune.target, "seconds")
@@ -55,7 +54,6 @@ def setting(found: arms.Tuned, groups: int = 1) -> Choice:
 
 
 def attempt(config: Config, seed: int, setting: Choice) -> Outcome:
-    """Trains at a setting from the start to the target, with the log points of `launch.tune`."""
     cluster = bench.prepare(config.with_(seed=seed))
     start, target = bench.start(cluster), config.tune.target
     return bench.attempt(cluster, start, setting, config.tune.seconds, target)[1]

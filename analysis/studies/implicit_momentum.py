@@ -28,9 +28,7 @@ FINE = 0.015  # standard error, at most, of a whole run's fit at g above 1, for 
 SIZE = 0.05  # of the test of the model
 REJECTED = 0.15  # of the single runs that it may reject
 
-QUADRATIC_RATE = (
-    1.4  # learning rate of the quadratic at g = 1: a step has to change the gradient to be seen
-)
+QUADRATIC_RATE = 1.4  # of the quadratic at g = 1: a step has to change the gradient to be seen
 
 MODELS: dict[str, dict[str, Any]] = {
     "quadratic": {
@@ -73,14 +71,14 @@ CLAIM = Claim(
 
 
 def config(model: str, groups: int, service: str, seed: int) -> od.Experiment:
-    rate = (
-        {"optimizer.learning_rate": QUADRATIC_RATE} if model == "quadratic" and groups == 1 else {}
-    )
+    keys = dict(MODELS[model])
+    if (model, groups) == ("quadratic", 1):
+        keys["optimizer.learning_rate"] = QUADRATIC_RATE
     return od.Experiment(
         method=od.Asynchronous(groups=groups),
         data=od.MNIST5k(train_examples=4000, replacement=True),
         cluster=od.Cluster(nodes=groups, service=od.Law.named(service)),
-    ).with_({**MODELS[model], **rate}, seed=seed, steps=STEPS)
+    ).with_(keys, seed=seed, steps=STEPS)
 
 
 def measure(study: Study) -> dict[str, Any]:

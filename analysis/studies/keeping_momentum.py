@@ -32,14 +32,11 @@ CELLS = {  # network, batch: long-run steps that searches of 1 and 16 groups sta
     ("mlp", 64): (0.8, 0.2),
     ("cnn", 32): (0.3, 0.1),
 }
+KINDS = ("one group, tuned", "16 groups, tuned", "16 groups, 0.9")
 
 
 def measure(study: Study) -> dict[str, Any]:
-    arms = [
-        (*cell, kind)
-        for cell in CELLS
-        for kind in ("one group, tuned", "16 groups, tuned", "16 groups, 0.9")
-    ]
+    arms = [(*cell, kind) for cell in CELLS for kind in KINDS]
 
     def run(arm: tuple[str, int, str]) -> dict[str, Any]:
         network, batch, kind = arm
@@ -72,8 +69,7 @@ def measure(study: Study) -> dict[str, Any]:
             r["arm"]: r["updates"] for r in rows if (r["network"], r["batch"]) == (network, batch)
         }
         for loss in map(str, problems.LOSSES):
-            kinds = sorted(updates_of, reverse=True, key=_order)
-            one, many, kept = (updates_of[kind][loss] for kind in kinds)
+            one, many, kept = (updates_of[kind][loss] for kind in KINDS)
             ratios.append(
                 {
                     "network": network,
@@ -117,7 +113,3 @@ def picture(result: dict[str, Any], figure: Figure) -> None:
     axes.set_yscale("log")
     axes.set_ylabel("updates of 16 groups over one group")
     axes.legend()
-
-
-def _order(kind: str) -> int:
-    return ("16 groups, 0.9", "16 groups, tuned", "one group, tuned").index(kind)

@@ -160,14 +160,9 @@ def _program(batch: int, lowering: str) -> Any:
     return layers.updates(run, convolutions)(batch, choice).loop.run
 
 
-def is_default(result: dict[str, Any]) -> bool:
-    (batch, lowering), (_, default) = (result["arms"][name] for name in ("planned", "default"))
-    return bool(batch == DEFAULT and set(lowering.split(",")) == {default})
-
-
 def verdict(result: dict[str, Any]) -> Verdict:
     seconds, (batch, lowering) = result["seconds"], result["arms"]["planned"]
-    same = is_default(result)
+    same = batch == DEFAULT and set(lowering.split(",")) == {result["arms"]["default"][1]}
     found = (1.0, 1.0, 1.0) if same else ratio(seconds["default"], seconds["planned"])
     plan = "the default" if same else f"mini-batch {batch} with {lowering}"
     line = f"mini-batch {DEFAULT} takes {shown(found)} of the planned one's seconds"

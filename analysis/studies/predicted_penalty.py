@@ -29,8 +29,8 @@ NETWORK = od.CNN(channels=(4, 8), hidden=(32,))
 TARGET = 0.25  # training loss
 REFERENCE = 64  # batch of the synchronous run that is measured along
 # About what is measured on the perceptron: where searches start, and how long runs may take.
-USUAL, UPDATES = MeasuredLoss(noise_scale=80.0, sharpness=4.0, step=3.0), 60
-LONGEST = 3  # times the usual updates
+MLP_LOSS, UPDATES = MeasuredLoss(noise_scale=80.0, sharpness=4.0, step=3.0), 60
+LONGEST = 3  # times these updates
 MOST = 1000  # updates that are measured along, if one group missed
 
 CLAIM = Claim(
@@ -110,10 +110,10 @@ def measure(study: Study) -> dict[str, Any]:
 
 
 def _arm(study: Study, limits: dict[PenaltyCase, float], cell: PenaltyCase) -> dict[str, Any]:
-    factor = penalty(USUAL, cell.batch, limits[cell]) * (1 + USUAL.noise_scale / cell.batch)
+    factor = penalty(MLP_LOSS, cell.batch, limits[cell]) * (1 + MLP_LOSS.noise_scale / cell.batch)
     config = config_of(cell).with_(steps=round(LONGEST * UPDATES * factor))
     quick = cell.groups == 1 and cell.batch >= REFERENCE
-    arm = sgd(config, USUAL.step / 4 / factor, 0.8 if quick else 0.3)
+    arm = sgd(config, MLP_LOSS.step / 4 / factor, 0.8 if quick else 0.3)
     best = tuned(study, arm, TARGET)
     curves = reported(study, arm, best.point, TARGET)
     return {

@@ -151,10 +151,8 @@ def mean(result: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def verdict(result: Mapping[str, Any]) -> Verdict:
-    found, interior = (
-        mean(result),
-        [r["interior"] for rows in result["laws"].values() for r in rows],
-    )
+    found = mean(result)
+    interior = [r["interior"] for rows in result["laws"].values() for r in rows]
     by_law = "; ".join(
         f"{law}: {result['best'][law]['waits']} over {result['best'][law]['late']} "
         f"{shown(ratio(*both))}"

@@ -108,7 +108,7 @@ def not_negative(i: int) -> float:
 
 
 def rung(ladder: Ladder, value: float) -> int:
-    """Returns the rung from -50 to 50 of the nearest value; of several the one nearest to 0."""
+    """Returns the rung of the nearest value from -50 to 50; of equals the one nearest to 0."""
     return min(range(-50, 51), key=lambda i: (abs(ladder(i) - value), abs(i)))
 
 
@@ -186,7 +186,6 @@ def tuned(
 
 
 def best_of(study: Study, arms: Mapping[Key, Arm], target: float) -> dict[Key, Tuned]:
-    """Returns `tuned` of each arm, by updates; arms are searched in parallel."""
     found = study.map(lambda arm: tuned(study, arm, target), arms.values())
     return dict(zip(arms, found, strict=True))
 
@@ -204,7 +203,6 @@ def reported(
 
 
 def _climb(search: Search, best: Rungs, costs: dict[Rungs, Cost], budget: float) -> Rungs:
-    """Returns a setting without a better neighbour; fills `costs`."""
     falls = 0
     for _ in range(MOVES):
         for tried in ([best], neighbours(best), diagonal_neighbours(best)):

@@ -60,12 +60,10 @@ class Side(NamedTuple):
         return self.entry.arm.config.with_(values(self.entry, cell))
 
     def setting(self, cell: Rungs) -> Point:
-        """Returns a choice and the numbers tuned for it, by key of the config."""
         return {**values(self.entry, cell), **self.cells[cell].point}
 
 
 def values(entry: Entry, cell: Rungs) -> Point:
-    """Returns a choice, by key of the config."""
     return {key: steps[i] for (key, steps), i in zip(entry.ladders.items(), cell, strict=True)}
 
 

@@ -31,8 +31,7 @@ def ratio(
 def ratio_at_best(
     a: Sequence[float], b: Sequence[float], a_tried: Any, b_tried: Any
 ) -> tuple[float, float, float]:
-    """Returns the ratio of the best settings, with an interval that includes their choice by
-    chance.
+    """Returns the ratio of the best settings, with an interval that allows for their choice.
 
     `a_tried` and `b_tried`, (settings, seeds that choose), are the times of which the least median
     was chosen. These seeds are drawn again too: by the factor that the choice of a draw is worse
@@ -54,20 +53,15 @@ def chance(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def drawn_again(figure: Callable[[np.ndarray], float], seeds: int) -> tuple[float, float, float]:
-    """Returns (figure of all seeds, low, high), the 95 % bootstrap interval.
-
-    `figure` takes indices of seeds.
-    """
+    """Returns (`figure` of all indices of seeds, low, high), the 95 % bootstrap interval."""
     drawn = np.random.default_rng(0).integers(seeds, size=(DRAWS, seeds))
     figures = np.array([figure(indices) for indices in drawn])
     return float(figure(np.arange(seeds))), *_ends(figures)
 
 
 def mean_ratio(a: Any, b: Any) -> tuple[float, float, float]:
-    """Returns the geometric mean over cells of median of a / median of b, and its interval.
-
-    Both are (cells, seeds), with the same seeds in all of them.
-    """
+    """Returns the geometric mean of median a / median b over cells, (cells, seeds), and its
+    interval."""
     above, below = np.asarray(a, float), np.asarray(b, float)
 
     def figure(seeds: np.ndarray) -> float:

@@ -30,7 +30,6 @@ def blobs(module: ModuleType, ours: bool = True) -> dict[str, str]:
 
 
 def blob(file: Path) -> str:
-    """Returns the output of `git hash-object FILE`."""
     content = file.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
@@ -93,7 +92,6 @@ def _sources(module: ModuleType, ours: bool) -> Iterator[tuple[ModuleType, Path]
 
 
 def _imports_of(content: bytes, package: str) -> set[str]:
-    """Returns the names of a module's imports, at any depth, and of the packages of these."""
     found = set[str]()
     try:
         tree = ast.parse(content)

@@ -86,7 +86,6 @@ class Study:
         return self._measured.at(name)["value"]
 
     def map(self, function: Callable[..., Any], *items: Iterable[Any]) -> list[Any]:
-        """Returns `function` of each item, in parallel threads."""
         with ThreadPoolExecutor(ARMS) as threads:
             return list(threads.map(function, *items))
 
@@ -144,7 +143,6 @@ def cores() -> int:
 
 
 def affinity() -> list[int]:
-    """Returns the numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -174,7 +172,6 @@ def _end_with_parent() -> None:
 
 
 def _with_code(job: Job) -> Job:
-    """Returns the job with the fingerprint of the user's present code."""
     if not (code := lookup.fingerprint(job.config)):
         return job
     return job._replace(config=job.config.with_(code=code))

@@ -188,10 +188,8 @@ def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
 
 
 def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> list[float]:
-    """Returns the least and the most crossing that log points allow, over `to_loss`; medians.
-
-    1 where the loss is missed, or reached at the start.
-    """
+    """Returns the medians of the least and the most crossing, over `to_loss`; 1 where that is 0 or
+    infinite."""
     low, value, high = between(curves, loss, clock)
     known = np.isinf(value) | (value == 0)
     ends = [np.where(known, 1.0, end / np.where(known, 1.0, value)) for end in (low, high)]
@@ -199,7 +197,6 @@ def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> l
 
 
 def between(curves: Sequence[Curve], loss: float, clock: str = "updates") -> Crossing:
-    """Returns the crossings of the curves by a clock."""
     found = []
     for curve in curves:
         clocks = np.array([curve.updates, getattr(curve, clock)], float).T

@@ -53,7 +53,7 @@ class RunComparison(NamedTuple):
 def compared(points: Sequence[Point], target: float = np.nan) -> RunComparison:
     """Compares trained runs by a target; NaN: the loss of `run_tables.target`.
 
-    Raises `TableError` if a run starts at or below a target that is named.
+    Raises `TableError` if a run starts at or below a named target.
     """
     points = with_relevant_keys(points)
     keys, log = tables.columns(points), tables.metrics(points)
@@ -165,10 +165,8 @@ def time_to_losses(comparison: RunComparison) -> Section | None:
 
 
 def times(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
-    """Returns the `Series` table of updates or seconds to each loss, medians and ranges of seeds.
-
-    Infinite where a seed does not get there or diverged.
-    """
+    """Returns the `Series` table of updates or seconds to each loss; infinite where a seed misses
+    it."""
     place = list(CLOCKS).index(clock)
     diverged = set(curve.runs.loc[curve.runs["status"] == "diverged", "point"])
     clocks = np.array(
@@ -185,10 +183,7 @@ def times(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
 
 
 def losses_to_reach(found: Sequence[LossCurve]) -> np.ndarray:
-    """Returns losses, ascending, from the lowest of any curve to just below all starts.
-
-    They are in equal ratios, or in equal steps if some are not above 0; none if nothing is learnt.
-    """
+    """Returns ascending losses from the lowest of any curve to below all starts; maybe none."""
     log = pd.concat([curve.log for curve in found]).dropna(subset=["train_loss"])
     start = log.groupby("point")["train_loss"].first().min()
     end = min(map(_lowest_loss, found))
@@ -258,10 +253,8 @@ def plane(comparison: RunComparison) -> Section | None:
 
 @matplotlib.rc_context(figures.STYLE)
 def picture_of_plane(curves: Sequence[LossCurve], target: float) -> Figure:
-    """Draws updates to the target against seconds an update.
-
-    Their product, the time to the target, is constant along the dotted lines.
-    """
+    """Draws updates to the target against seconds an update, whose product is constant on dotted
+    lines."""
     figure, axes = figures.new()
     runs = pd.concat([curve.runs.assign(number=i) for i, curve in enumerate(curves)])
     runs["seconds"] = runs["seconds_to_target"] / runs["updates_to_target"]

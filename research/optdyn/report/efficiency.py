@@ -61,8 +61,6 @@ def to_target(log: pd.DataFrame, target: float) -> tuple[float, float]:
 
 
 class Target(NamedTuple):
-    """A training loss to reach, and how many methods reach it."""
-
     loss: float  # NaN: there is none
     methods: int  # that reach it, with the worst of the seeds of their best setting
     resolved: bool  # most of them need more than one log interval
@@ -139,7 +137,6 @@ def ranked(runs: pd.DataFrame) -> list[str]:
 
 
 def best(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the runs of each method's best setting."""
     methods = runs.drop_duplicates("setting").set_index("setting")["method"]
     return runs[runs["setting"].isin(methods[ranked(runs)].drop_duplicates().index)]
 
@@ -174,10 +171,7 @@ def all_and_draws(seeds: int) -> np.ndarray:
 
 
 def per_draw(statistic: Callable[[np.ndarray], Any], drawn: np.ndarray) -> np.ndarray:
-    """Returns a statistic of the seeds of each draw, (D, ...), whatever their order.
-
-    `drawn` is (D, n). Draws that differ only in order are computed once.
-    """
+    """Returns a statistic of the seeds of each draw (D, n), whatever their order, (D, ...)."""
     drawn, place = np.unique(np.sort(drawn, axis=1), axis=0, return_inverse=True)
     return np.array([statistic(seeds) for seeds in drawn])[place.ravel()]
 

@@ -45,8 +45,6 @@ WIDE = 52  # characters of a legend's line
 
 
 class LossCurve(NamedTuple):
-    """The logs of one setting."""
-
     label: str
     colour: Any
     dashes: str  # a key of DASHES
@@ -166,7 +164,6 @@ def log_ticks(axis: Axis, many: bool = True) -> None:
 
 @matplotlib.rc_context(STYLE)
 def course(series: Sequence[Series], x: str, y: str, log: bool = False) -> Figure:
-    """Draws lines with bands; `log`: on scales that are logarithmic where it helps."""
     figure, axes = new()
     for line in series:
         band(axes, line._replace(table=line.table.replace(np.inf, np.nan)))
@@ -269,5 +266,4 @@ def png(figure: Figure) -> bytes:
 
 
 def uri(figure: Figure) -> str:
-    """Returns the SVG as a `data:` URI."""
     return page.uri(svg(figure).encode())

@@ -151,10 +151,7 @@ def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataF
 
 
 def front(cost: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """Returns the indices, by cost, of the points that no other beats in one and equals in both.
-
-    The first of equal points stands for them.
-    """
+    """Returns the indices, by cost, of points no other equals for less; of equal points the first."""
     order = np.lexsort((loss, cost))
     best = np.minimum.accumulate(loss[order])
     return order[np.diff(best, prepend=np.inf) < 0]

@@ -43,7 +43,6 @@ LAYOUT = ("cluster.nodes", "cluster.devices_per_node")  # which a method may hav
 
 
 def answer(comparison: RunComparison) -> list[str]:
-    """Returns the sentences that answer which method is first."""
     runs, keys, target = comparison.runs, comparison.keys, comparison.target
     methods = runs["method"].nunique()
     if methods < 2:

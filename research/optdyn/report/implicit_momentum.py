@@ -161,7 +161,6 @@ def fit_workdir(
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns a row a result of `fit_workdir`."""
     rows: list[dict[str, Any]] = []
     unmatched: dict[str, Any] = {"momentum": None, "interval": None, "reason": ""}
     for r in results:

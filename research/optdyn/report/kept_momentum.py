@@ -42,8 +42,6 @@ METHOD = (
 
 
 class BestSetting(NamedTuple):
-    """The setting best on all seeds."""
-
     momentum: float
     rate: float
     updates: float  # median over the seeds, by which it looks better than it is
@@ -98,7 +96,6 @@ class GroupComparison(NamedTuple):
         return [(arm.groups, arm.kept) for arm in self.arms].index((groups, kept))
 
     def ratio(self, above: int, below: int, measure: int = 0) -> Triple:
-        """Returns the ratio of two arms' figures, and its interval."""
         (_, low, high), (_, less, more) = (self.drawn[:, i, :, measure].T for i in (above, below))
         with np.errstate(invalid="ignore", divide="ignore"):
             value = float(self.values[above, measure] / self.values[below, measure])
@@ -108,7 +105,6 @@ class GroupComparison(NamedTuple):
         return value, float(least), float(most)
 
     def figure(self, arm: int, measure: int = 0) -> Triple:
-        """Returns one arm's figure, and its interval."""
         _, low, high = self.drawn[:, arm, :, measure].T
         least, most = intervals.ends(low)[0], intervals.ends(high)[1]
         return float(self.values[arm, measure]), float(least), float(most)
@@ -227,11 +223,8 @@ def answer(found: Sequence[GroupComparison], keys: Sequence[str]) -> list[str]:
     lines = []
     for comparison, name in zip(found, _names(found, keys), strict=True):
         one, most = comparison.arms[0].groups, comparison.arms[-1].groups
-        kept, tuned, least = (
-            comparison.place(most, True),
-            comparison.place(most, False),
-            comparison.place(one, False),
-        )
+        kept, tuned = comparison.place(most, True), comparison.place(most, False)
+        least = comparison.place(one, False)
         start = f"{name}: " if name else ""
         keeping, updates = comparison.ratio(kept, tuned), comparison.ratio(tuned, least)
         seconds = comparison.ratio(tuned, least, len(comparison.losses))

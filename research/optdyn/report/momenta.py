@@ -104,7 +104,6 @@ def _differs(log: pd.DataFrame) -> bool:
 
 
 def _picture(name: str, label: str, theory: str, settings: Sequence[Setting]) -> list[Picture]:
-    """Draws a momentum against updates, a curve a setting; none if nothing was fitted."""
     found = [setting for setting in settings if setting.log[name].notna().any()]
     if not found:
         return []
@@ -191,7 +190,6 @@ def _explicit(setting: Setting) -> Cell:
 
 
 def _momentum(runs: pd.DataFrame, name: str) -> Cell:
-    """Returns the interval of one run, or the spread over the runs that have a momentum."""
     found = runs[[name, f"{name}_low", f"{name}_high"]].dropna().astype(float)
     if len(runs) > 1 or found.empty:
         return seeds_cell(found[name])
@@ -257,7 +255,6 @@ def _scope(config: Mapping[str, Any]) -> str:
 
 
 def _picture_of_fits(fits: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Draws fitted, least-squares and theoretical momentum against g; [] without a fit."""
     found = [fit for fit in fits if fit["momentum"] is not None]
     if not found:
         return []

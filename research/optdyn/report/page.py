@@ -265,7 +265,6 @@ TEMPLATE = (
 
 
 def uri(svg: bytes) -> str:
-    """Returns an SVG file as a `data:` URI, the `src` of a `Picture`."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
@@ -280,10 +279,8 @@ def render(**values: Any) -> str:
 
 
 def fill(template: str, style: str = "", **values: Any) -> str:
-    """Returns a template that begins with `HEAD`, with `style` after `STYLE` and `page.js`.
-
-    Every value is escaped.
-    """
+    """Returns a template that begins with `HEAD`; every value is escaped, and `style` follows
+    `STYLE`."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["breakable"] = breakable
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}

@@ -60,7 +60,7 @@ class ProblemResults(NamedTuple):
 
     @property
     def anchor(self) -> MethodResults:
-        """Returns the synchronous arm of the smallest batch, to which other batches are relative."""
+        """Returns the synchronous arm of the smallest batch, by which others are measured."""
         return self.arms[0]
 
 

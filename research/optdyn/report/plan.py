@@ -10,7 +10,6 @@ MIB = 2**20
 
 
 def text(plan: dict[str, Any]) -> str:
-    """Returns the plan in words and tables."""
     batches = pd.DataFrame([_batch(row) for row in plan["batches"]]).to_string(index=False)
     updates = f"updates: {plan['source']}\n{batches}"
     parts = (_memory(plan), updates, _convolutions(plan), _decided(plan))

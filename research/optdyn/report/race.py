@@ -165,7 +165,6 @@ def _cluster(values: Mapping[str, Any]) -> Cluster:
 
 
 def simulate(race: RaceRecord, values: Mapping[str, Any]) -> list[Timeline]:
-    """Returns timelines of the race, simulated with these keys, one a seed."""
     return [
         compute_groups(
             _cluster(values),
@@ -307,7 +306,6 @@ def _largest_difference(table: pd.DataFrame, clock: str) -> dict[str, Any]:
 
 
 def notes(race: RaceRecord, source: RaceRecord | None, found: Mapping[str, Any]) -> list[str]:
-    """Returns the sentences that interpret the figures."""
     best, (correlation, error) = found["laws"][0], found["serial_correlation"]
     lines = []
     if source is None:

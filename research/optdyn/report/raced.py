@@ -35,8 +35,6 @@ NORMAL = 1.959964  # half-width of 95 % in standard errors
 
 
 class RaceRecord(NamedTuple):
-    """The arrivals (T,) of a run's workers, in order."""
-
     point: Point
     worker: np.ndarray
     seconds: np.ndarray
@@ -143,7 +141,6 @@ def gaps(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> np.ndarr
 
 
 def rate(worker: np.ndarray, seconds: np.ndarray, stops: np.ndarray) -> float:
-    """Returns updates a second by `gaps`."""
     return float(1 / gaps(worker, seconds, stops).mean())
 
 
@@ -195,7 +192,7 @@ def memoryless(counts: np.ndarray, groups: int) -> dict[str, Any]:
 
 
 def only(folder: Path) -> Point:
-    """Returns the one run in a workdir; raises `TableError`."""
+    """Returns the one run in a workdir; raises `TableError` where there are several."""
     found = tables.points(folder)
     if len(found) > 1:
         raise TableError(f"{folder}: {len(found)} runs in it; give the workdir of one")
@@ -216,8 +213,6 @@ FREE = ("gamma", "lognormal")  # those whose variation is fitted
 
 
 class FittedLaw(NamedTuple):
-    """A law fitted to the ratios of services to their worker's mean."""
-
     name: str
     variation: float  # standard deviation over mean
     interval: list[float]  # its ends of 95 %, by the curvature of the likelihood

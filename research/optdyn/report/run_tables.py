@@ -49,7 +49,7 @@ def prepare(runs: pd.DataFrame, keys: Sequence[str], log: pd.DataFrame) -> pd.Da
 
 
 def kind_keys(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Returns the keys by which runs are of different kinds, at most `LINES`, the method's first."""
+    """Returns the keys by which runs are of different kinds, at most `LINES` of these."""
     order = dict.fromkeys([*KIND, *sorted(keys, key=lambda key: not key.startswith("method."))])
     left = {NAME, MOMENTUM, "seed", "steps"}
     some = [k for k in order if k in keys and k not in left and not efficiency.is_tuned(k)]
@@ -59,7 +59,7 @@ def kind_keys(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 def distinguishing_keys(
     runs: pd.DataFrame, keys: Sequence[str], first: Sequence[str] = (NAME,)
 ) -> list[str]:
-    """Returns the first of `keys` that it takes to tell these settings apart, `first` always."""
+    """Returns `first` and the first of `keys` that tell these settings apart."""
     return _dividing_keys(runs, varied_keys(runs, keys), first)
 
 

@@ -53,7 +53,6 @@ def curves_of_methods(
 
 
 def curves_of_arms(found: ProblemResults) -> Iterator[PricedMethod]:
-    """Yields a curve for each arm that was measured, with its penalty."""
     seeds = efficiency.all_and_draws(found.seeds)
     families = which.labels(found.arms, periods=False)
     updates = [arm.median_updates(seeds) for arm in found.arms]

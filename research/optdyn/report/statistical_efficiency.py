@@ -150,10 +150,7 @@ def summarize(
 
 
 def measured(trials: Sequence[GroupTrials], momentum: float, drawn: np.ndarray) -> np.ndarray:
-    """Returns SE with the momentum fixed, SE with it tuned, and HE, (D, 3, G).
-
-    They are medians over the seeds of each draw; `drawn` is (D, n).
-    """
+    """Returns SE with the momentum fixed, SE with it tuned, and HE, of draws (D, n), (D, 3, G)."""
     return np.stack(
         [
             [efficiency.median_held_out(trial.at(momentum).updates, drawn) for trial in trials],
@@ -188,10 +185,8 @@ def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    """Returns a and b of SE(g) = a g^b, least squares in logarithms, (..., 2).
-
-    `updates` is (..., G); NaN where one of them is infinite.
-    """
+    """Returns a and b of SE(g) = a g^b, least squares in logarithms, (..., 2); NaN of infinite
+    updates."""
     updates = np.where(np.isfinite(updates).all(axis=-1, keepdims=True), updates, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         powers = np.linalg.pinv(np.stack([np.ones(len(groups)), np.log(groups)], axis=-1))

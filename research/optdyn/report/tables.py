@@ -49,10 +49,9 @@ class Point(NamedTuple):
 
 
 def points(*workdirs: Path) -> list[Point]:
-    """Returns all runs in the workdirs, each once, in natural order of their names.
+    """Returns all runs in the workdirs, each once, in natural order; raises `TableError`.
 
-    A point's name is its folder's, or its whole path if they are of several workdirs. Raises
-    `TableError`.
+    A point's name is its folder's, or the whole path if they are of several workdirs.
     """
     paths: dict[Path, Path] = {}
     for workdir in workdirs:
@@ -145,7 +144,6 @@ def results_writer(workdir: Path, keys: Sequence[str] = ()) -> Callable[[str], N
 
 
 def columns(points: Sequence[Point]) -> list[str]:
-    """Returns the dotted config keys worth a column: `ALWAYS`, and those that differ."""
     return list(dict.fromkeys([*ALWAYS, *differing_keys(points)]))
 
 
@@ -177,10 +175,7 @@ def check_alike(points: Sequence[Point], subject: str, may_differ: Callable[[str
 
 
 def config_value(config: Mapping[str, Any], key: str) -> Any:
-    """Returns the value of a dotted key, None without one; of a method as `method_value` does.
-
-    The momentum of an optimizer that has none is 0.
-    """
+    """Returns the value of a dotted key, or None; a missing momentum is 0."""
     if key == MOMENTUM and "optimizer.name" in config:
         return config.get(key, 0.0)
     if key in config or not key.startswith("method."):

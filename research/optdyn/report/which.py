@@ -174,10 +174,7 @@ def _label(name: str, keys: Mapping[str, Any], batch: str = "") -> str:
 
 
 def is_measured(found: ProblemResults, experiment: Config) -> bool:
-    """Returns whether an arm has the experiment's method, period, groups and compression.
-
-    Plain synchronous training needs none, as its penalty is 1.
-    """
+    """Returns whether the experiment's penalty is measured; plain synchronous training's is 1."""
     methods = experiment.methods
     asked = {key: methods.get(key, default) for key, default in PRICE_KEYS.items()}
     return methods.plain or any(
@@ -188,7 +185,6 @@ def is_measured(found: ProblemResults, experiment: Config) -> bool:
 
 
 def label_of(name: str, experiment: Config) -> str:
-    """Returns the label of an experiment's method, as those of arms are."""
     methods = experiment.methods
     keys = {key: methods.get(key, default) for key, default in PRICE_KEYS.items()}
     if not methods.sections_with("period"):
@@ -259,7 +255,6 @@ def _batches_on_edge(rankings: Sequence[Ranking]) -> Iterator[str]:
 
 
 def best(answer: Ranking) -> str:
-    """Returns who takes the least time, and whom the intervals do not exclude."""
     first, *others = answer.rows
     sentence = f"At {answer.gigabits:g} Gbit/s {first.label} takes the least time"
     if first.time != (1.0, 1.0, 1.0):
