@@ -206,14 +206,16 @@ def fit_line(cell: dict[str, Any], config: od.Experiment, run: RecordedRun) -> d
     past = max(lags, 1 + late)
     heed = order.distance_to_epoch(start, stop, config.batch_size, examples, past, replacement)
     try:
-        it = fit([(moved[start:stop], recording.gradients[start:stop])], lags, late, heed=[heed])
+        fitted = fit(
+            [(moved[start:stop], recording.gradients[start:stop])], lags, late, heed=[heed]
+        )
     except NotIdentified as error:
         return {"refused": str(error)}
     ages = order_of_arrivals.ages(run.worker[start:stop], cell["groups"], late)
-    found = {"p": it.p, "arrivals": order_of_arrivals.chance([ages]) if lags else 1.0}
+    found = {"p": fitted.p, "arrivals": order_of_arrivals.chance([ages]) if lags else 1.0}
     if late:
-        return {"phi": [it.momentum], "error": [it.momentum_error], **found}
-    return {"phi": it.phi.tolist(), "error": it.phi_error.tolist(), **found}
+        return {"phi": [fitted.momentum], "error": [fitted.momentum_error], **found}
+    return {"phi": fitted.phi.tolist(), "error": fitted.phi_error.tolist(), **found}
 
 
 def measure(cells: list[dict[str, Any]], lines: Path, seeds: int) -> list[dict[str, Any]]:

@@ -47,17 +47,19 @@ PLAIN = {"optimizer.momentum": 0.0, "optimizer.learning_rate": 0.1}
 
 
 def config_of(groups: int, steps: int, values: dict[str, Any]) -> Config:
-    shared = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
-    return quickstart.get_config().with_({**shared, "steps": steps, **values})
+    return quickstart.get_config().with_(keys_of(groups, steps, values))
+
+
+def keys_of(groups: int, steps: int, values: dict[str, Any]) -> dict[str, Any]:
+    method = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
+    return {**method, "steps": steps, **values}
 
 
 def start_run(
     module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any], threads: str = ""
 ) -> Any:
     """Starts a run of `config_of`; XLA has so many `threads`, or one a core."""
-    grouped = {"method.name": "asynchronous", "method.groups": groups, "cluster.nodes": groups}
-    all_values = {**grouped, "steps": steps, **values}
-    keys = (f"--config.{key}={value}" for key, value in all_values.items())
+    keys = (f"--config.{key}={value}" for key, value in keys_of(groups, steps, values).items())
     line = [sys.executable, "-m", module, "--config=configs/quickstart.py", f"--workdir={workdir}"]
     quiet, env = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k != "NPROC"}
     env |= {"NPROC": threads} if threads else {}
@@ -175,7 +177,7 @@ def predict(folder: Path) -> list[dict[str, Any]]:
                     }
                 )
         for groups, samples in rounds.items():
-            columns = {name: np.array([it[name] for it in samples]) for name in samples[0]}
+            columns = {name: np.array([sample[name] for sample in samples]) for name in samples[0]}
             off = {name: values / columns["measured"] - 1 for name, values in columns.items()}
             about: dict[str, Any] = {"model": model, "workers": groups}
             about["cores busy before"] = float(np.median(busy))

@@ -114,8 +114,8 @@ def dynamic_batch() -> od.Grid:
     disturbed, unlike = (
         od.config(f"grids/dynamic_batch:{name}") for name in ("disturbed", "heterogeneity")
     )
-    some = [point for point in disturbed.points if point["seed"] < 3]
-    return od.Grid(disturbed.base, [*some, *unlike.points])
+    few_seeds = [point for point in disturbed.points if point["seed"] < 3]
+    return od.Grid(disturbed.base, [*few_seeds, *unlike.points])
 
 
 def local_parallelism() -> od.Grid:

@@ -84,8 +84,8 @@ def verdict(result: dict[str, Any]) -> Verdict:
     by_groups = "; ".join(
         f"g = {g}: P_SE {shown(result['penalty'][_name(int(g), True)])} merged, "
         f"{shown(result['penalty'][_name(int(g), False)])} unmerged, updates over the unmerged "
-        f"{shown(both['updates'])}, seconds {shown(both['seconds'])}"
-        for g, both in result["merged_over_unmerged"].items()
+        f"{shown(ratios['updates'])}, seconds {shown(ratios['seconds'])}"
+        for g, ratios in result["merged_over_unmerged"].items()
     )
     settings = "all" if all(t["interior"] for t in result["tuned"].values()) else "not all"
     return Verdict(word, f"{by_groups}; {settings} settings interior")

@@ -155,8 +155,8 @@ def verdict(result: Mapping[str, Any]) -> Verdict:
     interior = [r["interior"] for rows in result["laws"].values() for r in rows]
     by_law = "; ".join(
         f"{law}: {result['best'][law]['waits']} over {result['best'][law]['late']} "
-        f"{shown(ratio(*both))}"
-        for law, both in pairs(result).items()
+        f"{shown(ratio(waits, late))}"
+        for law, (waits, late) in pairs(result).items()
     )
     n = len(next(iter(pairs(result).values()))[0])
     return Verdict(

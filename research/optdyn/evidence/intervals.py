@@ -60,8 +60,7 @@ def drawn_again(figure: Callable[[np.ndarray], float], seeds: int) -> tuple[floa
 
 
 def mean_ratio(a: Any, b: Any) -> tuple[float, float, float]:
-    """Returns the geometric mean of median a / median b over cells, (cells, seeds), and its
-    interval."""
+    """Returns the geometric mean of median a / median b, (cells, seeds), and its interval."""
     above, below = np.asarray(a, float), np.asarray(b, float)
 
     def figure(seeds: np.ndarray) -> float:

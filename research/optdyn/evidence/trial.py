@@ -188,8 +188,7 @@ def to_loss(curve: Curve, loss: float, clock: str = "updates") -> float:
 
 
 def left_open(curves: Sequence[Curve], loss: float, clock: str = "updates") -> list[float]:
-    """Returns the medians of the least and the most crossing, over `to_loss`; 1 where that is 0 or
-    infinite."""
+    """Returns the median least and most crossing over `to_loss`; 1 where that is 0 or infinite."""
     low, value, high = between(curves, loss, clock)
     known = np.isinf(value) | (value == 0)
     ends = [np.where(known, 1.0, end / np.where(known, 1.0, value)) for end in (low, high)]

@@ -165,8 +165,7 @@ def time_to_losses(comparison: RunComparison) -> Section | None:
 
 
 def times(curve: LossCurve, losses: np.ndarray, clock: str) -> pd.DataFrame:
-    """Returns the `Series` table of updates or seconds to each loss; infinite where a seed misses
-    it."""
+    """Returns the `Series` table of updates or seconds to each loss; infinite if a seed misses."""
     place = list(CLOCKS).index(clock)
     diverged = set(curve.runs.loc[curve.runs["status"] == "diverged", "point"])
     clocks = np.array(
@@ -253,8 +252,7 @@ def plane(comparison: RunComparison) -> Section | None:
 
 @matplotlib.rc_context(figures.STYLE)
 def picture_of_plane(curves: Sequence[LossCurve], target: float) -> Figure:
-    """Draws updates to the target against seconds an update, whose product is constant on dotted
-    lines."""
+    """Draws updates to the target by seconds an update; their product is constant on dots."""
     figure, axes = figures.new()
     runs = pd.concat([curve.runs.assign(number=i) for i, curve in enumerate(curves)])
     runs["seconds"] = runs["seconds_to_target"] / runs["updates_to_target"]

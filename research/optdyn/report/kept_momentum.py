@@ -178,16 +178,16 @@ def _comparison(
     arms = []
     for g, group in table.groupby(level=0):
         tuned = group.droplevel(0)
-        for some in (tuned[tuned.index.get_level_values(0) == kept], tuned):
-            figures = some.to_numpy().reshape(len(some), -1, len(seeds)).swapaxes(0, 1)
-            arms.append(GroupArm(int(g), some is not tuned, some.index, figures))
+        for rows in (tuned[tuned.index.get_level_values(0) == kept], tuned):
+            figures = rows.to_numpy().reshape(len(rows), -1, len(seeds)).swapaxes(0, 1)
+            arms.append(GroupArm(int(g), rows is not tuned, rows.index, figures))
     if len(arms) < 4 or not all(len(arm.settings) for arm in arms):
         return None
     values, low, high = np.stack([arm.medians(seeds) for arm in arms], axis=1)
     with np.errstate(invalid="ignore"):
         resolutions = np.nan_to_num(high - low)
     drawn = efficiency.per_draw(
-        lambda some: [arm.medians(some) for arm in arms], efficiency.draws(len(seeds))
+        lambda draw: [arm.medians(draw) for arm in arms], efficiency.draws(len(seeds))
     )
     return GroupComparison(runs, kept, losses, arms, values, resolutions, drawn)
 

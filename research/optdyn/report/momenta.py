@@ -82,14 +82,15 @@ def metered(points: Sequence[Point]) -> Section | None:
 
 
 def _settings(points: Sequence[Point]) -> list[Setting]:
-    it, log = curves.compared(points), tables.metrics(points)
+    comparison, log = curves.compared(points), tables.metrics(points)
     log = log.reindex(columns=list(dict.fromkeys([*log, *FIGURES, RATE, REFUSED])))
     log = log[log[[IMPLICIT, REFUSED]].notna().any(axis=1)]
-    runs = it.runs[it.runs["point"].isin(log["point"])]
+    runs = comparison.runs[comparison.runs["point"].isin(log["point"])]
     columns = [*FIGURES, RATE, REFUSED, "learning_rate"]
     runs = runs.reindex(columns=list(dict.fromkeys([*runs, *columns])))
     folders = {point.name: point.folder for point in points}
-    labels = [GROUPS, *(run_tables.distinguishing_keys(runs, it.keys) if len(runs) else [])]
+    keys = run_tables.distinguishing_keys(runs, comparison.keys) if len(runs) else []
+    labels = [GROUPS, *keys]
     found = []
     for _, members in runs.groupby("setting", sort=False):
         first = members.iloc[0]

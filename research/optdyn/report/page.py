@@ -279,8 +279,7 @@ def render(**values: Any) -> str:
 
 
 def fill(template: str, style: str = "", **values: Any) -> str:
-    """Returns a template that begins with `HEAD`; every value is escaped, and `style` follows
-    `STYLE`."""
+    """Returns a template that begins with `HEAD`, with `style` after `STYLE` and values escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["breakable"] = breakable
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}

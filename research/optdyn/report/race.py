@@ -111,7 +111,7 @@ def summarize(
             "seeds": SEEDS,
             "updates_a_second": spread(pace.tolist()),
             "tenths": [
-                raced.tenths(it.worker, it.seconds, race.stops).tolist() for it in timelines
+                raced.tenths(line.worker, line.seconds, race.stops).tolist() for line in timelines
             ],
             "relative_error": float(np.median(pace) / real - 1),
             "staleness_histogram": drawn.tolist(),
@@ -382,8 +382,8 @@ def _six_digits(value: float) -> float:
 def _print(found: Mapping[str, Any]) -> None:
     drawn, exact = found["simulated"], found["geometric"]
     middle, low, high = drawn["updates_a_second"]
-    who = worker_count(found["groups"])
-    print(f"{found['updates']} updates of {who}, away from {found['stops']} stops:\n")
+    workers = worker_count(found["groups"])
+    print(f"{found['updates']} updates of {workers}, away from {found['stops']} stops:\n")
     print(pd.DataFrame(found["workers"]).to_string(index=False, float_format="{:.4g}".format))
     correlation, error = found["serial_correlation"]
     print(f"\ncorrelation of a worker's services in a row: {correlation:.3f} (chance {error:.2g})")

@@ -52,8 +52,8 @@ def kind_keys(runs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """Returns the keys by which runs are of different kinds, at most `LINES` of these."""
     order = dict.fromkeys([*KIND, *sorted(keys, key=lambda key: not key.startswith("method."))])
     left = {NAME, MOMENTUM, "seed", "steps"}
-    some = [k for k in order if k in keys and k not in left and not efficiency.is_tuned(k)]
-    return _dividing_keys(runs, some, [NAME], LINES, KIND)
+    chosen = [k for k in order if k in keys and k not in left and not efficiency.is_tuned(k)]
+    return _dividing_keys(runs, chosen, [NAME], LINES, KIND)
 
 
 def distinguishing_keys(

@@ -125,9 +125,9 @@ def summarize(
     rows = []
     for i, trial in enumerate(all_trials):
         row: dict[str, Any] = {"groups": trial.groups, "seconds": value[2, i]}
-        for name, some in (("fixed", trial.at(momentum)), ("tuned", trial)):
-            row[f"{name} setting"] = _best(some)
-            row[f"{name} seeds"] = efficiency.held_out(some.updates, seeds).tolist()
+        for name, part in (("fixed", trial.at(momentum)), ("tuned", trial)):
+            row[f"{name} setting"] = _best(part)
+            row[f"{name} seeds"] = efficiency.held_out(part.updates, seeds).tolist()
         for name, figure in figures.items():  # what is not a number has no ends
             row[name] = [np.nan] * 3 if np.isnan(figure[0, i]) else figure[:, i].tolist()
         rows.append(row)
@@ -185,8 +185,7 @@ def penalties(groups: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def power_law(groups: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    """Returns a and b of SE(g) = a g^b, least squares in logarithms, (..., 2); NaN of infinite
-    updates."""
+    """Returns a and b of SE(g) = a g^b, least squares in logarithms, (..., 2), or NaN."""
     updates = np.where(np.isfinite(updates).all(axis=-1, keepdims=True), updates, np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         powers = np.linalg.pinv(np.stack([np.ones(len(groups)), np.log(groups)], axis=-1))
