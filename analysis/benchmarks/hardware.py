@@ -71,12 +71,10 @@ def measure_here(rounds: int, batch: int) -> dict[str, dict[str, list[float]]]:
         by_process = np.reshape(multihost_utils.process_allgather(compute), (-1, rounds))
         single = multihost_utils.process_allgather(sum(map(singles, pieces.values()))).ravel()
         wait = slowest(single, jax.process_count()) - single.mean()
-        about = {"compute": by_process.mean(axis=0), "wait": np.full(rounds, wait)}
-        found[model] = about | {"network": np.zeros(rounds)} | seconds
-    return {
-        model: {name: np.array(seconds).tolist() for name, seconds in times.items()}
-        for model, times in found.items()
-    }
+        times = {"compute": by_process.mean(axis=0), "wait": np.full(rounds, wait)}
+        times |= {"network": np.zeros(rounds)} | seconds
+        found[model] = {name: np.array(values).tolist() for name, values in times.items()}
+    return found
 
 
 def singles(loop: Loop) -> np.ndarray:

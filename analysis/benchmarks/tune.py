@@ -56,10 +56,8 @@ def fixed(study: Study, case: str) -> dict[str, Any]:
             pace, found[g] = cases.pace(config, g), tuned(study, config, g)
         g *= 2
     best = min(found, key=lambda g: found[g].cost)
-    interior = all(found[g].interior for g in (1, best))
-    return {"synchronous": setting(found[1]), "best": setting(found[best], best)} | {
-        "interior": interior
-    }
+    settings = {"synchronous": setting(found[1]), "best": setting(found[best], best)}
+    return settings | {"interior": all(found[g].interior for g in (1, best))}
 
 
 def tuned(study: Study, config: Config, groups: int) -> arms.Tuned:
@@ -145,9 +143,8 @@ def main() -> None:
     parser.add_argument("--workdir", type=Path, default=Path("workdirs/tune"))
     arguments = parser.parse_args()
     with Study(arguments.workdir, "small", arguments.choose, arguments.report) as study:
-        best = dict(
-            zip(arguments.cases, study.map(lambda c: fixed(study, c), arguments.cases), strict=True)
-        )
+        settings = study.map(lambda case: fixed(study, case), arguments.cases)
+    best = dict(zip(arguments.cases, settings, strict=True))
     with pool_on_cores(cores()) as pool:
         jobs = [
             pool.submit(measure, case, seed, arguments.modes, best[case], arguments.workdir)

@@ -152,14 +152,16 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
     opponents = {name: Side(entry, {}) for name, entry in contest.opponents.items()}
     first = next(iter(opponents.values()))
 
-    def seconds_to_loss(side: Side, cell: Rungs, place: Place) -> Times:
-        curves = timed(study, side.entry, side.setting(cell), place, target, study.report)
+    def reported(side: Side, cell: Rungs, place: Place) -> list[Curve]:
+        return timed(study, side.entry, side.setting(cell), place, target, study.report)
+
+    def seconds_to_loss(curves: Sequence[Curve]) -> Times:
         return {str(x): [_short(to_loss(c, x, "met")) for c in curves] for x in contest.losses}
 
     def entry_summary(name: str, side: Side, place: Place) -> dict[str, Any]:
         times = chosen(study, side, place, target)
         cell = least(times)
-        found = side.cells[cell]
+        found, curves = side.cells[cell], reported(side, cell, place)
         return {
             "arm": name,
             "chosen": values(side.entry, cell),
@@ -171,18 +173,14 @@ def measure(study: Study, contest: Contest) -> dict[str, Any]:
                 for other in sorted(times)
             ],
             "cost": float(np.median(times[cell])),
-            "seconds": seconds_to_loss(side, cell, place),
-            "open": left_open(
-                timed(study, side.entry, side.setting(cell), place, target, study.report),
-                target,
-                "met",
-            ),
+            "seconds": seconds_to_loss(curves),
+            "open": left_open(curves, target, "met"),
         }
 
     def against(place: Place) -> dict[str, Any]:
         summaries = [entry_summary(name, side, place) for name, side in opponents.items()]
         best = min(summaries, key=lambda summary: float(summary["cost"]))
-        default = seconds_to_loss(first, first.entry.start, place)
+        default = seconds_to_loss(reported(first, first.entry.start, place))
         return {"usual": default, "best": best["arm"], "every": summaries}
 
     def row(name: str, entry: Entry) -> dict[str, Any]:

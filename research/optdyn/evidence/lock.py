@@ -64,7 +64,7 @@ def deviations(locked: Json, now: Json) -> dict[str, list[str]]:
             lines.append(f"the rule has changed {since}; it was {before['rule']!r}")
         for file in sorted(old.keys() | new.keys()):
             if old.get(file) != new.get(file):
-                change = "has changed" if file in old and file in new else "is new"
+                change = "has changed" if file in old else "is new"
                 change = change if file in new else "is gone"
                 lines.append(f"the module {file} {change} {since}")
         if lines:

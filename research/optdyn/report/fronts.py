@@ -151,7 +151,7 @@ def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataF
 
 
 def front(cost: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """Returns the indices, by cost, of points that no other equals for less; the first of equals."""
+    """Returns the indices, by cost, of points that no other equals for less; of equals one."""
     order = np.lexsort((loss, cost))
     best = np.minimum.accumulate(loss[order])
     return order[np.diff(best, prepend=np.inf) < 0]
