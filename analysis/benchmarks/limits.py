@@ -103,7 +103,7 @@ def flags(processes: int, rounds: int) -> Iterator[Row]:
 
 
 def of_leaves(count: int) -> Timer:
-    """Returns a timer of a loop's iteration that multiplies a carry of so many leaves."""
+    """Returns a timer of a loop's iteration that multiplies a carry of `count` leaves."""
     carry = [jnp.ones(BYTES // 4 // count) for _ in range(count)]
     factors = jnp.ones(ITERATIONS)
 

@@ -149,7 +149,7 @@ def row_of(found: Mapping[str, Any]) -> LinkRow:
 
 
 def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Config:
-    """Returns the row's method on so many nodes, or plain SGD."""
+    """Returns the row's method, or plain SGD, on this number of nodes."""
     size = SIZES[row.megabits]
     return Config(
         model=od.MLP(hidden=size.hidden),

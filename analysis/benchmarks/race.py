@@ -58,7 +58,7 @@ def keys_of(groups: int, steps: int, values: dict[str, Any]) -> dict[str, Any]:
 def start_run(
     module: str, workdir: Path, groups: int, steps: int, values: dict[str, Any], threads: str = ""
 ) -> Any:
-    """Starts a run of `config_of`; XLA has so many `threads`, or one a core."""
+    """Starts a run of `config_of`; XLA has `threads` threads, or one a core."""
     keys = (f"--config.{key}={value}" for key, value in keys_of(groups, steps, values).items())
     line = [sys.executable, "-m", module, "--config=configs/quickstart.py", f"--workdir={workdir}"]
     quiet, env = subprocess.DEVNULL, {k: v for k, v in os.environ.items() if k != "NPROC"}

@@ -1,4 +1,4 @@
-"""Links that take time: what a node sends is handed on to another so many seconds later.
+"""Links that take time: what a node sends arrives at another after a number of seconds.
 
     python -m analysis.benchmarks.relay 0.002 PID PID ...
 

@@ -84,7 +84,7 @@ class Network(NamedTuple):
 
 @contextlib.contextmanager
 def network(nodes: int, delay: float = 0.0) -> Iterator[Network]:
-    """Makes so many nodes, in this process's network namespace (`in_namespace`).
+    """Makes nodes in this process's network namespace (`in_namespace`).
 
     A packet from one to the other is under way for `delay` seconds.
     """
@@ -186,7 +186,7 @@ class RingNeighbours(NamedTuple):
     left: socket.socket
 
     def ring(self, size: int) -> float:
-        """Returns the seconds of messages of so many bytes from all nodes to the next, at once."""
+        """Returns the seconds in which all nodes at once send `size` bytes to the next one."""
         message, into = bytes(size), bytearray(min(size, 2**20))
         start = time.perf_counter()
         sending = Thread(target=self.right.sendall, args=(message,))

@@ -50,7 +50,7 @@ def config_of(size: str, groups: int, kept: str = "") -> od.Experiment:
 
 
 def mlp(size: int) -> od.Experiment:
-    """Returns the wider MLP of so many parameters.
+    """Returns the wider MLP of about `size` parameters.
 
     They are 795 h + 10 of one hidden layer, or h^2 + 796 h + 10 of two.
     """

@@ -65,7 +65,7 @@ def repeated(config: od.Experiment) -> Callable[[int], Any]:
 
 
 def ours(config: od.Experiment, updates: int) -> Timer:
-    """Returns a timer of one of so many updates of the trainer's program."""
+    """Returns a timer of the trainer's program: the mean seconds of `updates` updates."""
     loop = repeated(config)
 
     def once() -> float:

@@ -47,7 +47,7 @@ PAYS = 0.8  # of the drawn cases: the best fixed setting over the synchronous on
 
 
 def fixed(study: Study, case: str) -> dict[str, Any]:
-    """Returns the best settings of one group and of all numbers that gain a tenth on fewer."""
+    """Returns the best setting of one group and of all numbers, and whether both are interior."""
     config = cases.get_config(case)
     found = {1: tuned(study, config, 1)}
     pace, g = cases.pace(config, 1), 2

@@ -141,7 +141,7 @@ def train(plan: dict[str, Any], took: dict[int, list[float]]) -> dict[str, Any]:
 
 
 def training(batch: int, lowering: str, updates: float) -> float:
-    """Returns the wall-clock seconds of so many updates."""
+    """Returns the wall-clock seconds of `updates` updates."""
     if not math.isfinite(updates):
         return math.inf
     loop, whole = _program(batch, lowering), math.ceil(updates)

@@ -67,7 +67,7 @@ class Target(NamedTuple):
 
 
 def common_target(runs: pd.DataFrame, metrics: pd.DataFrame, most: int = 0) -> Target:
-    """Returns the lowest training loss that as many methods reach as can share a target.
+    """Returns the lowest training loss that the largest possible number of methods share.
 
     The loss that a method reaches is that of its best setting's worst seed. A target lies below the
     start of all runs. If possible it is one that more than half of its methods meet after the first

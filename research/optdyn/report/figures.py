@@ -233,7 +233,7 @@ def against(
 
 
 def new(width: float = 5.0, height: float = 3.1) -> tuple[Figure, Axes]:
-    """Returns an empty picture of so many inches; 11 points are legible on a phone."""
+    """Returns an empty picture, in inches; 11 points are legible on a phone."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 

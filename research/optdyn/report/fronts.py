@@ -76,7 +76,7 @@ def section(comparison: RunComparison) -> Section | None:
 
 
 def _winners(table: pd.DataFrame, cost: str, kinds: Sequence[str]) -> str:
-    """Returns who has the lowest loss up to which cost; '' for nobody, or many changes."""
+    """Returns the kind of the lowest loss by ranges of cost; '' without any, or of many ranges."""
     found = regions(table, cost, "kind", kinds)
     if not 0 < len(found) <= REGIONS:
         return ""
@@ -151,7 +151,10 @@ def levels(runs: pd.DataFrame, log: pd.DataFrame, by: Sequence[str]) -> pd.DataF
 
 
 def front(cost: np.ndarray, loss: np.ndarray) -> np.ndarray:
-    """Returns the indices, by cost, of points that no other equals for less; of equals one."""
+    """Returns the indices, by cost, of points that no other equals for less.
+
+    The first of equal points stands for them.
+    """
     order = np.lexsort((loss, cost))
     best = np.minimum.accumulate(loss[order])
     return order[np.diff(best, prepend=np.inf) < 0]

@@ -227,10 +227,10 @@ def ratios(services: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def fit(x: np.ndarray, workers: int) -> list[FittedLaw]:
-    """Fits all laws to ratios (n,) of so many workers, and returns them, the best first.
+    """Returns all laws fitted to ratios (n,), the best first; `workers` is that of the means.
 
-    That is the one of least AIC, or exponential if it is within `SIMPLER` of it. Where all services
-    are alike it is `constant`, and there is no other.
+    The best has the least AIC, or is exponential if within `SIMPLER` of it. Where all services are
+    alike there is only `constant`.
     """
     if x.std() < CONSTANT:
         return [FittedLaw("constant", 0.0, [0.0, 0.0], -math.inf, 0.0, 1.0)]

@@ -70,7 +70,7 @@ def _dividing_keys(
     most: float = np.inf,
     always: Sequence[str] = (),
 ) -> list[str]:
-    """Returns `first` and the keys that divide the runs further, into at most so many parts.
+    """Returns `first` and the keys that divide the runs further, into `most` parts.
 
     A key of `always` need not divide them.
     """

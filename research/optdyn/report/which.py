@@ -208,7 +208,7 @@ def table(answer: Ranking, others: Sequence[str] = ()) -> Iterator[str]:
 
 
 def sentences(rankings: Sequence[Ranking], found: ProblemResults, config: Config) -> Iterator[str]:
-    """Yields wrapped lines: who is best, whom the interval does not exclude, and the conditions."""
+    """Yields wrapped lines: the best, those that the interval does not exclude, the conditions."""
     lines = [best(ranking) for ranking in rankings]
     lines += [f"No price of {name}: it is {why}." for name, why in rankings[0].refused.items()]
     batch, anchor = price.with_method(config, PLAIN).batch_size, found.anchor.batch
