@@ -11,7 +11,7 @@ from optdyn.base.trees import Json
 from optdyn.experiment import ConfigError
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
-from optdyn.train.workdir import claim, damaged, free_keys, summary_of
+from optdyn.train.workdir import claim, damaged, summary_of
 
 DONE = ("completed", "diverged")
 MOST_SHOWN = 12  # points of a compilation that a dry run names
@@ -97,7 +97,7 @@ def _entry(config: Grid, workdir: Path | None, name: str, point: Point) -> Plann
     if workdir:
         folder = folder_of(workdir, name)
         if (folder / "config.json").exists():
-            claim(folder, resolved, free(resolved))
+            claim(folder, resolved, free_keys(resolved))
         summary = summary_of(folder)
         status = summary.get("status") or ""
         is_short = summary.get("steps", resolved.steps) != resolved.steps
