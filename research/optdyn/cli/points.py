@@ -11,7 +11,7 @@ from optdyn.base.trees import Json
 from optdyn.experiment import ConfigError
 from optdyn.train import batched_runs
 from optdyn.train.grid import Grid, Point, named, resolve
-from optdyn.train.workdir import claim, damaged, summary_of
+from optdyn.train.workdir import claim, damaged, free_keys, summary_of
 
 DONE = ("completed", "diverged")
 MOST_SHOWN = 12  # points of a compilation that a dry run names
