@@ -111,7 +111,6 @@ def short_repr(value: object) -> str:
 
 
 def one_line(text: object, most: int = sys.maxsize) -> str:
-    """Returns the text without line breaks, cut to at most so many characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else line[: most - 3] + "..."
 

@@ -87,7 +87,6 @@ def note_signals() -> Iterator[NotedSignals]:
 
 
 def end_line() -> None:
-    """Ends the progress line, if there is one, so that what follows goes below it."""
     global _open
     with _lock:
         put("\n" * _open)
@@ -215,7 +214,6 @@ def _is_terminal() -> bool:
 
 
 def _write(text: str, is_open: bool) -> None:
-    """Writes the text in place of the progress line; an open text is the new progress line."""
     global _open
     with _lock:
         put(CLEAR * _open + text)

@@ -23,7 +23,6 @@ Listed = Mapping[str, str]  # descriptions of one line by name
 
 
 def registry(kind: str) -> Listed:
-    """Returns the names of a kind with the first lines of their docstrings."""
     from optdyn import methods, optimizers  # here, for they take long
     from optdyn.clock.service import Law
     from optdyn.methods import names

@@ -60,7 +60,6 @@ def claims(folder: Path) -> dict[str, ModuleType]:
 
 
 def quick(modules: Mapping[str, ModuleType]) -> list[str]:
-    """Returns the names of claims that do not take hours."""
     return [name for name, module in modules.items() if not getattr(module, "LONG", False)]
 
 

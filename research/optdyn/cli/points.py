@@ -57,7 +57,6 @@ def compilations(entries: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
 
 
 def dry_run_lines(entries: Sequence[PlannedPoint], at_a_time: int) -> Iterator[str]:
-    """Yields lines on what would run; seconds are extrapolated from finished points."""
     groups = compilations(entries)
     statuses = Counter(entry.status or "new" for entry in entries)
     counted = ", ".join(f"{count} {status}" for status, count in statuses.items())

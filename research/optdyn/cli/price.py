@@ -183,7 +183,6 @@ def _clusters(
 
 
 def _number(flag: str, text: Any, whole_to: int = 0) -> float:
-    """Returns a finite number above 0, or a whole one from 1 to `whole_to`."""
     value, expected = math.nan, "a finite number above 0"
     with suppress(ValueError):
         value = float(text)

@@ -68,7 +68,7 @@ def serve(config: Config, workdir: Path) -> int:
 
 
 def dry_run_lines(config: Config) -> Iterator[str]:
-    """Yields lines on what workers compute and send. Raises what a race raises before it begins."""
+    """Yields lines on what workers compute and send. Raises what a race raises at first."""
     from optdyn.base.progress import clock, number
     from optdyn.base.trees import bytes_of
     from optdyn.cli.train import TIMED_SECONDS

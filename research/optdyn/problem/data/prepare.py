@@ -202,7 +202,6 @@ def _rename(source: Path, folder: Path) -> None:
 def _write_with_tfds(
     root: Path, name: str, description: str, splits: Mapping[str, Split], classes: int
 ) -> Path:
-    """Writes the records without TensorFlow; returns their folder."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.registered import skip_registration
 

@@ -139,7 +139,6 @@ class ImageRows(NamedTuple):
 
 
 def _image_rows(folder: Path, image_size: int) -> tuple[dict[str, ImageRows], int]:
-    """Returns the splits of the records, and the number of classes; 0 if it is unknown."""
     builder = open_builder(folder)
     DataError.refuse(_record_checks(builder, f"the data set in {folder}"))
     names = {"train": "train"} | ({"test": test} if (test := held_out_split(builder)) else {})

@@ -162,7 +162,6 @@ def init(blocks: Blocks, key: jax.Array, x: jax.Array, heads: Collection[str] = 
 
 
 def _parameters(name: str, variables: Mapping[str, Tree]) -> Params:
-    """Returns a block's parameters. Raises `ValueError` for other state and other types."""
     if others := sorted(set(variables) - {"params"}):
         raise ValueError(
             f"block {name!r} has variables {others[0]!r}: blocks have parameters only (a norm over "
