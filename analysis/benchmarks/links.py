@@ -167,8 +167,10 @@ def config_of(row: LinkRow, nodes: int, api: str, plain: bool = False) -> Config
 def line_of(config: Config) -> Timeline:
     """Returns the timeline of a config by its method's clock, as one epoch."""
     shapes = model_shapes(config)
-    network = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)
-    return config.timeline(steps_per_epoch=config.steps, update_bytes=shapes.bytes, network=network)
+    model_info = methods.ModelInfo(shapes.problem, shapes.params, shapes.examples)
+    return config.timeline(
+        steps_per_epoch=config.steps, update_bytes=shapes.bytes, model_info=model_info
+    )
 
 
 def timer(run: Run, n: int, around: Callable[[], Any] = nullcontext) -> Callable[[], float]:

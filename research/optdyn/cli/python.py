@@ -231,7 +231,7 @@ def timeline(
         parts = its.methods.get("fragments", 1)
         part = jax.ShapeDtypeStruct((max(update_bytes // 4 // parts, 1),), jnp.float32)
         nothing: Any = None  # no loss is asked for
-        known["network"] = ModelInfo(nothing, {f"part{i}": part for i in range(parts)}, {})
+        known["model_info"] = ModelInfo(nothing, {f"part{i}": part for i in range(parts)}, {})
     return Clock(its.timeline(**known))
 
 

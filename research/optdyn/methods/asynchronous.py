@@ -240,8 +240,8 @@ class Asynchronous(Grouped, MergedServer, Compressed, name="asynchronous"):
 
     def timeline(self, inputs: ClockInputs, methods: MethodStack, **changes: Any) -> Timeline:
         changes = {"merged": bool(self.fresh)} | changes
-        if (compression := self.compressor()) and inputs.network:
-            ratio = compression.ratio(inputs.network.params)
+        if (compression := self.compressor()) and inputs.model_info:
+            ratio = compression.ratio(inputs.model_info.params)
             changes["message_bytes"] = inputs.update_bytes * ratio
         return super().timeline(inputs, methods, **changes)
 

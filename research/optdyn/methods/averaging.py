@@ -361,7 +361,7 @@ def outer_schedule(
 
 
 def fragment_bytes(inputs: ClockInputs, fragments: int) -> list[float]:
-    """Returns the bytes of each fragment. Several fragments need `inputs.network`."""
+    """Returns the bytes of each fragment. Several fragments need `inputs.model_info`."""
     if fragments == 1:
         return [float(inputs.update_bytes)]
     sizes = np.array([numbers_in(part) for part in split_fragments(inputs.model.params, fragments)])

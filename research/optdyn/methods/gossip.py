@@ -360,7 +360,7 @@ class Gossip(Mixes, OnGraph, Compressed, name="gossip"):
             return OverGraph(meets=other, graph=self.graph)
         return None
 
-    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
+    def report(self, setup: Setup, model_info: ModelInfo) -> Mapping[str, object]:
         return graph_report(self.graph, setup.cluster.nodes)
 
 
@@ -517,5 +517,5 @@ class GASLoC(Mixes, OnGraph, Periodic, OuterMomentum, name="gasloc"):
         yield self.graph_join(*GRAPHS)
         yield push_join(self.graph, methods)
 
-    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
+    def report(self, setup: Setup, model_info: ModelInfo) -> Mapping[str, object]:
         return graph_report(self.graph, setup.cluster.nodes)

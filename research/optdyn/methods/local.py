@@ -92,9 +92,9 @@ class Local(Gradients, MicroBatches, name="local"):
     def parts(self, stages: int) -> int:
         return self.micro_batches if self.variant == "backprop" and stages > 1 else 1
 
-    def relative_cost(self, setup: Setup, network: ModelInfo) -> float:
+    def relative_cost(self, setup: Setup, model_info: ModelInfo) -> float:
         """Returns the operations of an update on one device over those of backpropagation."""
-        _, work = costs(self, setup.with_({"cluster.nodes": 1}), network)
+        _, work = costs(self, setup.with_({"cluster.nodes": 1}), model_info)
         return float(work.forward.sum() + work.backward.sum())
 
     def clock(self, inputs: ClockInputs, methods: MethodStack) -> Timeline:
@@ -137,9 +137,9 @@ class Local(Gradients, MicroBatches, name="local"):
             reason += "variants are 'greedy', 'backprop', or 'chunked' with chunks that end where "
             yield Join("cluster.nodes", True, f"{reason}nodes do")
 
-    def report(self, setup: Setup, network: ModelInfo) -> Json:
+    def report(self, setup: Setup, model_info: ModelInfo) -> Json:
         """Returns operations, bytes and memory of an update. Raises `ConfigError`."""
-        problem, params, examples = network
+        problem, params, examples = model_info
         if self.shared_heads:
             through = partial(base.activations, problem.blocks)
             hs = jax.eval_shape(through, params, problem.input(examples))
@@ -148,7 +148,7 @@ class Local(Gradients, MicroBatches, name="local"):
                     "config.method.shared_heads: the groups of this model's blocks end in "
                     "outputs of different shapes, which one head cannot take"
                 )
-        cost, _ = costs(self, setup, network)
+        cost, _ = costs(self, setup, model_info)
         return {
             "total_flops": cost.total,
             "sequential_flops": cost.sequential,
@@ -204,10 +204,10 @@ def local(problem: Problem, groups: Groups, shared: bool = False) -> Gradient:
 
 
 def costs(
-    method: "Local", setup: Setup, network: ModelInfo
+    method: "Local", setup: Setup, model_info: ModelInfo
 ) -> tuple[UpdateCost, pipeline.StageWork]:
     """Returns the cost of an update, in all and on the cluster's stages."""
-    problem, params, examples = network
+    problem, params, examples = model_info
 
     def shape(leaf: Tree) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((setup.batch_size, *leaf.shape[1:]), leaf.dtype)

@@ -93,26 +93,26 @@ class ClockInputs(NamedTuple):
     update_bytes: int  # size of the parameters
     replicas: int = 0  # 0: one run
     epochs: Sequence[Json] = ()  # the log line at the end of each past epoch
-    network: ModelInfo | None = None
+    model_info: ModelInfo | None = None
     trace: RecordedTrace | None = None  # the recorded run that is replayed
 
     @property
     def model(self) -> ModelInfo:
         """Returns the model. Raises `ConfigError` where there is none."""
-        if not self.network:
+        if not self.model_info:
             raise ConfigError(
                 "clock: this method's messages and seconds depend on the model, which "
                 "Experiment.timeline() has"
             )
-        return self.network
+        return self.model_info
 
 
 def slowed(inputs: ClockInputs, methods: "MethodStack") -> Cluster:
     """Returns the cluster with the seconds per example of the gradient method, if there is one."""
     cluster, gradient = inputs.setup.cluster, methods.gradient
-    if not (gradient and gradient.relative_cost and inputs.network):
+    if not (gradient and gradient.relative_cost and inputs.model_info):
         return cluster
-    ratio = gradient.relative_cost(inputs.setup, inputs.network)
+    ratio = gradient.relative_cost(inputs.setup, inputs.model_info)
     return cluster.with_(seconds_per_example=cluster.seconds_per_example * ratio)
 
 
@@ -158,7 +158,7 @@ class Method(Value, section="method", union=True):
         """Yields a row for each value of the experiment that the method cannot run with."""
         yield from ()
 
-    def report(self, setup: Setup, network: ModelInfo) -> Mapping[str, object]:
+    def report(self, setup: Setup, model_info: ModelInfo) -> Mapping[str, object]:
         """Returns what `summary.json` says of the method, by key."""
         return {}
 

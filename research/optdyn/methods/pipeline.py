@@ -176,8 +176,8 @@ class StalePipeline(Gradients, Reads, MicroBatches, name="stale_pipeline"):
         reason = f"must be a multiple of {parts} (config.cluster.devices_per_node, with '2bw' x "
         yield Join("batch_size", setup.batch_size % parts, f"{reason}config.method.micro_batches)")
 
-    def report(self, setup: Setup, network: ModelInfo) -> Json:
-        return {"communicated_bytes": int(2 * stage_work(setup, network).sent.sum())}
+    def report(self, setup: Setup, model_info: ModelInfo) -> Json:
+        return {"communicated_bytes": int(2 * stage_work(setup, model_info).sent.sum())}
 
     def layout(
         self,
@@ -203,8 +203,8 @@ def momentum_reach(momentum: Array, staleness: Array) -> Array:
     return (momentum - momentum ** (jnp.asarray(staleness) + 1)) / (1 - momentum)
 
 
-def stage_work(setup: Setup, network: ModelInfo) -> pipeline.StageWork:
-    return local.costs(local.Local(variant="backprop"), setup, network)[1]
+def stage_work(setup: Setup, model_info: ModelInfo) -> pipeline.StageWork:
+    return local.costs(local.Local(variant="backprop"), setup, model_info)[1]
 
 
 def cuts(stages: int, blocks: int) -> list[int]:

@@ -87,7 +87,7 @@ def prepare(
     report: Json = {}
     for method in config.methods.members:
         report |= method.report(config, model)
-    draw = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, network=model)
+    draw = partial(timeline_of, steps_per_epoch=epoch, update_bytes=size, model_info=model)
     line = draw(config, replicas=replicas)
     with shared_data.COMPILE_LOCK:
         compiled = program.make(config, data.classes, line.slots)
