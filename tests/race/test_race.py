@@ -19,7 +19,7 @@ import pytest
 from optdyn import core
 from optdyn.base.errors import ConfigError
 from optdyn.base.files import WorkdirError
-from optdyn.base.handshake import Listener
+from optdyn.base.handshake import Listener, connect
 from optdyn.base.workdir_lock import locked
 from optdyn.cli import race as launched
 from optdyn.clock.timeline import TimelineError, from_arrivals
@@ -212,7 +212,7 @@ def in_parts(servers, seed, dying=0.0):
     """
 
     @contextlib.contextmanager
-    def connect(run):
+    def connect_parts(run):
         known, key = shards.forms_of(run, servers), b"a secret of this race"
         with contextlib.ExitStack() as stack:
             doors = [stack.enter_context(contextlib.closing(Listener(key))) for _ in range(servers)]
@@ -254,7 +254,7 @@ def in_parts(servers, seed, dying=0.0):
             server = shards.server_parts(calls(shards.COMMAND), known, run.program.init(run.params))
             yield shards.via_parts(server, inner)
 
-    return connect
+    return connect_parts
 
 
 @pytest.mark.parametrize(
