@@ -398,7 +398,7 @@ LINES = {
     },
     "cluster.service.name": {
         "def f(): return lambda rng, shape: rng.normal(size=shape)": "finite numbers above 0",
-        "def f(): return lambda rng, shape: 1.0": "must draw as many numbers",
+        "def f(): return lambda rng, shape: 1.0": "must be as many numbers",
         "def f(): return lambda rng, shape: rng.nosuch(shape)": "AttributeError",
         "def f(mean): return lambda rng, shape: 1": "missing 1 required positional argument",
     },
